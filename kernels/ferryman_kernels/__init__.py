@@ -1,0 +1,1 @@
+"""One op a file: formula, torch reference, Triton kernel, launcher."""

@@ -1,0 +1,1 @@
+"""Ferryman's library: the pure core, the device work, the wire, and the SDK."""

@@ -1,0 +1,167 @@
+"""The state manifest: what a model's cached state looks like, byte for byte.
+
+A slot holds all layers of its kind contiguously, so everything but the model's own kernels treats
+a slot as one blob. The manifest is generated from the model definition; its digest is compared at
+every hand-off and at every read from a tier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import prod
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+SECTION_ALIGNMENT = 64
+
+
+class Kind(StrEnum):
+    """How a layer's state can be cut."""
+
+    FULL = "full"
+    WINDOW = "window"
+    RECURRENT = "recurrent"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One tensor inside a slot: where it lies, and along which axis tensor parallelism cuts it."""
+
+    name: str
+    layer: int
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    shard_axis: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class SectionSpec:
+    """A section before it has a place."""
+
+    name: str
+    layer: int
+    shape: tuple[int, ...]
+    dtype: str
+    shard_axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindLayout:
+    """All sections of one kind, in the order of memory. `slot_bytes` is a multiple of 64."""
+
+    kind: Kind
+    sections: tuple[Section, ...]
+    slot_bytes: int
+
+    def section(self, name: str, layer: int) -> Section:
+        for section in self.sections:
+            if (section.name, section.layer) == (name, layer):
+                return section
+        raise KeyError(f"{self.kind} layout has no section {name!r} of layer {layer}")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(section.layer for section in self.sections))
+
+
+def lay_out(kind: Kind, specs: Iterable[SectionSpec]) -> KindLayout:
+    """Places sections one behind the other, each group of one name and layer aligned to 64 bytes."""
+    sections, offset = [], 0
+    for spec in specs:
+        section = Section(spec.name, spec.layer, spec.shape, spec.dtype, offset, spec.shard_axis)
+        sections.append(section)
+        offset = _aligned(offset + section.num_bytes)
+    return KindLayout(kind, tuple(sections), offset)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+
+
+@dataclass(frozen=True)
+class StateManifest:
+    """A model's state: the layout of each kind it has. `window_len` is 0 without window layers.
+
+    `scan_chunk` is the grid on which the recurrent scan may be cut; it divides `page_size`.
+    """
+
+    fingerprint: str
+    page_size: int
+    scan_chunk: int
+    window_len: int
+    layouts: tuple[KindLayout, ...]
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size must be a power of two, not {self.page_size}")
+        if self.page_size % self.scan_chunk:
+            raise ValueError(
+                f"scan_chunk {self.scan_chunk} does not divide page_size {self.page_size}"
+            )
+        if (self.window_len > 0) != (Kind.WINDOW in self.kinds):
+            raise ValueError("window_len and the window layout come together")
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(layout.kind for layout in self.layouts)
+
+    def layout(self, kind: Kind) -> KindLayout:
+        for layout in self.layouts:
+            if layout.kind is kind:
+                return layout
+        raise KeyError(f"this model has no {kind} state")
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits; equal digests mean equal bytes in every slot for equal tokens."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+    def differences(self, other: StateManifest) -> tuple[str, ...]:
+        """One line for everything that keeps state of `other` from being used here."""
+        found = [
+            f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
+            for name in ("fingerprint", "page_size", "scan_chunk", "window_len", "kinds")
+            if getattr(self, name) != getattr(other, name)
+        ]
+        for kind in self.kinds:
+            if kind in other.kinds and self.layout(kind) != other.layout(kind):
+                found.append(_layout_difference(self.layout(kind), other.layout(kind)))
+        return tuple(found)
+
+
+def _layout_difference(here: KindLayout, there: KindLayout) -> str:
+    for mine, theirs in zip(here.sections, there.sections, strict=False):
+        if mine != theirs:
+            return f"{here.kind} section {mine.name} of layer {mine.layer}: {mine} here, {theirs} there"
+    return f"{here.kind}: {len(here.sections)} sections here, {len(there.sections)} there"
+
+
+def manifest_to_json(manifest: StateManifest) -> str:
+    """The manifest as a person can read it, and as `manifest_from_json` takes it back."""
+    return json.dumps(asdict(manifest), sort_keys=True)
+
+
+def manifest_from_json(text: str) -> StateManifest:
+    """Inverse of `manifest_to_json`; raises ValueError or KeyError when the text is no manifest."""
+    raw = json.loads(text)
+    layouts = tuple(
+        KindLayout(
+            Kind(layout["kind"]),
+            tuple(Section(**{**s, "shape": tuple(s["shape"])}) for s in layout["sections"]),
+            layout["slot_bytes"],
+        )
+        for layout in raw["layouts"]
+    )
+    return StateManifest(
+        raw["fingerprint"], raw["page_size"], raw["scan_chunk"], raw["window_len"], layouts
+    )

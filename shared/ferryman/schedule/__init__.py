@@ -1,0 +1,1 @@
+"""Who runs next and on which slots: requests, admission, steps as integers. Pure, like `cache`."""

@@ -1,0 +1,173 @@
+"""What a step is, as integers: the only thing the scheduler says to the device.
+
+A plan is frozen and complete. The forward stream runs plans in the order of their `step_id`; the
+slot operations of a plan are executed once, whatever happens to the batch afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferryman.cache.keys import PageKey, TokenIds
+from ferryman.cache.manifest import Kind
+from ferryman.schedule.request import SamplingParams
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnit:
+    """One slot's bytes in the host arena, leased by the reader until the step has run."""
+
+    kind: Kind
+    page_index: int
+    key: PageKey
+    offset: int
+    num_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the whole recurrent slot `src` to `dst`: copy-on-write, or a snapshot in the epilogue."""
+
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring a host unit into device slot `dst` of the unit's kind, verifying its digest."""
+
+    request_id: str
+    unit: HostUnit
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Freeze the recurrent state at `position` of the request whose working slot is `src`."""
+
+    src: int
+    dst: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowSeed:
+    """Token ids that a row's history starts with, when no forward of this row computes them."""
+
+    row: int
+    token_ids: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOps:
+    """What a step does to slots besides its forward.
+
+    Prologue, in this order: loads, copies, clears, seeds. Epilogue: snapshots. (In a prefill step
+    the scan itself writes snapshots, see `Chunk.snapshots`; these are of decode steps.)
+    """
+
+    loads: tuple[Load, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    clears: tuple[int, ...] = ()
+    seeds: tuple[RowSeed, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one token is drawn: for the token at `position` (absolute) of the request in `row`.
+
+    `prompt_len` splits the row's history into prompt and output for the penalties.
+    """
+
+    row: int
+    position: int
+    prompt_len: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part [start, end) of a request's tokens that one prefill step computes.
+
+    `token_ids` [end - start]; `snapshots` lie in (start, end] on the page grid and are written by
+    the scan. `draws` is empty unless the chunk ends the prompt, and then holds one draw.
+    """
+
+    request_id: str
+    row: int
+    start: int
+    end: int
+    token_ids: TokenIds
+    working_slot: int
+    snapshots: tuple[Snapshot, ...]
+    draws: tuple[Draw, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """Chunks of several requests, flattened into one ragged batch.
+
+    `page_tables[kind]` [chunks, pages] names the slot of every page up to the chunk's end; unused
+    entries are -1. FULL covers [0, end); WINDOW entries behind the window are -1.
+    """
+
+    step_id: int
+    ops: SlotOps
+    chunks: tuple[Chunk, ...]
+    page_tables: Mapping[Kind, Ints]
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        return tuple(draw for chunk in self.chunks for draw in chunk.draws)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One token of each running request: request i consumes the token at `positions[i]`.
+
+    That token is read on the device from the history of `rows[i]`, where the step before it (or
+    the prologue's seed) wrote it; the token drawn is written behind it.
+    `rows`, `positions`, `working_slots` are [requests]; `page_tables` as in PrefillStep.
+    """
+
+    step_id: int
+    ops: SlotOps
+    request_ids: tuple[str, ...]
+    rows: Ints
+    positions: Ints
+    working_slots: Ints
+    page_tables: Mapping[Kind, Ints]
+    draws: tuple[Draw, ...]
+
+
+StepPlan = PrefillStep | DecodeStep
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One drawn token; `logprobs` maps token id to natural log probability (empty: not asked)."""
+
+    token_id: int
+    logprobs: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What came back: one `Sampled` per draw of the plan, in order, and the loads that failed.
+
+    A request in `corrupt` got bytes from a tier that were not the bytes written; whatever this
+    step computed for it is void.
+    """
+
+    step_id: int
+    sampled: tuple[Sampled, ...]
+    corrupt: tuple[str, ...] = ()
+    forward_seconds: float = 0.0
