@@ -1,0 +1,140 @@
+"""What a hand-off is about: units named by absolute position, and who promised them to whom.
+
+A unit is one slot's worth of state. Its `index` is absolute: the page number for full and window
+state, the position itself for a recurrent state. Both sides speak of units by (kind, index) only,
+never by their place in a list, so two lists of different length cannot be paired wrongly:
+
+    decode wants   |    2 3 4 5 6 |
+    prefill offers | 0 1 2 3 4    |       intersection 2 3 4, wanted but not offered 5 6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import InvalidRequest
+
+UnitName = tuple[Kind, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PageRange:
+    """The units [first, end) of one kind, never empty; a recurrent state at p is [p, p + 1)."""
+
+    kind: Kind
+    first: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end:
+            raise InvalidRequest(f"[{self.first}, {self.end}) is no range of {self.kind} units")
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class WantedUnit:
+    """A unit that decode wants, and the generation of the slot it will lie in."""
+
+    kind: Kind
+    index: int
+    slot_generation: int
+
+    @property
+    def name(self) -> UnitName:
+        return self.kind, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDigest:
+    """What the bytes of a unit hash to (xxh3_128)."""
+
+    kind: Kind
+    index: int
+    digest: bytes
+
+    @property
+    def name(self) -> UnitName:
+        return self.kind, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Decode's promise of slots for one attempt at one request. `epoch` is decode's own."""
+
+    reservation_id: str
+    epoch: int
+    attempt: int
+    wanted: tuple[WantedUnit, ...]
+    lease_seconds: float
+
+    @property
+    def ranges(self) -> tuple[PageRange, ...]:
+        return ranges_of(unit.name for unit in self.wanted)
+
+
+def ranges_of(units: Iterable[UnitName]) -> tuple[PageRange, ...]:
+    """The fewest ranges that hold exactly these units, in order."""
+    return merged(PageRange(kind, index, index + 1) for kind, index in units)
+
+
+def units_of(ranges: Iterable[PageRange]) -> Iterator[UnitName]:
+    """Every unit in `ranges`, once and in order."""
+    for span in merged(ranges):
+        for index in range(span.first, span.end):
+            yield span.kind, index
+
+
+def num_units(ranges: Iterable[PageRange]) -> int:
+    return sum(len(span) for span in merged(ranges))
+
+
+def merged(ranges: Iterable[PageRange]) -> tuple[PageRange, ...]:
+    """The same units as sorted, disjoint ranges that do not touch: equal sets are equal values."""
+    found: list[PageRange] = []
+    for _, same_kind in groupby(sorted(ranges), key=lambda span: span.kind):
+        first, end = -1, -1
+        for span in same_kind:
+            if span.first <= end:
+                end = max(end, span.end)
+                found[-1] = PageRange(span.kind, first, end)
+            else:
+                first, end = span.first, span.end
+                found.append(span)
+    return tuple(found)
+
+
+def intersection(left: Iterable[PageRange], right: Iterable[PageRange]) -> tuple[PageRange, ...]:
+    """The units in both: what a transfer moves."""
+    others = merged(right)
+    return tuple(
+        PageRange(mine.kind, max(mine.first, other.first), min(mine.end, other.end))
+        for mine in merged(left)
+        for other in others
+        if mine.kind is other.kind and max(mine.first, other.first) < min(mine.end, other.end)
+    )
+
+
+def difference(left: Iterable[PageRange], right: Iterable[PageRange]) -> tuple[PageRange, ...]:
+    """The units of `left` that are not in `right`: what is lacking, or what is beyond the need."""
+    others, rest = merged(right), []
+    for mine in merged(left):
+        first = mine.first
+        for other in others:
+            if other.kind is not mine.kind or other.end <= first or other.first >= mine.end:
+                continue
+            if first < other.first:
+                rest.append(PageRange(mine.kind, first, other.first))
+            first = other.end
+        if first < mine.end:
+            rest.append(PageRange(mine.kind, first, mine.end))
+    return tuple(rest)
+
+
+def covers(have: Iterable[PageRange], need: Iterable[PageRange]) -> bool:
+    """Whether every unit of `need` is in `have`."""
+    return not difference(need, have)

@@ -1,0 +1,55 @@
+"""The names of processes, requests and reservations.
+
+Every name but an epoch is one NATS token and needs no escaping in a URL, a log line or a file name.
+Makers take their source of randomness as an argument, so that a test can say what they make.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+
+from ferryman.errors import InvalidRequest
+
+RandomBits = Callable[[int], int]
+
+MAX_REQUEST_ID_LEN = 64
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_REQUEST_ID_LEN}}}")
+_WORKER_ID = re.compile(r"[a-z]+-[0-9a-f]{8}")
+
+
+def make_epoch(random_bits: RandomBits = secrets.randbits) -> int:
+    """The number of one life of a process: 1 to 2**63 - 1. Zero is left to mean "not said"."""
+    return random_bits(63) or 1
+
+
+def make_worker_id(role: str, random_bits: RandomBits = secrets.randbits) -> str:
+    """`<role>-<8 hex digits>`; the role is lower-case letters."""
+    return _checked_worker_id(f"{role}-{random_bits(32):08x}")
+
+
+def make_request_id(random_bits: RandomBits = secrets.randbits) -> str:
+    """A request id for a caller that brought none."""
+    return f"req-{random_bits(96):024x}"
+
+
+def make_reservation_id(random_bits: RandomBits = secrets.randbits) -> str:
+    """A reservation id, unique over all lives of all decode workers."""
+    return f"res-{random_bits(96):024x}"
+
+
+def check_request_id(text: str) -> str:
+    """The id itself, or InvalidRequest: 1 to 64 of letters, digits, underscore and hyphen."""
+    if not _REQUEST_ID.fullmatch(text):
+        shown = text if len(text) <= MAX_REQUEST_ID_LEN else text[:MAX_REQUEST_ID_LEN] + "…"
+        raise InvalidRequest(
+            f"request id {shown!r} must be 1 to {MAX_REQUEST_ID_LEN} letters, digits, _ or -",
+            "request_id",
+        )
+    return text
+
+
+def _checked_worker_id(text: str) -> str:
+    assert _WORKER_ID.fullmatch(text), f"{text!r} is no worker id: the role must be lower case"
+    return text

@@ -1,0 +1,47 @@
+"""Names are what they promise to be, whatever the source of randomness says."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferryman import ids
+from ferryman.errors import InvalidRequest
+
+
+def zeros(_num_bits: int) -> int:
+    return 0
+
+
+def ones(num_bits: int) -> int:
+    return (1 << num_bits) - 1
+
+
+@pytest.mark.parametrize("bits", [zeros, ones])
+def test_names_have_their_form_at_both_ends_of_the_range(bits: ids.RandomBits) -> None:
+    assert 0 < ids.make_epoch(bits) < 2**63
+    assert len(ids.make_worker_id("decode", bits)) == len("decode-") + 8
+    assert ids.check_request_id(ids.make_request_id(bits))
+    assert ids.check_request_id(ids.make_reservation_id(bits))
+
+
+def test_two_processes_get_different_names() -> None:
+    makers = (ids.make_epoch, ids.make_request_id, ids.make_reservation_id)
+    assert all(make() != make() for make in makers)
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a.b", "ä", "a\n", "*", ">", "x" * 65])
+def test_a_request_id_that_is_no_nats_token_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="request id") as caught:
+        ids.check_request_id(text)
+    assert caught.value.param == "request_id"
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("text", ["a", "A-b_9", "x" * 64])
+def test_a_request_id_of_a_caller_is_taken_over(text: str) -> None:
+    assert ids.check_request_id(text) == text
+
+
+def test_a_role_is_lower_case() -> None:
+    with pytest.raises(AssertionError, match="lower case"):
+        ids.make_worker_id("Decode")
