@@ -44,7 +44,7 @@ def extend_keys(
 ) -> tuple[PageKey, ...]:
     """Continues `known`, the keys of the first pages of `token_ids`, to all its full pages."""
     blake2b, page_bytes = hashlib.blake2b, page_size * 4
-    raw = memoryview(as_token_ids(token_ids)).cast("B")
+    raw = as_token_ids(token_ids).data.cast("B")
     keys, parent = list(known), known[-1] if known else root
     for end in range((len(known) + 1) * page_bytes, len(raw) + 1, page_bytes):
         digest = blake2b(parent, digest_size=KEY_BYTES)

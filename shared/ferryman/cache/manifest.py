@@ -74,7 +74,7 @@ class KindLayout:
 
 
 def lay_out(kind: Kind, specs: Iterable[SectionSpec]) -> KindLayout:
-    """Places sections one behind the other, each group of one name and layer aligned to 64 bytes."""
+    """Places sections one behind the other, each at a multiple of 64 bytes."""
     sections, offset = [], 0
     for spec in specs:
         section = Section(spec.name, spec.layer, spec.shape, spec.dtype, offset, spec.shard_axis)
@@ -133,16 +133,18 @@ class StateManifest:
             for name in ("fingerprint", "page_size", "scan_chunk", "window_len", "kinds")
             if getattr(self, name) != getattr(other, name)
         ]
-        for kind in self.kinds:
-            if kind in other.kinds and self.layout(kind) != other.layout(kind):
-                found.append(_layout_difference(self.layout(kind), other.layout(kind)))
+        found += [
+            _layout_difference(self.layout(kind), other.layout(kind))
+            for kind in self.kinds
+            if kind in other.kinds and self.layout(kind) != other.layout(kind)
+        ]
         return tuple(found)
 
 
 def _layout_difference(here: KindLayout, there: KindLayout) -> str:
     for mine, theirs in zip(here.sections, there.sections, strict=False):
         if mine != theirs:
-            return f"{here.kind} section {mine.name} of layer {mine.layer}: {mine} here, {theirs} there"
+            return f"{here.kind} {mine.name} of layer {mine.layer}: {mine} here, {theirs} there"
     return f"{here.kind}: {len(here.sections)} sections here, {len(there.sections)} there"
 
 

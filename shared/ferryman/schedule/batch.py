@@ -8,32 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferryman.cache.keys import PageKey, TokenIds
+from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import HostUnit as HostUnit
 from ferryman.schedule.request import SamplingParams
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class HostUnit:
-    """One slot's bytes in the host arena, leased by the reader until the step has run."""
-
-    kind: Kind
-    page_index: int
-    key: PageKey
-    offset: int
-    num_bytes: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy the whole recurrent slot `src` to `dst`: copy-on-write, or a snapshot in the epilogue."""
+    """Copy the whole recurrent slot `src` to `dst`: copy-on-write of a snapshot."""
 
     src: int
     dst: int
@@ -80,8 +70,7 @@ class SlotOps:
     snapshots: tuple[Snapshot, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """How one token is drawn: for the token at `position` (absolute) of the request in `row`.
 
     `prompt_len` splits the row's history into prompt and output for the penalties.

@@ -1,0 +1,149 @@
+"""Sizing: how many slots each pool gets, from one memory budget and the concurrency asked for.
+
+The inequality that limits concurrency is the recurrent pool's:
+
+    recurrent slots ≥ (max_running + max_prealloc) × (1 + tracking)
+
+`tracking` is 0 without a prefix cache on this worker, 1 without overlap, 2 with it (ping-pong).
+Admission reads the same numbers, so what is sized here is what can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.errors import ConfigError
+
+# The share of what is left after the least pools that goes to cached snapshots; the rest is pages.
+SNAPSHOT_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many requests a worker holds at once, and what each costs in recurrent slots."""
+
+    max_running: int
+    max_prealloc: int
+    tracking: int
+
+    @property
+    def rows(self) -> int:
+        return self.max_running + self.max_prealloc
+
+    @property
+    def slots_per_request(self) -> int:
+        return 1 + self.tracking
+
+    @property
+    def recurrent_slots(self) -> int:
+        return self.rows * self.slots_per_request
+
+    def inequality(self, recurrent_slots: int) -> str:
+        """The inequality with its numbers, as it is printed at start and in errors."""
+        return (
+            f"({self.max_running} running + {self.max_prealloc} preallocated) × "
+            f"(1 + {self.tracking} tracking) = {self.recurrent_slots} recurrent slots needed, "
+            f"{recurrent_slots} given"
+        )
+
+
+def tracking_slots(*, prefix_cache: bool, overlap: bool) -> int:
+    """Track slots a request needs besides its working slot."""
+    return 0 if not prefix_cache else 2 if overlap else 1
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """Pool sizes with the bytes they take; `warnings` say what was raised and why."""
+
+    slots: Mapping[Kind, int]
+    num_bytes: int
+    explanation: str
+    warnings: tuple[str, ...]
+
+    def max_tokens(self, manifest: StateManifest) -> int:
+        """Tokens that one request alone can reach: what the pools can ever hold."""
+        if Kind.FULL not in self.slots:
+            return 2**31 - 1
+        return self.slots[Kind.FULL] * manifest.page_size
+
+
+def plan_capacity(
+    manifest: StateManifest,
+    memory_bytes: int,
+    concurrency: Concurrency,
+    step_tokens: int,
+    recurrent_slots: int = 0,
+) -> CapacityPlan:
+    """Splits `memory_bytes`, a hard cap, over the pools.
+
+    `recurrent_slots` > 0 is an explicit size: raised with a warning when it breaks the inequality.
+    Raises ConfigError when the budget cannot hold the least that works.
+    """
+    slot_bytes = {layout.kind: layout.slot_bytes for layout in manifest.layouts}
+    least = _least(manifest, concurrency, step_tokens)
+    warnings: list[str] = []
+    if recurrent_slots and Kind.RECURRENT in slot_bytes:
+        least[Kind.RECURRENT] = _explicit(recurrent_slots, concurrency, warnings)
+    needed = sum(least[kind] * slot_bytes[kind] for kind in slot_bytes)
+    if needed > memory_bytes:
+        raise ConfigError(_too_little(memory_bytes, needed, least, slot_bytes, concurrency))
+    slots = _spread(least, slot_bytes, memory_bytes - needed, fixed=bool(recurrent_slots))
+    num_bytes = sum(slots[kind] * slot_bytes[kind] for kind in slots)
+    return CapacityPlan(slots, num_bytes, _explain(slots, slot_bytes, concurrency), tuple(warnings))
+
+
+def _least(manifest: StateManifest, concurrency: Concurrency, step_tokens: int) -> dict[Kind, int]:
+    """The least that lets every row make progress: two pages each, one window each."""
+    window_pages = -(-(manifest.window_len + step_tokens) // manifest.page_size) + 1
+    least = {
+        Kind.FULL: 2 * concurrency.rows,
+        Kind.WINDOW: window_pages * concurrency.rows,
+        Kind.RECURRENT: concurrency.recurrent_slots,
+    }
+    return {kind: least[kind] for kind in manifest.kinds}
+
+
+def _explicit(recurrent_slots: int, concurrency: Concurrency, warnings: list[str]) -> int:
+    if recurrent_slots >= concurrency.recurrent_slots:
+        return recurrent_slots
+    warnings.append(f"recurrent pool raised: {concurrency.inequality(recurrent_slots)}")
+    return concurrency.recurrent_slots
+
+
+def _spread(
+    least: Mapping[Kind, int], slot_bytes: Mapping[Kind, int], spare: int, *, fixed: bool
+) -> dict[Kind, int]:
+    """Gives what is left to the kinds in shares; an explicit recurrent size stays as it is."""
+    shares = {Kind.FULL: 1.0, Kind.WINDOW: 0.25, Kind.RECURRENT: 0.0 if fixed else SNAPSHOT_SHARE}
+    total = sum(shares[kind] for kind in slot_bytes) or 1.0
+    return {
+        kind: least[kind] + int(spare * shares[kind] / total) // slot_bytes[kind]
+        for kind in slot_bytes
+    }
+
+
+def _too_little(
+    memory_bytes: int,
+    needed: int,
+    least: Mapping[Kind, int],
+    slot_bytes: Mapping[Kind, int],
+    concurrency: Concurrency,
+) -> str:
+    parts = ", ".join(f"{least[k]} {k} slots of {slot_bytes[k]} B" for k in slot_bytes)
+    return (
+        f"memory_bytes={memory_bytes} is too little: {needed} bytes are the least for {parts} "
+        f"[{concurrency.inequality(least.get(Kind.RECURRENT, 0))}]; "
+        f"raise memory_bytes or lower max_running"
+    )
+
+
+def _explain(
+    slots: Mapping[Kind, int], slot_bytes: Mapping[Kind, int], concurrency: Concurrency
+) -> str:
+    parts = [f"{slots[k]} {k} slots × {slot_bytes[k]} B" for k in slots]
+    if Kind.RECURRENT in slots:
+        parts.append(concurrency.inequality(slots[Kind.RECURRENT]))
+    return "; ".join(parts)

@@ -1,0 +1,388 @@
+"""The resume set and the plan: what must be in device memory to resume a sequence at position p.
+
+    resume_set(p) = full:      pages 0 .. ceil(p/P)-1
+                    window:    pages floor(max(0, p-W+1)/P) .. ceil(p/P)-1
+                    recurrent: {snapshot at p}            (empty when p = 0: a cleared slot)
+
+Everything that is decided about cached state is a projection of this one answer: matching,
+copy-on-write, load-back, admission budgets, the hand-off. Planning has no side effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.units import HostUnit
+
+
+class Reason(StrEnum):
+    """Why a page of the prompt is computed although it might have been reused."""
+
+    NEVER_SEEN = "never_seen"
+    NO_SNAPSHOT = "no_snapshot"
+    WINDOW_EVICTED = "window_evicted"
+    PAGE_ALIGNMENT = "page_alignment"
+    CHEAPER_TO_RECOMPUTE = "cheaper_to_recompute"
+    CACHE_OFF = "cache_off"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Uncached:
+    """Pages [first_page, end_page) are computed anew, for one reason."""
+
+    reason: Reason
+    first_page: int
+    end_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageSpan:
+    """Absolute pages [first, end)."""
+
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return max(0, self.end - self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSet:
+    """What position `position` needs, per kind; `snapshot` says whether a recurrent state at it."""
+
+    position: int
+    full: PageSpan
+    window: PageSpan
+    needs_snapshot: bool
+
+
+def resume_set(manifest: StateManifest, position: int) -> ResumeSet:
+    """The answer everything else is read off from."""
+    pages = -(-position // manifest.page_size)
+    oldest = max(0, position - manifest.window_len + 1) // manifest.page_size
+    has = manifest.kinds
+    return ResumeSet(
+        position,
+        PageSpan(0, pages if Kind.FULL in has else 0),
+        PageSpan(oldest, pages) if Kind.WINDOW in has else PageSpan(0, 0),
+        Kind.RECURRENT in has and position > 0,
+    )
+
+
+# How the working recurrent slot of a request comes to its first state: exactly one of these.
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Position 0: all zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFrom:
+    """Copy-on-write from the device snapshot that the tree holds under `key`."""
+
+    key: PageKey
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFrom:
+    """From a unit of the host tier."""
+
+    unit: HostUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """From a prefill worker, as part of a hand-off at position n."""
+
+
+Initialiser = Clear | CopyFrom | LoadFrom | Receive
+
+
+class DeviceView(Protocol):
+    """What the plan asks of the device tier; the prefix tree answers."""
+
+    def match_depth(self, keys: Sequence[PageKey]) -> int: ...
+
+    def snapshot_depths(self, keys: Sequence[PageKey], depth: int) -> Iterator[int]: ...
+
+    def has(self, kind: Kind, key: PageKey) -> bool: ...
+
+
+@dataclass(frozen=True)
+class HostView:
+    """Units of one key chain that the host tier has leased to the reader, by (kind, page index)."""
+
+    units: Mapping[tuple[Kind, int], HostUnit] = field(default_factory=dict)
+
+    def pages_from(self, page: int) -> int:
+        """The end of the run of full pages that starts at `page`."""
+        while (Kind.FULL, page) in self.units:
+            page += 1
+        return page
+
+
+EMPTY_HOST = HostView()
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured costs: seconds to compute one prompt token, seconds to load one byte."""
+
+    prefill_seconds_per_token: float
+    load_seconds_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """How a request of `prompt_len` tokens will resume at `position`.
+
+    `anchor_pages` pages are read from the device tree; `window_pages` are the window pages reused
+    there. `loads` come from the host. `snapshots` are the positions to freeze on the way.
+    `demand` counts the fresh slots of each pool that the whole prompt needs, loads included.
+    """
+
+    position: int
+    prompt_len: int
+    anchor_pages: int
+    window_pages: tuple[int, ...]
+    loads: tuple[HostUnit, ...]
+    initialiser: Initialiser
+    snapshots: tuple[int, ...]
+    uncached: tuple[Uncached, ...]
+    demand: Mapping[Kind, int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A depth at which the whole resume set is resident, and what must be loaded for it."""
+
+    depth: int
+    loads: tuple[HostUnit, ...]
+    window_pages: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt."""
+
+    manifest: StateManifest
+    costs: Costs
+    step_tokens: int
+
+    def plan(
+        self, keys: Sequence[PageKey], prompt_len: int, device: DeviceView, host: HostView
+    ) -> ResumePlan:
+        """The cheapest way to have position `prompt_len`, one token at least being computed."""
+        page_size = self.manifest.page_size
+        matched = device.match_depth(keys)
+        seen = host.pages_from(matched)
+        limit = min(seen, (prompt_len - 1) // page_size)
+        best, refused = self._choose(keys, prompt_len, matched, limit, device, host)
+        junction = seen if best.depth < min(seen, limit) else best.depth
+        snapshots = self._snapshots(best.depth, junction, prompt_len // page_size)
+        return ResumePlan(
+            position=best.depth * page_size,
+            prompt_len=prompt_len,
+            anchor_pages=min(best.depth, matched),
+            window_pages=best.window_pages,
+            loads=best.loads,
+            initialiser=self._initialiser(keys, best),
+            snapshots=snapshots,
+            uncached=self._uncached(best.depth, limit, seen, prompt_len, refused),
+            demand=self._demand(best, matched, prompt_len, len(snapshots)),
+            seconds=best.seconds,
+        )
+
+    def plan_cold(self, prompt_len: int, reason: Reason) -> ResumePlan:
+        """Computes everything: without a prefix cache, or when what was cached proved corrupt."""
+        best = self._candidate_zero(prompt_len)
+        pages = -(-prompt_len // self.manifest.page_size)
+        return ResumePlan(
+            position=0,
+            prompt_len=prompt_len,
+            anchor_pages=0,
+            window_pages=(),
+            loads=(),
+            initialiser=Clear(),
+            snapshots=(),
+            uncached=(Uncached(reason, 0, pages),),
+            demand=self._demand(best, 0, prompt_len, 0),
+            seconds=best.seconds,
+        )
+
+    def plan_receive(
+        self, keys: Sequence[PageKey], prompt_len: int, device: DeviceView
+    ) -> ResumePlan:
+        """Decode's half of a hand-off at n: what is here stays, all the rest will be received."""
+        page_size, needs = self.manifest.page_size, resume_set(self.manifest, prompt_len)
+        full_pages = prompt_len // page_size
+        matched = device.match_depth(keys[:full_pages])
+        window_pages = tuple(
+            page
+            for page in range(needs.window.first, min(needs.window.end, matched))
+            if device.has(Kind.WINDOW, keys[page])
+        )
+        best = _Candidate(matched, (), window_pages, 0.0)
+        return ResumePlan(
+            position=prompt_len,
+            prompt_len=prompt_len,
+            anchor_pages=matched,
+            window_pages=window_pages,
+            loads=(),
+            initialiser=Receive(),
+            snapshots=(),
+            uncached=(),
+            demand=self._demand(best, matched, prompt_len, 0),
+            seconds=0.0,
+        )
+
+    # Choosing the position.
+
+    def _choose(
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        matched: int,
+        limit: int,
+        device: DeviceView,
+        host: HostView,
+    ) -> tuple[_Candidate, Reason]:
+        """The cheapest candidate, and why deeper ones that looked possible were not taken.
+
+        Once a candidate needs no load, every shallower one only adds prefill: the search ends.
+        """
+        best, refused = self._candidate_zero(prompt_len), Reason.NO_SNAPSHOT
+        for depth in self._depths(keys, matched, limit, device, host):
+            candidate = self._candidate(keys, depth, prompt_len, matched, device, host)
+            if candidate is None:
+                refused = Reason.WINDOW_EVICTED
+                continue
+            if candidate.seconds <= best.seconds:
+                best = candidate
+            elif best.depth == 0:
+                refused = Reason.CHEAPER_TO_RECOMPUTE
+            if not candidate.loads:
+                break
+        return best, refused
+
+    def _candidate_zero(self, prompt_len: int) -> _Candidate:
+        return _Candidate(0, (), (), prompt_len * self.costs.prefill_seconds_per_token)
+
+    def _depths(
+        self,
+        keys: Sequence[PageKey],
+        matched: int,
+        limit: int,
+        device: DeviceView,
+        host: HostView,
+    ) -> Iterator[int]:
+        """Depths to consider, deepest first."""
+        if Kind.RECURRENT not in self.manifest.kinds:
+            yield from range(limit, 0, -1)
+            return
+        on_host = sorted(
+            (page + 1 for kind, page in host.units if kind is Kind.RECURRENT and page < limit),
+            reverse=True,
+        )
+        on_device = device.snapshot_depths(keys, min(matched, limit))
+        yield from _merge_descending(iter(on_host), on_device)
+
+    def _candidate(
+        self,
+        keys: Sequence[PageKey],
+        depth: int,
+        prompt_len: int,
+        matched: int,
+        device: DeviceView,
+        host: HostView,
+    ) -> _Candidate | None:
+        """The candidate at `depth`, or None when part of its resume set is nowhere."""
+        needs = resume_set(self.manifest, depth * self.manifest.page_size)
+        loads = [host.units[Kind.FULL, page] for page in range(matched, needs.full.end)]
+        window_pages = []
+        for page in range(needs.window.first, needs.window.end):
+            if page < matched and device.has(Kind.WINDOW, keys[page]):
+                window_pages.append(page)
+            elif unit := host.units.get((Kind.WINDOW, page)):
+                loads.append(unit)
+            else:
+                return None
+        if needs.needs_snapshot and not device.has(Kind.RECURRENT, keys[depth - 1]):
+            loads.append(host.units[Kind.RECURRENT, depth - 1])
+        num_bytes = sum(unit.num_bytes for unit in loads)
+        compute = prompt_len - depth * self.manifest.page_size
+        seconds = (
+            num_bytes * self.costs.load_seconds_per_byte
+            + compute * self.costs.prefill_seconds_per_token
+        )
+        return _Candidate(depth, tuple(loads), tuple(window_pages), seconds)
+
+    # Spelling out the choice.
+
+    def _initialiser(self, keys: Sequence[PageKey], best: _Candidate) -> Initialiser:
+        if best.depth == 0 or Kind.RECURRENT not in self.manifest.kinds:
+            return Clear()
+        for unit in best.loads:
+            if unit.kind is Kind.RECURRENT:
+                return LoadFrom(unit)
+        return CopyFrom(keys[best.depth - 1])
+
+    def _snapshots(self, depth: int, junction: int, end: int) -> tuple[int, ...]:
+        """The prompt's last full page and the junction: where a known path is left."""
+        if Kind.RECURRENT not in self.manifest.kinds:
+            return ()
+        wanted = {page for page in (junction, end) if page > depth}
+        return tuple(page * self.manifest.page_size for page in sorted(wanted))
+
+    def _uncached(
+        self, depth: int, limit: int, seen: int, prompt_len: int, refused: Reason
+    ) -> tuple[Uncached, ...]:
+        pages = -(-prompt_len // self.manifest.page_size)
+        usable = max(depth, limit)
+        all_seen = seen >= prompt_len // self.manifest.page_size
+        aligned = pages if all_seen else max(usable, seen)
+        spans = (
+            Uncached(refused, depth, usable),
+            Uncached(Reason.PAGE_ALIGNMENT, usable, aligned),
+            Uncached(Reason.NEVER_SEEN, aligned, pages),
+        )
+        return tuple(span for span in spans if span.first_page < span.end_page)
+
+    def _demand(
+        self, best: _Candidate, matched: int, prompt_len: int, num_snapshots: int
+    ) -> Mapping[Kind, int]:
+        """Fresh slots for the whole prompt: what is reused on the device is not among them."""
+        needs = resume_set(self.manifest, prompt_len)
+        demand = {
+            Kind.FULL: len(needs.full) - min(best.depth, matched),
+            Kind.WINDOW: self._window_demand(prompt_len) - len(best.window_pages),
+            Kind.RECURRENT: 1 + num_snapshots,
+        }
+        return {kind: max(0, demand[kind]) for kind in self.manifest.kinds}
+
+    def _window_demand(self, prompt_len: int) -> int:
+        """Pages alive at once while chunks run: the window, one step's tokens, two ragged ends."""
+        page_size = self.manifest.page_size
+        alive = -(-(self.manifest.window_len + self.step_tokens) // page_size) + 1
+        return min(-(-prompt_len // page_size), alive)
+
+
+def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
+    """Both descending sequences as one, each value once. Lazy: a long tail is never walked."""
+    left, right = next(first, 0), next(second, 0)
+    while left or right:
+        value = max(left, right)
+        yield value
+        if left == value:
+            left = next(first, 0)
+        if right == value:
+            right = next(second, 0)

@@ -1,0 +1,198 @@
+"""Slots and who keeps them alive: pools, leases, generations.
+
+A slot is free exactly when nobody holds a lease on it. Its generation grows by one at every
+allocation, so a handle that outlived its slot is recognised instead of reading a stranger's state.
+
+    total = free + leased        (checked by `check_integrity`, printed by `ledger`)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from ferryman.cache.manifest import Kind
+
+
+class Role(StrEnum):
+    """Why a slot is kept."""
+
+    REQUEST = "request"
+    TREE = "tree"
+    STORE = "device_to_host"
+    LOAD = "host_to_device"
+    TRANSFER_IN = "transfer_in"
+    TRANSFER_OUT = "transfer_out"
+    SLOT_OP = "queued_slot_op"
+
+
+class Holder(NamedTuple):
+    """One named party that may hold leases."""
+
+    role: Role
+    name: str
+
+
+TREE = Holder(Role.TREE, "")
+
+Demand = Mapping[Kind, int]
+
+
+class SlotHandle(NamedTuple):
+    """A slot as of one allocation."""
+
+    kind: Kind
+    slot: int
+    generation: int
+
+
+class StaleHandle(Exception):
+    """A handle names a generation that is no more."""
+
+    def __init__(self, handle: SlotHandle, current: int) -> None:
+        super().__init__(
+            f"{handle.kind} slot {handle.slot}: the handle is of generation {handle.generation}, "
+            f"the slot is at {current}"
+        )
+        self.handle = handle
+        self.current = current
+
+
+class LeaseError(Exception):
+    """A lease is released that is not held, or taken on a free slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Who holds how many slots of one pool; a slot with several holders counts for each role."""
+
+    total: int
+    free: int
+    leased: int
+    by_role: Mapping[str, int]
+
+    @property
+    def balances(self) -> bool:
+        return self.total == self.free + self.leased
+
+
+class SlotPool:
+    """Fixed-size slots of one kind with their free list. Last freed is first reused: it is warm."""
+
+    def __init__(self, kind: Kind, num_slots: int) -> None:
+        self.kind = kind
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._generations = [0] * num_slots
+        self._holders: list[list[Holder]] = [[] for _ in range(num_slots)]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def try_allocate(self, count: int, holder: Holder) -> tuple[SlotHandle, ...] | None:
+        """Leases `count` fresh slots to `holder`, or takes none and says None."""
+        if count > len(self._free):
+            return None
+        return tuple(self._allocate_one(holder) for _ in range(count))
+
+    def _allocate_one(self, holder: Holder) -> SlotHandle:
+        slot = self._free.pop()
+        self._generations[slot] += 1
+        self._holders[slot].append(holder)
+        return SlotHandle(self.kind, slot, self._generations[slot])
+
+    def lease(self, handle: SlotHandle, holder: Holder) -> None:
+        """Adds a holder. Raises StaleHandle, or LeaseError when the slot is free."""
+        holders = self._current(handle)
+        if not holders:
+            raise LeaseError(f"{handle} is free and cannot be leased to {holder}")
+        holders.append(holder)
+
+    def release(self, handle: SlotHandle, holder: Holder) -> bool:
+        """Drops one lease; True when that freed the slot. Raises LeaseError if it is not held."""
+        holders = self._current(handle)
+        if holder not in holders:
+            raise LeaseError(f"{holder} holds no lease on {handle}; its holders are {holders}")
+        holders.remove(holder)
+        if holders:
+            return False
+        self._free.append(handle.slot)
+        return True
+
+    def move(self, handle: SlotHandle, giver: Holder, taker: Holder) -> None:
+        """Changes the holder of one lease: how a slot is donated. Nothing is copied."""
+        holders = self._current(handle)
+        if giver not in holders:
+            raise LeaseError(f"{giver} holds no lease on {handle} to give to {taker}")
+        holders[holders.index(giver)] = taker
+
+    def holders(self, handle: SlotHandle) -> tuple[Holder, ...]:
+        return tuple(self._current(handle))
+
+    def _current(self, handle: SlotHandle) -> list[Holder]:
+        current = self._generations[handle.slot]
+        if handle.generation != current:
+            raise StaleHandle(handle, current)
+        return self._holders[handle.slot]
+
+    def ledger(self) -> Ledger:
+        leased = [holders for holders in self._holders if holders]
+        by_role = Counter(role for holders in leased for role in {h.role.value for h in holders})
+        return Ledger(self.num_slots, self.num_free, len(leased), dict(sorted(by_role.items())))
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless free and leased slots add up and none is both."""
+        free = set(self._free)
+        assert len(free) == len(self._free), f"{self.kind}: a slot is free twice"
+        leased = {slot for slot, holders in enumerate(self._holders) if holders}
+        assert not free & leased, f"{self.kind}: free and leased: {sorted(free & leased)}"
+        assert len(free) + len(leased) == self.num_slots, f"{self.kind}: slots are missing"
+
+
+class Pools:
+    """The pools of all kinds of one model; a demand is met in all of them or in none."""
+
+    def __init__(self, sizes: Demand) -> None:
+        self.by_kind = {kind: SlotPool(kind, size) for kind, size in sizes.items()}
+
+    def __getitem__(self, kind: Kind) -> SlotPool:
+        return self.by_kind[kind]
+
+    def shortage(self, demand: Demand) -> dict[Kind, int]:
+        """How many slots are missing of each kind; empty when the demand fits."""
+        lacks = {kind: count - self.by_kind[kind].num_free for kind, count in demand.items()}
+        return {kind: lack for kind, lack in lacks.items() if lack > 0}
+
+    def try_allocate(
+        self, demand: Demand, holder: Holder
+    ) -> dict[Kind, tuple[SlotHandle, ...]] | None:
+        """One transaction over all pools."""
+        if self.shortage(demand):
+            return None
+        return {
+            kind: self.by_kind[kind].try_allocate(count, holder) or ()
+            for kind, count in demand.items()
+        }
+
+    def lease(self, handles: Iterable[SlotHandle], holder: Holder) -> None:
+        for handle in handles:
+            self.by_kind[handle.kind].lease(handle, holder)
+
+    def release(self, handles: Iterable[SlotHandle], holder: Holder) -> None:
+        for handle in handles:
+            self.by_kind[handle.kind].release(handle, holder)
+
+    def move(self, handles: Iterable[SlotHandle], giver: Holder, taker: Holder) -> None:
+        for handle in handles:
+            self.by_kind[handle.kind].move(handle, giver, taker)
+
+    def ledgers(self) -> dict[Kind, Ledger]:
+        return {kind: pool.ledger() for kind, pool in self.by_kind.items()}
+
+    def check_integrity(self) -> None:
+        for pool in self.by_kind.values():
+            pool.check_integrity()

@@ -1,0 +1,298 @@
+"""The prefix tree: a trie of pages, one node a page, every node found by its key.
+
+Full pages are evicted leaf first, so the pages present on any key chain are a prefix of it: how
+deep a chain matches is found by bisection, and a hold on the deepest node protects its whole path.
+Window and recurrent slots may leave inner nodes, which stand on.
+
+The tree decides; whoever owns the pools executes: it stores handles and never touches a pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.cache.slots import SlotHandle
+
+
+class Node:
+    """One page: `depth` pages lead up to and include it; `slots` holds what is cached of it."""
+
+    __slots__ = ("children", "depth", "holds", "key", "last_use", "parent", "slots")
+
+    def __init__(self, key: PageKey, parent: Node | None, last_use: float) -> None:
+        self.key = key
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.children = 0
+        self.holds = 0
+        self.last_use = last_use
+        self.slots: dict[Kind, SlotHandle] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a request offers to the tree.
+
+    `keys` name all pages from the root on. `units[kind]` maps the index of a page to the slot that
+    holds it; a recurrent slot stands at the page that ends at its position. Full units run without
+    a hole from the first page that is not the tree's own to the last.
+    """
+
+    keys: Sequence[PageKey]
+    units: Mapping[Kind, Mapping[int, SlotHandle]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What became of a branch: slots the tree keeps, and (page, canonical slot) for duplicates."""
+
+    adopted: tuple[SlotHandle, ...]
+    duplicates: tuple[tuple[int, SlotHandle, SlotHandle], ...]
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChange:
+    """One unit that came into the tree or left it."""
+
+    kind: Kind
+    key: PageKey
+    is_stored: bool
+
+
+class PrefixTree:
+    """Pages by key. `path_kind` is the kind every node must hold (None: a node may be bare)."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self.kinds = tuple(kinds)
+        self._path_kind = Kind.FULL if Kind.FULL in kinds else None
+        self._root = Node(b"", None, 0.0)
+        self._nodes: dict[PageKey, Node] = {}
+        self._heaps: dict[Kind, list[tuple[float, int, Node]]] = {kind: [] for kind in kinds}
+        self._ticket = count()
+        self._changes: list[CacheChange] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def node(self, key: PageKey) -> Node:
+        """Raises KeyError when the page is not here."""
+        return self._nodes[key]
+
+    # Matching: no side effects.
+
+    def match_depth(self, keys: Sequence[PageKey]) -> int:
+        """How many of the first pages of `keys` are here, in O(log pages)."""
+        nodes, low, high = self._nodes, 0, len(keys)
+        if high and keys[high - 1] in nodes:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in nodes:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def snapshot_depths(self, keys: Sequence[PageKey], depth: int) -> Iterator[int]:
+        """Depths up to `depth`, deepest first, at which a recurrent snapshot is held."""
+        node = self._nodes[keys[depth - 1]] if depth else self._root
+        while node.depth:
+            if Kind.RECURRENT in node.slots:
+                yield node.depth
+            assert node.parent is not None, "every node but the root has a parent"
+            node = node.parent
+
+    def has(self, kind: Kind, key: PageKey) -> bool:
+        node = self._nodes.get(key)
+        return node is not None and kind in node.slots
+
+    def slot(self, kind: Kind, key: PageKey) -> SlotHandle:
+        """Raises KeyError when that unit is not here."""
+        return self._nodes[key].slots[kind]
+
+    def path_slots(self, kind: Kind, key: PageKey, first_page: int) -> list[SlotHandle]:
+        """Slots of pages first_page.. up to the page named, in order. Raises KeyError on a hole."""
+        node, slots = self._nodes[key], []
+        while node.depth > first_page:
+            slots.append(node.slots[kind])
+            assert node.parent is not None, "every node but the root has a parent"
+            node = node.parent
+        slots.reverse()
+        return slots
+
+    # Holding: a hold on a node protects its whole path from eviction.
+
+    def hold(self, key: PageKey, now: float) -> None:
+        node = self._nodes[key]
+        node.holds += 1
+        self._touch(node, now)
+
+    def release(self, key: PageKey) -> None:
+        node = self._nodes[key]
+        assert node.holds > 0, f"page {key.hex()} is released more often than held"
+        node.holds -= 1
+        self._offer(node)
+
+    def touch(self, key: PageKey, now: float) -> None:
+        """Notes a use, so that the page and its snapshot are evicted later."""
+        self._touch(self._nodes[key], now)
+
+    def _touch(self, node: Node, now: float) -> None:
+        if now > node.last_use:
+            node.last_use = now
+            self._offer(node)
+
+    # Growing.
+
+    def insert(self, branch: Branch, now: float) -> Inserted:
+        """Adds what is new of a branch. Where a page exists the tree keeps its own slot."""
+        adopted: list[SlotHandle] = []
+        duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
+        first = min((min(m, default=len(branch.keys)) for m in branch.units.values()), default=0)
+        node = self._nodes[branch.keys[first - 1]] if first else self._root
+        for page in range(first, len(branch.keys)):
+            node = self._child(node, branch.keys[page], now)
+            for kind, units in branch.units.items():
+                if page in units:
+                    self._settle(node, page, kind, units[page], adopted, duplicates)
+        node.last_use = max(node.last_use, now)
+        self._offer(node)
+        return Inserted(tuple(adopted), tuple(duplicates), node)
+
+    def _child(self, parent: Node, key: PageKey, now: float) -> Node:
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(key, parent, now)
+            parent.children += 1
+        return node
+
+    def _settle(
+        self,
+        node: Node,
+        page: int,
+        kind: Kind,
+        handle: SlotHandle,
+        adopted: list[SlotHandle],
+        duplicates: list[tuple[int, SlotHandle, SlotHandle]],
+    ) -> None:
+        canonical = node.slots.get(kind)
+        if canonical is None:
+            node.slots[kind] = handle
+            adopted.append(handle)
+            self._changes.append(CacheChange(kind, node.key, True))
+            if kind is not self._path_kind:
+                self._push(kind, node)
+        elif canonical != handle:
+            duplicates.append((page, handle, canonical))
+
+    # Evicting.
+
+    def evict(
+        self, kind: Kind, num_slots: int, is_only_tree: Callable[[SlotHandle], bool]
+    ) -> list[SlotHandle]:
+        """Gives up slots until `num_slots` of `kind` become free, least recently used first.
+
+        Returns all slots the tree no longer holds, of every kind: dropping a page drops all of it.
+        Fewer come back when everything else is held. `is_only_tree` says whether the tree is the
+        only holder; other slots would not become free and are left alone.
+        """
+        dropped: list[SlotHandle] = []
+        heap, kept, freed = self._heaps[kind], [], 0
+        while freed < num_slots and heap:
+            entry = heapq.heappop(heap)
+            node = entry[2]
+            if not self._is_live(kind, entry):
+                continue
+            if not is_only_tree(node.slots[kind]):
+                kept.append(entry)
+                continue
+            dropped += self._drop(kind, node)
+            freed += 1
+        for entry in kept:
+            heapq.heappush(heap, entry)
+        return dropped
+
+    def _is_candidate(self, kind: Kind, node: Node) -> bool:
+        if kind not in node.slots or self._nodes.get(node.key) is not node:
+            return False
+        return kind is not self._path_kind or (node.children == 0 and node.holds == 0)
+
+    def _offer(self, node: Node) -> None:
+        """Makes known to the heaps what of a node may be evicted; stale entries are skipped."""
+        for kind in node.slots:
+            if self._is_candidate(kind, node):
+                self._push(kind, node)
+
+    def _push(self, kind: Kind, node: Node) -> None:
+        heap = self._heaps[kind]
+        heapq.heappush(heap, (node.last_use, next(self._ticket), node))
+        if len(heap) > 4 * len(self._nodes) + 64:
+            heap[:] = [entry for entry in heap if self._is_live(kind, entry)]
+            heapq.heapify(heap)
+
+    def _is_live(self, kind: Kind, entry: tuple[float, int, Node]) -> bool:
+        return entry[0] == entry[2].last_use and self._is_candidate(kind, entry[2])
+
+    def _drop(self, kind: Kind, node: Node) -> list[SlotHandle]:
+        if kind is self._path_kind:
+            return self._remove(node)
+        handle = node.slots.pop(kind)
+        self._changes.append(CacheChange(kind, node.key, False))
+        return [handle, *self._prune(node)]
+
+    def _remove(self, node: Node) -> list[SlotHandle]:
+        dropped = list(node.slots.values())
+        self._changes += [CacheChange(kind, node.key, False) for kind in node.slots]
+        node.slots.clear()
+        del self._nodes[node.key]
+        parent = node.parent
+        assert parent is not None, "the root is never removed"
+        parent.children -= 1
+        parent.last_use = max(parent.last_use, node.last_use)
+        self._offer(parent)
+        return dropped
+
+    def _prune(self, node: Node) -> list[SlotHandle]:
+        """Removes bare leaves, which only trees without full pages have."""
+        while self._path_kind is None and node.depth and not (node.slots or node.children):
+            if node.holds:
+                break
+            parent = node.parent
+            self._remove(node)
+            assert parent is not None, "the root is never removed"
+            node = parent
+        return []
+
+    def drain_changes(self) -> tuple[CacheChange, ...]:
+        """What came and went since the last call, in order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def units(self) -> Iterator[tuple[Kind, PageKey]]:
+        """Everything held, parents before children: what a snapshot of the cache lists."""
+        for node in sorted(self._nodes.values(), key=lambda node: (node.depth, node.key)):
+            for kind in node.slots:
+                yield kind, node.key
+
+    def handles(self) -> Iterator[SlotHandle]:
+        for node in self._nodes.values():
+            yield from node.slots.values()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless parents, children, depths and slots agree."""
+        children: dict[int, int] = {}
+        for node in self._nodes.values():
+            assert node.parent is not None, "a node without a parent is in the dictionary"
+            parent = node.parent
+            assert parent is self._root or self._nodes.get(parent.key) is parent, "orphan page"
+            assert node.depth == parent.depth + 1, "depth does not follow the parent"
+            assert self._path_kind is None or self._path_kind in node.slots, "a page without a slot"
+            children[id(parent)] = children.get(id(parent), 0) + 1
+        for node in (self._root, *self._nodes.values()):
+            assert node.children == children.get(id(node), 0), "children are miscounted"
