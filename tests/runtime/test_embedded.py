@@ -1,0 +1,54 @@
+"""The embedded servers start on free ports, say where they are, and leave nothing behind."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.embedded import ServerCommand, nats_command, redis_command, start, started
+
+
+def _port(url: str) -> int:
+    found = re.search(r":(\d+)", url.removeprefix("nats:").removeprefix("redis:"))
+    assert found
+    return int(found.group(1))
+
+
+@pytest.mark.parametrize("make", [nats_command, redis_command])
+def test_a_server_answers_as_soon_as_it_is_started(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    with started(make, tmp_path) as server:
+        with socket.create_connection(("127.0.0.1", _port(server.url)), timeout=5):
+            assert server.process.poll() is None
+    assert server.process.returncode is not None
+
+
+def test_two_servers_do_not_meet(tmp_path: Path) -> None:
+    with started(nats_command, tmp_path / "a") as a, started(nats_command, tmp_path / "b") as b:
+        assert a.url != b.url
+
+
+def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    script = "print('no room at the inn'); raise SystemExit(3)"
+    command = ServerCommand("inn", (sys.executable, "-c", script), re.compile("ready"), "inn://")
+    with pytest.raises(ConfigError, match="inn did not start: no room at the inn"):
+        start(command, tmp_path)
+
+
+def test_a_busy_port_is_reported(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="redis did not start"):
+            start(redis_command(tmp_path, taken.getsockname()[1]), tmp_path)
+
+
+def test_what_a_server_says_is_kept(tmp_path: Path) -> None:
+    with started(redis_command, tmp_path) as server:
+        pass
+    assert "ready to exit" in server.log_path.read_text()
