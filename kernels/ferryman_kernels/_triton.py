@@ -1,0 +1,48 @@
+"""Triton where it is installed; without it CPU tensors still take their own path.
+
+A kernel is compiled, or handed to the interpreter under TRITON_INTERPRET=1, when it is first
+launched and not when its module is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+try:
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError:
+    triton = None
+    tl = None
+
+__all__ = ["Kernel", "Pointer", "cdiv", "next_power_of_two", "tl"]
+
+Pointer = Any
+"""What a kernel sees of a tensor: the address of its first element."""
+
+
+class Kernel:
+    """A function in Triton's language: `kernel[grid](...)` launches it."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    @cached_property
+    def compiled(self) -> Any:
+        if triton is None:
+            raise RuntimeError("tensors on a CUDA device need the package triton")
+        return triton.jit(self.function)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.compiled[grid]
+
+
+def cdiv(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def next_power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,173 @@
+"""Causal attention over keys and values that lie in pages (grouped query heads).
+
+    keys of a request = its pages in order, at positions 0, 1, 2, …
+    out[position]     = softmax(scale · q·keysᵀ)·values over keys 0 … position
+                        (window layers: over the last `window_len` of them, itself included)
+
+Softmax is computed in float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.ragged import Span
+
+QUERY_BLOCK = 256
+"""Queries that share one mask on the CPU: the mask is never larger than this by the keys."""
+
+
+def paged_attention_reference(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    window_len: int,
+) -> Tensor:
+    """The formula, one request after the other, with one mask for all of its queries."""
+    parts = [
+        _attend(queries, key_pages, value_pages, pages, span, scale, window_len)
+        for queries, pages, span in zip(
+            torch.split(q, [end - start for start, end in spans]), page_table, spans, strict=True
+        )
+    ]
+    return torch.cat(parts)
+
+
+def _attend(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    pages: Tensor,
+    span: Span,
+    scale: float,
+    window_len: int,
+) -> Tensor:
+    wide, (start, end) = wide_dtype(q.dtype), span
+    group = q.shape[1] // key_pages.shape[1]
+    seen = torch.arange(_first_key(start, window_len), end, device=q.device)
+    keys = _take(key_pages, pages, seen).to(wide).repeat_interleave(group, 1)
+    values = _take(value_pages, pages, seen).to(wide).repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
+    hidden = _is_hidden(torch.arange(start, end, device=q.device), seen, window_len)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def _take(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    """Rows [positions, kv_heads, head_dim] of the pages that `table` [pages] names."""
+    page_size = pages.shape[2]
+    return pages[table[positions // page_size], :, positions % page_size]
+
+
+def _is_hidden(positions: Tensor, keys: Tensor, window_len: int) -> Tensor:
+    """Which keys a query must not see: bool [positions, keys]."""
+    ahead = keys > positions[:, None]
+    return ahead | (keys <= positions[:, None] - window_len) if window_len else ahead
+
+
+def _first_key(position: int, window_len: int) -> int:
+    """The first key that the query at `position` sees."""
+    return max(0, position - window_len + 1) if window_len else 0
+
+
+def _prefill_cpu(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    window_len: int,
+) -> Tensor:
+    """Gathers each request's pages once; then blocks of queries see only keys up to their end."""
+    out, first = torch.empty_like(q), 0
+    for index, (start, end) in enumerate(spans):
+        skipped = _first_key(start, window_len) // key_pages.shape[2]
+        keys = _lay_in_order(key_pages, page_table[index], skipped, end)
+        values = _lay_in_order(value_pages, page_table[index], skipped, end)
+        base = skipped * key_pages.shape[2]
+        for low in range(start, end, QUERY_BLOCK):
+            high = min(low + QUERY_BLOCK, end)
+            rows = slice(first + low - start, first + high - start)
+            lead = _first_key(low, window_len)
+            window = slice(lead - base, high - base)
+            hidden = _is_hidden(torch.arange(low, high), torch.arange(lead, high), window_len)
+            out[rows] = _attend_block(q[rows], keys[:, window], values[:, window], ~hidden, scale)
+        first += end - start
+    return out
+
+
+def _lay_in_order(pages: Tensor, table: Tensor, skipped: int, end: int) -> Tensor:
+    """Keys or values of one request [kv_heads, positions, head_dim], from page `skipped` on."""
+    page_size = pages.shape[2]
+    named = table[skipped : -(-end // page_size)]
+    return pages[named].transpose(0, 1).flatten(1, 2)
+
+
+def _attend_block(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Heads of a group share their keys by a stride of 0: [kv_heads, group, queries, head_dim]."""
+    tokens, q_heads, head_dim = q.shape
+    kv_heads = keys.shape[0]
+    group = q_heads // kv_heads
+    queries = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    keys, values = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale)
+    return out.permute(2, 0, 1, 3).reshape(tokens, q_heads, head_dim)
+
+
+def paged_attention_decode(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    scale: float,
+    window_len: int = 0,
+) -> Tensor:
+    """One query of each request, `q` [requests, q_heads, head_dim], at `positions` [requests].
+
+    The pages are strided views [slots, kv_heads, page_size, head_dim]; `page_table` [requests,
+    pages] must name every page that a query sees.
+    """
+    _check_pages(q, key_pages, value_pages)
+    assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
+    spans = [(position, position + 1) for position in positions.tolist()]
+    return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len)
+
+
+def paged_attention_prefill(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    window_len: int = 0,
+) -> Tensor:
+    """Queries of several chunks, flattened: `q` [tokens, q_heads, head_dim].
+
+    Request i's queries stand at the absolute positions spans[i]; keys and values up to its end
+    are already written to the pages that page_table[i] names.
+    """
+    _check_pages(q, key_pages, value_pages)
+    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
+    assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
+    return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len)
+
+
+def _check_pages(q: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
+    _, kv_heads, page_size, head_dim = key_pages.shape
+    assert value_pages.shape == key_pages.shape, (key_pages.shape, value_pages.shape)
+    assert q.ndim == 3, q.shape
+    assert q.shape[2] == head_dim, q.shape
+    assert q.shape[1] % kv_heads == 0, q.shape
+    assert page_size & (page_size - 1) == 0, page_size
+    assert q.dtype == key_pages.dtype == value_pages.dtype, (q.dtype, key_pages.dtype)

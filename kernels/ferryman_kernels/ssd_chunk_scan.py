@@ -1,0 +1,187 @@
+"""Chunked scan of a Mamba-2 layer: state space duality (Dao & Gu 2024) on an absolute grid.
+
+    state[t] = exp(dt[t]·A)·state[t-1] + dt[t]·(x[t] ⊗ B[t])
+    y[t]     = state[t]·C[t] + D·x[t]                       [tokens, ssm_heads, ssm_head_dim]
+
+Blocks of `chunk_len` positions, counted from position 0 of each request, are computed at once.
+With L[t] = Σ dt·A from the block's first token to t, every decay is the exp of a number ≤ 0:
+
+    y[t] = Σ_{s ≤ t} exp(L[t] - L[s])·(C[t]·B[s])·dt[s]·x[s] + exp(L[t])·entering·C[t] + D·x[t]
+    left = exp(L[end])·entering + Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]
+
+A block that a span cuts is padded in place with dt = 0, which neither decays nor feeds. So where
+a token stands in its block never depends on where its request's span starts, and resuming at a
+block's end goes on from the very numbers that a cold run has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels.ragged import SlotAt, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A ragged batch cut into blocks; request i owns blocks [first_blocks[i], first_blocks[i+1]).
+
+    `cells` [tokens] says where in [blocks · chunk_len] each token lies.
+    """
+
+    chunk_len: int
+    spans: tuple[Span, ...]
+    first_blocks: tuple[int, ...]
+    cells: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        return self.first_blocks[-1]
+
+    def block_of(self, request_index: int, position: int) -> int:
+        """The block whose end state is the state at `position`."""
+        first = self.spans[request_index][0] // self.chunk_len
+        return self.first_blocks[request_index] + (position - 1) // self.chunk_len - first
+
+
+def lay_grid(spans: Sequence[Span], chunk_len: int) -> Grid:
+    """Cuts every span at the multiples of `chunk_len`."""
+    firsts, cells = [0], []
+    for start, end in spans:
+        lead = firsts[-1] * chunk_len + start % chunk_len
+        cells.append(torch.arange(lead, lead + end - start))
+        firsts.append(firsts[-1] + -(-end // chunk_len) - start // chunk_len)
+    return Grid(chunk_len, tuple(spans), tuple(firsts), torch.cat(cells))
+
+
+def chunk_scan_reference(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    ssm_states: Tensor,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt],
+    chunk_len: int,
+) -> Tensor:
+    grid, wide = lay_grid(spans, chunk_len), ssm_states.dtype
+    wide_x, wide_dt = x.to(wide), dt.to(wide)
+    fed = _in_blocks(wide_x * wide_dt[..., None], grid)  # [blocks, ssm_heads, chunk, ssm_head_dim]
+    keys = _in_blocks(B.to(wide), grid)  # [blocks, ssm_groups, chunk, ssm_state]
+    queries = _in_blocks(C.to(wide), grid)
+    # Sums in float64: a difference of two long float32 sums would lose the small steps in it.
+    log_decay = _in_blocks((dt.double() * A.double())[..., None], grid)[..., 0].cumsum(-1)
+
+    left = _state_fed_by(fed, keys, log_decay)
+    entering = _run_states(left, log_decay[..., -1].exp(), ssm_states, slots, grid, snapshots)
+    y = _within_blocks(fed, keys, queries, log_decay) + _from_before(entering, queries, log_decay)
+    flat = y.transpose(1, 2).flatten(0, 1)[grid.cells]
+    return (flat + D.to(wide)[:, None] * wide_x).to(x.dtype)
+
+
+def _in_blocks(rows: Tensor, grid: Grid) -> Tensor:
+    """[tokens, heads, dim] laid into its cells, zeros elsewhere: [blocks, heads, chunk, dim]."""
+    cells = rows.new_zeros(grid.num_blocks * grid.chunk_len, *rows.shape[1:])
+    cells[grid.cells.to(rows.device)] = rows
+    return cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:]).transpose(1, 2)
+
+
+def _grouped(heads: Tensor, groups: int) -> Tensor:
+    """[blocks, heads, …] as [blocks, groups, heads of the group, …]."""
+    return heads.view(heads.shape[0], groups, -1, *heads.shape[2:])
+
+
+def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
+    """What each block adds to the state: [blocks, ssm_heads, ssm_head_dim, ssm_state]."""
+    to_end = (log_decay[..., -1:] - log_decay).exp().to(fed.dtype)
+    fed = _grouped(fed * to_end[..., None], keys.shape[1])
+    return (fed.mT @ keys[:, :, None]).flatten(1, 2)
+
+
+def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
+    """What the tokens of a block give to each other: [blocks, ssm_heads, chunk, ssm_head_dim]."""
+    chunk_len = fed.shape[2]
+    between = (log_decay[..., :, None] - log_decay[..., None, :]).to(fed.dtype)
+    ahead = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=fed.device).triu(1)
+    decay = _grouped(between.masked_fill_(ahead, -torch.inf).exp_(), keys.shape[1])
+    scores = decay * (queries @ keys.mT)[:, :, None]
+    return scores.flatten(1, 2) @ fed
+
+
+def _from_before(entering: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
+    """What the state before a block gives to its tokens: [blocks, ssm_heads, chunk, head_dim]."""
+    seen = queries[:, :, None] @ _grouped(entering, queries.shape[1]).mT
+    return seen.flatten(1, 2) * log_decay.exp().to(seen.dtype)[..., None]
+
+
+def _run_states(
+    left: Tensor,
+    decay: Tensor,
+    ssm_states: Tensor,
+    slots: Tensor,
+    grid: Grid,
+    snapshots: Sequence[SlotAt],
+) -> Tensor:
+    """Carries each request's state over its blocks; returns the state that enters each block.
+
+    `left` [blocks, …] is overwritten by it. The states at the ends and at the snapshots' positions
+    go to their slots.
+    """
+    decay = decay.to(left.dtype)[..., None, None]
+    wanted: dict[int, list[int]] = {}
+    ends = [
+        (i, end, slot)
+        for i, ((_, end), slot) in enumerate(zip(grid.spans, slots.tolist(), strict=True))
+    ]
+    for index, position, slot in (*snapshots, *ends):
+        wanted.setdefault(grid.block_of(index, position), []).append(slot)
+    for index, slot in enumerate(slots.tolist()):
+        state = ssm_states[slot].clone()
+        for block in range(grid.first_blocks[index], grid.first_blocks[index + 1]):
+            fed = left[block].clone()
+            left[block] = state
+            state = torch.addcmul(fed, state, decay[block])
+            for dst in wanted.get(block, ()):
+                ssm_states[dst] = state
+    return left
+
+
+def chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    ssm_states: Tensor,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt],
+    chunk_len: int,
+) -> Tensor:
+    """Scan each request's part of `x` [tokens, ssm_heads, ssm_head_dim] from its slot's state.
+
+    `dt` [tokens, ssm_heads]; `B` and `C` [tokens, ssm_groups, ssm_state]; `ssm_states` is a
+    strided view [slots, ssm_heads, ssm_head_dim, ssm_state], advanced in place at `slots`
+    [requests]. A snapshot's position is a multiple of `chunk_len` in (start, end], or the end.
+    """
+    tokens, ssm_heads, ssm_head_dim = x.shape
+    assert ssm_states.shape[1:] == (ssm_heads, ssm_head_dim, B.shape[2]), ssm_states.shape
+    assert dt.shape == (tokens, ssm_heads), dt.shape
+    assert A.shape == D.shape == (ssm_heads,), dt.shape
+    assert B.shape == C.shape, (B.shape, C.shape)
+    assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
+    assert slots.shape == (len(spans),), (slots.shape, spans)
+    assert all(end > start >= 0 for start, end in spans), spans
+    assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
+    for index, position, _ in snapshots:
+        start, end = spans[index]
+        assert start < position <= end, (spans, snapshots)
+        assert position % chunk_len == 0 or position == end, (position, chunk_len)
+    return chunk_scan_reference(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
