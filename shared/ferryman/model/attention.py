@@ -1,0 +1,115 @@
+"""Grouped-query attention over pages.
+
+q, k, v = x · Wqkv;   q, k turned by position;   k, v written to their pages
+y = softmax(scale · q kᵀ + causal mask) v · Wo
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.shapes import AttentionShape, NoPositions, RotaryPositions
+from ferryman.model.state import AttentionState, ModelState
+from ferryman.model.weights import Weights, accumulation_dtype
+from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
+from ferryman_kernels.pages import write_kv
+from ferryman_kernels.rotary import apply_rotary
+
+
+class Turning(Protocol):
+    """Puts the positions [tokens] into q and k [tokens, heads, head_dim]."""
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Turns pairs of channels by position · `inv_freq` [rotary_dim / 2]."""
+
+    inv_freq: Tensor
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary(q, k, positions, self.inv_freq)
+
+
+def leave_unturned(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """No positions ("nope")."""
+    return q, k
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The attention mixer of layer `layer`. `qkv` yields query, key and value heads in a row."""
+
+    layer: int
+    shape: AttentionShape
+    qkv: Linear
+    turn: Turning
+    out: Linear
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        pages, table = state.attention[self.layer], batch.page_tables[Kind.FULL]
+        q = self._write(hidden, pages, table, batch.rows, batch.positions)
+        mixed = paged_attention_prefill(
+            q, pages.key_pages, pages.value_pages, table, batch.spans, self.shape.scale
+        )
+        return self.out(mixed.flatten(1))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        pages, table = state.attention[self.layer], batch.page_tables[Kind.FULL]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        q = self._write(hidden, pages, table, rows, batch.positions)
+        mixed = paged_attention_decode(
+            q, pages.key_pages, pages.value_pages, table, batch.positions, self.shape.scale
+        )
+        return self.out(mixed.flatten(1))
+
+    def _write(
+        self, hidden: Tensor, pages: AttentionState, table: Tensor, rows: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Writes the tokens' keys and values to their pages; returns q, turned."""
+        shape = self.shape
+        heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
+        q, k, v = heads.split_with_sizes((shape.q_heads, shape.kv_heads, shape.kv_heads), dim=1)
+        q, k = self.turn(q, k, positions)
+        write_kv(pages.key_pages, pages.value_pages, k, v, table, rows, positions)
+        return q
+
+
+def load_attention(
+    weights: Weights, layer: int, shape: AttentionShape, hidden_dim: int
+) -> Attention:
+    """The attention whose projections lie under `weights`, q, k and v joined into one product."""
+    heads = {"q_proj": shape.q_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
+    out_dims = {name: count * shape.head_dim for name, count in heads.items()}
+    joined = torch.cat(
+        [weights.tensor(f"{name}.weight", dim, hidden_dim) for name, dim in out_dims.items()]
+    )
+    bias, out_bias = None, None
+    if shape.has_bias:
+        bias = torch.cat([weights.tensor(f"{name}.bias", dim) for name, dim in out_dims.items()])
+        out_bias = weights.tensor("o_proj.bias", hidden_dim)
+    out = weights.tensor("o_proj.weight", hidden_dim, out_dims["q_proj"])
+    return Attention(
+        layer=layer,
+        shape=shape,
+        qkv=make_linear(joined, bias),
+        turn=_turning(shape.positions, weights),
+        out=make_linear(out, out_bias),
+    )
+
+
+def _turning(positions: RotaryPositions | NoPositions, weights: Weights) -> Turning:
+    if isinstance(positions, NoPositions):
+        return leave_unturned
+    dtype = accumulation_dtype(weights.dtype)
+    dim = positions.rotary_dim
+    exponents = torch.arange(0, dim, 2, dtype=dtype, device=weights.device) / dim
+    return Rotary(1.0 / positions.theta**exponents)

@@ -1,0 +1,121 @@
+"""The decoder that all families share: embedding, layers, norm, head.
+
+hidden = embed(tokens) · embedding_multiplier
+hidden = layer(hidden)                             for each layer
+logits = norm(hidden) · Whead / logits_scaling
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.config import ModelConfig
+from ferryman.model.layers import DecoderLayer, RmsNorm
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.shapes import TrunkShape
+from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights, accumulation_dtype
+
+
+class Model(Protocol):
+    """What the engine runs. Both forwards advance `state` in place.
+
+    Logits come in the accumulation dtype: float64 for a float64 model, float32 otherwise.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def manifest(self) -> StateManifest: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        """Logits [sampled, vocab] of the batch's `last_tokens`."""
+        ...
+
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        """Logits [requests, vocab]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The two ends of a decoder: from token ids to hidden states, from those to logits."""
+
+    embedding: Tensor
+    embedding_multiplier: float
+    norm: RmsNorm
+    head: Linear
+    logits_scaling: float
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.embedding).mul_(self.embedding_multiplier)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[tokens, vocab], in the accumulation dtype."""
+        scores = self.head(self.norm(hidden))
+        return scores.to(accumulation_dtype(scores.dtype)).div_(self.logits_scaling)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model of any family, put together from its layers."""
+
+    config: ModelConfig
+    manifest: StateManifest
+    ends: Ends
+    layers: tuple[DecoderLayer, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.trunk.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.ends.embedding.device
+
+    @torch.inference_mode()
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        hidden = self.ends.embed(batch.token_ids)
+        for layer in self.layers:
+            hidden = layer.prefill(hidden, batch, state)
+        return self.ends.logits(hidden[batch.last_tokens])
+
+    @torch.inference_mode()
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        hidden = self.ends.embed(batch.token_ids)
+        for layer in self.layers:
+            hidden = layer.decode(hidden, batch, state)
+        return self.ends.logits(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class EndScales:
+    """What a family multiplies at its ends."""
+
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+
+def load_ends(weights: Weights, trunk: TrunkShape, final_norm: str, scales: EndScales) -> Ends:
+    """Embedding, final norm and head; a tied head multiplies by the embedding."""
+    size = (trunk.vocab_size, trunk.hidden_dim)
+    embedding = weights.tensor("model.embed_tokens.weight", *size)
+    head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
+    norm = RmsNorm(weights.tensor(final_norm, trunk.hidden_dim), trunk.norm_eps)
+    return Ends(
+        embedding, scales.embedding_multiplier, norm, make_linear(head), scales.logits_scaling
+    )

@@ -1,0 +1,77 @@
+"""The layers that every family uses: norm, gated MLP, and the two norms' placement around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.linear import Linear
+from ferryman.model.state import ModelState
+from ferryman_kernels.rms_norm import rms_norm
+
+
+class Mixing(Protocol):
+    """What mixes the positions of a layer: attention or a recurrence.
+
+    Takes hidden [tokens, hidden_dim], reads and advances its part of the state, returns the same
+    shape.
+    """
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+
+
+class FeedForward(Protocol):
+    """What works on each token alone; hidden [tokens, hidden_dim] in and out."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Root mean square norm with `weight` [hidden_dim]."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(silu(gate) · up), gate and up from one product: gate's rows come first."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A mixer and a feed-forward, each behind a norm and beside a residual path."""
+
+    mixer_norm: RmsNorm
+    mixer: Mixing
+    feed_forward_norm: RmsNorm
+    feed_forward: FeedForward
+    residual_multiplier: float
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
+
+    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden.add(mixed, alpha=self.residual_multiplier)
+        fed = self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden.add(fed, alpha=self.residual_multiplier)

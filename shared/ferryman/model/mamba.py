@@ -1,0 +1,160 @@
+"""The Mamba-2 mixer (Dao & Gu 2024) over slot-indexed state.
+
+z, xBC, dt = u · Win
+x, B, C    = silu(conv(xBC))
+dt         = clamp(softplus(dt + dt_bias))
+y          = scan of  state ← exp(dt·A)·state + dt·(x ⊗ B),  y = state·C + D·x
+out        = norm(y · silu(z)) · Wout
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.shapes import MambaShape
+from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights
+from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.rms_norm import gated_rms_norm
+from ferryman_kernels.ssd_chunk_scan import chunk_scan
+from ferryman_kernels.ssd_decode import selective_state_update
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The parameters of the scan: `A`, `D`, `dt_bias` [ssm_heads], in the accumulation dtype."""
+
+    A: Tensor
+    D: Tensor
+    dt_bias: Tensor
+    dt_limit: tuple[float, float]
+
+    def time_steps(self, dt: Tensor) -> Tensor:
+        """dt [tokens, ssm_heads] behind its bias, softplus and clamp, in the accumulation dtype."""
+        return F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp_(*self.dt_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan."""
+
+    layer: int
+    shape: MambaShape
+    scan_chunk: int
+    project_in: Linear
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    recurrence: Recurrence
+    norm_weight: Tensor
+    norm_eps: float
+    project_out: Linear
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        slots, ssm = state.mamba[self.layer], self.recurrence
+        gate, mixed, dt = self._project(hidden)
+        mixed = causal_conv_prefill(
+            mixed,
+            slots.conv_states,
+            self.conv_weight,
+            self.conv_bias,
+            batch.spans,
+            batch.working_slots,
+            batch.snapshots,
+        )
+        x, B, C = self._parts(mixed)
+        y = chunk_scan(
+            x,
+            ssm.time_steps(dt),
+            ssm.A,
+            B,
+            C,
+            ssm.D,
+            slots.ssm_states,
+            batch.spans,
+            batch.working_slots,
+            batch.snapshots,
+            self.scan_chunk,
+        )
+        return self._gate_out(y, gate)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        slots, ssm = state.mamba[self.layer], self.recurrence
+        gate, mixed, dt = self._project(hidden)
+        mixed = causal_conv_decode(
+            mixed, slots.conv_states, self.conv_weight, self.conv_bias, batch.working_slots
+        )
+        x, B, C = self._parts(mixed)
+        y = selective_state_update(
+            slots.ssm_states, x, ssm.time_steps(dt), ssm.A, B, C, ssm.D, batch.working_slots
+        )
+        return self._gate_out(y, gate)
+
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate [tokens, inner_dim], x B C [tokens, conv_dim], dt [tokens, ssm_heads]."""
+        shape = self.shape
+        gate, mixed, dt = self.project_in(hidden).split_with_sizes(
+            (shape.inner_dim, shape.conv_dim, shape.ssm_heads), dim=1
+        )
+        return gate, mixed, dt
+
+    def _parts(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [tokens, ssm_heads, ssm_head_dim], B and C [tokens, ssm_groups, ssm_state]."""
+        shape = self.shape
+        x, B, C = mixed.split_with_sizes((shape.inner_dim, shape.group_dim, shape.group_dim), dim=1)
+        return (
+            x.view(-1, shape.ssm_heads, shape.ssm_head_dim),
+            B.view(-1, shape.ssm_groups, shape.ssm_state),
+            C.view(-1, shape.ssm_groups, shape.ssm_state),
+        )
+
+    def _gate_out(self, y: Tensor, gate: Tensor) -> Tensor:
+        normed = gated_rms_norm(
+            y.flatten(1), gate, self.norm_weight, self.norm_eps, self.shape.ssm_groups
+        )
+        return self.project_out(normed)
+
+
+@dataclass(frozen=True, slots=True)
+class MambaPlace:
+    """Where a Mamba layer stands: what it needs to know beyond its own shape."""
+
+    layer: int
+    hidden_dim: int
+    norm_eps: float
+    scan_chunk: int
+
+
+def load_mamba(weights: Weights, shape: MambaShape, place: MambaPlace) -> Mamba:
+    """The Mamba-2 mixer whose tensors lie under `weights`."""
+    hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
+    conv = weights.tensor("conv1d.weight", shape.conv_dim, 1, shape.conv_width)
+    in_bias, out_bias, conv_bias = None, None, None
+    if shape.has_proj_bias:
+        in_bias = weights.tensor("in_proj.bias", shape.proj_dim)
+        out_bias = weights.tensor("out_proj.bias", hidden_dim)
+    if shape.has_conv_bias:
+        conv_bias = weights.tensor("conv1d.bias", shape.conv_dim)
+    return Mamba(
+        layer=place.layer,
+        shape=shape,
+        scan_chunk=place.scan_chunk,
+        project_in=make_linear(
+            weights.tensor("in_proj.weight", shape.proj_dim, hidden_dim), in_bias
+        ),
+        conv_weight=conv.squeeze(1).contiguous(),
+        conv_bias=conv_bias,
+        recurrence=Recurrence(
+            A=-weights.precise("A_log", heads).exp(),
+            D=weights.precise("D", heads),
+            dt_bias=weights.precise("dt_bias", heads),
+            dt_limit=shape.dt_limit,
+        ),
+        norm_weight=weights.tensor("norm.weight", inner_dim),
+        norm_eps=place.norm_eps,
+        project_out=make_linear(weights.tensor("out_proj.weight", hidden_dim, inner_dim), out_bias),
+    )

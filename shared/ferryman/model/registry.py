@@ -1,0 +1,31 @@
+"""From a model folder to a model that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ferryman.model.bamba import load_bamba
+from ferryman.model.config import GraniteHybridConfig, load_config
+from ferryman.model.decoder import Model
+from ferryman.model.fingerprint import model_fingerprint
+from ferryman.model.granite import load_granite
+from ferryman.model.manifest import state_manifest
+from ferryman.model.weights import open_weights, torch_dtype
+
+
+def load_model(
+    folder: Path | str, dtype: str, *, device: torch.device | str = "cpu", page_size: int = 64
+) -> Model:
+    """The model in a Hugging Face folder, ready to run in `dtype` with pages of `page_size`.
+
+    Raises ConfigError, naming field, tensor or file, for a folder that cannot be served.
+    """
+    element = torch_dtype(dtype)
+    config = load_config(folder)
+    weights = open_weights(folder, element, torch.device(device))
+    manifest = state_manifest(config, dtype, page_size, model_fingerprint(folder, dtype))
+    if isinstance(config, GraniteHybridConfig):
+        return load_granite(config, manifest, weights)
+    return load_bamba(config, manifest, weights)

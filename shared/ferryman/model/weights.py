@@ -1,0 +1,83 @@
+"""Weights by name, each checked against the shape the config implies, in the model's dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ConfigError
+from ferryman.model.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+_STORED_DTYPES = ("F64", "F32", "BF16", "F16")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype a model may run in, by its name in settings."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not supported; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scans accumulate and recurrent states are kept."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The tensors of a checkpoint under `prefix`, as tensors of one dtype on one device."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    prefix: str = ""
+
+    def under(self, name: str) -> Weights:
+        """The weights of a part: `under("mamba")` reads `<prefix>mamba.<name>`."""
+        return Weights(self.checkpoint, self.dtype, self.device, f"{self.prefix}{name}.")
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name` in the model's dtype; refused by name when its shape is another."""
+        return self.precise(name, *shape).to(self.dtype)
+
+    def precise(self, name: str, *shape: int) -> Tensor:
+        """As `tensor`, but never rounded to less than the accumulation dtype."""
+        stored = self._stored(name)
+        if stored.shape != shape:
+            raise ConfigError(
+                f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
+                f"but config.json implies {list(shape)}"
+            )
+        if stored.dtype not in _STORED_DTYPES:
+            raise ConfigError(
+                f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
+                f"supported are {', '.join(_STORED_DTYPES)}"
+            )
+        return stored.read().to(self.device, accumulation_dtype(self.dtype))
+
+    def first_of(self, *names: str) -> str:
+        """The first of `names` that exists: formats renamed some tensors over time."""
+        for name in names:
+            if self.prefix + name in self.checkpoint.tensors:
+                return name
+        return names[0]
+
+    def _stored(self, name: str) -> StoredTensor:
+        full_name = self.prefix + name
+        if full_name not in self.checkpoint.tensors:
+            files = sorted({t.file.name for t in self.checkpoint.tensors.values()})
+            raise ConfigError(
+                f"{self.checkpoint.folder}: tensor {full_name!r} is missing from "
+                f"{', '.join(files) or 'the checkpoint'}"
+            )
+        return self.checkpoint.tensors[full_name]
+
+
+def open_weights(folder: Path | str, dtype: torch.dtype, device: torch.device) -> Weights:
+    """The weights of the model in `folder`; nothing is read before it is asked for."""
+    return Weights(open_checkpoint(folder), dtype, device)
