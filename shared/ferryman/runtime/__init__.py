@@ -1,1 +1,1 @@
-"""How a process lives: start, stop, settings, logs, metrics, lifecycle events. It decides nothing."""
+"""How a process lives: start, stop, settings, logs, metrics, lifecycle events."""

@@ -1,0 +1,250 @@
+"""All reservations of one decode worker: who may write where, until when, and what follows.
+
+The table decides; the decode server carries out the effects it returns. Every write is checked in
+the same tick as its copy against (epoch, reservation, attempt, slot generation), so a writer of an
+earlier life, attempt or tenant of a slot is refused, not noticed later.
+
+Who the writer is depends on the data plane. With one-sided writes it is the prefill process; with
+frames over gRPC only decode's own servicer copies, and it stops as soon as its last copy returned.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ferryman.errors import LeaseLost, QueueFull, Stale, WrongEpoch
+from ferryman.handoff.effects import (
+    AbortAnswer,
+    CommitAnswer,
+    Effect,
+    Fence,
+    FreeSlots,
+    ReceiverLimits,
+    ReceiverStatistics,
+    StartDecoding,
+    StopWriter,
+    Writer,
+)
+from ferryman.handoff.reservation import (
+    OPEN,
+    TERMINAL,
+    Aborted,
+    CommitRefused,
+    CommitVerified,
+    LeaseEnded,
+    Renewed,
+    ReservationEvent,
+    ReservationState,
+    WriterDied,
+    WriterStopped,
+    Written,
+    next_state,
+)
+from ferryman.handoff.tombstones import Tombstones
+from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, WantedUnit
+from ferryman.handoff.verdict import LeaseOver, Verdict, Verified, judge
+
+
+@dataclass(slots=True)
+class _Entry:
+    request_id: str
+    reservation: Reservation
+    writer: Writer
+    lease_end: float
+    generations: dict[UnitName, int]
+    state: ReservationState = ReservationState.OFFERED
+    received: dict[UnitName, bytes] = field(default_factory=dict)
+    verdict: Verdict = field(default_factory=LeaseOver)
+
+
+class ReservationTable:
+    """The reservations of the process whose epoch is `epoch`."""
+
+    def __init__(self, epoch: int, limits: ReceiverLimits) -> None:
+        self.epoch = epoch
+        self._limits = limits
+        self._live: dict[str, _Entry] = {}
+        self._closed: OrderedDict[str, _Entry] = OrderedDict()
+        self._of_request: dict[str, list[_Entry]] = {}
+        self._tombstones = Tombstones(limits.max_tombstones, limits.tombstone_seconds)
+        self._num_refused = 0
+        self._num_skipped_units = 0
+
+    def check_new(self, request_id: str, attempt: int, now: float) -> None:
+        """Whether this attempt may reserve at all; to be asked before slots are allocated."""
+        if self._tombstones.holds(request_id, attempt, now):
+            raise self._refusal(Stale(f"attempt {attempt} of {request_id} was cancelled"))
+        known = [e.reservation.attempt for e in self._of_request.get(request_id, ())]
+        if known and attempt <= max(known):
+            raise self._refusal(Stale(f"{request_id} has reserved for attempt {max(known)}"))
+        if len(self._live) >= self._limits.max_open:
+            raise QueueFull(f"{len(self._live)} reservations are open")
+
+    def offer(
+        self, request_id: str, reservation: Reservation, writer: Writer, now: float
+    ) -> tuple[Effect, ...]:
+        """Enters a reservation; earlier attempts of the same request are given up."""
+        assert reservation.epoch == self.epoch, "a reservation carries the epoch of its own worker"
+        self.check_new(request_id, reservation.attempt, now)
+        earlier = list(self._of_request.get(request_id, ()))
+        effects = [effect for entry in earlier for effect in self._apply(entry, Aborted())]
+        generations = {unit.name: unit.slot_generation for unit in reservation.wanted}
+        lease_end = now + reservation.lease_seconds
+        entry = _Entry(request_id, reservation, writer, lease_end, generations)
+        self._live[reservation.reservation_id] = entry
+        self._of_request.setdefault(request_id, []).append(entry)
+        return tuple(effects)
+
+    def try_write(self, fence: Fence, unit: WantedUnit, now: float) -> bool:
+        """Whether to copy this part of a unit; False: nobody wants it, skip it. Renews the lease.
+
+        Raises WrongEpoch, LeaseLost or Stale when the writer must not write here any more.
+        """
+        entry = self._open_entry(fence, now)
+        if unit.name not in entry.generations:
+            self._num_skipped_units += 1
+            return False
+        if entry.generations[unit.name] != unit.slot_generation:
+            raise self._refusal(
+                Stale(
+                    f"{unit.kind} unit {unit.index} lies in generation "
+                    f"{entry.generations[unit.name]} of its slot, not {unit.slot_generation}"
+                )
+            )
+        entry.received.pop(unit.name, None)  # written again: an earlier digest holds no longer
+        self._progress(entry, Written(), now)
+        return True
+
+    def record(self, fence: Fence, unit: UnitDigest, now: float) -> None:
+        """A wanted unit is complete, and this is what its bytes hash to here."""
+        entry = self._open_entry(fence, now)
+        if unit.name in entry.generations:
+            entry.received[unit.name] = unit.digest
+            self._progress(entry, Written(), now)
+
+    def renew(self, fence: Fence, now: float) -> None:
+        """Prefill is still at it."""
+        self._progress(self._open_entry(fence, now), Renewed(), now)
+
+    def commit(
+        self, fence: Fence, written: Iterable[PageRange], sent: Iterable[UnitDigest], now: float
+    ) -> CommitAnswer:
+        """Judges the hand-off. All writes must have been recorded before; the first word counts."""
+        entry = self._entry(fence)
+        if entry.state in TERMINAL:
+            return CommitAnswer(entry.verdict, ())
+        if entry.state not in OPEN or now >= entry.lease_end:
+            return CommitAnswer(entry.verdict, self._apply(entry, WriterStopped()))
+        entry.verdict = judge(entry.reservation, entry.received, written, sent)
+        verified = isinstance(entry.verdict, Verified)
+        event = CommitVerified() if verified else CommitRefused()
+        return CommitAnswer(entry.verdict, self._apply(entry, event))
+
+    def abort(self, request_id: str, attempt: int, now: float) -> AbortAnswer:
+        """Gives up an attempt, known or not: what arrives of it later is refused."""
+        self._tombstones.add(request_id, attempt, now)
+        mine = self._of_request.get(request_id, ())
+        found = [e for e in mine if e.reservation.attempt == attempt]
+        effects = [effect for entry in found for effect in self._apply(entry, Aborted())]
+        return AbortAnswer(any(e.state not in TERMINAL for e in found), tuple(effects))
+
+    def writer_stopped(self, fence: Fence) -> tuple[Effect, ...]:
+        """The writer will not write again: it acknowledged a stop, or gave up by itself."""
+        return self._apply(self._entry(fence), WriterStopped())
+
+    def writer_died(self, writer: Writer) -> tuple[Effect, ...]:
+        """This life of the writer is over."""
+        return self._apply_to_all([e for e in self._live.values() if e.writer == writer])
+
+    def writer_seen(self, writer: Writer) -> tuple[Effect, ...]:
+        """The writer lives in this epoch, so its other lives are over."""
+        mine = [e for e in self._live.values() if e.writer.worker_id == writer.worker_id]
+        return self._apply_to_all([e for e in mine if e.writer.epoch != writer.epoch])
+
+    def expire(self, now: float) -> tuple[Effect, ...]:
+        """Puts what outlived its lease into quarantine; frees nothing that may still be written."""
+        self._tombstones.expire(now)
+        over = [e for e in self._live.values() if e.state in OPEN and now >= e.lease_end]
+        return tuple(effect for entry in over for effect in self._apply(entry, LeaseEnded()))
+
+    def next_deadline(self) -> float | None:
+        """When `expire` is worth calling again."""
+        return min((e.lease_end for e in self._live.values() if e.state in OPEN), default=None)
+
+    def state_of(self, reservation_id: str) -> ReservationState | None:
+        entry = self._live.get(reservation_id) or self._closed.get(reservation_id)
+        return entry.state if entry else None
+
+    def writers(self) -> tuple[Writer, ...]:
+        """Whose death or word is still waited for."""
+        order = {entry.writer: None for entry in self._live.values()}
+        return tuple(order)
+
+    def statistics(self) -> ReceiverStatistics:
+        waiting = [e for e in self._live.values() if e.state is ReservationState.EXPIRING]
+        return ReceiverStatistics(
+            len(self._live) - len(waiting),
+            len(waiting),
+            sum(len(entry.reservation.wanted) for entry in waiting),
+            self._num_refused,
+            self._num_skipped_units,
+        )
+
+    def _apply_to_all(self, entries: list[_Entry]) -> tuple[Effect, ...]:
+        return tuple(effect for entry in entries for effect in self._apply(entry, WriterDied()))
+
+    def _apply(self, entry: _Entry, event: ReservationEvent) -> tuple[Effect, ...]:
+        """The one place where a state changes, and where its entry's effects come from."""
+        before, entry.state = entry.state, next_state(entry.state, event)
+        if entry.state is before:
+            return ()
+        if entry.state in TERMINAL:
+            self._close(entry)
+        if entry.state is ReservationState.COMMITTED:
+            return (StartDecoding(entry.request_id, entry.reservation),)
+        if entry.state is ReservationState.EXPIRING:
+            return (StopWriter(entry.request_id, entry.reservation, entry.writer),)
+        if entry.state in TERMINAL:
+            return (FreeSlots(entry.request_id, entry.reservation),)
+        return ()
+
+    def _close(self, entry: _Entry) -> None:
+        reservation_id = entry.reservation.reservation_id
+        self._closed[reservation_id] = self._live.pop(reservation_id)
+        entry.received, entry.generations = {}, {}
+        while len(self._closed) > self._limits.max_closed:
+            self._forget(self._closed.popitem(last=False)[1])
+
+    def _forget(self, entry: _Entry) -> None:
+        left = [other for other in self._of_request[entry.request_id] if other is not entry]
+        self._of_request[entry.request_id] = left
+        if not left:
+            del self._of_request[entry.request_id]
+
+    def _progress(self, entry: _Entry, event: ReservationEvent, now: float) -> None:
+        self._apply(entry, event)
+        entry.lease_end = now + entry.reservation.lease_seconds
+
+    def _open_entry(self, fence: Fence, now: float) -> _Entry:
+        entry = self._entry(fence)
+        if entry.state not in OPEN or now >= entry.lease_end:
+            raise self._refusal(LeaseLost(f"reservation {fence.reservation_id} is {entry.state}"))
+        return entry
+
+    def _entry(self, fence: Fence) -> _Entry:
+        if fence.epoch != self.epoch:
+            raise self._refusal(
+                WrongEpoch(f"this is epoch {self.epoch}, the message is for {fence.epoch}")
+            )
+        entry = self._live.get(fence.reservation_id) or self._closed.get(fence.reservation_id)
+        if entry is None or entry.reservation.attempt != fence.attempt:
+            raise self._refusal(
+                LeaseLost(f"no reservation {fence.reservation_id} for attempt {fence.attempt}")
+            )
+        return entry
+
+    def _refusal(self, error: Stale) -> Stale:
+        self._num_refused += 1
+        return error
