@@ -27,6 +27,11 @@ class StopStrings:
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is any stop string at all."""
+        return bool(self._stops)
+
     def feed(self, text: str) -> Released:
         """What may be shown now. After a `stop` the object is done; feed it no more."""
         if not self._stops:

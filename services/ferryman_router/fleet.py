@@ -1,0 +1,214 @@
+"""What the router believes of the workers: who is there, how loaded, holding which prefixes.
+
+Pure. Beats and cache events come in as values, `now` as an argument; what should be done about
+them goes out as effects. Beliefs are hints: a worker that is asked may still refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman_router.holdings import CacheChange, Holdings, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ServedState:
+    """Which state a worker keeps: two workers with equal values can hand requests over.
+
+    `fingerprint`, `page_size` and `digest` are the manifest's, and name the root of all page keys.
+    """
+
+    fingerprint: str
+    page_size: int
+    digest: str
+    kinds: tuple[Kind, ...]
+    window_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One heartbeat. Seconds are measured by the worker itself, 0 while it has none.
+
+    `queue_tokens` is the prefill work that waits or runs; `max_prompt_len` what its pools can hold.
+    """
+
+    role: str
+    worker_id: str
+    epoch: int
+    address: str
+    is_ready: bool
+    state: ServedState
+    max_prompt_len: int
+    num_running: int = 0
+    max_running: int = 1
+    num_queued: int = 0
+    queue_tokens: int = 0
+    seconds_per_token: float = 0.0
+    step_seconds: float = 0.0
+    free_slots: Mapping[Kind, int] = field(default_factory=dict)
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerName:
+    """One life of one worker."""
+
+    worker_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A life of a worker that was not known before."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """This life is over, or must be taken for over."""
+
+    name: WorkerName
+    role: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskSnapshot:
+    """Cache events are missing: ask this worker for all it holds."""
+
+    name: WorkerName
+
+
+Effect = Joined | Lost | AskSnapshot
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker as last heard of. `num_sent` counts what was routed to it since its last beat."""
+
+    beat: Beat
+    last_heard: float
+    holdings: Holdings
+    num_sent: int = 0
+    sent_tokens: int = 0
+    is_suspect: bool = False
+    avoid_until: float = 0.0
+
+    @property
+    def name(self) -> WorkerName:
+        return WorkerName(self.beat.worker_id, self.beat.epoch)
+
+
+class Fleet:
+    """All workers. `beat_timeout` is how long one may be silent."""
+
+    def __init__(self, beat_timeout: float) -> None:
+        self._beat_timeout = beat_timeout
+        self._workers: dict[str, Worker] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(sorted(self._workers.values(), key=lambda worker: worker.beat.worker_id))
+
+    def get(self, name: WorkerName) -> Worker | None:
+        """The worker, while that very life of it is believed to go on."""
+        worker = self._workers.get(name.worker_id)
+        return worker if worker is not None and worker.name == name else None
+
+    def usable(self, role: str, now: float) -> tuple[Worker, ...]:
+        """Those a new request may be sent to, in a stable order."""
+        return tuple(
+            worker
+            for worker in self
+            if worker.beat.role == role
+            and worker.beat.is_ready
+            and not worker.is_suspect
+            and worker.avoid_until <= now
+        )
+
+    # What is heard.
+
+    def hear_beat(self, beat: Beat, now: float) -> tuple[Effect, ...]:
+        """A beat: an old acquaintance, a new one, or a new life behind a known name."""
+        known = self._workers.get(beat.worker_id)
+        if known is not None and known.beat.epoch == beat.epoch:
+            known.beat, known.last_heard = beat, now
+            known.num_sent = known.sent_tokens = 0
+            known.is_suspect = False
+            return ()
+        effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
+        holdings = Holdings(beat.state.kinds, beat.state.window_len, beat.state.page_size)
+        self._workers[beat.worker_id] = Worker(beat, now, holdings)
+        name = WorkerName(beat.worker_id, beat.epoch)
+        return (*effects, *self._replaced_at(beat), Joined(beat), AskSnapshot(name))
+
+    def hear_change(self, name: WorkerName, change: CacheChange) -> tuple[Effect, ...]:
+        """A cache event; one of an unknown life waits for that life's first beat and snapshot."""
+        worker = self.get(name)
+        if worker is None or worker.holdings.apply(change):
+            return ()
+        return (AskSnapshot(name),)
+
+    def hear_snapshot(self, name: WorkerName, snapshot: Snapshot) -> tuple[Effect, ...]:
+        worker = self.get(name)
+        if worker is None or worker.holdings.replace(snapshot):
+            return ()
+        return (AskSnapshot(name),)
+
+    # What time and calls tell.
+
+    def expire(self, now: float) -> tuple[Effect, ...]:
+        """Workers that have been silent too long are lost."""
+        silent = [w for w in self if now - w.last_heard > self._beat_timeout]
+        return tuple(e for w in silent for e in self._lose(w.beat.worker_id, "silent"))
+
+    def forgive_silence(self, now: float) -> None:
+        """The broker was away: nobody could be heard, so nobody's silence counts."""
+        for worker in self._workers.values():
+            worker.last_heard = now
+
+    def lose(self, name: WorkerName, cause: str) -> tuple[Effect, ...]:
+        """This life is known to be over, by other means than silence."""
+        return self._lose(name.worker_id, cause) if self.get(name) is not None else ()
+
+    def suspect(self, name: WorkerName) -> None:
+        """A call failed: nothing new goes there until the next beat."""
+        if worker := self.get(name):
+            worker.is_suspect = True
+
+    def avoid(self, name: WorkerName, until: float) -> None:
+        """It said that it is full: nothing new goes there for a while."""
+        if worker := self.get(name):
+            worker.avoid_until = until
+
+    def sent(self, name: WorkerName, num_tokens: int) -> None:
+        """Counts what its last beat cannot know of yet."""
+        if worker := self.get(name):
+            worker.num_sent += 1
+            worker.sent_tokens += num_tokens
+
+    def stop_serving(self, name: WorkerName) -> None:
+        """It says that it drains; its next beat will say so too."""
+        if worker := self.get(name):
+            worker.beat = replace(worker.beat, is_ready=False)
+
+    def usable_tokens(self, name: WorkerName, keys: Sequence[PageKey], prompt_len: int) -> int:
+        """Tokens of a prompt that this worker can reuse from its device."""
+        worker = self.get(name)
+        return worker.holdings.usable_tokens(keys, prompt_len) if worker is not None else 0
+
+    def _lose(self, worker_id: str, cause: str) -> tuple[Effect, ...]:
+        worker = self._workers.pop(worker_id)
+        return (Lost(worker.name, worker.beat.role, cause),)
+
+    def _replaced_at(self, beat: Beat) -> tuple[Effect, ...]:
+        """Another worker that answered at this address cannot be alive any more."""
+        gone = [
+            worker.beat.worker_id
+            for worker in self
+            if worker.beat.address == beat.address and worker.beat.worker_id != beat.worker_id
+        ]
+        return tuple(effect for worker_id in gone for effect in self._lose(worker_id, "replaced"))
