@@ -29,7 +29,7 @@ class Reason(StrEnum):
     PAGE_ALIGNMENT = "page_alignment"
     CHEAPER_TO_RECOMPUTE = "cheaper_to_recompute"
     CACHE_OFF = "cache_off"
-    CORRUPT = "corrupt"
+    NO_ROOM = "no_room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,15 +364,19 @@ class Planner:
         needs = resume_set(self.manifest, prompt_len)
         demand = {
             Kind.FULL: len(needs.full) - min(best.depth, matched),
-            Kind.WINDOW: self._window_demand(prompt_len) - len(best.window_pages),
+            Kind.WINDOW: self._window_demand(prompt_len, num_snapshots) - len(best.window_pages),
             Kind.RECURRENT: 1 + num_snapshots,
         }
         return {kind: max(0, demand[kind]) for kind in self.manifest.kinds}
 
-    def _window_demand(self, prompt_len: int) -> int:
-        """Pages alive at once while chunks run: the window, one step's tokens, two ragged ends."""
+    def _window_demand(self, prompt_len: int, num_snapshots: int) -> int:
+        """Pages alive at once while chunks run: the window, one step's tokens, a ragged end.
+
+        Every snapshot on the way gives a window to the tree, which the request cannot reuse.
+        """
         page_size = self.manifest.page_size
-        alive = -(-(self.manifest.window_len + self.step_tokens) // page_size) + 1
+        window_pages = -(-self.manifest.window_len // page_size) + 1
+        alive = window_pages * (1 + num_snapshots) + -(-self.step_tokens // page_size)
         return min(-(-prompt_len // page_size), alive)
 
 

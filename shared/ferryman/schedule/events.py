@@ -1,0 +1,103 @@
+"""What the scheduler reports: values that a worker turns into tokens, transfers and telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import ResumePlan
+from ferryman.cache.slots import SlotHandle
+from ferryman.schedule.batch import Sampled
+from ferryman.schedule.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request got all the slots its prompt needs. `is_resumed` after a retraction."""
+
+    request_id: str
+    plan: ResumePlan
+    is_resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """Positions [start, end) of a prompt are computed and lie in its pages."""
+
+    request_id: str
+    start: int
+    end: int
+    prompt_len: int
+
+
+class Drawn(NamedTuple):
+    """A token was drawn; `offset` counts the request's output tokens from 0."""
+
+    request_id: str
+    offset: int
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A prompt to hand off is computed; its slots stay until `release_held`."""
+
+    request_id: str
+    first: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request has its last token; `num_generated` counts its output tokens."""
+
+    request_id: str
+    reason: FinishReason
+    num_generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """Pushed back to wait, with what it has generated so far, because a pool ran out."""
+
+    request_id: str
+    num_generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCorrupt:
+    """A tier gave bytes that are not those written; the request starts over without that tier."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedUnit:
+    """One unit the tree now holds."""
+
+    kind: Kind
+    page_index: int
+    key: PageKey
+    handle: SlotHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A prefix came into the tree: what write-through to the host tier starts from."""
+
+    request_id: str
+    keys: tuple[PageKey, ...]
+    units: tuple[CachedUnit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadsDone:
+    """The host units of a request were read; their leases at the host-cache may go."""
+
+    request_id: str
+
+
+Event = (
+    Admitted | ChunkDone | Drawn | Held | Finished | Retracted | LoadCorrupt | Cached | LoadsDone
+)

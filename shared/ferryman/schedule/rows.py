@@ -1,0 +1,57 @@
+"""Rows: a running request's integers as arrays, so that a step is built by indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ferryman.cache.manifest import Kind
+from ferryman.schedule.batch import Ints
+
+NO_SLOT = -1
+
+
+class RowTable:
+    """`page_tables[kind]` [rows, pages] and `positions`, `working` [rows]; -1 where nothing is."""
+
+    def __init__(self, num_rows: int, max_pages: int, kinds: Sequence[Kind]) -> None:
+        self.positions = np.zeros(num_rows, dtype=np.int64)
+        self.working = np.full(num_rows, NO_SLOT, dtype=np.int64)
+        self._pages: dict[Kind, Ints] = {
+            kind: np.full((num_rows, max_pages), NO_SLOT, dtype=np.int64)
+            for kind in kinds
+            if kind is not Kind.RECURRENT
+        }
+        self._free = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def max_pages(self) -> int:
+        return next((table.shape[1] for table in self._pages.values()), 0)
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        for table in self._pages.values():
+            table[row] = NO_SLOT
+        self.working[row] = NO_SLOT
+        self.positions[row] = 0
+        self._free.append(row)
+
+    def set_page(self, kind: Kind, row: int, page: int, slot: int) -> None:
+        self._pages[kind][row, page] = slot
+
+    def set_pages(self, kind: Kind, row: int, first: int, slots: Sequence[int]) -> None:
+        self._pages[kind][row, first : first + len(slots)] = slots
+
+    def page(self, kind: Kind, row: int, page: int) -> int:
+        return int(self._pages[kind][row, page])
+
+    def page_tables(self, rows: Ints, num_pages: int) -> Mapping[Kind, Ints]:
+        """A copy: what is already submitted never changes under the device."""
+        return {kind: table[rows, :num_pages] for kind, table in self._pages.items()}

@@ -1,0 +1,168 @@
+"""A request on its way: waiting for slots, or holding them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from ferryman.cache.keys import PageKey, TokenIds, extend_keys
+from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import HostView, ResumePlan
+from ferryman.cache.slots import Holder, SlotHandle
+from ferryman.schedule.request import Request
+
+
+class Goal(Enum):
+    """What follows the prompt: tokens here, or a hand-off to another worker."""
+
+    DECODE = auto()
+    HAND_OFF = auto()
+
+
+class Phase(Enum):
+    """Where a request that holds slots stands."""
+
+    RESERVED = auto()
+    PREFILLING = auto()
+    HELD = auto()
+    DECODING = auto()
+    RETRACTING = auto()
+    DONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request without slots. `order` is its arrival: lower goes first, retracted or not."""
+
+    order: int
+    request: Request
+    goal: Goal
+    host: HostView
+    was_retracted: bool
+
+
+@dataclass(slots=True)
+class Track:
+    """A track slot and the position whose state it holds, or will once its step has run."""
+
+    handle: SlotHandle
+    position: int
+
+
+class Running:
+    """A request that holds slots. Only the scheduler writes here.
+
+        0 ≤ anchor_pages·P ≤ position of the plan ≤ scheduled
+
+    `own` are the slots it leases by page index; pages below `anchor_pages` are the tree's and are
+    protected by a hold on the anchor. `scheduled` counts positions given to submitted steps.
+    """
+
+    __slots__ = (
+        "anchor_pages",
+        "copy_source",
+        "drawn",
+        "draws_submitted",
+        "first_output",
+        "goal",
+        "holder",
+        "in_flight",
+        "keys",
+        "order",
+        "own",
+        "phase",
+        "plan",
+        "request",
+        "row",
+        "scheduled",
+        "snapshots",
+        "spare",
+        "tracks",
+        "working",
+    )
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        plan: ResumePlan,
+        *,
+        holder: Holder,
+        row: int,
+        own: dict[Kind, dict[int, SlotHandle]],
+        spare: list[SlotHandle],
+        working: SlotHandle | None,
+        snapshots: dict[int, SlotHandle],
+        copy_source: tuple[SlotHandle, ...],
+    ) -> None:
+        self.request = waiting.request
+        self.order = waiting.order
+        self.goal = waiting.goal
+        self.first_output = waiting.request.prompt_len - waiting.request.num_generated
+        self.plan = plan
+        self.holder = holder
+        self.row = row
+        self.own = own
+        self.spare = spare
+        self.working = working
+        self.snapshots = snapshots
+        self.copy_source = copy_source
+        self.anchor_pages = plan.anchor_pages
+        self.keys: tuple[PageKey, ...] = waiting.request.keys
+        self.phase = Phase.PREFILLING
+        self.scheduled = plan.position
+        self.in_flight = 0
+        self.draws_submitted = 0
+        self.drawn: list[int] = []
+        self.tracks: list[Track] = []
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def prompt_len(self) -> int:
+        return self.request.prompt_len
+
+    @property
+    def working_slot(self) -> int:
+        """-1 for a model without recurrent layers: no kernel reads it."""
+        return self.working.slot if self.working else -1
+
+    @property
+    def num_generated(self) -> int:
+        return self.request.num_generated + len(self.drawn)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether max_tokens allows a draw beyond those submitted."""
+        submitted = self.request.num_generated + self.draws_submitted
+        return submitted < self.request.sampling.max_tokens
+
+    @property
+    def computed(self) -> int:
+        """Positions computed from known tokens: the last draw is not consumed yet."""
+        return self.prompt_len + max(0, len(self.drawn) - 1)
+
+    def token_ids(self) -> TokenIds:
+        drawn = np.array(self.drawn, dtype="<u4")
+        return np.concatenate([self.request.token_ids, drawn])
+
+    def extend_keys_to(self, root: PageKey, page_size: int) -> None:
+        """Names the pages that decoding has filled since."""
+        if (len(self.keys) + 1) * page_size <= self.prompt_len + len(self.drawn):
+            self.keys = extend_keys(root, self.keys, self.token_ids(), page_size)
+
+    def slots(self) -> list[SlotHandle]:
+        """Everything leased to this request."""
+        held = [handle for pages in self.own.values() for handle in pages.values()]
+        held += self.spare
+        held += self.snapshots.values()
+        held += [track.handle for track in self.tracks]
+        return held + ([self.working] if self.working else [])
+
+
+def by_order(sequences: Seq[Running]) -> list[Running]:
+    return sorted(sequences, key=lambda sequence: sequence.order)
