@@ -1,0 +1,151 @@
+"""Training: answers only, many questions a story, longer stories as accuracy passes the mark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from tools.demo import words
+from tools.demo.lessons import Lesson, lesson
+from tools.demo.network import Network
+from tools.demo.vocabulary import token_id
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import AdamW
+
+FIRST_LEN, LAST_LEN = 64, 2048
+MARK = 0.97
+MEMORY = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How long and how hard to train."""
+
+    seconds: float
+    seed: int = 7
+    peak_rate: float = 3e-3
+    tokens_per_step: int = 4096
+    talk_share: float = 0.15
+    cooling: float = 0.3
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the training is; saved and resumed with the weights."""
+
+    step: int = 0
+    seen_tokens: int = 0
+    length: int = FIRST_LEN
+    accuracy: float = 0.0
+    since_longer: int = 0
+
+    def record(self, correct: float, tokens: int) -> None:
+        """Count a step; double the length once the running accuracy passes the mark."""
+        self.step += 1
+        self.seen_tokens += tokens
+        self.since_longer += 1
+        self.accuracy = MEMORY * self.accuracy + (1 - MEMORY) * correct
+        if self.accuracy > MARK and self.length < LAST_LEN and self.since_longer > 50:
+            self.length, self.accuracy, self.since_longer = self.length * 2, 0.8, 0
+
+
+def learning_rate(course: Course, progress: Progress, spent: float) -> float:
+    """Warm-up by steps, then level, then down to a hundredth over the last part of the time."""
+    left = max(0.0, 1 - spent / course.seconds)
+    return course.peak_rate * min(1.0, (progress.step + 1) / 100, max(left / course.cooling, 0.01))
+
+
+@dataclass(frozen=True, slots=True)
+class Tutor:
+    """Network, optimiser and lessons of one training."""
+
+    network: Network
+    forward: Callable[[Tensor], Tensor]
+    optimizer: AdamW
+    tokenizer: Tokenizer
+    cities: Tensor
+    course: Course
+
+    def next_lesson(self, progress: Progress) -> Lesson:
+        """Mostly rows of the present length, some shorter; each step's seed is its own."""
+        rng = Random(f"{self.course.seed} {progress.step}")
+        length = progress.length
+        while length > FIRST_LEN and rng.random() < 0.25:
+            length //= 2
+        rows = max(2, min(32, self.course.tokens_per_step // length))
+        share = self.course.talk_share
+        return lesson(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
+
+    def learn(self, given: Lesson, rate: float) -> tuple[float, float]:
+        """One step; the loss, and the share of cities that were right."""
+        hidden = self.forward(given.token_ids[:, :-1])[given.counts]
+        head = self.network.model.embed_tokens.weight
+        logits = hidden @ head.T / self.network.shape.logits_scaling
+        targets = given.token_ids[:, 1:][given.counts]
+        loss = functional.cross_entropy(logits, targets)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        is_city = torch.isin(targets, self.cities)
+        correct = (logits.argmax(-1) == targets)[is_city].float().mean()
+        return loss.item(), correct.nan_to_num(0.0).item()
+
+
+def tutor(network: Network, tokenizer: Tokenizer, course: Course) -> Tutor:
+    """A tutor for a fresh or loaded network; layers are compiled once a length."""
+    torch._dynamo.config.recompile_limit = 64
+    for layer in network.model.layers:
+        layer.compile(dynamic=False)
+    cities = [token_id(tokenizer, f"Ġ{city}") for city in words.CITIES]
+    optimizer = AdamW(
+        network.parameters(), lr=course.peak_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    return Tutor(network, network.model, optimizer, tokenizer, torch.tensor(cities), course)
+
+
+def save_checkpoint(path: Path, teaching: Tutor, progress: Progress) -> None:
+    """Everything a later run needs to go on."""
+    numbers = {name: getattr(progress, name) for name in Progress.__slots__}
+    state = {
+        "network": teaching.network.state_dict(),
+        "optimizer": teaching.optimizer.state_dict(),
+        "progress": numbers,
+    }
+    torch.save(state, path)
+
+
+def load_checkpoint(path: Path, teaching: Tutor) -> Progress:
+    """Go on where a saved training stopped."""
+    state = torch.load(path, weights_only=True)
+    teaching.network.load_state_dict(state["network"])
+    teaching.optimizer.load_state_dict(state["optimizer"])
+    return Progress(**state["progress"])
+
+
+def train(teaching: Tutor, progress: Progress, checkpoint: Path) -> None:
+    """Learn until the course's time is over, with a line of log and a checkpoint now and then."""
+    start = time.monotonic()
+    spoken = start
+    while (spent := time.monotonic() - start) < teaching.course.seconds:
+        given = teaching.next_lesson(progress)
+        rate = learning_rate(teaching.course, progress, spent)
+        loss, correct = teaching.learn(given, rate)
+        progress.record(correct, given.counts.numel())
+        if time.monotonic() - spoken > 20:
+            spoken = time.monotonic()
+            save_checkpoint(checkpoint, teaching, progress)
+            print(
+                f"{spent:6.0f} s  step {progress.step:6d}  tokens {progress.seen_tokens:9d}  "
+                f"length {progress.length:5d}  loss {loss:.4f}  cities {progress.accuracy:.3f}",
+                flush=True,
+            )
+    save_checkpoint(checkpoint, teaching, progress)
