@@ -194,7 +194,7 @@ def _dt_limit(fields: Fields) -> tuple[float, float]:
     if limit is None:
         return (0.0, float("inf"))
     try:
-        low, high = (float(bound) for bound in limit)  # "Infinity" may be a string
+        low, high = (float(bound) for bound in limit)
     except (TypeError, ValueError):
         raise fields.refusal("time_step_limit", "two numbers") from None
     if not 0.0 <= low <= high:

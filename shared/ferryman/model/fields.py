@@ -69,7 +69,7 @@ class Fields:
 def read_fields(path: Path) -> Fields:
     """The JSON object in `path`."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), object_hook=_plain_number)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; name a Hugging Face model folder") from None
     except (OSError, ValueError) as error:
@@ -77,3 +77,8 @@ def read_fields(path: Path) -> Fields:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a JSON object")
     return Fields(path, raw)
+
+
+def _plain_number(raw: dict[str, Any]) -> Any:
+    """transformers writes infinity as {"__float__": "Infinity"}, which JSON has no word for."""
+    return float(raw["__float__"]) if raw.keys() == {"__float__"} else raw

@@ -1,0 +1,155 @@
+"""Drawing tokens: inverse CDF over the filtered distribution, driven by (seed, position).
+
+    penalised[t] = logits[t] / r  or  · r  when t was seen (the first where logits[t] > 0)
+                   − frequency · count(t in the output) − presence · [t is in the output]
+    weights      = exp((penalised − max) / temperature), sorted descending, lowest id first in a tie
+    kept         = the shortest prefix that top_k, top_p (of what top_k left) and min_p each allow
+    token        = the first whose cumulative weight exceeds uniform(seed, position) · weight(kept)
+
+A row's token depends on that row alone, never on who shares the batch: every operation is
+elementwise or runs along one row, and neutral parameters change no bit.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+UNIFORM_BITS = 53
+_PACK_KEY = struct.Struct("<qQ").pack
+
+
+def uniform_bits(seed: int, position: int) -> int:
+    """The first 53 bits of blake2b(seed ‖ position): what `uniform` is made of."""
+    digest = blake2b(_PACK_KEY(seed, position), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - UNIFORM_BITS)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that draws the token at `position`; nothing else goes into it."""
+    return uniform_bits(seed, position) / 2.0**UNIFORM_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """How the drawn rows are drawn, all [drawn]; `indices` says which of the logits they are.
+
+    Greedy rows are not among them. `top_k` 0 keeps all.
+    """
+
+    indices: Tensor
+    uniforms: Tensor
+    temperatures: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was said before each token: `token_ids` [draws, longest], of which row i holds
+    [0, prompt_lens[i]) of prompt and [prompt_lens[i], lens[i]) of output.
+    """
+
+    token_ids: Tensor
+    prompt_lens: Tensor
+    lens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """How what was said weighs, all [draws]."""
+
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The likeliest token of each row [draws]; the lowest id in a tie."""
+    return logits.argmax(dim=-1)
+
+
+def penalise(logits: Tensor, past: Past, penalties: Penalties) -> Tensor:
+    """Logits [draws, vocab] with repetition, then frequency and presence penalties applied."""
+    logits = _precise(logits)
+    where = torch.arange(past.token_ids.shape[1], device=logits.device)
+    is_past = where < past.lens[:, None]
+    is_output = is_past & (where >= past.prompt_lens[:, None])
+    is_seen = _counts(past.token_ids, is_past, logits) > 0
+    output = _counts(past.token_ids, is_output, logits)
+    repetition, presence, frequency = (
+        penalty.to(logits.dtype)[:, None]
+        for penalty in (penalties.repetition, penalties.presence, penalties.frequency)
+    )
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(is_seen, repeated, logits)
+    return logits - frequency * output - presence * (output > 0)
+
+
+def _counts(token_ids: Tensor, counted: Tensor, logits: Tensor) -> Tensor:
+    """How often each token is among the `counted` places [draws, vocab]."""
+    counts = torch.zeros_like(logits)
+    # Places that do not count may hold anything, -1 included.
+    return counts.scatter_add_(1, token_ids.long().clamp_min(0), counted.to(logits.dtype))
+
+
+def sample(logits: Tensor, filters: Filters) -> Tensor:
+    """One token for each row of logits [draws, vocab]; rows not in `filters` are greedy."""
+    tokens = greedy(logits)
+    tokens[filters.indices] = _draw(logits[filters.indices], filters)
+    return tokens
+
+
+def _draw(logits: Tensor, filters: Filters) -> Tensor:
+    # Sorted before the division, which could make ties of what was none.
+    ranked, token_ids = _precise(logits).sort(dim=-1, descending=True, stable=True)
+    scaled = (ranked - ranked[:, :1]).double() / filters.temperatures[:, None]
+    weights = scaled.exp()
+    cumulative = weights.cumsum(dim=-1)
+    last = _num_kept(weights, cumulative, filters)[:, None] - 1
+    target = filters.uniforms[:, None] * cumulative.gather(1, last)
+    index = (cumulative <= target).sum(dim=-1, keepdim=True)
+    # Rounding may put the target on the very end of what is kept.
+    return token_ids.gather(1, torch.minimum(index, last))[:, 0]
+
+
+def _num_kept(weights: Tensor, cumulative: Tensor, filters: Filters) -> Tensor:
+    vocab = weights.shape[-1]
+    by_k = torch.where(filters.top_k > 0, filters.top_k.clamp_max(vocab), vocab)
+    mass = cumulative.gather(1, by_k[:, None] - 1)
+    by_p = (cumulative < filters.top_p[:, None] * mass).sum(dim=-1) + 1
+    by_min = (weights >= filters.min_p[:, None]).sum(dim=-1)
+    return torch.minimum(torch.minimum(by_k, by_p), by_min)
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbabilities:
+    """Natural logs of the model's own distribution: `values`, `token_ids` [draws, 1 + best].
+
+    The first column is the chosen token, the others the likeliest in order.
+    """
+
+    values: Tensor
+    token_ids: Tensor
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, num_best: int) -> LogProbabilities:
+    """Of `tokens` [draws] and the `num_best` likeliest, before temperature, filters, penalties."""
+    logs = torch.log_softmax(_precise(logits), dim=-1)
+    rest, chosen = logs.clone(), [tokens]
+    # argmax takes the lowest id in a tie, which topk does not promise.
+    for _ in range(min(num_best, logs.shape[-1])):
+        best = rest.argmax(dim=-1)
+        rest.scatter_(1, best[:, None], -torch.inf)
+        chosen.append(best)
+    token_ids = torch.stack(chosen, dim=1)
+    return LogProbabilities(logs.gather(1, token_ids), token_ids)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,134 @@
+"""A folder that cannot be served is refused by name; one that can is read completely."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.model.conftest import FolderOf
+
+from ferryman.errors import ConfigError
+from ferryman.model.config import BambaConfig, GraniteHybridConfig, load_config
+from ferryman.model.shapes import Mixer, MoeShape, NoPositions, RotaryPositions
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def edited(folder_of: FolderOf, tmp_path: Path) -> Callable[[str, Edit], Path]:
+    """A folder with only a config.json: the variant's, after the edit."""
+
+    def edit_config(variant: str, edit: Edit) -> Path:
+        raw = json.loads((folder_of(variant) / "config.json").read_text())
+        edit(raw)
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        return tmp_path
+
+    return edit_config
+
+
+def test_granite_is_read_with_its_multipliers_and_layers(folder_of: FolderOf) -> None:
+    config = load_config(folder_of("granite_moe_rope"))
+    assert isinstance(config, GraniteHybridConfig)
+    assert (config.embedding_multiplier, config.residual_multiplier) == (3.0, 0.7)
+    assert (config.logits_scaling, config.attention.scale) == (1.7, 0.3)
+    assert config.trunk.mixers.count(Mixer.MAMBA) == 3
+    assert config.moe == MoeShape(num_experts=4, experts_per_token=3, inner_dim=48)
+    assert config.attention.positions == RotaryPositions(theta=10_000.0, rotary_dim=16)
+    assert config.mamba.dt_limit == (0.05, 0.4)
+
+
+def test_dense_granite_without_positions_has_neither(folder_of: FolderOf) -> None:
+    config = load_config(folder_of("granite_nope"))
+    assert isinstance(config, GraniteHybridConfig)
+    assert config.moe is None
+    assert config.attention.positions == NoPositions()
+
+
+def test_bamba_turns_half_of_each_head(folder_of: FolderOf) -> None:
+    config = load_config(folder_of("bamba"))
+    assert isinstance(config, BambaConfig)
+    assert config.attention.positions == RotaryPositions(theta=10_000.0, rotary_dim=8)
+    assert config.attention.scale == 16**-0.5
+    assert config.mamba.dt_limit == (0.0, math.inf)
+
+
+def test_both_spellings_of_layer_types_mean_the_same(
+    folder_of: FolderOf, edited: Callable[[str, Edit], Path]
+) -> None:
+    def spell_as_published(raw: dict[str, Any]) -> None:
+        old = {"linear_attention": "mamba", "full_attention": "attention"}
+        raw["layers_block_type"] = [old[word] for word in raw.pop("layer_types")]
+        raw["position_embedding_type"] = "nope"
+
+    folder = edited("granite_nope", spell_as_published)
+    assert load_config(folder).trunk.mixers == load_config(folder_of("granite_nope")).trunk.mixers
+
+
+def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], Path]) -> None:
+    folder = edited("bamba", lambda raw: raw.update(eos_token_id=5))
+    assert load_config(folder).trunk.eos_token_ids == (5,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert load_config(folder).trunk.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        pytest.param(
+            lambda raw: raw.update(architectures=["LlamaForCausalLM"]),
+            ["LlamaForCausalLM", "GraniteMoeHybridForCausalLM", "BambaForCausalLM"],
+            id="unknown architecture",
+        ),
+        pytest.param(lambda raw: raw.pop("architectures"), ["architectures"], id="no architecture"),
+        pytest.param(lambda raw: raw.pop("hidden_size"), ["hidden_size", "missing"], id="missing"),
+        pytest.param(
+            lambda raw: raw.update(vocab_size="many"), ["vocab_size", "many"], id="wrong type"
+        ),
+        pytest.param(lambda raw: raw.update(vocab_size=True), ["vocab_size"], id="bool for int"),
+        pytest.param(
+            lambda raw: raw.update(rms_norm_eps=[]), ["rms_norm_eps"], id="list for float"
+        ),
+        pytest.param(
+            lambda raw: raw.update(tie_word_embeddings=1), ["tie_word"], id="int for bool"
+        ),
+        pytest.param(lambda raw: raw["layer_types"].pop(), ["layer_types", "5"], id="short layers"),
+        pytest.param(
+            lambda raw: raw.update(layer_types=["lstm"] * 5), ["layer_types"], id="unknown layer"
+        ),
+        pytest.param(lambda raw: raw.update(hidden_act="gelu"), ["hidden_act"], id="activation"),
+        pytest.param(
+            lambda raw: raw.update(rope_parameters={"rope_type": "yarn"}), ["yarn"], id="rope type"
+        ),
+        pytest.param(lambda raw: raw.update(mamba_n_groups=3), ["mamba_n_groups"], id="groups"),
+        pytest.param(lambda raw: raw.update(mamba_d_head=17), ["mamba_n_heads"], id="ssm heads"),
+        pytest.param(lambda raw: raw.update(num_key_value_heads=3), ["num_key_value"], id="gqa"),
+        pytest.param(lambda raw: raw.update(num_experts_per_tok=9), ["num_experts"], id="experts"),
+        pytest.param(lambda raw: raw.update(time_step_limit=[2, 1]), ["time_step"], id="dt limit"),
+        pytest.param(lambda raw: raw.update(eos_token_id=4096), ["eos_token_id"], id="eos id"),
+    ],
+)
+def test_an_unusable_config_is_refused_by_field_and_file(
+    edit: Edit, named: list[str], edited: Callable[[str, Edit], Path]
+) -> None:
+    folder = edited("granite_moe_rope", edit)
+    with pytest.raises(ConfigError) as refusal:
+        load_config(folder)
+    for word in [*named, str(folder / "config.json")]:
+        assert word in str(refusal.value)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "nowhere")
+
+
+def test_a_config_that_is_no_json_is_refused(folder_of: FolderOf, tmp_path: Path) -> None:
+    shutil.copy(folder_of("bamba") / "model.safetensors", tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        load_config(tmp_path)

@@ -1,0 +1,63 @@
+"""The oracle: transformers on the same folder, by its uncached full forward.
+
+transformers casts to float32 inside norms, scans and softmaxes. A float64 oracle therefore runs
+under a mode that turns every float32 argument into float64 and `Tensor.float` into `Tensor.double`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+class Float64Mode(TorchFunctionMode):
+    """Nothing that runs in here is rounded to float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        widened = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return func(*_widen(args), **widened)
+
+
+def _widen(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
+    if type(value) in (tuple, list):
+        return type(value)(_widen(item) for item in value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """A transformers model in one dtype."""
+
+    model: PreTrainedModel
+    mode: AbstractContextManager[object]
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Logits [tokens, vocab] at every position of `token_ids`, in one forward."""
+        with torch.inference_mode(), self.mode:
+            batch = torch.tensor([list(token_ids)])
+            logits: Tensor = self.model(batch, use_cache=False).logits[0]
+        return logits.clone()
+
+
+def load_oracle(folder: Path, dtype: torch.dtype) -> Oracle:
+    """The oracle for the model in `folder`, whose own arithmetic is all in `dtype`."""
+    mode = Float64Mode() if dtype is torch.float64 else nullcontext()
+    options: Mapping[str, Any] = {
+        "attn_implementation": "eager",
+        "experts_implementation": "eager",
+    }
+    with mode:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+    return Oracle(model, mode)

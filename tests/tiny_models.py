@@ -1,0 +1,120 @@
+"""Random tiny model folders of every supported variant, for any test that needs a model.
+
+Every parameter is drawn, none keeps its initial value: an unused norm weight, bias or multiplier
+then shows in the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, BambaConfig, GraniteMoeHybridConfig
+
+VOCAB_SIZE = 131
+MAX_POSITIONS = 1024
+
+_TRUNK: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+    "mamba_conv_bias": True,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GRANITE: Mapping[str, Any] = {
+    **_TRUNK,
+    "layer_types": [
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+    ],
+    "num_local_experts": 0,
+    "intermediate_size": 48,
+    "shared_intermediate_size": 96,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.7,
+}
+_BAMBA: Mapping[str, Any] = {
+    **_TRUNK,
+    "intermediate_size": 96,
+    "attn_layer_indices": [1, 4],
+}
+
+VARIANTS: Mapping[str, GraniteMoeHybridConfig | BambaConfig] = {
+    "granite_nope": GraniteMoeHybridConfig(**{**_GRANITE, "tie_word_embeddings": True}),
+    "granite_rope": GraniteMoeHybridConfig(
+        **{**_GRANITE, "position_embedding_type": "rope", "mamba_n_groups": 2}
+    ),
+    "granite_moe": GraniteMoeHybridConfig(
+        **{**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "mamba_proj_bias": True}
+    ),
+    "granite_moe_rope": GraniteMoeHybridConfig(
+        **{
+            **_GRANITE,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "time_step_limit": (0.05, 0.4),
+        }
+    ),
+    "bamba": BambaConfig(**_BAMBA),
+    "bamba_groups": BambaConfig(
+        **{
+            **_BAMBA,
+            "mamba_n_groups": 4,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        }
+    ),
+}
+
+
+def save_tiny_model(folder: Path, variant: str, *, seed: int = 0) -> Path:
+    """Writes the model named `variant` with random weights into `folder`, in float32."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(VARIANTS[variant], dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(_drawn(name, parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+def _drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Values with which every part of a layer matters, and states neither vanish nor explode."""
+    noise = torch.randn_like(parameter)
+    if name.endswith("A_log"):
+        return noise.mul(0.7)
+    if name.endswith("dt_bias"):
+        return noise.sub(2.0)
+    if name.endswith(("norm.weight", "layernorm.weight", ".D")):
+        return noise.mul(0.2).add(1.0)
+    if parameter.ndim == 1:
+        return noise.mul(0.2)
+    if name.endswith("conv1d.weight"):
+        return noise.mul(0.5)
+    if name.endswith("embed_tokens.weight"):
+        return noise.mul(0.5)
+    return noise.mul(1.5 / math.sqrt(parameter.shape[-1]))
