@@ -1,0 +1,89 @@
+"""The Tokens stream: cursors from the router, frames from decode."""
+
+from __future__ import annotations
+
+from ferryman.errors import InvalidRequest
+from ferryman.handoff.offsets import TokenFrame
+from ferryman.ids import check_request_id
+from ferryman.wire.codec.request import (
+    failure_from_wire,
+    failure_to_wire,
+    logprobs_from_wire,
+    logprobs_to_wire,
+    usage_from_wire,
+    usage_to_wire,
+)
+from ferryman.wire.codec.scalars import (
+    finish_from_wire,
+    finish_to_wire,
+    token_ids_from_bytes,
+    token_ids_to_bytes,
+)
+from ferryman.wire.v1 import decode_pb2
+from ferryman.wire.values import (
+    Ending,
+    Failure,
+    Finished,
+    GoesOn,
+    RequestTokens,
+    StepFrame,
+    TokenCursor,
+)
+
+
+def cursor_to_wire(cursor: TokenCursor) -> decode_pb2.TokenCursor:
+    return decode_pb2.TokenCursor(
+        request_id=cursor.request_id, attempt=cursor.attempt, offset=cursor.offset
+    )
+
+
+def cursor_from_wire(message: decode_pb2.TokenCursor) -> TokenCursor:
+    return TokenCursor(check_request_id(message.request_id), message.attempt, message.offset)
+
+
+def step_frame_to_wire(frame: StepFrame) -> decode_pb2.TokensResponse:
+    return decode_pb2.TokensResponse(
+        epoch=frame.epoch,
+        sequence=frame.sequence,
+        requests=[request_tokens_to_wire(tokens) for tokens in frame.requests],
+    )
+
+
+def step_frame_from_wire(message: decode_pb2.TokensResponse) -> StepFrame:
+    requests = tuple(request_tokens_from_wire(tokens) for tokens in message.requests)
+    return StepFrame(message.epoch, message.sequence, requests)
+
+
+def request_tokens_to_wire(tokens: RequestTokens) -> decode_pb2.RequestTokens:
+    message = decode_pb2.RequestTokens(
+        request_id=tokens.request_id,
+        attempt=tokens.frame.attempt,
+        offset=tokens.frame.offset,
+        token_ids=token_ids_to_bytes(tokens.frame.token_ids),
+        running_hash=tokens.frame.running_hash,
+        logprobs=[logprobs_to_wire(logprobs) for logprobs in tokens.logprobs],
+    )
+    match tokens.ending:
+        case Finished(reason, usage):
+            message.finish_reason = finish_to_wire(reason)
+            message.usage.CopyFrom(usage_to_wire(usage))
+        case Failure():
+            message.failure.CopyFrom(failure_to_wire(tokens.ending))
+    return message
+
+
+def request_tokens_from_wire(message: decode_pb2.RequestTokens) -> RequestTokens:
+    token_ids = tuple(token_ids_from_bytes(message.token_ids).tolist())
+    frame = TokenFrame(message.attempt, message.offset, token_ids, message.running_hash)
+    logprobs = tuple(logprobs_from_wire(each) for each in message.logprobs)
+    if logprobs and len(logprobs) != len(token_ids):
+        raise InvalidRequest("logprobs has one entry per token", "logprobs")
+    return RequestTokens(message.request_id, frame, logprobs, _ending_from_wire(message))
+
+
+def _ending_from_wire(message: decode_pb2.RequestTokens) -> Ending:
+    if message.HasField("failure"):
+        return failure_from_wire(message.failure)
+    if message.finish_reason:
+        return Finished(finish_from_wire(message.finish_reason), usage_from_wire(message.usage))
+    return GoesOn()

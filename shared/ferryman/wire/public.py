@@ -1,0 +1,123 @@
+"""What the public InferenceService speaks of, as plain values for the router and for the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ferryman.cache.keys import TokenIds
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.values import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One message of a conversation; `role` is a word the chat template knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Turns for the model's chat template."""
+
+    turns: tuple[ChatTurn, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenPrompt:
+    """Token ids [tokens] as they are."""
+
+    token_ids: TokenIds
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateStarted:
+    """The first event of a stream: what the router made of the request."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Consecutive tokens; `text` may lag behind them while a character is incomplete."""
+
+    offset: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[Mapping[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateFinished:
+    """The last event of a stream; `text` is what was held back until then."""
+
+    reason: FinishReason
+    usage: Usage
+    text: str = ""
+
+
+GenerateEvent = GenerateStarted | TokenChunk | GenerateFinished
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCandidate:
+    """A pair of workers, and the seconds predicted for it."""
+
+    prefill_worker_id: str
+    decode_worker_id: str
+    queue_seconds: float
+    load_seconds: float
+    prefill_seconds: float
+    handoff_seconds: float
+    total_seconds: float
+    usable_tokens: int
+    host_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteExplanation:
+    """One routing decision: the choice, and what else there was, best first."""
+
+    attempt: int
+    chosen: RouteCandidate
+    others: tuple[RouteCandidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleEvent:
+    """One entry of the lifecycle log; `json` is as it was published."""
+
+    role: str
+    worker_id: str
+    event: str
+    json: str
+    stream_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A served model; `max_len` bounds prompt and output together."""
+
+    model_id: str
+    family: str
+    dtype: str
+    max_len: int
+    page_size: int
+    manifest_digest: str
+    created_unix_seconds: int
+    vocab: int
