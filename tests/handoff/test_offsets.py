@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from ferryman.handoff.offsets import (
     Lacking,
     TokenFrame,
     TokenLedger,
-    running_hash,
+    extend_hash,
 )
 
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=20)
@@ -22,20 +24,20 @@ token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
 def frame(tokens: list[int], first: int, end: int, attempt: int = 1) -> TokenFrame:
     """What a worker that drew `tokens` says about [first, end)."""
-    prefix = running_hash(0, tokens[:first])
-    return TokenFrame(attempt, first, tuple(tokens[first:end]), prefix)
+    hash_to_end = extend_hash(0, tokens[:end])
+    return TokenFrame(attempt, first, tuple(tokens[first:end]), hash_to_end)
 
 
 @given(token_lists, token_lists)
 def test_the_hash_does_not_depend_on_the_cut(left: list[int], right: list[int]) -> None:
-    assert running_hash(running_hash(0, left), right) == running_hash(0, left + right)
+    assert extend_hash(extend_hash(0, left), right) == extend_hash(0, left + right)
 
 
 @given(token_lists, st.integers(0, 19), st.integers(0, 2**32 - 1))
 def test_another_token_makes_another_hash(tokens: list[int], place: int, other: int) -> None:
     if place < len(tokens) and tokens[place] != other:
         changed = [*tokens[:place], other, *tokens[place + 1 :]]
-        assert running_hash(0, changed) != running_hash(0, tokens)
+        assert extend_hash(0, changed) != extend_hash(0, tokens)
 
 
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=30))
@@ -63,7 +65,7 @@ def test_duplicated_reordered_and_stale_frames_against_a_naive_model(
             assert answer == Dropped(is_stale=not current)
             assert not current or end <= len(seen)
         assert seen == tokens[: len(seen)] == list(ledger.token_ids)
-        assert ledger.hash == running_hash(0, seen)
+        assert ledger.hash == extend_hash(0, seen)
         if data.draw(st.booleans()) and ledger.attempt < 3:
             ledger.begin_attempt(ledger.attempt + 1)
     last = ledger.accept(frame(tokens, 0, len(tokens), ledger.attempt))
@@ -95,6 +97,13 @@ def test_an_overlap_that_differs_is_refused() -> None:
     ledger.accept(frame([5, 6], 0, 2))
     assert ledger.accept(frame([5, 9, 7], 1, 3)) == Diverged(1)
     assert ledger.statistics().num_diverged_frames == 1
+
+
+def test_a_frame_with_a_bit_turned_over_changes_nothing() -> None:
+    ledger = TokenLedger(1)
+    sent = frame([5, 6, 7], 0, 3)
+    assert ledger.accept(replace(sent, token_ids=(5, 6, 6))) == Diverged(0)
+    assert ledger.accept(sent) == Accepted(0, (5, 6, 7))
 
 
 def test_an_early_frame_is_counted_and_what_lacks_is_asked_for() -> None:

@@ -135,7 +135,7 @@ class Reservations(RuleBasedStateMachine):
         mine = [
             one
             for one in self.known.values()
-            if (one.request_id, one.reservation.attempt) == (request, attempt) and not one.ends
+            if one.request_id == request and one.reservation.attempt <= attempt and not one.ends
         ]
         assert answer.may_still_write == bool(mine)
 

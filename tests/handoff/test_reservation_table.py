@@ -182,6 +182,22 @@ def test_an_abort_before_the_reservation_leaves_a_tombstone_for_a_minute() -> No
     table.check_new("req-1", 1, 60.0)
 
 
+def test_a_repeated_reserve_finds_what_was_promised(table: ReservationTable) -> None:
+    assert table.reserved("req-1", 1) == reservation()
+    assert table.reserved("req-1", 2) is None
+    table.abort("req-1", 1, 1.0)
+    assert table.reserved("req-1", 1) is None
+
+
+def test_cancelling_an_attempt_cancels_all_before_it(table: ReservationTable) -> None:
+    assert table.abort("req-1", 3, 1.0).may_still_write
+    table.abort("req-1", 2, 2.0)
+    for attempt in (1, 2, 3):
+        with pytest.raises(Stale, match="cancelled"):
+            table.check_new("req-1", attempt, 3.0)
+    table.check_new("req-1", 4, 3.0)
+
+
 def test_a_new_attempt_gives_up_the_one_before_it(table: ReservationTable) -> None:
     effects = table.offer("req-1", reservation("res-2", 2), PREFILL, 1.0)
     assert effects == (StopWriter("req-1", reservation(), PREFILL),)

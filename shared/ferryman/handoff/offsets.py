@@ -7,8 +7,9 @@ A frame says "attempt a has these token ids from offset o on". Offsets count gen
     frame            3 4 5 6       3 4 are duplicates, 5 6 are new
     frame                    7 8   5 6 are lacking: nothing is taken, the sender is asked
 
-The running hash of the tokens before an offset is 64 bits, continued token by token, so that it
-does not depend on how tokens were cut into frames.
+A frame ends with the running hash of all tokens up to its end: 64 bits, continued token by token,
+so that it does not depend on how tokens were cut into frames. It says that sender and client agree
+on everything before the frame too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ferryman.errors import InvalidRequest
 EMPTY_HASH = 0
 
 
-def running_hash(before: int, token_ids: Iterable[int]) -> int:
+def extend_hash(before: int, token_ids: Iterable[int]) -> int:
     """Continues the hash of a token list, so that the hash of a + b comes from that of a."""
     digest = before.to_bytes(8, "little")
     for token_id in token_ids:
@@ -32,12 +33,12 @@ def running_hash(before: int, token_ids: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenFrame:
-    """Tokens of one request in one step; `prefix_hash` is the running hash before `offset`."""
+    """Tokens of one request in one step; `running_hash` is that of all tokens to their end."""
 
     attempt: int
     offset: int
     token_ids: tuple[int, ...]
-    prefix_hash: int
+    running_hash: int
 
     def __post_init__(self) -> None:
         if self.offset < 0:
@@ -126,12 +127,17 @@ class TokenLedger:
             self._num_early += 1
             return Lacking(self.next_offset, frame.offset)
         num_known = min(self.next_offset - frame.offset, len(frame.token_ids))
-        if not self._agrees(frame, num_known):
+        fresh = frame.token_ids[num_known:]
+        hashes = self._hashes_behind(frame.offset + num_known, fresh)
+        if hashes[-1] != frame.running_hash or not self._knows(frame, num_known):
             self._num_diverged += 1
             return Diverged(frame.offset)
         self._num_duplicates += num_known
-        fresh = frame.token_ids[num_known:]
-        return self._append(fresh) if fresh else Dropped(is_stale=False)
+        if not fresh:
+            return Dropped(is_stale=False)
+        self._token_ids += fresh
+        self._hashes += hashes[1:]
+        return Accepted(frame.offset + num_known, fresh)
 
     def since(self, offset: int) -> Accepted:
         """Everything from `offset` on again, for a client that resumes."""
@@ -142,15 +148,12 @@ class TokenLedger:
             self._num_stale, self._num_early, self._num_duplicates, self._num_diverged
         )
 
-    def _agrees(self, frame: TokenFrame, num_known: int) -> bool:
-        if frame.prefix_hash != self._hashes[frame.offset]:
-            return False
+    def _knows(self, frame: TokenFrame, num_known: int) -> bool:
         known = self._token_ids[frame.offset : frame.offset + num_known]
         return known == list(frame.token_ids[:num_known])
 
-    def _append(self, fresh: tuple[int, ...]) -> Accepted:
-        offset = self.next_offset
-        for token_id in fresh:
-            self._token_ids.append(token_id)
-            self._hashes.append(running_hash(self._hashes[-1], (token_id,)))
-        return Accepted(offset, fresh)
+    def _hashes_behind(self, offset: int, token_ids: tuple[int, ...]) -> list[int]:
+        hashes = [self._hashes[offset]]
+        for token_id in token_ids:
+            hashes.append(extend_hash(hashes[-1], (token_id,)))
+        return hashes

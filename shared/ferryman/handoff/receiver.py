@@ -143,10 +143,10 @@ class ReservationTable:
         return CommitAnswer(entry.verdict, self._apply(entry, event))
 
     def abort(self, request_id: str, attempt: int, now: float) -> AbortAnswer:
-        """Gives up an attempt, known or not: what arrives of it later is refused."""
+        """Gives up an attempt and all before it, known or not: what arrives later is refused."""
         self._tombstones.add(request_id, attempt, now)
         mine = self._of_request.get(request_id, ())
-        found = [e for e in mine if e.reservation.attempt == attempt]
+        found = [e for e in mine if e.reservation.attempt <= attempt]
         effects = [effect for entry in found for effect in self._apply(entry, Aborted())]
         return AbortAnswer(any(e.state not in TERMINAL for e in found), tuple(effects))
 
@@ -172,6 +172,13 @@ class ReservationTable:
     def next_deadline(self) -> float | None:
         """When `expire` is worth calling again."""
         return min((e.lease_end for e in self._live.values() if e.state in OPEN), default=None)
+
+    def reserved(self, request_id: str, attempt: int) -> Reservation | None:
+        """What an open reservation promised, to answer a repeated Reserve as the first."""
+        for entry in self._of_request.get(request_id, ()):
+            if entry.reservation.attempt == attempt and entry.state in OPEN:
+                return entry.reservation
+        return None
 
     def state_of(self, reservation_id: str) -> ReservationState | None:
         entry = self._live.get(reservation_id) or self._closed.get(reservation_id)
