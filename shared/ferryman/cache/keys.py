@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ferryman.cache.manifest import StateManifest
 
 PageKey = bytes
 KEY_BYTES = 16
@@ -28,7 +27,20 @@ def as_token_ids(token_ids: Sequence[int] | TokenIds) -> TokenIds:
     return np.ascontiguousarray(token_ids, dtype="<u4")
 
 
-def root_key(manifest: StateManifest, tenant_salt: bytes = b"") -> PageKey:
+class Named(Protocol):
+    """What of a state manifest goes into keys; a router knows no more of it than this."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def root_key(manifest: Named, tenant_salt: bytes = b"") -> PageKey:
     """The key above a tenant's first pages. Another salt makes every key another."""
     name = f"{manifest.fingerprint}|{manifest.page_size}|{manifest.digest}|".encode()
     return hashlib.blake2b(name + tenant_salt, digest_size=KEY_BYTES).digest()
