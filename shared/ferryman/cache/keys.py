@@ -10,11 +10,10 @@ an equal model, an equal layout and an equal tenant.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 PageKey = bytes
 KEY_BYTES = 16
@@ -22,7 +21,7 @@ KEY_BYTES = 16
 TokenIds = NDArray[np.uint32]
 
 
-def as_token_ids(token_ids: Sequence[int] | TokenIds) -> TokenIds:
+def as_token_ids(token_ids: ArrayLike) -> TokenIds:
     """Token ids as little-endian u32, the only form in which they are hashed or sent."""
     return np.ascontiguousarray(token_ids, dtype="<u4")
 

@@ -154,7 +154,8 @@ class PrefixTree:
         """Adds what is new of a branch. Where a page exists the tree keeps its own slot."""
         adopted: list[SlotHandle] = []
         duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
-        first = min((min(m, default=len(branch.keys)) for m in branch.units.values()), default=0)
+        offered = (page for pages in branch.units.values() for page in pages)
+        first = min(self.match_depth(branch.keys), min(offered, default=0))
         node = self._nodes[branch.keys[first - 1]] if first else self._root
         for page in range(first, len(branch.keys)):
             node = self._child(node, branch.keys[page], now)
@@ -268,6 +269,25 @@ class PrefixTree:
             assert parent is not None, "the root is never removed"
             node = parent
         return []
+
+    def drop(self, kind: Kind, key: PageKey) -> list[SlotHandle]:
+        """Gives up one unit whatever it is worth, and with a page all that stands on it.
+
+        For what proved corrupt. Nobody may hold a page of it. Raises KeyError if it is not here.
+        """
+        node = self._nodes[key]
+        if kind is not self._path_kind:
+            return self._drop(kind, node)
+        return [slot for page in reversed(self._subtree(node)) for slot in self._remove(page)]
+
+    def _subtree(self, top: Node) -> list[Node]:
+        """All pages from `top` on, parents first. Walks the whole tree: this is rare."""
+        found = {id(top): top}
+        for node in sorted(self._nodes.values(), key=lambda node: node.depth):
+            if id(node.parent) in found:
+                found[id(node)] = node
+        assert not any(node.holds for node in found.values()), "a page that is held is dropped"
+        return list(found.values())
 
     def drain_changes(self) -> tuple[CacheChange, ...]:
         """What came and went since the last call, in order."""
