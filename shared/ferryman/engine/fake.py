@@ -1,0 +1,283 @@
+"""The engine without a model: the same steps, the same slot operations, stamps instead of tensors.
+
+Every read asserts the stamp that the row's own tokens call for, so a state that is lost, mixed up,
+stale or filed under another length fails here, by name. Tokens are a function of the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from ferryman.cache.keys import TokenIds
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.loads import HostTier
+from ferryman.engine.ops import OnceOnly
+from ferryman.engine.stamps import Hashes, StampSlabs, extended, next_token
+from ferryman.engine.transfer import HostTransfer
+from ferryman.schedule.batch import (
+    DecodeStep,
+    Draw,
+    Ints,
+    PrefillStep,
+    RowSeed,
+    Sampled,
+    SlotOps,
+    Snapshot,
+    StepOutcome,
+    StepPlan,
+)
+
+NOWHERE = -1
+
+
+class WrongStamp(AssertionError):
+    """A slot does not hold the state that its reader needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request's share of a step: it consumes the tokens [start, end) of its row."""
+
+    request_id: str
+    row: int
+    start: int
+    end: int
+    working_slot: int
+    tables: Mapping[Kind, Ints]
+    snapshots: tuple[Snapshot, ...]
+    draws: tuple[Draw, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that has its values already."""
+
+    done: StepOutcome
+
+    def is_ready(self) -> bool:
+        return True
+
+    def outcome(self) -> StepOutcome:
+        return self.done
+
+
+def at_once(plan: StepPlan) -> None:
+    """The pace of a fake engine that takes no time."""
+
+
+class FakeEngine:
+    """Runs steps on stamped slots. `pace` is called before each step and may block it."""
+
+    def __init__(
+        self,
+        manifest: StateManifest,
+        num_slots: Mapping[Kind, int],
+        *,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int = 1000,
+        pace: Callable[[StepPlan], None] = at_once,
+    ) -> None:
+        self.manifest = manifest
+        self.vocab_size = vocab_size
+        self.slabs = StampSlabs(manifest, num_slots)
+        self.transfer = HostTransfer(self.slabs)
+        self.host_tier = HostTier(self.transfer)
+        self.once = OnceOnly()
+        self._rows = [Row(index, max_len) for index in range(max_rows)]
+        self._void: set[str] = set()
+        self._pace = pace
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        return self.launch(plan).outcome()
+
+    def launch(self, plan: StepPlan) -> Done:
+        self._pace(plan)
+        began = perf_counter()
+        plan = self.once.consume(plan)
+        parts = tuple(_parts(plan))
+        self._readmit(plan.ops, parts)
+        corrupt = self.host_tier.load(plan.ops.loads)
+        self._void.update(corrupt)
+        self._prologue(plan.ops)
+        if isinstance(plan, PrefillStep):
+            for chunk in plan.chunks:
+                self._rows[chunk.row].write(chunk.start, chunk.token_ids)
+        sampled = tuple(drawn for part in parts for drawn in self._forward(part))
+        for snapshot in plan.ops.snapshots:
+            self._freeze(snapshot, parts)
+        return Done(StepOutcome(plan.step_id, sampled, corrupt, perf_counter() - began))
+
+    def _readmit(self, ops: SlotOps, parts: Sequence[Part]) -> None:
+        """A request whose bytes were corrupt computes nothing until it starts anew."""
+        fresh = {copy.dst for copy in ops.copies} | set(ops.clears)
+        fresh |= {load.dst for load in ops.loads if load.unit.kind is Kind.RECURRENT}
+        seeded = {seed.row for seed in ops.seeds}
+        for part in parts:
+            if part.start == 0 or part.working_slot in fresh or part.row in seeded:
+                self._void.discard(part.request_id)
+
+    def _prologue(self, ops: SlotOps) -> None:
+        for copy in ops.copies:
+            self.slabs.copy(Kind.RECURRENT, copy.src, copy.dst)
+        for slot in ops.clears:
+            self.slabs.clear(Kind.RECURRENT, slot)
+        for seed in ops.seeds:
+            self._seed(seed)
+
+    def _seed(self, seed: RowSeed) -> None:
+        self._rows[seed.row].write(0, seed.token_ids)
+
+    def _forward(self, part: Part) -> Iterator[Sampled]:
+        if part.request_id in self._void:
+            yield from (Sampled(0, {}) for _ in part.draws)
+            return
+        hashes = self._rows[part.row].hashes(part.end)
+        for kind, table in part.tables.items():
+            self._read_pages(part, kind, table, hashes)
+            self._write_pages(part, kind, table, hashes)
+        if part.working_slot != NOWHERE:
+            self._advance(part, hashes)
+        for draw in part.draws:
+            yield self._draw(part, draw, int(hashes[part.end]))
+
+    def _read_pages(self, part: Part, kind: Kind, table: Ints, hashes: Hashes) -> None:
+        """What the first token of the part looks back on must be there."""
+        first, page_size = self._behind(kind, part.start), self.manifest.page_size
+        positions = np.arange(first, part.start)
+        slots = table[positions // page_size]
+        self._check_pages_exist(part, kind, positions, slots)
+        found = self.slabs.stamps(kind)[slots, positions % page_size]
+        wrong = np.flatnonzero(found != hashes[positions + 1])
+        if len(wrong):
+            at = int(wrong[0])
+            raise WrongStamp(
+                f"{part.request_id}: {kind} slot {slots[at]} does not hold the state of position "
+                f"{positions[at]} that the token at {part.start} needs"
+            )
+
+    def _write_pages(self, part: Part, kind: Kind, table: Ints, hashes: Hashes) -> None:
+        page_size = self.manifest.page_size
+        positions = np.arange(part.start, part.end)
+        slots = table[positions // page_size]
+        needed = positions >= self._behind(kind, part.end)
+        self._check_pages_exist(part, kind, positions[needed], slots[needed])
+        kept = slots >= 0
+        positions, slots = positions[kept], slots[kept]
+        self.slabs.stamps(kind)[slots, positions % page_size] = hashes[positions + 1]
+
+    def _behind(self, kind: Kind, position: int) -> int:
+        """The first position that the token at `position` still sees."""
+        if kind is Kind.WINDOW:
+            return max(0, position - self.manifest.window_len + 1)
+        return 0
+
+    def _check_pages_exist(self, part: Part, kind: Kind, positions: Ints, slots: Ints) -> None:
+        if (slots < 0).any():
+            missing = int(positions[np.argmax(slots < 0)])
+            raise WrongStamp(f"{part.request_id}: no {kind} page for position {missing}")
+
+    def _advance(self, part: Part, hashes: Hashes) -> None:
+        self._check_state(part.working_slot, int(hashes[part.start]), part.start, part.request_id)
+        states = self.slabs.stamps(Kind.RECURRENT)
+        states[part.working_slot, :2] = hashes[part.end], part.end
+        for snapshot in part.snapshots:
+            self._check_snapshot(part, snapshot)
+            states[snapshot.dst, :2] = hashes[snapshot.position], snapshot.position
+
+    def _check_state(self, slot: int, prefix: int, position: int, wanted_by: str) -> None:
+        found = self.slabs.stamps(Kind.RECURRENT)[slot, :2].tolist()
+        if found != [prefix, position]:
+            raise WrongStamp(
+                f"{wanted_by}: recurrent slot {slot} holds the state {found[0]:016x} of position "
+                f"{found[1]}, not {prefix:016x} of position {position}"
+            )
+
+    def _check_snapshot(self, part: Part, snapshot: Snapshot) -> None:
+        in_chunk = part.start < snapshot.position <= part.end
+        on_grid = snapshot.position % self.manifest.page_size == 0
+        if not (in_chunk and on_grid and snapshot.src == part.working_slot):
+            raise WrongStamp(
+                f"{part.request_id}: {snapshot} does not fit [{part.start}, {part.end})"
+            )
+
+    def _freeze(self, snapshot: Snapshot, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.working_slot == snapshot.src and part.request_id not in self._void:
+                prefix = int(self._rows[part.row].hashes(part.end)[part.end])
+                if snapshot.position != part.end:
+                    raise WrongStamp(f"{part.request_id}: {snapshot} of a state at {part.end}")
+                self._check_state(snapshot.src, prefix, part.end, part.request_id)
+        self.slabs.copy(Kind.RECURRENT, snapshot.src, snapshot.dst)
+
+    def _draw(self, part: Part, draw: Draw, prefix: int) -> Sampled:
+        if (draw.row, draw.position) != (part.row, part.end):
+            raise WrongStamp(f"{part.request_id}: {draw} does not follow position {part.end}")
+        token = next_token(prefix, self.vocab_size)
+        self._rows[draw.row].write(draw.position, [token])
+        return Sampled(token, _logprobs(token, draw.params.logprobs, self.vocab_size))
+
+
+class Row:
+    """The tokens that one row has seen, and the hash of each prefix of them."""
+
+    def __init__(self, index: int, max_len: int) -> None:
+        self._index = index
+        self._hashes = np.zeros(max_len + 1, np.uint64)
+        self._len = 0
+
+    def write(self, position: int, token_ids: Sequence[int] | TokenIds) -> None:
+        """Tokens from `position` on; what was behind them is another request's."""
+        end = position + len(token_ids)
+        if not position <= self._len or end >= len(self._hashes):
+            raise WrongStamp(
+                f"row {self._index} knows {self._len} of at most {len(self._hashes) - 1} tokens; "
+                f"[{position}, {end}) cannot follow"
+            )
+        self._hashes[position + 1 : end + 1] = extended(int(self._hashes[position]), token_ids)
+        self._len = end
+
+    def hashes(self, end: int) -> Hashes:
+        """The hashes of all prefixes up to `end` tokens [end + 1]."""
+        if end > self._len:
+            raise WrongStamp(f"row {self._index} knows {self._len} tokens, a step consumes {end}")
+        return self._hashes[: end + 1]
+
+
+def _parts(plan: StepPlan) -> Iterator[Part]:
+    if isinstance(plan, PrefillStep):
+        for index, chunk in enumerate(plan.chunks):
+            tables = {kind: table[index] for kind, table in plan.page_tables.items()}
+            yield Part(
+                chunk.request_id,
+                chunk.row,
+                chunk.start,
+                chunk.end,
+                chunk.working_slot,
+                tables,
+                chunk.snapshots,
+                chunk.draws,
+            )
+        return
+    yield from _decode_parts(plan)
+
+
+def _decode_parts(plan: DecodeStep) -> Iterator[Part]:
+    rows, positions = plan.rows.tolist(), plan.positions.tolist()
+    slots = plan.working_slots.tolist()
+    for index, request_id in enumerate(plan.request_ids):
+        tables = {kind: table[index] for kind, table in plan.page_tables.items()}
+        at = positions[index]
+        draws = (plan.draws[index],)
+        yield Part(request_id, rows[index], at, at + 1, slots[index], tables, (), draws)
+
+
+def _logprobs(token: int, count: int, vocab_size: int) -> dict[int, float]:
+    """The chosen token, and the ids behind it, each e times less likely than the one before."""
+    if count == 0:
+        return {}
+    return {(token + i) % vocab_size: -1.0 - i for i in range(min(count, vocab_size))}

@@ -1,0 +1,125 @@
+"""Slot operations of a step: checked for conflicts, and handed out once.
+
+Each slot has one initialiser (load, copy or clear) and each destination one writer in a step. Two
+are an error that names both, because whichever ran last would silently win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ferryman.cache.manifest import Kind
+from ferryman.schedule.batch import PrefillStep, SlotOps, Snapshot, StepPlan
+
+NO_OPS = SlotOps()
+
+Claim = tuple[Kind, int, str]
+
+
+class SlotConflict(Exception):
+    """Two operations of one step want the same slot."""
+
+    def __init__(self, step_id: int, kind: Kind, slot: int, first: str, second: str) -> None:
+        super().__init__(f"step {step_id}: {kind} slot {slot} is wanted by {first} and by {second}")
+        self.kind = kind
+        self.slot = slot
+        self.operations = (first, second)
+
+
+class OnceOnly:
+    """Hands out a step's slot operations the first time the step runs, and nothing after that.
+
+    Step ids only grow on a forward stream, so the highest one seen is all there is to remember.
+    """
+
+    def __init__(self) -> None:
+        self._highest = -1
+        self.num_consumed = 0
+
+    def consume(self, plan: StepPlan) -> StepPlan:
+        """The plan as it is to be run now. Raises SlotConflict; a replay comes back without ops."""
+        if plan.step_id <= self._highest:
+            return without_ops(plan)
+        check_slots(plan)
+        self._highest = plan.step_id
+        self.num_consumed += num_ops(plan)
+        return plan
+
+
+def without_ops(plan: StepPlan) -> StepPlan:
+    """The same forward with nothing left to do to slots around it."""
+    if isinstance(plan, PrefillStep):
+        chunks = tuple(replace(chunk, snapshots=()) for chunk in plan.chunks)
+        return replace(plan, ops=NO_OPS, chunks=chunks)
+    return replace(plan, ops=NO_OPS)
+
+
+def snapshots_of(plan: StepPlan) -> tuple[Snapshot, ...]:
+    """All snapshots of a step, those that the scan writes before those of the epilogue."""
+    if isinstance(plan, PrefillStep):
+        scanned = tuple(snapshot for chunk in plan.chunks for snapshot in chunk.snapshots)
+        return scanned + plan.ops.snapshots
+    return plan.ops.snapshots
+
+
+def working_slots_of(plan: StepPlan) -> tuple[int, ...]:
+    """The recurrent slots that the forward advances; -1 where a model has none."""
+    if isinstance(plan, PrefillStep):
+        return tuple(chunk.working_slot for chunk in plan.chunks)
+    return tuple(plan.working_slots.tolist())
+
+
+def num_ops(plan: StepPlan) -> int:
+    ops = plan.ops
+    in_prologue = len(ops.loads) + len(ops.copies) + len(ops.clears) + len(ops.seeds)
+    return in_prologue + len(snapshots_of(plan))
+
+
+def check_slots(plan: StepPlan) -> None:
+    """Raises SlotConflict unless every slot has at most one initialiser and one writer."""
+    initialised = list(_initialised(plan.ops))
+    frozen = [
+        (
+            Kind.RECURRENT,
+            snapshot.dst,
+            f"the snapshot of slot {snapshot.src} at {snapshot.position}",
+        )
+        for snapshot in snapshots_of(plan)
+    ]
+    advanced = [
+        (Kind.RECURRENT, slot, f"the forward of request {index}")
+        for index, slot in enumerate(working_slots_of(plan))
+        if slot >= 0
+    ]
+    _check_distinct(plan.step_id, initialised + frozen)
+    _check_distinct(plan.step_id, advanced + frozen)
+    _check_copy_sources(plan)
+
+
+def _initialised(ops: SlotOps) -> Iterator[Claim]:
+    for load in ops.loads:
+        unit = load.unit
+        yield unit.kind, load.dst, f"the load of page {unit.page_index} for {load.request_id}"
+    for copy in ops.copies:
+        yield Kind.RECURRENT, copy.dst, f"the copy from slot {copy.src}"
+    for slot in ops.clears:
+        yield Kind.RECURRENT, slot, "the clear"
+
+
+def _check_distinct(step_id: int, claims: Iterable[Claim]) -> None:
+    first: dict[tuple[Kind, int], str] = {}
+    for kind, slot, operation in claims:
+        if (kind, slot) in first:
+            raise SlotConflict(step_id, kind, slot, first[kind, slot], operation)
+        first[kind, slot] = operation
+
+
+def _check_copy_sources(plan: StepPlan) -> None:
+    """Copies of a step run in no order, so none may read what another writes."""
+    destinations = {copy.dst: copy.src for copy in plan.ops.copies}
+    for copy in plan.ops.copies:
+        if copy.src in destinations:
+            writer = f"the copy from slot {destinations[copy.src]}"
+            reader = f"the copy to slot {copy.dst}, which reads it"
+            raise SlotConflict(plan.step_id, Kind.RECURRENT, copy.src, writer, reader)
