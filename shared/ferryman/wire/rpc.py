@@ -1,0 +1,179 @@
+"""gRPC as this project uses it: channels, servers, deadlines, and what travels beside a message.
+
+The keepalive settings notice a stopped peer within two seconds; keepalive alone takes a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from ferryman.errors import ConfigError, DeadlineExceeded
+from ferryman.wire.interceptor import StatusInterceptor
+
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_CONCURRENT_RPCS = 4096
+
+Options = tuple[tuple[str, int], ...]
+Register = Callable[[grpc.aio.Server], None]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_BOTH_ENDS: Options = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+# A server must allow the pings it gets; two workers on one port would be an accident.
+SERVER_OPTIONS: Options = (
+    *_BOTH_ENDS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+)
+# Whoever calls decides about retries; a worker that comes back is tried again within a second.
+CHANNEL_OPTIONS: Options = (
+    *_BOTH_ENDS,
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A connection to host:port, made when first used; close it, or use it in `async with`."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Channels:
+    """One channel for each address that is spoken to, closed together."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = channel(address)
+        return self._channels[address]
+
+    async def drop(self, address: str) -> None:
+        """Whoever listened there is gone: its calls end, and the next ones connect anew."""
+        if gone := self._channels.pop(address, None):
+            await gone.close()
+
+    async def close(self) -> None:
+        for address in tuple(self._channels):
+            await self.drop(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A server that is up, on `port`."""
+
+    port: int
+    _health: health.HealthServicer
+
+    async def drain(self) -> None:
+        """Say NOT_SERVING from now on; calls are still taken, so that hand-offs can end well."""
+        await self._health.enter_graceful_shutdown()
+
+
+@asynccontextmanager
+async def listening(
+    address: str, register: Register, *, grace: float, services: Sequence[str] = ()
+) -> AsyncIterator[Listening]:
+    """Serve at host:port (port 0: a free one) for the length of the block, with health.
+
+    `services` are full names for health and reflection; without any, reflection is off. Leaving
+    takes no further calls and gives those under way `grace` seconds. ConfigError: port is taken.
+    """
+    server = grpc.aio.server(
+        interceptors=(StatusInterceptor(),),
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+    )
+    register(server)
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for name in ("", *services):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    if services:
+        reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
+    port = _bound(server, address)
+    await server.start()
+    try:
+        yield Listening(port, servicer)
+    finally:
+        await servicer.enter_graceful_shutdown()
+        await server.stop(grace)
+
+
+def _bound(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {address}; is the port taken?") from error
+    if port == 0:
+        raise ConfigError(f"cannot listen on {address}; is the port taken?")
+    return port
+
+
+def remaining_seconds(context: Context, at_most: float) -> float:
+    """What is left of the caller's deadline, but at most `at_most`; DeadlineExceeded if nothing."""
+    left = context.time_remaining()
+    if left is not None and left <= 0:
+        raise DeadlineExceeded("the deadline had passed when the call arrived")
+    return at_most if left is None else min(left, at_most)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """What travels beside every message, for logs and traces."""
+
+    request_id: str = ""
+    attempt: int = 0
+    traceparent: str = ""
+
+
+def tags_to_metadata(tags: CallTags) -> tuple[tuple[str, str], ...]:
+    pairs = (
+        ("ferryman-request-id", tags.request_id),
+        ("ferryman-attempt", str(tags.attempt) if tags.attempt else ""),
+        ("traceparent", tags.traceparent),
+    )
+    return tuple((key, value) for key, value in pairs if value)
+
+
+def tags_of(context: Context) -> CallTags:
+    """The tags of an incoming call; what is absent or odd is empty."""
+    given = {key: str(value) for key, value in context.invocation_metadata() or ()}
+    attempt = given.get("ferryman-attempt", "")
+    return CallTags(
+        given.get("ferryman-request-id", ""),
+        int(attempt) if attempt.isdecimal() else 0,
+        given.get("traceparent", ""),
+    )

@@ -1,0 +1,228 @@
+"""A loopback server with all four shapes of rpc: statuses, deadlines, health, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ferryman.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    FerrymanError,
+    InvalidRequest,
+    OutOfSlots,
+    TooLarge,
+    Unavailable,
+)
+from ferryman.wire import rpc
+from ferryman.wire.rpc import CallTags, Channels, Listening, channel, listening, tags_to_metadata
+from ferryman.wire.status import raise_typed, typed_errors
+
+SERVICE = "tests.Shapes"
+SHAPES = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+
+class Shapes:
+    """Answers, or fails, as the first request says."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.tags = CallTags()
+        self.remaining = 0.0
+
+    async def unary_unary(self, request: bytes, context: rpc.Context) -> bytes:
+        return await self._answer(request, context)
+
+    async def unary_stream(self, request: bytes, context: rpc.Context) -> AsyncIterator[bytes]:
+        yield b"first"
+        yield await self._answer(request, context)
+
+    async def stream_unary(self, requests: AsyncIterator[bytes], context: rpc.Context) -> bytes:
+        return await self._answer(b"".join([each async for each in requests]), context)
+
+    async def stream_stream(
+        self, requests: AsyncIterator[bytes], context: rpc.Context
+    ) -> AsyncIterator[bytes]:
+        yield b"first"
+        async for request in requests:
+            yield await self._answer(request, context)
+
+    async def _answer(self, request: bytes, context: rpc.Context) -> bytes:
+        self.tags = rpc.tags_of(context)
+        self.remaining = rpc.remaining_seconds(context, 3600)
+        match request:
+            case b"slots":
+                raise OutOfSlots("no room", 2.5)
+            case b"bug":
+                raise ZeroDivisionError("secret")
+            case b"abort":
+                await context.abort(grpc.StatusCode.ABORTED, "by hand")
+            case b"hang":
+                await self._hang()
+        return b"answer to " + request[:9]
+
+    async def _hang(self) -> None:
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        handlers = {
+            shape: getattr(grpc, f"{shape}_rpc_method_handler")(getattr(self, shape))
+            for shape in SHAPES
+        }
+        generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        server.add_generic_rpc_handlers((generic,))
+
+
+@asynccontextmanager
+async def serving(shapes: Shapes) -> AsyncIterator[tuple[Listening, grpc.aio.Channel]]:
+    async with listening("127.0.0.1:0", shapes.register, grace=1.0, services=(SERVICE,)) as server:
+        async with channel(f"127.0.0.1:{server.port}") as connection:
+            yield server, connection
+
+
+async def call(connection: grpc.aio.Channel, shape: str, request: bytes, **kw: Any) -> bytes:
+    """The last response of a call of any shape."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield request
+
+    method: Any = getattr(connection, shape)(f"/{SERVICE}/{shape}")
+    started = method(requests() if shape.startswith("stream") else request, **kw)
+    if not shape.endswith("stream"):
+        return bytes(await started)
+    return [bytes(each) async for each in started][-1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_answers_pass_unchanged(shape: str) -> None:
+    async with serving(Shapes()) as (_, connection):
+        assert await call(connection, shape, b"x") == b"answer to x"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_typed_error_reaches_the_client(shape: str) -> None:
+    async with serving(Shapes()) as (_, connection):
+        with pytest.raises(OutOfSlots, match="no room") as caught, typed_errors():
+            await call(connection, shape, b"slots")
+    assert caught.value.retry_after_seconds == 2.5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_bug_is_logged_here_and_withheld_there(
+    shape: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(Shapes()) as (_, connection):
+        with caplog.at_level(logging.ERROR, "ferryman.wire.interceptor"):
+            with pytest.raises(FerrymanError, match="internal error") as caught, typed_errors():
+                await call(connection, shape, b"bug")
+    assert caught.value.code == "INTERNAL"
+    assert "secret" not in str(caught.value)
+    assert caplog.records[0].exc_info is not None
+    assert shape in caplog.text
+
+
+async def test_a_servicer_may_abort_by_hand() -> None:
+    async with serving(Shapes()) as (_, connection):
+        with pytest.raises(grpc.aio.AioRpcError, match="by hand") as caught:
+            await call(connection, "unary_stream", b"abort")
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_client_that_goes_away_ends_the_servicer(shape: str) -> None:
+    shapes = Shapes()
+    async with serving(shapes) as (_, connection):
+        going = asyncio.ensure_future(call(connection, shape, b"hang"))
+        await shapes.entered.wait()
+        going.cancel()
+        await shapes.ended.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+
+
+async def test_a_deadline_travels_and_ends_the_call() -> None:
+    shapes = Shapes()
+    async with serving(shapes) as (_, connection):
+        with pytest.raises(DeadlineExceeded), typed_errors():
+            await call(connection, "unary_unary", b"hang", timeout=0.2)
+        await shapes.ended.wait()
+    assert 0 < shapes.remaining <= 0.2
+
+
+async def test_tags_travel_beside_the_message() -> None:
+    shapes, tags = Shapes(), CallTags("req-1", 2, "00-ab-cd-01")
+    async with serving(shapes) as (_, connection):
+        await call(connection, "unary_unary", b"x", metadata=tags_to_metadata(tags))
+        assert shapes.tags == tags
+        await call(connection, "unary_unary", b"x", metadata=(("ferryman-attempt", "many"),))
+        assert shapes.tags == CallTags()
+
+
+async def test_an_oversized_message_is_too_large() -> None:
+    async with serving(Shapes()) as (_, connection):
+        with pytest.raises(TooLarge), typed_errors():
+            await call(connection, "unary_unary", bytes(rpc.MAX_MESSAGE_BYTES + 1))
+
+
+async def test_health_and_reflection_know_the_service() -> None:
+    async with serving(Shapes()) as (server, connection):
+        health = health_pb2_grpc.HealthStub(connection)
+        check = health_pb2.HealthCheckRequest(service=SERVICE)
+        watch = health.Watch(check)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await server.drain()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await health.Check(check)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await call(connection, "unary_unary", b"x") == b"answer to x"
+        watch.cancel()
+        stub = reflection_pb2_grpc.ServerReflectionStub(connection)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        listed = [each async for each in stub.ServerReflectionInfo(iter([ask]))]
+        assert SERVICE in {each.name for each in listed[0].list_services_response.service}
+
+
+async def test_a_taken_port_is_a_configuration_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="cannot listen"):
+            async with listening(address, Shapes().register, grace=0):
+                pass
+
+
+async def test_leaving_waits_for_calls_under_way_and_then_nobody_is_there() -> None:
+    shapes = Shapes()
+    async with Channels() as channels:
+        async with listening("127.0.0.1:0", shapes.register, grace=0.1) as server:
+            address = f"127.0.0.1:{server.port}"
+            hanging = asyncio.ensure_future(call(channels.to(address), "unary_unary", b"hang"))
+            await shapes.entered.wait()
+            assert channels.to(address) is channels.to(address)
+        with pytest.raises((Unavailable, asyncio.CancelledError, FerrymanError)), typed_errors():
+            await hanging
+        with pytest.raises(Unavailable), typed_errors():
+            await call(channels.to(address), "unary_unary", b"x", timeout=5)
+        await channels.drop(address)
+
+
+async def test_raise_typed_keeps_the_cause() -> None:
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, nothing, nothing, "bad")
+    with pytest.raises(InvalidRequest, match="bad") as caught:
+        raise_typed(error)
+    assert caught.value.__cause__ is error
