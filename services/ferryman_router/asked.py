@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import FerrymanError
 from ferryman.schedule.request import SamplingParams
+from ferryman.wire.public import Prompt
 
 
 class Unauthenticated(FerrymanError):
@@ -15,30 +15,6 @@ class Unauthenticated(FerrymanError):
 
     code = "UNAUTHENTICATED"
     http_status = 401
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """Text to go on with."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessages:
-    """A conversation, for the model's chat template."""
-
-    messages: Sequence[Mapping[str, object]]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    """Token ids as they are."""
-
-    token_ids: TokenIds
-
-
-Prompt = TextPrompt | ChatMessages | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)

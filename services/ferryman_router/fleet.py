@@ -32,7 +32,7 @@ class ServedState:
 class Beat:
     """One heartbeat. Seconds are measured by the worker itself, 0 while it has none.
 
-    `queue_tokens` is the prefill work that waits or runs; `max_prompt_len` what its pools can hold.
+    `queue_tokens` is the prefill work that waits or runs; `max_len` bounds one request there.
     """
 
     role: str
@@ -41,7 +41,7 @@ class Beat:
     address: str
     is_ready: bool
     state: ServedState
-    max_prompt_len: int
+    max_len: int
     num_running: int = 0
     max_running: int = 1
     num_queued: int = 0

@@ -11,11 +11,11 @@ a second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+from ferryman_router.chains import Chains
 from ferryman_router.fleet import Fleet, Worker, WorkerName
 
 MAX_EXPLAINED = 8
@@ -36,7 +36,7 @@ class Costs:
 class Asking:
     """A request as the policy sees it. `host_tokens` maps a node to its usable prefix."""
 
-    keys: Sequence[PageKey]
+    chains: Chains
     prompt_len: int
     host_tokens: Mapping[str, int] = field(default_factory=dict)
     excluded: frozenset[WorkerName] = frozenset()
@@ -92,15 +92,14 @@ def can_ever_serve(fleet: Fleet, prompt_len: int) -> bool:
     prefills = [w for w in fleet if w.beat.role == "prefill"]
     decodes = [w for w in fleet if w.beat.role == "decode"]
     return any(
-        p.beat.state == d.beat.state
-        and prompt_len <= min(p.beat.max_prompt_len, d.beat.max_prompt_len)
+        p.beat.state == d.beat.state and prompt_len <= min(p.beat.max_len, d.beat.max_len)
         for p in prefills
         for d in decodes
     )
 
 
 def _may_serve(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> bool:
-    fits = asking.prompt_len <= min(prefill.beat.max_prompt_len, decode.beat.max_prompt_len)
+    fits = asking.prompt_len <= min(prefill.beat.max_len, decode.beat.max_len)
     excluded = prefill.name in asking.excluded or decode.name in asking.excluded
     has_room = prefill.beat.num_queued + prefill.num_sent < costs.max_queued
     return fits and not excluded and has_room and prefill.beat.state == decode.beat.state
@@ -108,7 +107,8 @@ def _may_serve(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) ->
 
 def _candidate(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> Candidate:
     per_token = prefill.beat.seconds_per_token or costs.prefill_seconds_per_token
-    on_device = prefill.holdings.usable_tokens(asking.keys, asking.prompt_len)
+    keys = asking.chains.of(prefill.beat.state)
+    on_device = prefill.holdings.usable_tokens(keys, asking.prompt_len)
     on_host = max(on_device, asking.host_tokens.get(prefill.beat.node, 0))
     load = (on_host - on_device) * costs.load_seconds_per_token
     if load >= (on_host - on_device) * per_token:  # the worker's own plan would recompute
@@ -128,7 +128,10 @@ def _candidate(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) ->
 
 def _held_at_decode(decode: Worker, asking: Asking) -> int:
     """Tokens whose pages need not travel; a recurrent state always does."""
-    depth = min(decode.holdings.depth(asking.keys), asking.prompt_len // _page_size(decode))
+    depth = min(
+        decode.holdings.depth(asking.chains.of(decode.beat.state)),
+        asking.prompt_len // _page_size(decode),
+    )
     return depth * _page_size(decode) if Kind.FULL in decode.beat.state.kinds else 0
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from ferryman.schedule.request import FinishReason
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
+from ferryman.wire.public import GenerateFinished, TokenChunk
+from ferryman.wire.values import Usage
 from ferryman_router.asked import Asked
-from ferryman_router.transcript import Finished, Piece, Transcript, Usage
+from ferryman_router.transcript import Transcript
 
 Logprobs = tuple[Mapping[int, float], ...]
 
@@ -40,9 +42,9 @@ class Writer:
         if not self.has_stopped:
             last = self._stops.feed(self._detokenizer.flush())
             text = last.text + ("" if last.stop else self._stops.flush())
-        self.transcript.close(Finished(reason, usage, text))
+        self.transcript.close(GenerateFinished(reason, usage, text))
 
     def _write(self, offset: int, token_ids: Sequence[int], logprobs: Logprobs) -> None:
         released = self._stops.feed(self._detokenizer.feed(token_ids))
         self.has_stopped = released.stop is not None
-        self.transcript.add(Piece(offset, tuple(token_ids), released.text, logprobs))
+        self.transcript.add(TokenChunk(offset, tuple(token_ids), released.text, logprobs))

@@ -12,8 +12,9 @@ import numpy as np
 from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.request import MAX_LOGPROBS, SamplingParams
+from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
 from ferryman_router.api.fields import Fields
-from ferryman_router.asked import ChatMessages, Prompt, Sampling, TextPrompt, TokenPrompt
+from ferryman_router.asked import Sampling
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16
@@ -144,21 +145,21 @@ def _token_ids(values: Sequence[object], name: str) -> TokenIds:
     return as_token_ids(np.array(values, dtype="<u4"))
 
 
-def _messages(fields: Fields) -> ChatMessages:
+def _messages(fields: Fields) -> ChatPrompt:
     found = fields.items("messages")
     if not found:
         raise InvalidRequest("messages must hold at least one message", "messages")
-    return ChatMessages([_message(one, f"messages[{i}]") for i, one in enumerate(found)])
+    return ChatPrompt(tuple(_message(one, f"messages[{i}]") for i, one in enumerate(found)))
 
 
-def _message(value: object, name: str) -> dict[str, object]:
+def _message(value: object, name: str) -> ChatTurn:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object", name)
     fields = Fields(value, name)
     role = fields.text("role")
     if role not in _ROLES:
         raise InvalidRequest(f"{name}.role must be one of {', '.join(_ROLES)}", f"{name}.role")
-    return {**value, "content": _content(fields)}
+    return ChatTurn(role, _content(fields))
 
 
 def _content(fields: Fields) -> str:

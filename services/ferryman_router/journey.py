@@ -1,0 +1,395 @@
+"""A request's life: placed, prefilled, decoded, and tried again when a worker fails it.
+
+The journey owns the token offsets. Whatever workers do, the transcript gets each token once and in
+order; a later attempt goes on behind the tokens there are, with the same seed and positions, and
+therefore draws the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ferryman.errors import Cancelled, CorruptState, DeadlineExceeded, FerrymanError, Unavailable
+from ferryman.handoff import request as events
+from ferryman.handoff.offsets import (
+    EMPTY_HASH,
+    Accepted,
+    Diverged,
+    Dropped,
+    Lacking,
+    TokenFrame,
+    TokenLedger,
+)
+from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
+from ferryman.schedule.request import FinishReason, Request
+from ferryman.wire.public import TokenChunk
+from ferryman.wire.values import (
+    AbortOrder,
+    Admitted,
+    ChunkDone,
+    Failure,
+    Finished,
+    HandedOff,
+    PrefillOrder,
+    PrefillProgress,
+    RequestContext,
+    RequestTokens,
+    TokenCursor,
+    Usage,
+    WorkerAddress,
+)
+from ferryman_router.asked import Asked
+from ferryman_router.attempt import Attempt
+from ferryman_router.budget import Tries
+from ferryman_router.chains import Chains
+from ferryman_router.facts import finished_facts, routed_facts
+from ferryman_router.fleet import WorkerName
+from ferryman_router.pace import Pace
+from ferryman_router.policy import Asking, Explanation
+from ferryman_router.queue import Ticket
+from ferryman_router.surroundings import Surroundings
+from ferryman_router.transcript import Broken, Transcript
+from ferryman_router.usage import settled_usage
+from ferryman_router.verdict import (
+    Done,
+    Hopeless,
+    RetriesExhausted,
+    Spoiled,
+    Stopped,
+    Suspect,
+    TurnedAway,
+    Verdict,
+    WorkerGone,
+    error_of,
+    judge,
+)
+from ferryman_router.writer import Writer
+
+log = logging.getLogger(__name__)
+
+MAX_AVOID_SECONDS = 1.0
+_COMMITTED = (RequestState.COMMITTED, RequestState.DECODING, RequestState.RETRACTED)
+
+
+class Journey:
+    """One request on its way. `run` takes it to its end; everything else is told to it."""
+
+    def __init__(self, asked: Asked, around: Surroundings, *, first_attempt: int = 1) -> None:
+        self.asked = asked
+        self.transcript = Transcript()
+        self.explanations: list[Explanation] = []
+        self.state = RequestState.RECEIVED
+        self._around = around
+        self._writer = Writer(around.model.tokenizer, asked, self.transcript)
+        self._number = first_attempt - 1
+        self._ledger = TokenLedger(self._number)
+        self._chains = Chains(asked.token_ids, asked.tenant.salt)
+        self._tries = Tries()
+        self._pace = Pace(asked.arrived)
+        self._attempt: Attempt | None = None
+        self._first_usage: Usage | None = None
+        self._cause = "client_gone"
+
+    @property
+    def number(self) -> int:
+        """The number of the latest attempt."""
+        return self._number
+
+    @property
+    def cursor(self) -> TokenCursor:
+        return TokenCursor(self.asked.request_id, self._number, self._ledger.next_offset)
+
+    def is_on(self, name: WorkerName) -> bool:
+        """Whether that worker's death would be this request's concern."""
+        return self._attempt is not None and self._attempt.needs(name)
+
+    def is_decoded_by(self, name: WorkerName) -> bool:
+        return self._attempt is not None and self._attempt.decode == name
+
+    def take_up(self, chunks: Iterable[TokenChunk]) -> None:
+        """Begins behind what an earlier journey of this request has said."""
+        for chunk in chunks:
+            frame = TokenFrame(
+                self._number, chunk.offset, chunk.token_ids, self._ledger.hash or EMPTY_HASH
+            )
+            taken = self._ledger.accept(frame)
+            assert isinstance(taken, Accepted), "a transcript has no gaps"
+            self._writer.write(chunk.offset, chunk.token_ids, chunk.logprobs)
+
+    # From beginning to end.
+
+    async def run(self) -> None:
+        """Serves the request until its end; the transcript is closed when this returns."""
+        asked, clock = self.asked, self._around.clock
+        self._report(
+            "received",
+            tokens=asked.prompt_len,
+            tenant=asked.tenant.name,
+            deadline_ms=int(asked.caller.deadline_seconds * 1000),
+        )
+        try:
+            async with asyncio.timeout(max(0.0, asked.deadline - clock())):
+                verdict = await self._serve()
+            self._finish(verdict)
+        except TimeoutError:
+            self._cause = "deadline"
+            self._break(events.Cancelled(), DeadlineExceeded("the deadline passed"))
+        except asyncio.CancelledError:
+            self._break(events.Cancelled(), Cancelled(f"cancelled: {self._cause}"))
+            raise
+        except FerrymanError as error:
+            self._break(events.Failed(error.reason), error)
+        finally:
+            self._around.budget.give_back(asked.request_id)
+            if self.transcript.end is None:
+                self._break(events.Failed("Internal"), FerrymanError("internal error"))
+
+    def because(self, cause: str) -> None:
+        """Says why the task is about to be cancelled."""
+        self._cause = cause
+
+    async def _serve(self) -> Done | Stopped:
+        is_retry = False
+        while True:
+            explanation = await self._place(is_retry)
+            verdict = await self._try(explanation)
+            match verdict:
+                case Done() | Stopped():
+                    return verdict
+                case TurnedAway(error):
+                    wait = min(MAX_AVOID_SECONDS, error.retry_after_seconds)
+                    self._around.fleet.avoid(explanation.chosen.decode, self._around.clock() + wait)
+                    self._around.metrics.retries.labels("no_room").inc()
+                case Spoiled(error):
+                    self._check_retry(error, is_death=verdict.is_death)
+                case Hopeless(error):
+                    raise error
+            is_retry = True
+
+    def _check_retry(self, error: FerrymanError, *, is_death: bool) -> None:
+        """Raises when nobody shall try this again."""
+        around, tries = self._around, self._tries
+        was_running = self.state not in (RequestState.RECEIVED, RequestState.QUEUED)
+        tries.failed(by_death=is_death and was_running)
+        log.warning(
+            "attempt lost id=%s attempt=%d state=%s reason=%s message=%s",
+            self.asked.request_id, self._number, self.state, error.reason, error,
+        )  # fmt: skip
+        if tries.is_suspect:
+            raise Suspect(f"two workers died while they ran this request: {error}")
+        in_flight = around.num_in_flight()
+        if not tries.may_go_on or not around.budget.try_take(self.asked.request_id, in_flight):
+            raise RetriesExhausted(f"the last of {tries.num_failed} failures: {error}")
+        around.metrics.retries.labels(error.reason).inc()
+
+    # One attempt.
+
+    async def _place(self, is_retry: bool) -> Explanation:
+        asked = self.asked
+        if self.state in (RequestState.RECEIVED, RequestState.ROUTED):
+            self._enter(events.Queued())
+        ticket = Ticket(asked.request_id, asked.tenant.name, asked.arrived, asked.deadline)
+        asking = Asking(
+            self._chains,
+            len(self._chains.token_ids),
+            await self._host_tokens(),
+        )
+        return await self._around.dispatcher.place(
+            ticket, asking, attempt=self._number + 1, is_retry=is_retry
+        )
+
+    async def _host_tokens(self) -> dict[str, int]:
+        for worker in self._around.fleet.usable("prefill", self._around.clock()):
+            state = worker.beat.state
+            keys = self._chains.of(state)
+            return dict(await self._around.index.usable_tokens(keys, state.page_size))
+        return {}
+
+    async def _try(self, explanation: Explanation) -> Verdict:
+        chosen, around = explanation.chosen, self._around
+        prefill, decode = around.fleet.get(chosen.prefill), around.fleet.get(chosen.decode)
+        if prefill is None or decode is None:
+            return Spoiled(Unavailable("the chosen worker left before it was asked"))
+        previous = self._attempt
+        attempt = self._begin(explanation)
+        self._report_route(explanation, previous)
+        order = self._order(attempt, prefill.beat.epoch, prefill.beat.state.digest)
+        follower = asyncio.ensure_future(self._follow_prefill(attempt, order))
+        try:
+            return await attempt.verdict
+        finally:
+            follower.cancel()
+            self._tell_end(attempt)
+
+    def _begin(self, explanation: Explanation) -> Attempt:
+        self._number += 1
+        self._ledger.begin_attempt(self._number)
+        self.explanations.append(explanation)
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        chosen = explanation.chosen
+        self._attempt = Attempt(self._number, chosen.prefill, chosen.decode, verdict)
+        return self._attempt
+
+    def _report_route(self, explanation: Explanation, previous: Attempt | None) -> None:
+        if previous is not None and self.state in _COMMITTED:
+            self._enter(events.Migrated())
+            self._report(
+                "migrated",
+                **{"from": previous.decode.worker_id, "to": explanation.chosen.decode.worker_id},
+                offset=self._ledger.next_offset,
+            )
+        self._enter(events.Routed(self._number))
+        self._report("routed", **routed_facts(explanation))
+
+    def _order(self, attempt: Attempt, prefill_epoch: int, digest: str) -> PrefillOrder:
+        asked, around = self.asked, self._around
+        decode = around.fleet.get(attempt.decode)
+        assert decode is not None, "looked up a moment ago"
+        generated = self._ledger.token_ids
+        if generated:
+            longer = np.concatenate([asked.token_ids, np.array(generated, dtype="<u4")])
+            self._chains = self._chains.extended(longer)
+        request = Request(
+            asked.request_id,
+            self._chains.token_ids,
+            self._chains.of(decode.beat.state),
+            asked.params,
+            asked.stop_token_ids,
+            num_generated=len(generated),
+        )
+        now = around.clock()
+        context = RequestContext(
+            asked.request_id,
+            attempt.number,
+            deadline_seconds=max(0.0, asked.deadline - now),
+            age_seconds=now - asked.arrived,
+            traceparent=asked.caller.traceparent,
+            tenant_salt=asked.tenant.salt,
+        )
+        address = WorkerAddress(decode.beat.worker_id, decode.beat.address, decode.beat.epoch)
+        return PrefillOrder(context, prefill_epoch, address, around.router_id, request, digest)
+
+    async def _follow_prefill(self, attempt: Attempt, order: PrefillOrder) -> None:
+        """Until the hand-off; a failure counts unless decode has been heard of already."""
+        workers = self._around.workers
+        try:
+            async for progress in workers.prefill(attempt.prefill, order):
+                self._progress(attempt, progress)
+                if isinstance(progress, HandedOff):
+                    return
+            error: FerrymanError = Unavailable("prefill ended without a hand-off")
+        except FerrymanError as caught:
+            error = caught
+            if isinstance(error, WorkerGone):
+                self._around.fleet.suspect(attempt.prefill)
+        if not attempt.is_handed_off:
+            attempt.settle(judge(error))
+
+    def _progress(self, attempt: Attempt, progress: PrefillProgress) -> None:
+        match progress:
+            case Admitted():
+                self._see(RequestState.PREFILLING)
+            case ChunkDone():
+                self._see(RequestState.TRANSFERRING)
+            case HandedOff(usage=usage):
+                attempt.is_handed_off = True
+                self._first_usage = self._first_usage or usage
+                self._see(RequestState.COMMITTED)
+
+    def _tell_end(self, attempt: Attempt) -> None:
+        """Whoever may still work on the attempt hears that it is over."""
+        if attempt.is_settled_as((Done, TurnedAway)):
+            return
+        cause = "stop" if attempt.is_settled_as((Stopped,)) else self._cause
+        order = AbortOrder(self.asked.request_id, attempt.number, cause)
+        self._around.outlive(self._around.workers.abort(attempt.decode, order))
+
+    # What is told.
+
+    def take(self, tokens: RequestTokens) -> None:
+        """One entry of a decode worker's frame; called for every token, so it does not wait."""
+        attempt = self._attempt
+        if attempt is None or attempt.verdict.done():
+            return
+        match self._ledger.accept(tokens.frame):
+            case Accepted(offset, token_ids):
+                attempt.is_handed_off = True
+                self._accept(attempt, offset, token_ids, tokens)
+            case Dropped(is_stale):
+                if is_stale:
+                    self._around.metrics.refused_tokens.labels("stale").inc()
+                    return
+            case Lacking():
+                self._around.metrics.refused_tokens.labels("early").inc()
+                self._around.workers.ask_again(attempt.decode)
+                return
+            case Diverged(offset):
+                self._around.metrics.refused_tokens.labels("diverged").inc()
+                attempt.settle(Spoiled(CorruptState(f"other tokens from offset {offset} on")))
+                return
+        match tokens.ending:
+            case Finished(reason, usage):
+                attempt.settle(Done(reason, usage))
+            case Failure():
+                attempt.settle(judge(error_of(tokens.ending)))
+
+    def _accept(
+        self, attempt: Attempt, offset: int, token_ids: tuple[int, ...], tokens: RequestTokens
+    ) -> None:
+        if self.state is not RequestState.DECODING:
+            self._see(RequestState.DECODING)
+        is_first, metrics = self._pace.first_seconds is None, self._around.metrics
+        gap = self._pace.tokens(len(token_ids), self._around.clock())
+        if is_first:
+            metrics.first_token.observe(gap)
+        else:
+            metrics.gap.observe(gap, len(token_ids))
+        logprobs = tokens.logprobs[-len(token_ids) :] if tokens.logprobs else ()
+        self._writer.write(offset, token_ids, logprobs)
+        if self._writer.has_stopped:
+            attempt.settle(Stopped())
+
+    def lost(self, name: WorkerName, cause: str) -> None:
+        """A worker is no more."""
+        if self._attempt is not None and self._attempt.needs(name):
+            self._attempt.settle(Spoiled(WorkerGone(f"{name.worker_id} is gone: {cause}")))
+
+    # The end.
+
+    def _finish(self, verdict: Done | Stopped) -> None:
+        reason = verdict.reason if isinstance(verdict, Done) else FinishReason.STOP
+        counted = verdict.usage if isinstance(verdict, Done) else None
+        usage = settled_usage(
+            self._first_usage or counted, self.asked.prompt_len, self.transcript.num_tokens
+        )
+        self._enter(events.Finished())
+        self._writer.finish(reason, usage)
+        self._report("finished", **finished_facts(reason, usage, self._pace))
+        self._around.metrics.requests.labels(str(reason)).inc()
+
+    def _break(self, event: RequestEvent, error: FerrymanError) -> None:
+        stage, self.state = self.state, next_state(self.state, event)
+        self.transcript.close(Broken(error, str(stage), self.transcript.num_tokens))
+        facts: dict[str, Any] = {"stage": str(stage), "reason": error.reason}
+        facts["offset"] = self.transcript.num_tokens
+        if isinstance(event, events.Cancelled):
+            self._report("cancelled", **facts, cause=self._cause)
+        elif self._attempt is None:
+            self._report("rejected", **facts)
+        else:
+            self._report("failed", **facts)
+        self._around.metrics.requests.labels(error.reason).inc()
+
+    def _enter(self, event: RequestEvent) -> None:
+        self.state = next_state(self.state, event)
+
+    def _see(self, stage: RequestState) -> None:
+        self.state = reached(self.state, stage)
+
+    def _report(self, event: str, **facts: Any) -> None:
+        self._around.reporter.report(self.asked, max(1, self._number), event, facts)

@@ -1,0 +1,60 @@
+"""What a journey needs of the world, as the few calls it makes. The service provides them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ferryman.cache.keys import PageKey
+from ferryman.wire.values import AbortOrder, PrefillOrder, PrefillProgress
+from ferryman_router.asked import Asked
+from ferryman_router.budget import RetryBudget
+from ferryman_router.dispatch import Dispatcher
+from ferryman_router.fleet import Fleet, WorkerName
+from ferryman_router.metrics import RouterMetrics
+from ferryman_router.served import ServedModel
+
+
+class Workers(Protocol):
+    """Calls to workers; failures are FerrymanErrors, a broken connection is WorkerGone."""
+
+    def prefill(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]: ...
+
+    async def abort(self, name: WorkerName, order: AbortOrder) -> None: ...
+
+    def ask_again(self, name: WorkerName) -> None:
+        """Tokens are lacking: have the decode worker send from all cursors on."""
+        ...
+
+
+class Reporter(Protocol):
+    """Publishes lifecycle events; never blocks."""
+
+    def report(self, asked: Asked, attempt: int, event: str, facts: Mapping[str, Any]) -> None: ...
+
+
+class HostIndex(Protocol):
+    """Which prefix each node's host tier holds, in tokens. A hint; never fails, seldom waits."""
+
+    async def usable_tokens(
+        self, keys: tuple[PageKey, ...], page_size: int
+    ) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The router around a journey. `outlive` runs what must go on when the journey has ended."""
+
+    router_id: str
+    model: ServedModel
+    fleet: Fleet
+    dispatcher: Dispatcher
+    budget: RetryBudget
+    workers: Workers
+    reporter: Reporter
+    index: HostIndex
+    metrics: RouterMetrics
+    clock: Callable[[], float]
+    outlive: Callable[[Coroutine[Any, Any, None]], None]
+    num_in_flight: Callable[[], int]
