@@ -1,0 +1,130 @@
+"""The life of a service process: start, say so, serve until told to stop, drain, end.
+
+The first SIGTERM or SIGINT sets the stopping event, and the service drains. A second one of the
+same kind ends the process at once: the same kind, because Ctrl-C in a terminal and the supervisor's
+SIGTERM may both come and mean one wish. Exit status: 0 stopped, 1 failed, 2 set up wrongly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NoReturn
+
+import uvloop
+
+from ferryman.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Serve = Callable[[asyncio.Event], Awaitable[None]]
+
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 2
+
+
+def run_service(serve: Serve, *, drain_seconds: float = 30.0) -> NoReturn:
+    """Runs `serve(stopping)` and exits with its status.
+
+    Once stopping is set, `serve` has `drain_seconds` to return; then it is cancelled, and the
+    status says that not everything was drained.
+    """
+    with exit_on_config_errors(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        drained = runner.run(_serve_until_stopped(serve, drain_seconds))
+    sys.exit(0 if drained else EXIT_FAILED)
+
+
+@contextmanager
+def exit_on_config_errors() -> Iterator[None]:
+    """Turns a ConfigError, alone or in a group, into a line on stderr and exit status 2."""
+    try:
+        yield
+    except ConfigError as error:
+        _exit_misconfigured([error])
+    except BaseExceptionGroup as group:
+        mistakes, rest = group.split(ConfigError)
+        if mistakes is None or rest is not None:
+            raise
+        _exit_misconfigured(list(_leaves(mistakes)))
+
+
+@asynccontextmanager
+async def alongside(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Runs jobs beside the body: a failed job cancels the body, the body's end cancels the jobs.
+
+    Errors leave as an ExceptionGroup, the body's own among them.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(job) for job in jobs]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+def announce_ready(role: str, worker_id: str, address: str, epoch: int) -> None:
+    """One line of JSON on stdout for whoever started this process."""
+    line = {
+        "event": "ready",
+        "role": role,
+        "worker_id": worker_id,
+        "address": address,
+        "epoch": epoch,
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+async def _serve_until_stopped(serve: Serve, drain_seconds: float) -> bool:
+    """Whether `serve` came to its end by itself."""
+    stopping = asyncio.Event()
+    _stop_on_signals(stopping)
+    limit = asyncio.timeout(None)
+    try:
+        async with limit, alongside(_limit_drain(limit, stopping, drain_seconds)):
+            await serve(stopping)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        log.error("drain took too long drain_seconds=%s", drain_seconds)
+        return False
+    return True
+
+
+async def _limit_drain(limit: asyncio.Timeout, stopping: asyncio.Event, seconds: float) -> None:
+    await stopping.wait()
+    log.info("stopping drain_seconds=%s", seconds)
+    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+def _stop_on_signals(stopping: asyncio.Event) -> None:
+    seen: set[signal.Signals] = set()
+
+    def on_signal(number: signal.Signals) -> None:
+        if number in seen:
+            os._exit(EXIT_FAILED)
+        seen.add(number)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+def _exit_misconfigured(mistakes: list[BaseException]) -> NoReturn:
+    for mistake in mistakes:
+        sys.stderr.write(f"error: {mistake}\n")
+    sys.exit(EXIT_MISCONFIGURED)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,110 @@
+"""HTTP servers inside a service: an ASGI application on a port, for as long as a block runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.settings import ListenSettings
+
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an observed endpoint says; `content_type` belongs to `body`."""
+
+    body: bytes
+    content_type: str
+    status: int = 200
+
+
+def json_answer(value: object, status: int = 200) -> Answer:
+    return Answer(json.dumps(value).encode(), "application/json", status)
+
+
+def observed(endpoints: Mapping[str, Callable[[], Answer]]) -> ASGIApp:
+    """GET `/metrics`, `/health`, `/debug/ledger`, …: each path asks its callable, on the loop."""
+    return Starlette(routes=[Route(path, _endpoint(ask)) for path, ask in endpoints.items()])
+
+
+@asynccontextmanager
+async def listening(
+    app: ASGIApp, listen: ListenSettings, *, grace_seconds: float = 5.0
+) -> AsyncIterator[int]:
+    """Serves `app` while the block runs and gives the port; answers under way get their grace.
+
+    Raises ConfigError when the address cannot be had.
+    """
+    with _bound(listen) as bound:
+        server = _Server(_config(app, grace_seconds))
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve(sockets=[bound]))
+            await server.ready.wait()
+            try:
+                yield bound.getsockname()[1]
+            finally:
+                server.should_exit = True
+                await asyncio.wait([serving])
+
+
+def _config(app: ASGIApp, grace_seconds: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(grace_seconds)),
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers, which are `life`'s, and with an event when it is up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready.set()
+
+
+@contextmanager
+def _bound(listen: ListenSettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((listen.host, listen.port))
+            bound.listen(_BACKLOG)
+        except OSError as error:
+            address = f"{listen.host}:{listen.port}"
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from None
+        yield bound
+
+
+def _endpoint(ask: Callable[[], Answer]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_request: Request) -> Response:
+        said = ask()
+        return Response(said.body, said.status, media_type=said.content_type)
+
+    return answer

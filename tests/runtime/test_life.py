@@ -1,0 +1,221 @@
+"""Processes that really start, are told to stop, drain, fail, or lose their parent.
+
+Nobody sleeps: a test goes on when the process has said a line or has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.life import alongside, exit_on_config_errors
+
+HEAD = """
+import asyncio, sys
+from ferryman.errors import ConfigError
+from ferryman.runtime.life import alongside, announce_ready, run_service
+def say(line):
+    print(line, flush=True)
+"""
+
+DRAINING = """
+async def serve(stopping):
+    announce_ready("decode", "decode-00000001", "127.0.0.1:1", 7)
+    await stopping.wait()
+    say("draining")
+    sys.stdin.readline()
+run_service(serve)
+"""
+
+STUCK = """
+async def serve(stopping):
+    say("up")
+    await stopping.wait()
+    await asyncio.Event().wait()
+run_service(serve, drain_seconds=0.01)
+"""
+
+ECHOING = """
+async def serve(stopping):
+    say("up")
+    await stopping.wait()
+    say("stopping")
+    loop = asyncio.get_running_loop()
+    say(await loop.run_in_executor(None, sys.stdin.readline))
+    await asyncio.Event().wait()
+run_service(serve, drain_seconds=1000)
+"""
+
+FAILING_JOB = """
+async def job():
+    raise ZeroDivisionError("the job failed")
+async def serve(stopping):
+    async with alongside(job()):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            say("body cancelled")
+run_service(serve)
+"""
+
+MISCONFIGURED = """
+async def serve(stopping):
+    async with alongside():
+        raise ConfigError("no model at /nowhere")
+run_service(serve)
+"""
+
+ORPHAN = """
+import os, subprocess
+child = '''
+import os, sys
+sys.path[:0] = {path!r}
+from ferryman.runtime.parent import end_with_parent
+from ferryman.runtime.life import run_service
+end_with_parent(int(sys.argv[1]))
+async def serve(stopping):
+    print("child up", os.getpid(), flush=True)
+    await stopping.wait()
+    print("child drained", flush=True)
+run_service(serve)
+'''.format(path=sys.path)
+subprocess.Popen([sys.executable, "-c", child, str(os.getpid())])
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def process(body: str) -> Iterator[subprocess.Popen[str]]:
+    path = f"import sys; sys.path[:0] = {sys.path!r}\n"
+    started = subprocess.Popen(
+        [sys.executable, "-c", path + HEAD + body],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def line(of: subprocess.Popen[str]) -> str:
+    assert of.stdout is not None
+    return of.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_the_status_is_0(number: signal.Signals) -> None:
+    with process(DRAINING) as service:
+        assert json.loads(line(service)) == {
+            "event": "ready",
+            "role": "decode",
+            "worker_id": "decode-00000001",
+            "address": "127.0.0.1:1",
+            "epoch": 7,
+        }
+        service.send_signal(number)
+        assert line(service) == "draining"
+        service.communicate("done\n")
+        assert service.returncode == 0
+
+
+def test_a_second_signal_of_the_same_kind_ends_it_at_once() -> None:
+    with process(ECHOING) as service:
+        assert line(service) == "up"
+        service.send_signal(signal.SIGTERM)
+        assert line(service) == "stopping"
+        service.send_signal(signal.SIGINT)
+        assert service.stdin is not None
+        service.stdin.write("still there\n")
+        service.stdin.flush()
+        assert line(service) == "still there"
+        service.send_signal(signal.SIGTERM)
+        assert service.wait() == 1
+
+
+def test_a_drain_that_takes_too_long_is_cut_and_says_so() -> None:
+    with process(STUCK) as service:
+        assert line(service) == "up"
+        service.send_signal(signal.SIGTERM)
+        _, stderr = service.communicate()
+        assert service.returncode == 1
+        assert "drain took too long" in stderr
+
+
+def test_a_failing_job_cancels_the_body_and_the_status_is_1() -> None:
+    with process(FAILING_JOB) as service:
+        stdout, stderr = service.communicate()
+        assert (stdout, service.returncode) == ("body cancelled\n", 1)
+        assert "ZeroDivisionError: the job failed" in stderr
+
+
+def test_a_wrong_setup_is_one_line_and_status_2() -> None:
+    with process(MISCONFIGURED) as service:
+        stdout, stderr = service.communicate()
+        assert (stdout, stderr) == ("", "error: no model at /nowhere\n")
+        assert service.returncode == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_child_drains_when_its_parent_is_killed() -> None:
+    with process(ORPHAN) as parent:
+        assert line(parent).startswith("child up")
+        parent.kill()
+        assert line(parent) == "child drained"
+        assert line(parent) == "", "the child has closed its end of the pipe: it is gone"
+
+
+async def test_the_end_of_the_body_cancels_the_jobs() -> None:
+    ended = asyncio.Event()
+
+    async def job() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with alongside(job()):
+        await asyncio.sleep(0)
+    assert ended.is_set()
+
+
+async def test_a_job_may_end_early() -> None:
+    async def job() -> None:
+        return
+
+    async with alongside(job()):
+        await asyncio.sleep(0)
+
+
+async def test_a_failed_job_is_what_the_caller_sees() -> None:
+    async def job() -> None:
+        raise ValueError("the cause")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with alongside(job()):
+            await asyncio.Event().wait()
+    assert [str(error) for error in caught.value.exceptions] == ["the cause"]
+
+
+def test_every_mistake_of_a_group_gets_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    inner = ExceptionGroup("inner", [ConfigError("second")])
+    with pytest.raises(SystemExit) as caught, exit_on_config_errors():
+        raise ExceptionGroup("outer", [ConfigError("first"), inner])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: first\nerror: second\n"
+
+
+def test_a_bug_beside_a_mistake_is_not_hidden() -> None:
+    with pytest.raises(ExceptionGroup), exit_on_config_errors():
+        raise ExceptionGroup("both", [ConfigError("a mistake"), ValueError("a bug")])

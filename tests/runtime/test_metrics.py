@@ -1,0 +1,84 @@
+"""Metrics belong to one process object, and are served over a real port."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.listening import Answer, json_answer, listening, observed
+from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.runtime.settings import ListenSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    num_free: int
+    used_bytes: int
+
+
+def test_names_carry_the_role_and_two_registries_do_not_meet() -> None:
+    one, other = Metrics("router"), Metrics("router")
+    one.counter("requests_total", "requests", ["status"]).labels("ok").inc(3)
+    other.counter("requests_total", "requests", ["status"])
+    assert b'ferryman_router_requests_total{status="ok"} 3.0' in one.render()
+    assert b"3.0" not in other.render()
+
+
+def test_statistics_are_read_when_somebody_asks() -> None:
+    metrics, free = Metrics("decode"), [5]
+    metrics.watch("pool", lambda: PoolStatistics(free[0], 64))
+    assert b"ferryman_decode_pool_free 5.0" in metrics.render()
+    free[0] = 4
+    assert b"ferryman_decode_pool_free 4.0" in metrics.render()
+    assert b"ferryman_decode_pool_used_bytes 64.0" in metrics.render()
+
+
+def test_a_histogram_counts_in_seconds() -> None:
+    metrics = Metrics("router")
+    metrics.histogram("ttft_seconds", "time to the first token").observe(0.02)
+    assert b'ferryman_router_ttft_seconds_bucket{le="0.025"} 1.0' in metrics.render()
+
+
+async def test_a_worker_shows_its_metrics_health_and_ledger() -> None:
+    metrics = Metrics("prefill")
+    metrics.gauge("queue_requests", "waiting").set(2)
+    app = observed(
+        {
+            "/metrics": lambda: Answer(metrics.render(), CONTENT_TYPE),
+            "/health": lambda: json_answer({"status": "draining"}, 503),
+            "/debug/ledger": lambda: json_answer({"full": {"free": 1}}),
+        }
+    )
+    async with listening(app, ListenSettings()) as port, httpx.AsyncClient() as client:
+        root = f"http://127.0.0.1:{port}"
+        scraped = await client.get(root + "/metrics")
+        assert "ferryman_prefill_queue_requests 2.0" in scraped.text
+        assert scraped.headers["content-type"] == CONTENT_TYPE
+        assert (await client.get(root + "/health")).status_code == 503
+        assert (await client.get(root + "/debug/ledger")).json() == {"full": {"free": 1}}
+        assert (await client.get(root + "/none")).status_code == 404
+
+
+async def test_a_busy_port_is_a_mistake_of_the_setup() -> None:
+    app = observed({})
+    async with listening(app, ListenSettings()) as port:
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address alr"):
+            async with listening(app, ListenSettings(port=port)):
+                pass
+
+
+async def test_the_port_is_free_again_behind_the_block() -> None:
+    async with listening(observed({}), ListenSettings()) as port:
+        pass
+    async with listening(observed({}), ListenSettings(port=port)) as again:
+        assert again == port
+
+
+async def test_an_error_of_the_body_leaves_and_the_server_ends() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with listening(observed({}), ListenSettings()):
+            raise ZeroDivisionError
+    assert isinstance(caught.value.exceptions[0], ZeroDivisionError)
