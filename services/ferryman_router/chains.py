@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferryman.cache.keys import PageKey, TokenIds, extend_keys, root_key
-from ferryman_router.fleet import ServedState
+from ferryman.wire.beats import ServedState
 
 
 class Chains:

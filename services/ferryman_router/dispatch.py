@@ -45,6 +45,9 @@ class Dispatcher:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def retry_seconds(self) -> float:
+        return self._queue.retry_seconds()
+
     async def place(
         self, ticket: Ticket, asking: Asking, *, attempt: int, is_retry: bool
     ) -> Explanation:

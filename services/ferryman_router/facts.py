@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import Usage
 from ferryman_router.pace import Pace
-from ferryman_router.policy import Candidate, Explanation
+from ferryman_router.policy import Explanation
 
 
-def routed_facts(explanation: Explanation) -> dict[str, Any]:
-    """The choice and the runner-up with their numbers."""
-    facts: dict[str, Any] = {"chosen": candidate_facts(explanation.chosen)}
+def routed_facts(explanation: Explanation) -> dict[str, Fact]:
+    """The choice with its numbers, and the runner-up with its total."""
+    chosen = explanation.chosen
+    facts: dict[str, Fact] = {
+        "prefill": chosen.prefill.worker_id,
+        "decode": chosen.decode.worker_id,
+        "total_ms": _ms(chosen.total_seconds),
+        "queue_ms": _ms(chosen.queue_seconds),
+        "load_ms": _ms(chosen.load_seconds),
+        "prefill_ms": _ms(chosen.prefill_seconds),
+        "handoff_ms": _ms(chosen.handoff_seconds),
+        "usable_tokens": chosen.usable_tokens,
+        "host_tokens": chosen.host_tokens,
+    }
     if explanation.others:
-        facts["runner_up"] = candidate_facts(explanation.others[0])
+        other = explanation.others[0]
+        facts["next_prefill"] = other.prefill.worker_id
+        facts["next_decode"] = other.decode.worker_id
+        facts["next_total_ms"] = _ms(other.total_seconds)
     return facts
 
 
-def candidate_facts(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "prefill": candidate.prefill.worker_id,
-        "decode": candidate.decode.worker_id,
-        "queue_ms": _ms(candidate.queue_seconds),
-        "load_ms": _ms(candidate.load_seconds),
-        "prefill_ms": _ms(candidate.prefill_seconds),
-        "handoff_ms": _ms(candidate.handoff_seconds),
-        "usable_tokens": candidate.usable_tokens,
-        "host_tokens": candidate.host_tokens,
-    }
-
-
-def finished_facts(reason: FinishReason, usage: Usage, pace: Pace) -> dict[str, Any]:
+def finished_facts(reason: FinishReason, usage: Usage, pace: Pace) -> dict[str, Fact]:
     return {
         "reason": str(reason),
         "prompt": usage.prompt_tokens,

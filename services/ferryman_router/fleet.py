@@ -6,50 +6,12 @@ them goes out as effects. Beliefs are hints: a worker that is asked may still re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind
+from ferryman.wire.beats import Beat
 from ferryman_router.holdings import CacheChange, Holdings, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class ServedState:
-    """Which state a worker keeps: two workers with equal values can hand requests over.
-
-    `fingerprint`, `page_size` and `digest` are the manifest's, and name the root of all page keys.
-    """
-
-    fingerprint: str
-    page_size: int
-    digest: str
-    kinds: tuple[Kind, ...]
-    window_len: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """One heartbeat. Seconds are measured by the worker itself, 0 while it has none.
-
-    `queue_tokens` is the prefill work that waits or runs; `max_len` bounds one request there.
-    """
-
-    role: str
-    worker_id: str
-    epoch: int
-    address: str
-    is_ready: bool
-    state: ServedState
-    max_len: int
-    num_running: int = 0
-    max_running: int = 1
-    num_queued: int = 0
-    queue_tokens: int = 0
-    seconds_per_token: float = 0.0
-    step_seconds: float = 0.0
-    free_slots: Mapping[Kind, int] = field(default_factory=dict)
-    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from ferryman.errors import Cancelled, CorruptState, DeadlineExceeded, FerrymanError, Unavailable
 from ferryman.handoff import request as events
 from ferryman.handoff.offsets import (
-    EMPTY_HASH,
     Accepted,
     Diverged,
     Dropped,
     Lacking,
-    TokenFrame,
     TokenLedger,
 )
 from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
+from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.request import FinishReason, Request
-from ferryman.wire.public import TokenChunk
+from ferryman.wire.status import error_of
 from ferryman.wire.values import (
     AbortOrder,
     Admitted,
@@ -65,7 +62,6 @@ from ferryman_router.verdict import (
     TurnedAway,
     Verdict,
     WorkerGone,
-    error_of,
     judge,
 )
 from ferryman_router.writer import Writer
@@ -79,15 +75,15 @@ _COMMITTED = (RequestState.COMMITTED, RequestState.DECODING, RequestState.RETRAC
 class Journey:
     """One request on its way. `run` takes it to its end; everything else is told to it."""
 
-    def __init__(self, asked: Asked, around: Surroundings, *, first_attempt: int = 1) -> None:
+    def __init__(self, asked: Asked, around: Surroundings) -> None:
         self.asked = asked
         self.transcript = Transcript()
         self.explanations: list[Explanation] = []
         self.state = RequestState.RECEIVED
         self._around = around
         self._writer = Writer(around.model.tokenizer, asked, self.transcript)
-        self._number = first_attempt - 1
-        self._ledger = TokenLedger(self._number)
+        self._number = 0
+        self._ledger = TokenLedger(0)
         self._chains = Chains(asked.token_ids, asked.tenant.salt)
         self._tries = Tries()
         self._pace = Pace(asked.arrived)
@@ -110,16 +106,6 @@ class Journey:
 
     def is_decoded_by(self, name: WorkerName) -> bool:
         return self._attempt is not None and self._attempt.decode == name
-
-    def take_up(self, chunks: Iterable[TokenChunk]) -> None:
-        """Begins behind what an earlier journey of this request has said."""
-        for chunk in chunks:
-            frame = TokenFrame(
-                self._number, chunk.offset, chunk.token_ids, self._ledger.hash or EMPTY_HASH
-            )
-            taken = self._ledger.accept(frame)
-            assert isinstance(taken, Accepted), "a transcript has no gaps"
-            self._writer.write(chunk.offset, chunk.token_ids, chunk.logprobs)
 
     # From beginning to end.
 
@@ -280,8 +266,6 @@ class Journey:
         try:
             async for progress in workers.prefill(attempt.prefill, order):
                 self._progress(attempt, progress)
-                if isinstance(progress, HandedOff):
-                    return
             error: FerrymanError = Unavailable("prefill ended without a hand-off")
         except FerrymanError as caught:
             error = caught
@@ -375,7 +359,7 @@ class Journey:
     def _break(self, event: RequestEvent, error: FerrymanError) -> None:
         stage, self.state = self.state, next_state(self.state, event)
         self.transcript.close(Broken(error, str(stage), self.transcript.num_tokens))
-        facts: dict[str, Any] = {"stage": str(stage), "reason": error.reason}
+        facts: dict[str, Fact] = {"stage": str(stage), "reason": error.reason}
         facts["offset"] = self.transcript.num_tokens
         if isinstance(event, events.Cancelled):
             self._report("cancelled", **facts, cause=self._cause)
@@ -391,5 +375,12 @@ class Journey:
     def _see(self, stage: RequestState) -> None:
         self.state = reached(self.state, stage)
 
-    def _report(self, event: str, **facts: Any) -> None:
-        self._around.reporter.report(self.asked, max(1, self._number), event, facts)
+    def _report(self, event: str, **facts: Fact) -> None:
+        caller = self.asked.caller
+        self._around.lifecycle.publish(
+            caller.request_id,
+            max(1, self._number),
+            event,
+            traceparent=caller.traceparent,
+            **facts,
+        )

@@ -87,15 +87,12 @@ def choose(
     return Explanation(attempt, candidates[0], tuple(candidates[1:MAX_EXPLAINED]))
 
 
-def can_ever_serve(fleet: Fleet, prompt_len: int) -> bool:
-    """Whether some pair, busy or not, has pools that can hold a prompt of this length."""
-    prefills = [w for w in fleet if w.beat.role == "prefill"]
-    decodes = [w for w in fleet if w.beat.role == "decode"]
-    return any(
-        p.beat.state == d.beat.state and prompt_len <= min(p.beat.max_len, d.beat.max_len)
-        for p in prefills
-        for d in decodes
-    )
+def longest_request(fleet: Fleet) -> int:
+    """The longest request that some pair, busy or not, can hold; 0 while there is no pair."""
+    prefills = [worker.beat for worker in fleet if worker.beat.role == "prefill"]
+    decodes = [worker.beat for worker in fleet if worker.beat.role == "decode"]
+    pairs = ((p, d) for p in prefills for d in decodes if p.state == d.state)
+    return max((min(p.max_len, d.max_len) for p, d in pairs), default=0)
 
 
 def _may_serve(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ferryman.cache.keys import PageKey
+from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.wire.values import AbortOrder, PrefillOrder, PrefillProgress
-from ferryman_router.asked import Asked
 from ferryman_router.budget import RetryBudget
 from ferryman_router.dispatch import Dispatcher
 from ferryman_router.fleet import Fleet, WorkerName
@@ -26,12 +26,6 @@ class Workers(Protocol):
     def ask_again(self, name: WorkerName) -> None:
         """Tokens are lacking: have the decode worker send from all cursors on."""
         ...
-
-
-class Reporter(Protocol):
-    """Publishes lifecycle events; never blocks."""
-
-    def report(self, asked: Asked, attempt: int, event: str, facts: Mapping[str, Any]) -> None: ...
 
 
 class HostIndex(Protocol):
@@ -52,7 +46,7 @@ class Surroundings:
     dispatcher: Dispatcher
     budget: RetryBudget
     workers: Workers
-    reporter: Reporter
+    lifecycle: LifecyclePublisher
     index: HostIndex
     metrics: RouterMetrics
     clock: Callable[[], float]

@@ -5,24 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferryman.errors import (
-    Cancelled,
-    CorruptState,
     DeadlineExceeded,
     Exhausted,
     FerrymanError,
     InvalidRequest,
-    LeaseLost,
     ManifestMismatch,
     NotFound,
-    QueueFull,
-    Stale,
-    TooLarge,
     Unavailable,
-    UnknownModel,
-    WrongEpoch,
 )
 from ferryman.schedule.request import FinishReason
-from ferryman.wire.values import Failure, Usage
+from ferryman.wire.values import Usage
 
 
 class WorkerGone(Unavailable):
@@ -85,31 +77,3 @@ def judge(error: FerrymanError) -> Verdict:
     if isinstance(error, Exhausted):
         return TurnedAway(error)
     return Hopeless(error) if isinstance(error, _HOPELESS) else Spoiled(error)
-
-
-_BY_NAME = {
-    kind.__name__: kind
-    for kind in (
-        Cancelled,
-        CorruptState,
-        DeadlineExceeded,
-        LeaseLost,
-        NotFound,
-        Stale,
-        Unavailable,
-        WrongEpoch,
-    )
-}
-_INVALID = {kind.__name__: kind for kind in (InvalidRequest, TooLarge, UnknownModel)}
-
-
-def error_of(failure: Failure) -> FerrymanError:
-    """The error that a worker put into a frame; what is not known here is the worker's bug."""
-    if failure.code == "RESOURCE_EXHAUSTED":
-        kind = QueueFull if failure.reason == "QueueFull" else Exhausted
-        return kind(failure.message, failure.retry_after_seconds or 1.0)
-    if failure.reason in _INVALID:
-        return _INVALID[failure.reason](failure.message, failure.param)
-    if failure.reason == "ManifestMismatch":
-        return ManifestMismatch((failure.message,))
-    return _BY_NAME.get(failure.reason, FerrymanError)(failure.message)

@@ -1,0 +1,26 @@
+"""Beats survive the way through JSON, and what is no beat is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import InvalidRequest
+from ferryman.wire.beats import Beat, ServedState, beat_from_bytes, beat_to_bytes
+
+STATE = ServedState("f" * 32, 64, "d" * 32, (Kind.FULL, Kind.RECURRENT))
+BEAT = Beat("decode", "decode-00000001", 2**62, "127.0.0.1:1", True, STATE, 2048, node="n1")
+
+
+def test_a_beat_survives_the_round_trip() -> None:
+    assert beat_from_bytes(beat_to_bytes(BEAT)) == BEAT
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"[]", b"{}", b"\xff", b'{"v":2}', json.dumps({"v": 1, "state": {}}).encode()]
+)
+def test_what_is_no_beat_is_refused(payload: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        beat_from_bytes(payload)
