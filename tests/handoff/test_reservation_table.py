@@ -9,7 +9,14 @@ from ferryman.errors import LeaseLost, QueueFull, Stale, WrongEpoch
 from ferryman.handoff.effects import Fence, FreeSlots, ReceiverLimits, StartDecoding, StopWriter
 from ferryman.handoff.effects import Writer as Life
 from ferryman.handoff.receiver import ReservationTable
-from ferryman.handoff.reservation import TERMINAL, TRANSITIONS, ReservationState
+from ferryman.handoff.reservation import (
+    TERMINAL,
+    TRANSITIONS,
+    Aborted,
+    LeaseEnded,
+    ReservationState,
+    next_state,
+)
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
 from ferryman.handoff.verdict import Corrupt, Gaps, LeaseOver, Verified
 
@@ -55,6 +62,11 @@ def test_every_state_has_a_row_and_three_are_terminal() -> None:
     assert set(TRANSITIONS) == set(ReservationState)
     terminal = {ReservationState.COMMITTED, ReservationState.FAILED, ReservationState.FREED}
     assert terminal == TERMINAL
+
+
+def test_neither_a_clock_nor_a_cancel_ends_a_quarantine() -> None:
+    for event in (LeaseEnded(), Aborted()):
+        assert next_state(ReservationState.EXPIRING, event) is ReservationState.EXPIRING
 
 
 def test_a_verified_commit_starts_decoding_once_and_is_answered_alike_again(
