@@ -156,6 +156,8 @@ class PrefixTree:
         duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
         offered = (page for pages in branch.units.values() for page in pages)
         first = min(self.match_depth(branch.keys), min(offered, default=0))
+        if self._path_kind is None:  # bare pages lead to the first unit
+            first = min(first, self.match_depth(branch.keys))
         node = self._nodes[branch.keys[first - 1]] if first else self._root
         for page in range(first, len(branch.keys)):
             node = self._child(node, branch.keys[page], now)

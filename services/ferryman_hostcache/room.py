@@ -1,0 +1,103 @@
+"""Which units of an offered group get room: all, or those of the largest smaller resume point.
+
+keys      k0 k1 k2 k3 k4 k5 k6
+here      ####### 3 pages               base
+offered         ###########  s s        full pages 3.. and snapshots at the ends of 4 and 6
+room for 2 pages: pages 3 and 4 with the snapshot at the end of 4
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import resume_set
+from ferryman_hostcache.values import UnitName
+
+Group = tuple[UnitName, ...]
+
+
+class Resident(Protocol):
+    """What is in the host tier; the prefix tree answers."""
+
+    def match_depth(self, keys: Sequence[PageKey]) -> int: ...
+
+    def has(self, kind: Kind, key: PageKey) -> bool: ...
+
+
+class Offer:
+    """The units of one offer that are not here yet and have a place on the chain."""
+
+    def __init__(
+        self,
+        manifest: StateManifest,
+        keys: Sequence[PageKey],
+        units: Mapping[Kind, Sequence[int]],
+        resident: Resident,
+    ) -> None:
+        self._manifest, self._keys, self._resident = manifest, keys, resident
+        self.base = resident.match_depth(keys) if Kind.FULL in manifest.kinds else 0
+        self._top = self._end_of_path(frozenset(units.get(Kind.FULL, ())))
+        self._units = {kind: self._new(kind, pages) for kind, pages in units.items()}
+
+    def _end_of_path(self, offered: frozenset[int]) -> int:
+        """Full pages attach where the resident ones end; behind a hole nothing has a place."""
+        if Kind.FULL not in self._manifest.kinds:
+            return len(self._keys)
+        top = self.base
+        while top < len(self._keys) and top in offered:
+            top += 1
+        return top
+
+    def _new(self, kind: Kind, pages: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            page
+            for page in sorted(set(pages))
+            if 0 <= page < self._top and not self._resident.has(kind, self._keys[page])
+        )
+
+    def choices(self) -> Iterator[Group]:
+        """What may get room, the most wanted first; never an empty group."""
+        whole = self._up_to(self._top)
+        if not whole:
+            return
+        yield whole
+        for depth in self._smaller_points():
+            yield from (group for group in (self._up_to(depth), self._least(depth)) if group)
+
+    def _up_to(self, depth: int) -> Group:
+        return tuple(
+            (kind, page) for kind, pages in self._units.items() for page in pages if page < depth
+        )
+
+    def _least(self, depth: int) -> Group:
+        """Only what the resume set at `depth` needs."""
+        needs = resume_set(self._manifest, depth * self._manifest.page_size)
+        first = {Kind.FULL: 0, Kind.WINDOW: needs.window.first, Kind.RECURRENT: depth - 1}
+        return tuple((kind, page) for kind, page in self._up_to(depth) if page >= first[kind])
+
+    def _smaller_points(self) -> Iterator[int]:
+        """Depths, descending, at which there would be a whole resume set."""
+        for depth in range(self._top, 0, -1):
+            if self._would_resume_at(depth):
+                yield depth
+
+    def _would_resume_at(self, depth: int) -> bool:
+        needs = resume_set(self._manifest, depth * self._manifest.page_size)
+        if needs.needs_snapshot and not self._would_have(Kind.RECURRENT, depth - 1):
+            return False
+        return all(
+            self._would_have(Kind.WINDOW, page)
+            for page in range(needs.window.first, needs.window.end)
+        )
+
+    def _would_have(self, kind: Kind, page: int) -> bool:
+        return page in self._units.get(kind, ()) or self._resident.has(kind, self._keys[page])
+
+
+def demand_of(group: Group) -> dict[Kind, int]:
+    """How many slots of each kind a group takes."""
+    return dict(Counter(kind for kind, _ in group))
