@@ -231,7 +231,6 @@ class Planner:
             for page in range(needs.window.first, min(needs.window.end, matched))
             if device.has(Kind.WINDOW, keys[page])
         )
-        best = _Candidate(matched, (), window_pages, 0.0)
         return ResumePlan(
             position=prompt_len,
             prompt_len=prompt_len,
@@ -241,7 +240,11 @@ class Planner:
             initialiser=Receive(),
             snapshots=(),
             uncached=(),
-            demand=self._demand(best, matched, prompt_len, 0),
+            demand=self._per_kind(
+                full=len(needs.full) - matched,
+                window=len(needs.window) - len(window_pages),
+                recurrent=1,
+            ),
             seconds=0.0,
         )
 
@@ -361,23 +364,27 @@ class Planner:
         self, best: _Candidate, matched: int, prompt_len: int, num_snapshots: int
     ) -> Mapping[Kind, int]:
         """Fresh slots for the whole prompt: what is reused on the device is not among them."""
-        needs = resume_set(self.manifest, prompt_len)
-        demand = {
-            Kind.FULL: len(needs.full) - min(best.depth, matched),
-            Kind.WINDOW: self._window_demand(prompt_len, num_snapshots) - len(best.window_pages),
-            Kind.RECURRENT: 1 + num_snapshots,
-        }
-        return {kind: max(0, demand[kind]) for kind in self.manifest.kinds}
+        pages = -(-prompt_len // self.manifest.page_size)
+        loaded_windows = sum(unit.kind is Kind.WINDOW for unit in best.loads)
+        computed = min(pages - best.depth, self._window_pages_alive(num_snapshots))
+        return self._per_kind(
+            full=pages - min(best.depth, matched),
+            window=loaded_windows + computed,
+            recurrent=1 + num_snapshots,
+        )
 
-    def _window_demand(self, prompt_len: int, num_snapshots: int) -> int:
-        """Pages alive at once while chunks run: the window, one step's tokens, a ragged end.
+    def _per_kind(self, *, full: int, window: int, recurrent: int) -> Mapping[Kind, int]:
+        demand = {Kind.FULL: full, Kind.WINDOW: window, Kind.RECURRENT: recurrent}
+        return {kind: demand[kind] for kind in self.manifest.kinds}
+
+    def _window_pages_alive(self, num_snapshots: int) -> int:
+        """Pages that lie in a window at once while chunks run: window, one step, a ragged end.
 
         Every snapshot on the way gives a window to the tree, which the request cannot reuse.
         """
         page_size = self.manifest.page_size
         window_pages = -(-self.manifest.window_len // page_size) + 1
-        alive = window_pages * (1 + num_snapshots) + -(-self.step_tokens // page_size)
-        return min(-(-prompt_len // page_size), alive)
+        return window_pages * (1 + num_snapshots) + -(-self.step_tokens // page_size)
 
 
 def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:

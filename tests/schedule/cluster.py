@@ -1,0 +1,132 @@
+"""One worker without processes: a scheduler and a stamped engine, steps run when the test says."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ferryman.cache.capacity import Concurrency, tracking_slots
+from ferryman.cache.keys import page_keys, root_key
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import EMPTY_HOST, Costs, HostView
+from ferryman.cache.slots import Demand
+from ferryman.engine.fake import FakeEngine
+from ferryman.engine.stamps import fake_tokens
+from ferryman.schedule.batch import StepPlan
+from ferryman.schedule.events import (
+    Admitted,
+    Cached,
+    Drawn,
+    Event,
+    Finished,
+    Held,
+    LoadCorrupt,
+    Retracted,
+)
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.schedule.sequence import Goal
+
+E = TypeVar("E", Admitted, Cached, Drawn, Finished, Held, LoadCorrupt, Retracted)
+
+VOCAB = 50
+MAX_LEN = 64
+
+
+def sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0)
+
+
+def request(
+    manifest: StateManifest, request_id: str, token_ids: Sequence[int], max_tokens: int = 4
+) -> Request:
+    ids = np.array(token_ids, dtype="<u4")
+    keys = page_keys(root_key(manifest), ids, manifest.page_size)
+    return Request(request_id, ids, keys, sampling(max_tokens))
+
+
+class FakeWorker:
+    """Plans, runs and commits; steps wait in `queued` until they are run, in order."""
+
+    def __init__(
+        self,
+        manifest: StateManifest,
+        sizes: Demand,
+        *,
+        overlap: bool = True,
+        prefix_cache: bool = True,
+        max_running: int = 4,
+        chunk_tokens: int = 8,
+    ) -> None:
+        tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
+        limits = SchedulerLimits(
+            concurrency=Concurrency(max_running, 4, tracking),
+            chunk_tokens=chunk_tokens,
+            max_len=min(MAX_LEN, sizes[Kind.FULL] * manifest.page_size),
+            max_waiting=100,
+            steps_in_flight=2 if overlap else 1,
+            prefix_cache=prefix_cache,
+        )
+        self.manifest = manifest
+        self.scheduler = Scheduler(manifest, sizes, limits, Costs(1.0, 0.0), root_key(manifest))
+        rows = limits.concurrency.rows
+        self.engine = FakeEngine(
+            manifest, sizes, max_rows=rows, max_len=MAX_LEN + 4, vocab_size=VOCAB
+        )
+        self.queued: deque[StepPlan] = deque()
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.requests: dict[str, Request] = {}
+        self.events: list[Event] = []
+        self.now = 0.0
+
+    def submit(self, asked: Request, goal: Goal = Goal.DECODE, host: HostView = EMPTY_HOST) -> None:
+        self.scheduler.submit(asked, goal, host)
+        self.requests[asked.request_id] = asked
+
+    def plan(self) -> bool:
+        """Submits one more step if the scheduler has one."""
+        self.now += 1
+        plan = self.scheduler.plan(self.now)
+        if plan is not None:
+            self.queued.append(plan)
+        self.collect()
+        return plan is not None
+
+    def run_oldest(self) -> bool:
+        """Runs and commits the step that has waited longest."""
+        if not self.queued:
+            return False
+        self.now += 1
+        plan = self.queued.popleft()
+        self.scheduler.commit(plan, self.engine.run(plan), self.now)
+        self.collect()
+        return True
+
+    def collect(self) -> None:
+        for event in self.scheduler.take_events():
+            self.events.append(event)
+            if isinstance(event, Drawn):
+                tokens = self.tokens[event.request_id]
+                assert event.offset == len(tokens), "tokens come once and in order"
+                tokens.append(event.sampled.token_id)
+        self.scheduler.check_integrity()
+
+    def drain(self, limit: int = 3000) -> None:
+        """Runs until nothing is left to do; a scheduler that stands still fails here."""
+        for _ in range(limit):
+            planned = self.plan()
+            ran = self.run_oldest()
+            if not (planned or ran):
+                break
+        assert not self.queued
+
+    def expected(self, request_id: str) -> list[int]:
+        asked = self.requests[request_id]
+        return fake_tokens(asked.token_ids, asked.sampling.max_tokens, VOCAB)
+
+    def seen(self, kind: type[E]) -> list[E]:
+        """All events of one type so far, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
