@@ -21,7 +21,7 @@ from tests.schedule.cluster import FakeWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.stamps import fake_manifest
-from ferryman.schedule.events import Finished
+from ferryman.schedule.events import Finished, Retracted
 
 MANIFESTS = {
     "full and recurrent": fake_manifest(4),
@@ -128,8 +128,6 @@ def test_a_pool_that_is_too_small_for_all_retracts_the_newest(overlap: bool) -> 
     for index in range(3):
         worker.submit(request(manifest, f"r{index}", [index] * 6, max_tokens=18))
     worker.drain()
-    from ferryman.schedule.events import Retracted
-
     retracted = {event.request_id for event in worker.seen(Retracted)}
     assert retracted, "the pools were meant to run out"
     assert "r0" not in retracted, "the oldest is never pushed back"

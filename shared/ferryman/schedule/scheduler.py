@@ -188,6 +188,24 @@ class Scheduler:
         self._publish(sequence, sequence.prompt_len // self.manifest.page_size, None, now)
         self._apply_draw(sequence, first, now)
 
+    def reserved_units_at(
+        self, reservation_id: str, kind: Kind, first: int, end: int
+    ) -> list[tuple[int, SlotHandle]]:
+        """(index, handle) of what a transfer writes of [first, end), absolute. Raises NotFound.
+
+        A recurrent unit's index is its position, the length of the prompt. What decode holds
+        already is not among them: nobody may write there.
+        """
+        sequence = self._reserved.get(reservation_id)
+        if sequence is None:
+            raise NotFound(f"reservation {reservation_id} holds no slots here")
+        if kind is Kind.RECURRENT:
+            units = {sequence.prompt_len: sequence.working} if sequence.working else {}
+        else:
+            reused = sequence.plan.window_pages if kind is Kind.WINDOW else ()
+            units = {p: h for p, h in sequence.own[kind].items() if p not in reused}
+        return [(index, units[index]) for index in sorted(units) if first <= index < end]
+
     def free_reservation(self, reservation_id: str) -> bool:
         """Quarantine is over: nobody writes to these slots any more."""
         sequence = self._reserved.pop(reservation_id, None)
