@@ -1,0 +1,92 @@
+"""Bytes in and out of slots; both transfers keep the same promises."""
+
+from __future__ import annotations
+
+import pytest
+import xxhash
+
+from ferryman.cache.manifest import Kind
+from ferryman.engine.device_transfer import DeviceTransfer, transfer_of
+from ferryman.engine.slabs import Slabs
+from ferryman.engine.stamps import StampSlabs, fake_manifest
+from ferryman.engine.transfer import HostTransfer, Transfer
+from ferryman.errors import CorruptState, InvalidRequest
+
+MANIFEST = fake_manifest(16)
+SIZES = {Kind.FULL: 4, Kind.RECURRENT: 3}
+CONTENT = bytes(range(128))
+
+
+def stamps() -> Transfer:
+    return HostTransfer(StampSlabs(MANIFEST, SIZES))
+
+
+def slabs() -> Transfer:
+    return transfer_of(Slabs.allocate(MANIFEST, SIZES, "cpu"))
+
+
+def copying() -> Transfer:
+    # The accelerator's way runs on any device; here on the one that every machine has.
+    return DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"))
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(stamps, id="stamps"),
+        pytest.param(slabs, id="host slabs"),
+        pytest.param(copying, id="copying"),
+    ]
+)
+def transfer(request: pytest.FixtureRequest) -> Transfer:
+    made: Transfer = request.param()
+    return made
+
+
+def test_what_is_written_in_parts_is_read_whole(transfer: Transfer) -> None:
+    transfer.write(Kind.FULL, 1, 100, memoryview(CONTENT)[100:])
+    transfer.write(Kind.FULL, 1, 0, CONTENT[:100])
+    assert bytes(transfer.read(Kind.FULL, 1)) == CONTENT
+    assert transfer.digest(Kind.FULL, 1) == xxhash.xxh3_128_digest(CONTENT)
+
+
+def test_neighbouring_slots_are_left_alone(transfer: Transfer) -> None:
+    before = [bytes(transfer.read(Kind.FULL, slot)) for slot in (0, 2)]
+    transfer.write(Kind.FULL, 1, 0, CONTENT)
+    assert [bytes(transfer.read(Kind.FULL, slot)) for slot in (0, 2)] == before
+
+
+def test_a_unit_comes_back_from_the_arena_as_it_was(transfer: Transfer) -> None:
+    transfer.write(Kind.FULL, 1, 0, CONTENT)
+    arena = bytearray(300)
+    digest = transfer.store_unit(Kind.FULL, 1, memoryview(arena)[64:192])
+    assert arena[64:192] == CONTENT
+    transfer.load_unit(Kind.FULL, 3, memoryview(bytes(arena))[64:192], digest)
+    assert bytes(transfer.read(Kind.FULL, 3)) == CONTENT
+
+
+def test_one_flipped_bit_is_corrupt_state(transfer: Transfer) -> None:
+    arena = bytearray(128)
+    digest = transfer.store_unit(Kind.FULL, 1, memoryview(arena))
+    arena[77] ^= 4
+    with pytest.raises(CorruptState, match="full slot 3: bytes with digest"):
+        transfer.load_unit(Kind.FULL, 3, memoryview(arena), digest)
+
+
+def test_bytes_that_do_not_fit_are_refused(transfer: Transfer) -> None:
+    with pytest.raises(InvalidRequest, match=r"\[1, 129\) do not fit a full slot of 128 bytes"):
+        transfer.write(Kind.FULL, 1, 1, CONTENT)
+    with pytest.raises(InvalidRequest):
+        transfer.write(Kind.FULL, 1, -1, CONTENT[:1])
+    with pytest.raises(CorruptState, match="a unit of 64 bytes is no full slot"):
+        transfer.store_unit(Kind.FULL, 1, memoryview(bytearray(64)))
+    with pytest.raises(IndexError, match="no slot 4"):
+        transfer.read(Kind.FULL, 4)
+    with pytest.raises(IndexError, match="no slot -1"):
+        transfer.write(Kind.FULL, -1, 0, CONTENT)
+
+
+def test_host_slots_are_read_in_place() -> None:
+    host = slabs()
+    view = host.read(Kind.FULL, 2)
+    host.write(Kind.FULL, 2, 0, CONTENT)
+    assert bytes(view) == CONTENT

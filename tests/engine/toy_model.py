@@ -1,0 +1,117 @@
+"""A model small enough to be recomputed by hand, whose answer needs every page and the state.
+
+state(p + 1) = state(p) / 2 + token(p)          lives in the recurrent slot
+seen(p)      = the sum of the tokens [0, p]     lives in the pages
+logit(v)     = cos(0.37 · (v + 1) · (state(p + 1) + seen(p) / 4))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
+from ferryman.engine.device import Device, HostDevice
+from ferryman.engine.runner import Runner
+from ferryman.engine.slabs import Slabs
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.state import ModelState
+
+PAGE_SIZE = 4
+VOCAB = 50
+
+
+def toy_manifest() -> StateManifest:
+    page = (1, PAGE_SIZE, 1)
+    full = [SectionSpec(name, 0, page, "float64", 0) for name in ("key", "value")]
+    # Eight channels of float64 fill 64 bytes, so x, B and C lie side by side.
+    recurrent = [SectionSpec(f"conv.{part}", 1, (8, 1), "float64", 0) for part in "xBC"]
+    recurrent.append(SectionSpec("ssm", 1, (1, 1, 1), "float64", 0))
+    layouts = (lay_out(Kind.FULL, full), lay_out(Kind.RECURRENT, recurrent))
+    return StateManifest("toy", PAGE_SIZE, PAGE_SIZE, 0, layouts)
+
+
+class ToyModel:
+    """Counts its forwards."""
+
+    def __init__(self) -> None:
+        self.manifest = toy_manifest()
+        self.vocab_size = VOCAB
+        self.num_forwards = 0
+
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        self.num_forwards += 1
+        rows, tokens, positions = (
+            t.tolist() for t in (batch.rows, batch.token_ids, batch.positions)
+        )
+        heard = torch.empty(len(tokens), dtype=torch.float64)
+        for index, (request, token, position) in enumerate(
+            zip(rows, tokens, positions, strict=True)
+        ):
+            table = batch.page_tables[Kind.FULL][request]
+            slot = int(batch.working_slots[request])
+            heard[index] = _consume(state, table, slot, position, token)
+            for owner, at, dst in batch.snapshots:
+                if (owner, at) == (request, position + 1):
+                    state.mamba[1].ssm_states[dst] = state.mamba[1].ssm_states[slot]
+                    state.mamba[1].conv_states[dst] = state.mamba[1].conv_states[slot]
+        return _logits(heard[batch.last_tokens])
+
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        self.num_forwards += 1
+        heard = [
+            _consume(state, batch.page_tables[Kind.FULL][i], slot, position, token)
+            for i, (token, position, slot) in enumerate(
+                zip(
+                    batch.token_ids.tolist(),
+                    batch.positions.tolist(),
+                    batch.working_slots.tolist(),
+                    strict=True,
+                )
+            )
+        ]
+        return _logits(torch.tensor(heard, dtype=torch.float64))
+
+
+def _consume(state: ModelState, table: Tensor, slot: int, position: int, token: int) -> float:
+    assert token >= 0, f"nobody wrote the token at {position}"
+    keys = state.attention[0].key_pages
+    keys[table[position // PAGE_SIZE], 0, position % PAGE_SIZE, 0] = token
+    ssm = state.mamba[1].ssm_states[slot]
+    ssm.mul_(0.5).add_(token)
+    places = torch.arange(position + 1)
+    seen = keys[table[places // PAGE_SIZE], 0, places % PAGE_SIZE, 0].sum()
+    return float(ssm.sum() + seen / 4)
+
+
+def _logits(heard: Tensor) -> Tensor:
+    return torch.cos(0.37 * torch.arange(1, VOCAB + 1) * heard[:, None])
+
+
+def toy_logits(tokens: Sequence[int]) -> Tensor:
+    """What the model says after `tokens`, computed from nothing but them [vocab]."""
+    state, seen = 0.0, 0.0
+    for token in tokens:
+        state = state / 2 + token
+        seen += token
+    return _logits(torch.tensor([state + seen / 4], dtype=torch.float64))[0]
+
+
+def toy_tokens(tokens: Sequence[int], count: int) -> list[int]:
+    """The `count` tokens that follow greedily."""
+    said = list(tokens)
+    for _ in range(count):
+        said.append(int(toy_logits(said).argmax()))
+    return said[len(tokens) :]
+
+
+SIZES: Mapping[Kind, int] = {Kind.FULL: 16, Kind.RECURRENT: 8}
+HOST = HostDevice()
+
+
+def toy_runner(device: Device = HOST) -> Runner:
+    model = ToyModel()
+    slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
+    return Runner(model, slabs, max_rows=4, max_len=64, device=device)
