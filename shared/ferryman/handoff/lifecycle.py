@@ -19,6 +19,7 @@ GAP = "gap"
 START = ""
 
 _ROUTER_ENDS = ("failed", "cancelled")
+_HOSTCACHE_ANY = ("loaded", "stored", "corrupt", "evicted_under_lease_refused")
 _DECODE_GOES_ON = ("progress", "retracted", "finished", "aborted")
 
 # An empty tuple is an end. The router's row order runs over all attempts of a request; the others'
@@ -56,9 +57,11 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "aborted":     (),
     },
     HOSTCACHE: {
-        START:         ("loaded", "stored"),
-        "loaded":      ("loaded", "stored"),
-        "stored":      ("loaded", "stored"),
+        START:         _HOSTCACHE_ANY,
+        "loaded":      _HOSTCACHE_ANY,
+        "stored":      _HOSTCACHE_ANY,
+        "corrupt":     _HOSTCACHE_ANY,
+        "evicted_under_lease_refused": _HOSTCACHE_ANY,
     },
 }
 # fmt: on

@@ -79,7 +79,25 @@ class Reservation:
 
 def ranges_of(units: Iterable[UnitName]) -> tuple[PageRange, ...]:
     """The fewest ranges that hold exactly these units, in order."""
-    return merged(PageRange(kind, index, index + 1) for kind, index in units)
+    indices: dict[Kind, set[int]] = {}
+    for kind, index in units:
+        indices.setdefault(kind, set()).add(index)
+    return tuple(
+        PageRange(kind, first, end)
+        for kind in sorted(indices)
+        for first, end in _runs(sorted(indices[kind]))
+    )
+
+
+def _runs(ascending: list[int]) -> Iterator[tuple[int, int]]:
+    """Where consecutive integers begin and end: 2 3 4 7 → [2, 5) [7, 8)."""
+    first = end = ascending[0]
+    for index in ascending:
+        if index != end:
+            yield first, end
+            first = index
+        end = index + 1
+    yield first, end
 
 
 def units_of(ranges: Iterable[PageRange]) -> Iterator[UnitName]:
