@@ -91,6 +91,10 @@ class Fleet:
             and worker.avoid_until <= now
         )
 
+    def page_size(self) -> int:
+        """Of the state that is kept here; 1 while nobody is known."""
+        return next((worker.beat.state.page_size for worker in self), 1)
+
     # What is heard.
 
     def hear_beat(self, beat: Beat, now: float) -> tuple[Effect, ...]:
