@@ -145,4 +145,4 @@ class Holds(RuleBasedStateMachine):
 
 
 TestHolds = Holds.TestCase
-TestHolds.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestHolds.settings = settings(max_examples=80, stateful_step_count=30)

@@ -168,4 +168,4 @@ class Reservations(RuleBasedStateMachine):
 
 
 TestReservations = Reservations.TestCase
-TestReservations.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestReservations.settings = settings(max_examples=120, stateful_step_count=40)
