@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import torch
+
 try:
     import triton
     import triton.language as tl
@@ -17,10 +19,22 @@ except ModuleNotFoundError:
     triton = None
     tl = None
 
-__all__ = ["Kernel", "Pointer", "cdiv", "next_power_of_two", "tl"]
+__all__ = [
+    "Kernel",
+    "Pointer",
+    "cdiv",
+    "constexpr",
+    "dot_type",
+    "next_power_of_two",
+    "tl",
+    "wide_type",
+]
 
 Pointer = Any
 """What a kernel sees of a tensor: the address of its first element."""
+
+constexpr = Any
+"""A number that a kernel is compiled for."""
 
 
 class Kernel:
@@ -46,3 +60,14 @@ def cdiv(numerator: int, denominator: int) -> int:
 
 def next_power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
+
+
+def wide_type(dtype: torch.dtype) -> Any:
+    """In what a kernel computes on tensors of `dtype`: `wide_dtype` in Triton's words."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def dot_type(operand: torch.Tensor) -> Any:
+    """In which type `tl.dot` gets its operands. The interpreter (CPU tensors) knows no bfloat16."""
+    narrow = operand.is_cuda and operand.dtype == torch.bfloat16
+    return tl.bfloat16 if narrow else tl.float32

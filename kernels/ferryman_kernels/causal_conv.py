@@ -9,14 +9,17 @@ conv_states[slot] [conv_dim, width - 1]. A cleared slot stands for position 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.ragged import SlotAt, Span
+from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, tl, wide_type
+from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
+
+BLOCK_TOKENS = 32
+BLOCK_DIM = 128
 
 
 def causal_conv_prefill_reference(
@@ -30,7 +33,7 @@ def causal_conv_prefill_reference(
 ) -> Tensor:
     before = conv_states.shape[2]
     lengths = [end - start for start, end in spans]
-    firsts = list(accumulate(lengths, initial=0))
+    firsts = first_tokens(spans)
     states = conv_states[slots].transpose(1, 2)  # [requests, width - 1, conv_dim]
     parts = [
         part
@@ -40,17 +43,11 @@ def causal_conv_prefill_reference(
     joined = torch.cat(parts)
     windows = joined.to(wide_dtype(x.dtype)).unfold(0, before + 1, 1)
     out = _activate(windows, weight, bias)
-    y = torch.cat(
-        [out[first + index * before :][:length] for index, (first, length) in _items(lengths)]
-    )
+    y = torch.cat([out[firsts[i] + i * before :][:length] for i, length in enumerate(lengths)])
     for index, position, slot in (*_ends(spans, slots), *snapshots):
         base = firsts[index] + index * before + position - spans[index][0]
         conv_states[slot] = joined[base : base + before].T
     return y.to(x.dtype)
-
-
-def _items(lengths: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:
-    return list(enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False)))
 
 
 def _ends(spans: Sequence[Span], slots: Tensor) -> list[SlotAt]:
@@ -61,7 +58,11 @@ def _ends(spans: Sequence[Span], slots: Tensor) -> list[SlotAt]:
 
 def _activate(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu(bias + Σ_j weight[:, j] · windows[..., j]) for windows [..., conv_dim, width]."""
-    total = (windows * weight.to(windows.dtype)).sum(-1)
+    weight = weight.to(windows.dtype)
+    # One tap after the other: the bits of a sum must not depend on how long the chunk is.
+    total = windows[..., 0] * weight[:, 0]
+    for tap in range(1, weight.shape[1]):
+        total += windows[..., tap] * weight[:, tap]
     return F.silu(total if bias is None else total + bias.to(total.dtype))
 
 
@@ -73,6 +74,184 @@ def causal_conv_decode_reference(
     windows = torch.cat((states, x[:, :, None]), dim=2)  # [requests, conv_dim, width]
     conv_states[slots[named]] = windows[named][:, :, 1:]
     return _activate(windows.to(wide_dtype(x.dtype)), weight, bias).to(x.dtype)
+
+
+@Kernel
+def _causal_conv_prefill_kernel(
+    x_ptr: Pointer,
+    conv_states_ptr: Pointer,
+    weight_ptr: Pointer,
+    bias_ptr: Pointer,
+    y_ptr: Pointer,
+    slots_ptr: Pointer,
+    tiles_ptr: Pointer,
+    stride_x_token: int,
+    stride_slot: int,
+    conv_dim: int,
+    HAS_BIAS: constexpr,
+    WIDTH: constexpr,
+    BLOCK_TOKENS: constexpr,
+    BLOCK_DIM: constexpr,
+    WIDE: constexpr,
+) -> None:
+    """A tile of one request's tokens by some channels; `tiles` rows: request, first, low, high."""
+    tile = tiles_ptr + tl.program_id(0) * 4
+    slot = tl.load(slots_ptr + tl.load(tile)).to(tl.int64)
+    first = tl.load(tile + 1)
+    tokens = (tl.load(tile + 2) + tl.arange(0, BLOCK_TOKENS))[:, None]
+    mask_token = tokens < tl.load(tile + 3)
+    offs_dim = (tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM))[None, :]
+    mask_dim = offs_dim < conv_dim
+    state_ptr = conv_states_ptr + slot * stride_slot + offs_dim * (WIDTH - 1)
+    total = tl.zeros([BLOCK_TOKENS, BLOCK_DIM], WIDE)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + offs_dim, mask=mask_dim, other=0.0).to(WIDE)
+    for j in tl.static_range(WIDTH):
+        since = tokens - first - (WIDTH - 1) + j  # of the request's first token in this batch
+        fresh = mask_token & mask_dim & (since >= 0)
+        stale = mask_token & mask_dim & (since < 0)
+        x = tl.load(x_ptr + (first + since) * stride_x_token + offs_dim, mask=fresh, other=0.0)
+        before = tl.load(state_ptr + since + (WIDTH - 1), mask=stale, other=0.0)
+        weight = tl.load(weight_ptr + offs_dim * WIDTH + j, mask=mask_dim, other=0.0).to(WIDE)
+        total += (x.to(WIDE) + before.to(WIDE)) * weight
+    y = total / (1.0 + tl.exp(-total))
+    at = y_ptr + tokens * conv_dim + offs_dim
+    tl.store(at, y.to(y_ptr.dtype.element_ty), mask=mask_token & mask_dim)
+
+
+@Kernel
+def _store_conv_states_kernel(
+    x_ptr: Pointer,
+    conv_states_ptr: Pointer,
+    slots_ptr: Pointer,
+    stores_ptr: Pointer,
+    stride_x_token: int,
+    stride_slot: int,
+    conv_dim: int,
+    WIDTH: constexpr,
+    BLOCK_DIM: constexpr,
+) -> None:
+    """Writes states at asked positions; `stores` rows: request, first, length, dst_slot (or -1).
+
+    Each channel is one thread's throughout, so its old columns are read before they are shifted.
+    """
+    store = stores_ptr + tl.program_id(0) * 4
+    src = tl.load(slots_ptr + tl.load(store)).to(tl.int64)
+    first, length, dst = tl.load(store + 1), tl.load(store + 2), tl.load(store + 3)
+    dst = tl.where(dst < 0, src, dst)
+    offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    mask_dim = offs_dim < conv_dim
+    for j in tl.static_range(WIDTH - 1):
+        since = length - (WIDTH - 1) + j
+        old_at = conv_states_ptr + src * stride_slot + offs_dim * (WIDTH - 1) + since + (WIDTH - 1)
+        old = tl.load(old_at, mask=offs_dim < tl.where(since < 0, conv_dim, 0), other=0.0)
+        x_at = x_ptr + (first + since) * stride_x_token + offs_dim
+        x = tl.load(x_at, mask=offs_dim < tl.where(since < 0, 0, conv_dim), other=0.0)
+        at = conv_states_ptr + dst * stride_slot + offs_dim * (WIDTH - 1) + j
+        tl.store(at, tl.where(since < 0, old, x), mask=mask_dim)
+
+
+def causal_conv_prefill_triton(
+    x: Tensor,
+    conv_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt],
+) -> Tensor:
+    """Three launches: all that reads old states runs before what overwrites them."""
+    _check_strides(x, conv_states, weight)
+    tokens, conv_dim = x.shape
+    y = torch.empty(tokens, conv_dim, dtype=x.dtype, device=x.device)
+    tiles = on_device(_tiles(spans), x.device)
+    _causal_conv_prefill_kernel[len(tiles), cdiv(conv_dim, BLOCK_DIM)](
+        x, conv_states, weight, x if bias is None else bias, y, slots, tiles,
+        x.stride(0), conv_states.stride(0), conv_dim,
+        HAS_BIAS=bias is not None, WIDTH=weight.shape[1],
+        BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_DIM=BLOCK_DIM, WIDE=wide_type(x.dtype),
+    )  # fmt: skip
+    firsts = first_tokens(spans)
+    asked = [(i, firsts[i], position - spans[i][0], slot) for i, position, slot in snapshots]
+    ends = [(i, firsts[i], end - start, -1) for i, (start, end) in enumerate(spans)]
+    for stores in filter(None, (asked, ends)):
+        _store_conv_states_kernel[len(stores), cdiv(conv_dim, BLOCK_DIM)](
+            x, conv_states, slots, on_device(tuple(stores), x.device),
+            x.stride(0), conv_states.stride(0), conv_dim,
+            WIDTH=weight.shape[1], BLOCK_DIM=BLOCK_DIM,
+        )  # fmt: skip
+    return y
+
+
+def _tiles(spans: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
+    """(request, its first token, tile's first token, request's last token + 1) of every tile."""
+    firsts = first_tokens(spans)
+    return tuple(
+        (i, firsts[i], low, firsts[i + 1])
+        for i in range(len(spans))
+        for low in range(firsts[i], firsts[i + 1], BLOCK_TOKENS)
+    )
+
+
+def _check_strides(x: Tensor, conv_states: Tensor, weight: Tensor) -> None:
+    assert x.stride(1) == 1, x.stride()
+    assert conv_states.stride()[1:] == (conv_states.shape[2], 1), conv_states.stride()
+    assert weight.is_contiguous(), weight.stride()
+
+
+@Kernel
+def _causal_conv_decode_kernel(
+    x_ptr: Pointer,
+    conv_states_ptr: Pointer,
+    weight_ptr: Pointer,
+    bias_ptr: Pointer,
+    y_ptr: Pointer,
+    slots_ptr: Pointer,
+    stride_x_request: int,
+    stride_slot: int,
+    conv_dim: int,
+    HAS_BIAS: constexpr,
+    WIDTH: constexpr,
+    BLOCK_DIM: constexpr,
+    WIDE: constexpr,
+) -> None:
+    """Some channels of one request. Each channel is one thread's, so shifting in place is safe."""
+    request = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + request).to(tl.int64)
+    offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    mask_dim = offs_dim < conv_dim
+    mask_state = offs_dim < tl.where(slot >= 0, conv_dim, 0)
+    state_at = conv_states_ptr + slot * stride_slot + offs_dim * (WIDTH - 1)
+    total = tl.zeros([BLOCK_DIM], WIDE)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + offs_dim, mask=mask_dim, other=0.0).to(WIDE)
+    for j in tl.static_range(WIDTH - 1):
+        old = tl.load(state_at + j, mask=mask_state, other=0.0)
+        weight = tl.load(weight_ptr + offs_dim * WIDTH + j, mask=mask_dim, other=0.0).to(WIDE)
+        total += old.to(WIDE) * weight
+        if j > 0:
+            tl.store(state_at + j - 1, old, mask=mask_state)
+    x = tl.load(x_ptr + request * stride_x_request + offs_dim, mask=mask_dim, other=0.0)
+    tl.store(state_at + WIDTH - 2, x, mask=mask_state)
+    last = tl.load(weight_ptr + offs_dim * WIDTH + WIDTH - 1, mask=mask_dim, other=0.0).to(WIDE)
+    total += x.to(WIDE) * last
+    y = total / (1.0 + tl.exp(-total))
+    tl.store(y_ptr + request * conv_dim + offs_dim, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
+
+
+def causal_conv_decode_triton(
+    x: Tensor, conv_states: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor
+) -> Tensor:
+    _check_strides(x, conv_states, weight)
+    requests, conv_dim = x.shape
+    y = torch.empty(requests, conv_dim, dtype=x.dtype, device=x.device)
+    _causal_conv_decode_kernel[requests, cdiv(conv_dim, BLOCK_DIM)](
+        x, conv_states, weight, x if bias is None else bias, y, slots,
+        x.stride(0), conv_states.stride(0), conv_dim,
+        HAS_BIAS=bias is not None, WIDTH=weight.shape[1], BLOCK_DIM=BLOCK_DIM,
+        WIDE=wide_type(x.dtype),
+    )  # fmt: skip
+    return y
 
 
 def causal_conv_prefill(
@@ -93,11 +272,12 @@ def causal_conv_prefill(
     assert conv_states.shape[1:] == (conv_dim, weight.shape[1] - 1), conv_states.shape
     assert weight.shape[0] == conv_dim
     assert bias is None or bias.shape == (conv_dim,)
-    assert conv_states.dtype == x.dtype, (slots.shape, spans)
+    assert conv_states.dtype == x.dtype, (conv_states.dtype, x.dtype)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
     assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
-    return causal_conv_prefill_reference(x, conv_states, weight, bias, spans, slots, snapshots)
+    run = causal_conv_prefill_triton if x.is_cuda else causal_conv_prefill_reference
+    return run(x, conv_states, weight, bias, spans, slots, snapshots)
 
 
 def causal_conv_decode(
@@ -111,6 +291,7 @@ def causal_conv_decode(
     assert conv_states.shape[1:] == (conv_dim, weight.shape[1] - 1), conv_states.shape
     assert weight.shape[0] == conv_dim
     assert bias is None or bias.shape == (conv_dim,)
-    assert conv_states.dtype == x.dtype, (x.dtype, slots.shape)
-    assert slots.shape == (requests,), (x.dtype, slots.shape)
-    return causal_conv_decode_reference(x, conv_states, weight, bias, slots)
+    assert conv_states.dtype == x.dtype, (conv_states.dtype, x.dtype)
+    assert slots.shape == (requests,), (slots.shape, requests)
+    run = causal_conv_decode_triton if x.is_cuda else causal_conv_decode_reference
+    return run(x, conv_states, weight, bias, slots)

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman_kernels._paged_attention_triton import (
+    paged_attention_decode_triton,
+    paged_attention_prefill_triton,
+)
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.ragged import Span
 
@@ -139,6 +143,10 @@ def paged_attention_decode(
     """
     _check_pages(q, key_pages, value_pages)
     assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
+    if q.is_cuda and q.dtype != torch.float64:
+        return paged_attention_decode_triton(
+            q, key_pages, value_pages, page_table, positions, scale, window_len
+        )
     spans = [(position, position + 1) for position in positions.tolist()]
     return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len)
 
@@ -160,7 +168,9 @@ def paged_attention_prefill(
     _check_pages(q, key_pages, value_pages)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
     assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
-    return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len)
+    in_triton = q.is_cuda and q.dtype != torch.float64
+    run = paged_attention_prefill_triton if in_triton else _prefill_cpu
+    return run(q, key_pages, value_pages, page_table, spans, scale, window_len)
 
 
 def _check_pages(q: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:

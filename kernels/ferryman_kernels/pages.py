@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ferryman_kernels._triton import Kernel, Pointer, constexpr, next_power_of_two, tl
+
 
 def write_kv_reference(
     key_pages: Tensor,
@@ -29,6 +31,68 @@ def write_kv_reference(
     slots, offsets = pages[named], (positions % page_size)[named]
     key_pages[slots, :, offsets] = keys[named]
     value_pages[slots, :, offsets] = values[named]
+
+
+@Kernel
+def _write_kv_kernel(
+    key_pages_ptr: Pointer,
+    value_pages_ptr: Pointer,
+    keys_ptr: Pointer,
+    values_ptr: Pointer,
+    page_table_ptr: Pointer,
+    rows_ptr: Pointer,
+    positions_ptr: Pointer,
+    stride_page: int,
+    stride_keys_token: int,
+    stride_keys_head: int,
+    stride_values_token: int,
+    stride_values_head: int,
+    stride_table_row: int,
+    page_size: int,
+    kv_heads: int,
+    head_dim: int,
+    BLOCK_HEADS: constexpr,
+    BLOCK_DIM: constexpr,
+) -> None:
+    """All heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    row = tl.load(rows_ptr + token).to(tl.int64)
+    page = tl.load(page_table_ptr + row * stride_table_row + position // page_size).to(tl.int64)
+    offs_head = tl.arange(0, BLOCK_HEADS)[:, None]
+    offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
+    heads_here = tl.where(page >= 0, kv_heads, 0)  # a token without a page writes no head
+    mask = (offs_head < heads_here) & (offs_dim < head_dim)
+    key_at = token * stride_keys_token + offs_head * stride_keys_head + offs_dim
+    value_at = token * stride_values_token + offs_head * stride_values_head + offs_dim
+    keys = tl.load(keys_ptr + key_at, mask=mask)
+    values = tl.load(values_ptr + value_at, mask=mask)
+    at = page * stride_page + (offs_head * page_size + position % page_size) * head_dim + offs_dim
+    tl.store(key_pages_ptr + at, keys, mask=mask)
+    tl.store(value_pages_ptr + at, values, mask=mask)
+
+
+def write_kv_triton(
+    key_pages: Tensor,
+    value_pages: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+) -> None:
+    _, kv_heads, page_size, head_dim = key_pages.shape
+    inner = (page_size * head_dim, head_dim, 1)
+    assert key_pages.stride()[1:] == value_pages.stride()[1:] == inner, key_pages.stride()
+    assert key_pages.stride(0) == value_pages.stride(0), (key_pages.stride(), value_pages.stride())
+    assert keys.stride(2) == values.stride(2) == page_table.stride(1) == 1, keys.stride()
+    assert rows.stride(0) == positions.stride(0) == 1, (rows.stride(), positions.stride())
+    _write_kv_kernel[len(keys),](
+        key_pages, value_pages, keys, values, page_table, rows, positions,
+        key_pages.stride(0), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        page_table.stride(0), page_size, kv_heads, head_dim,
+        BLOCK_HEADS=next_power_of_two(kv_heads), BLOCK_DIM=next_power_of_two(head_dim),
+    )  # fmt: skip
 
 
 def write_kv(
@@ -49,22 +113,27 @@ def write_kv(
     assert value_pages.shape == key_pages.shape, (key_pages.shape, value_pages.shape)
     assert keys.shape == values.shape == (len(rows), kv_heads, head_dim), (keys.shape, values.shape)
     assert keys.dtype == values.dtype == key_pages.dtype == value_pages.dtype, keys.dtype
-    assert page_table.ndim == 2, (rows.shape, positions.shape)
+    assert page_table.ndim == 2, page_table.shape
     assert rows.shape == positions.shape, (rows.shape, positions.shape)
-    write_kv_reference(key_pages, value_pages, keys, values, page_table, rows, positions)
+    write = write_kv_triton if keys.is_cuda else write_kv_reference
+    write(key_pages, value_pages, keys, values, page_table, rows, positions)
 
 
 def gather_pages(slab: Tensor, slots: Tensor) -> Tensor:
     """A copy [len(slots), slot_bytes] of the given slots of `slab` [num_slots, slot_bytes]."""
-    assert slab.dtype == torch.uint8
-    assert slab.ndim == 2
-    assert slots.dtype == torch.int64
-    return slab.index_select(0, slots)
+    return _in_words(slab, slots).index_select(0, slots).view(torch.uint8)
 
 
 def scatter_pages(slab: Tensor, slots: Tensor, pages: Tensor) -> None:
     """Write `pages` [len(slots), slot_bytes] into the given slots; no slot may be named twice."""
-    assert slab.dtype == pages.dtype == torch.uint8
-    assert slots.dtype == torch.int64
     assert pages.shape == (len(slots), slab.shape[1]), (pages.shape, slab.shape)
-    slab.index_copy_(0, slots, pages)
+    _in_words(slab, slots).index_copy_(0, slots, _in_words(pages, slots))
+
+
+def _in_words(slab: Tensor, slots: Tensor) -> Tensor:
+    """Slots are multiples of 64 bytes: torch's own row copies move them 8 bytes at a time."""
+    assert slab.dtype == torch.uint8, slab.dtype
+    assert slab.ndim == 2, slab.shape
+    assert slab.shape[1] % 64 == 0, slab.shape
+    assert slots.dtype == torch.int64, slots.dtype
+    return slab.view(torch.int64)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import Kernel, Pointer, constexpr, next_power_of_two, tl, wide_type
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,22 +27,82 @@ def gated_rms_norm_reference(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
     wide = wide_dtype(x.dtype)
-    h = (x.to(wide) * F.silu(gate.to(wide))).view(len(x), groups, -1)
+    h = (x.to(wide) * F.silu(gate.to(wide))).reshape(len(x), groups, -1)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     return ((h * scale).flatten(1) * weight.to(wide)).to(x.dtype)
 
 
+@Kernel
+def _rms_norm_kernel(
+    x_ptr: Pointer,
+    gate_ptr: Pointer,
+    weight_ptr: Pointer,
+    y_ptr: Pointer,
+    stride_x_row: int,
+    stride_gate_row: int,
+    stride_y_row: int,
+    dim: int,
+    eps: float,
+    GATED: constexpr,
+    BLOCK_DIM: constexpr,
+    WIDE: constexpr,
+) -> None:
+    """One row and one group of it for each program; `dim` is a group's."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * dim
+    offs = first + tl.arange(0, BLOCK_DIM)
+    mask = offs < first + dim
+    x = tl.load(x_ptr + row * stride_x_row + offs, mask=mask, other=0.0).to(WIDE)
+    if GATED:
+        gate = tl.load(gate_ptr + row * stride_gate_row + offs, mask=mask, other=0.0).to(WIDE)
+        x = x * gate / (1.0 + tl.exp(-gate))
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / dim + eps)
+    weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(WIDE)
+    y = x * scale * weight
+    tl.store(y_ptr + row * stride_y_row + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _launch(x, x, weight, eps, groups=1, gated=False)
+
+
+def gated_rms_norm_triton(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    return _launch(x, gate, weight, eps, groups=groups, gated=True)
+
+
+def _launch(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int, gated: bool
+) -> Tensor:
+    assert x.stride(1) == gate.stride(1) == weight.stride(0) == 1, (x.stride(), gate.stride())
+    tokens, dim = x.shape
+    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
+    block = next_power_of_two(dim // groups)
+    _rms_norm_kernel[tokens, groups](
+        x, gate, weight, y,
+        x.stride(0), gate.stride(0), y.stride(0), dim // groups, eps,
+        GATED=gated, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
+        num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
+    return y
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Norm of each row of `x` [tokens, dim]; `weight` [dim]."""
-    assert x.ndim == 2, (x.shape, weight.shape)
+    assert x.ndim == 2, x.shape
     assert weight.shape == x.shape[1:], (x.shape, weight.shape)
+    if x.is_cuda:
+        return rms_norm_triton(x, weight, eps)
     return rms_norm_reference(x, weight, eps)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
     """Norm of `x · silu(gate)`, both [tokens, dim], over each of `groups` equal parts of a row."""
-    assert x.ndim == 2, (x.shape, gate.shape)
+    assert x.ndim == 2, x.shape
     assert gate.shape == x.shape, (x.shape, gate.shape)
-    assert weight.shape == x.shape[1:], (weight.shape, groups)
-    assert x.shape[1] % groups == 0, (weight.shape, groups)
+    assert weight.shape == x.shape[1:], (x.shape, weight.shape)
+    assert x.shape[1] % groups == 0, (x.shape, groups)
+    if x.is_cuda:
+        return gated_rms_norm_triton(x, gate, weight, eps, groups)
     return gated_rms_norm_reference(x, gate, weight, eps, groups)

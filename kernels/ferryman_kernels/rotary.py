@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import Kernel, Pointer, constexpr, next_power_of_two, tl, wide_type
 
 
 def apply_rotary_reference(
@@ -34,16 +35,73 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turned, heads[..., 2 * half :]), dim=-1)
 
 
+@Kernel
+def _rotary_kernel(
+    x_ptr: Pointer,
+    y_ptr: Pointer,
+    positions_ptr: Pointer,
+    inv_freq_ptr: Pointer,
+    stride_x_token: int,
+    stride_x_head: int,
+    heads: int,
+    head_dim: int,
+    half: int,
+    BLOCK_HEADS: constexpr,
+    BLOCK_DIM: constexpr,
+    WIDE: constexpr,
+) -> None:
+    """All heads of one token: each element meets its partner, half a rotation away."""
+    token = tl.program_id(0).to(tl.int64)
+    offs_head = tl.arange(0, BLOCK_HEADS)[:, None]
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    turned = offs_dim < 2 * half
+    first = offs_dim < half
+    partner = tl.where(first, offs_dim + half, tl.where(turned, offs_dim - half, offs_dim))
+    freq_at = tl.where(first, offs_dim, offs_dim - half)
+    inv_freq = tl.load(inv_freq_ptr + freq_at, mask=turned, other=0.0).to(WIDE)
+    angle = tl.load(positions_ptr + token).to(WIDE) * inv_freq
+    cos = tl.cos(angle)
+    sin = tl.where(first, -tl.sin(angle), tl.sin(angle))
+    mask = (offs_head < heads) & (offs_dim < head_dim)[None, :]
+    row = x_ptr + token * stride_x_token + offs_head * stride_x_head
+    x = tl.load(row + offs_dim[None, :], mask=mask, other=0.0).to(WIDE)
+    other = tl.load(row + partner[None, :], mask=mask, other=0.0).to(WIDE)
+    y = x * cos[None, :] + other * sin[None, :]
+    at = y_ptr + (token * heads + offs_head) * head_dim + offs_dim[None, :]
+    tl.store(at, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def apply_rotary_triton(
+    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _launch(q, positions, inv_freq), _launch(k, positions, inv_freq)
+
+
+def _launch(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
+    assert x.stride(2) == positions.stride(0) == inv_freq.stride(0) == 1, x.stride()
+    tokens, heads, head_dim = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _rotary_kernel[tokens,](
+        x, y, positions, inv_freq,
+        x.stride(0), x.stride(1), heads, head_dim, len(inv_freq),
+        BLOCK_HEADS=next_power_of_two(heads), BLOCK_DIM=next_power_of_two(head_dim),
+        WIDE=wide_type(x.dtype),
+    )  # fmt: skip
+    return y
+
+
 def apply_rotary(
     q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Turned copies of `q` [tokens, q_heads, head_dim] and `k` [tokens, kv_heads, head_dim]."""
     tokens, _, head_dim = q.shape
-    assert k.shape[0] == tokens, (q, k)
-    assert k.shape[2] == head_dim, (q, k)
-    assert k.dtype == q.dtype, (q, k)
-    assert positions.shape == (tokens,), positions
-    assert not positions.is_floating_point(), positions
+    assert k.shape[0] == tokens, (q.shape, k.shape)
+    assert k.shape[2] == head_dim, (q.shape, k.shape)
+    assert k.dtype == q.dtype, (q.dtype, k.dtype)
+    assert positions.shape == (tokens,), (positions.shape, tokens)
+    assert not positions.is_floating_point(), positions.dtype
     assert inv_freq.ndim == 1, inv_freq.shape
-    assert 2 * inv_freq.shape[0] <= head_dim, inv_freq.shape
+    assert 2 * len(inv_freq) <= head_dim, (inv_freq.shape, head_dim)
+    if q.is_cuda:
+        return apply_rotary_triton(q, k, positions, inv_freq)
     return apply_rotary_reference(q, k, positions, inv_freq)

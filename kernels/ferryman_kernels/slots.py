@@ -12,6 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, tl
+
+BLOCK_WORDS = 4096
+"""Words of 8 bytes that one program moves."""
+
 
 def copy_slots_reference(slab: Tensor, src: Tensor, dst: Tensor) -> None:
     slab[dst] = slab[src]
@@ -21,24 +26,74 @@ def clear_slots_reference(slab: Tensor, slots: Tensor) -> None:
     slab[slots] = 0
 
 
+@Kernel
+def _copy_slots_kernel(
+    slab_ptr: Pointer, src_ptr: Pointer, dst_ptr: Pointer, slot_words: int, BLOCK: constexpr
+) -> None:
+    """One part of one slot for each program, in words of 8 bytes."""
+    pair = tl.program_id(0)
+    src = tl.load(src_ptr + pair).to(tl.int64) * slot_words
+    dst = tl.load(dst_ptr + pair).to(tl.int64) * slot_words
+    # Slots are multiples of 64 bytes, so two words at a time may move as one.
+    src = tl.multiple_of(src, 8)
+    dst = tl.multiple_of(dst, 8)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < slot_words
+    tl.store(slab_ptr + dst + offs, tl.load(slab_ptr + src + offs, mask=mask), mask=mask)
+
+
+@Kernel
+def _clear_slots_kernel(
+    slab_ptr: Pointer, slots_ptr: Pointer, slot_words: int, BLOCK: constexpr
+) -> None:
+    slot = tl.multiple_of(tl.load(slots_ptr + tl.program_id(0)).to(tl.int64) * slot_words, 8)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(slab_ptr + slot + offs, tl.zeros([BLOCK], tl.int64), mask=offs < slot_words)
+
+
+def copy_slots_triton(slab: Tensor, src: Tensor, dst: Tensor) -> None:
+    words = _in_words(slab)
+    grid = (len(src), cdiv(words.shape[1], BLOCK_WORDS))
+    if len(src):
+        _copy_slots_kernel[grid](words, src, dst, words.shape[1], BLOCK=BLOCK_WORDS, num_warps=8)
+
+
+def clear_slots_triton(slab: Tensor, slots: Tensor) -> None:
+    words = _in_words(slab)
+    grid = (len(slots), cdiv(words.shape[1], BLOCK_WORDS))
+    if len(slots):
+        _clear_slots_kernel[grid](words, slots, words.shape[1], BLOCK=BLOCK_WORDS, num_warps=8)
+
+
+def _in_words(slab: Tensor) -> Tensor:
+    assert slab.shape[1] % 64 == 0, slab.shape
+    return slab.view(torch.int64)
+
+
 def copy_slots(slab: Tensor, src: Tensor, dst: Tensor) -> None:
     """Copy slot `src[i]` to slot `dst[i]`; both int64 [pairs]."""
     _check_slab(slab, src)
     _check_slab(slab, dst)
     assert src.shape == dst.shape, (src.shape, dst.shape)
-    copy_slots_reference(slab, src, dst)
+    if slab.is_cuda:
+        copy_slots_triton(slab, src, dst)
+    else:
+        copy_slots_reference(slab, src, dst)
 
 
 def clear_slots(slab: Tensor, slots: Tensor) -> None:
     """Fill the given slots, int64 [slots], with zero bytes."""
     _check_slab(slab, slots)
-    clear_slots_reference(slab, slots)
+    if slab.is_cuda:
+        clear_slots_triton(slab, slots)
+    else:
+        clear_slots_reference(slab, slots)
 
 
 def _check_slab(slab: Tensor, slots: Tensor) -> None:
-    assert slab.dtype == torch.uint8, slab.shape
+    assert slab.dtype == torch.uint8, slab.dtype
     assert slab.ndim == 2, slab.shape
-    assert slab.is_contiguous(), slab.shape
-    assert slots.dtype == torch.int64, (slots.dtype, slots.shape)
-    assert slots.ndim == 1, (slots.dtype, slots.shape)
+    assert slab.is_contiguous(), (slab.shape, slab.stride())
+    assert slots.dtype == torch.int64, slots.dtype
+    assert slots.ndim == 1, slots.shape
     assert slots.device == slab.device, (slots.device, slab.device)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ferryman_kernels._ssd_chunk_scan_triton import MAX_CHUNK_LEN, chunk_scan_triton
 from ferryman_kernels.ragged import SlotAt, Span
 
 
@@ -89,7 +90,9 @@ def _in_blocks(rows: Tensor, grid: Grid) -> Tensor:
     """[tokens, heads, dim] laid into its cells, zeros elsewhere: [blocks, heads, chunk, dim]."""
     cells = rows.new_zeros(grid.num_blocks * grid.chunk_len, *rows.shape[1:])
     cells[grid.cells.to(rows.device)] = rows
-    return cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:]).transpose(1, 2)
+    blocks = cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:])
+    # Contiguous whatever the number of blocks: a product's bits may depend on its strides.
+    return blocks.transpose(1, 2).contiguous()
 
 
 def _grouped(heads: Tensor, groups: int) -> Tensor:
@@ -184,4 +187,6 @@ def chunk_scan(
         start, end = spans[index]
         assert start < position <= end, (spans, snapshots)
         assert position % chunk_len == 0 or position == end, (position, chunk_len)
-    return chunk_scan_reference(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
+    in_triton = x.is_cuda and ssm_states.dtype == torch.float32 and chunk_len <= MAX_CHUNK_LEN
+    run = chunk_scan_triton if in_triton else chunk_scan_reference
+    return run(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)

@@ -8,7 +8,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, next_power_of_two, tl
+
+BLOCK_DIM = 16
+"""Rows of a head's state that one program holds."""
 
 
 def selective_state_update_reference(
@@ -35,6 +41,83 @@ def selective_state_update_reference(
     return y.to(x.dtype)
 
 
+@Kernel
+def _selective_state_update_kernel(
+    ssm_states_ptr: Pointer,
+    x_ptr: Pointer,
+    dt_ptr: Pointer,
+    a_ptr: Pointer,
+    b_ptr: Pointer,
+    c_ptr: Pointer,
+    d_ptr: Pointer,
+    slots_ptr: Pointer,
+    y_ptr: Pointer,
+    stride_slot: int,
+    stride_x_request: int,
+    stride_dt_request: int,
+    stride_b_request: int,
+    stride_c_request: int,
+    heads_per_group: int,
+    head_dim: int,
+    state_dim: int,
+    BLOCK_DIM: constexpr,
+    BLOCK_STATE: constexpr,
+) -> None:
+    """Some rows of one head's state of one request."""
+    request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots_ptr + request).to(tl.int64)
+    wide = ssm_states_ptr.dtype.element_ty
+    offs_dim = tl.program_id(2) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    offs_state = tl.arange(0, BLOCK_STATE)
+    mask_dim, mask_state = offs_dim < head_dim, offs_state < state_dim
+    rows_held = tl.where(slot >= 0, head_dim, 0)
+    mask = (offs_dim < rows_held)[:, None] & mask_state[None, :]
+
+    rows = (head * head_dim + offs_dim) * state_dim
+    state_at = ssm_states_ptr + slot * stride_slot + rows[:, None] + offs_state[None, :]
+    x_at = request * stride_x_request + head * head_dim + offs_dim
+    group_at = (head // heads_per_group) * state_dim + offs_state
+    state = tl.load(state_at, mask=mask, other=0.0)
+    x = tl.load(x_ptr + x_at, mask=mask_dim, other=0.0).to(wide)
+    dt = tl.load(dt_ptr + request * stride_dt_request + head).to(wide)
+    a, d = tl.load(a_ptr + head).to(wide), tl.load(d_ptr + head).to(wide)
+    b = tl.load(b_ptr + request * stride_b_request + group_at, mask=mask_state, other=0.0).to(wide)
+    c = tl.load(c_ptr + request * stride_c_request + group_at, mask=mask_state, other=0.0).to(wide)
+
+    state = tl.exp(dt * a) * state + (dt * x)[:, None] * b[None, :]
+    tl.store(state_at, state, mask=mask)
+    y = tl.sum(state * c[None, :], axis=1) + d * x
+    y_at = (request * tl.num_programs(1) + head) * head_dim + offs_dim
+    tl.store(y_ptr + y_at, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
+
+
+def selective_state_update_triton(
+    ssm_states: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    requests, ssm_heads, ssm_head_dim = x.shape
+    ssm_state = B.shape[2]
+    assert ssm_states.stride()[1:] == (ssm_head_dim * ssm_state, ssm_state, 1), ssm_states.stride()
+    assert x.stride()[1:] == (ssm_head_dim, 1), x.stride()
+    assert B.stride()[1:] == C.stride()[1:] == (ssm_state, 1), (B.stride(), C.stride())
+    assert dt.stride(1) == A.stride(0) == D.stride(0) == slots.stride(0) == 1, dt.stride()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = min(BLOCK_DIM, next_power_of_two(ssm_head_dim))
+    _selective_state_update_kernel[requests, ssm_heads, cdiv(ssm_head_dim, block)](
+        ssm_states, x, dt, A, B, C, D, slots, y,
+        ssm_states.stride(0), x.stride(0), dt.stride(0), B.stride(0), C.stride(0),
+        ssm_heads // B.shape[1], ssm_head_dim, ssm_state,
+        BLOCK_DIM=block, BLOCK_STATE=next_power_of_two(ssm_state), num_warps=4,
+    )  # fmt: skip
+    return y
+
+
 def selective_state_update(
     ssm_states: Tensor,
     x: Tensor,
@@ -53,9 +136,10 @@ def selective_state_update(
     """
     requests, ssm_heads, ssm_head_dim = x.shape
     assert ssm_states.shape[1:] == (ssm_heads, ssm_head_dim, B.shape[2]), ssm_states.shape
-    assert dt.shape == (requests, ssm_heads), (dt.shape, slots.shape)
-    assert slots.shape == (requests,), (dt.shape, slots.shape)
+    assert dt.shape == (requests, ssm_heads), dt.shape
+    assert slots.shape == (requests,), (slots.shape, requests)
     assert A.shape == D.shape == (ssm_heads,), (A.shape, D.shape)
     assert B.shape == C.shape, (B.shape, C.shape)
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
-    return selective_state_update_reference(ssm_states, x, dt, A, B, C, D, slots)
+    run = selective_state_update_triton if x.is_cuda else selective_state_update_reference
+    return run(ssm_states, x, dt, A, B, C, D, slots)

@@ -1,0 +1,266 @@
+"""Paged attention in Triton: decode with split keys, and chunked prefill.
+
+Both run the online softmax over blocks of keys and look every key's page up in the table, so any
+page size does. Products of float32 are exact to float32, those of bfloat16 accumulate in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._triton import (
+    Kernel,
+    Pointer,
+    cdiv,
+    constexpr,
+    dot_type,
+    next_power_of_two,
+    tl,
+)
+from ferryman_kernels.ragged import Span, first_tokens, on_device
+
+BLOCK_KEYS = 64
+BLOCK_QUERIES = 64
+SPLIT_KEYS = 512
+"""Keys that one program of decode reads, at least; more when a request would need MAX_SPLITS."""
+
+MAX_SPLITS = 32
+
+
+@Kernel
+def _decode_split_kernel(
+    q_ptr: Pointer,
+    key_pages_ptr: Pointer,
+    value_pages_ptr: Pointer,
+    page_table_ptr: Pointer,
+    positions_ptr: Pointer,
+    partial_ptr: Pointer,
+    weight_ptr: Pointer,
+    stride_q_request: int,
+    stride_page: int,
+    stride_table_row: int,
+    split_keys: int,
+    window_len: int,
+    page_size: int,
+    head_dim: int,
+    scale: float,
+    GROUP: constexpr,
+    BLOCK_GROUP: constexpr,
+    BLOCK_DIM: constexpr,
+    KEYS: constexpr,
+    NARROW: constexpr,
+) -> None:
+    """The heads of one group over one split of one request's keys.
+
+    Leaves softmax-weighted values [q_head, split, head_dim] and log(Σ exp(score)) for each.
+    """
+    request, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    position = tl.load(positions_ptr + request).to(tl.int64)
+    visible = tl.where(window_len > 0, tl.maximum(position - window_len + 1, 0), 0)
+    low = visible // split_keys * split_keys + split * split_keys
+    high = tl.minimum(low + split_keys, position + 1)
+    low = tl.maximum(low, visible)
+
+    offs_group, offs_dim = tl.arange(0, BLOCK_GROUP), tl.arange(0, BLOCK_DIM)
+    q_heads = kv_head * GROUP + offs_group
+    mask_q = (offs_group < GROUP)[:, None] & (offs_dim < head_dim)[None, :]
+    q_at = request * stride_q_request + q_heads[:, None] * head_dim + offs_dim[None, :]
+    q = tl.load(q_ptr + q_at, mask=mask_q, other=0.0).to(NARROW)
+    top = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_GROUP], tl.float32)
+    out = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    for start in range(low, high, KEYS):
+        keys_at = start + tl.arange(0, KEYS)
+        mask_key = keys_at < high
+        pages_at = page_table_ptr + request * stride_table_row + keys_at // page_size
+        pages = tl.load(pages_at, mask=mask_key, other=0).to(tl.int64)
+        rows = pages * stride_page + (kv_head * page_size + keys_at % page_size) * head_dim
+        mask = mask_key[:, None] & (offs_dim < head_dim)[None, :]
+        at = rows[:, None] + offs_dim[None, :]
+        keys = tl.load(key_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
+        values = tl.load(value_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(mask_key[None, :], scores, float("-inf"))
+        peak = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp(scores - peak[:, None])
+        shrink = tl.exp(top - peak)
+        norm = norm * shrink + tl.sum(weights, axis=1)
+        out = out * shrink[:, None]
+        out += tl.dot(weights.to(NARROW), values, input_precision="ieee")
+        top = peak
+    heads = (request * tl.num_programs(1) * GROUP + q_heads) * tl.num_programs(2) + split
+    norm = tl.where(norm > 0, norm, 1.0)  # a split without keys weighs exp(-inf)
+    out = out / norm[:, None]
+    tl.store(partial_ptr + heads[:, None] * head_dim + offs_dim[None, :], out, mask=mask_q)
+    tl.store(weight_ptr + heads, top + tl.log(norm), mask=offs_group < GROUP)
+
+
+@Kernel
+def _decode_join_kernel(
+    partial_ptr: Pointer,
+    weight_ptr: Pointer,
+    out_ptr: Pointer,
+    splits: int,
+    head_dim: int,
+    BLOCK_SPLITS: constexpr,
+    BLOCK_DIM: constexpr,
+) -> None:
+    """Joins the splits of one head of one request."""
+    head = tl.program_id(0).to(tl.int64)
+    offs_split, offs_dim = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_DIM)
+    mask_split, mask_dim = offs_split < splits, offs_dim < head_dim
+    at = head * splits + offs_split
+    weight = tl.load(weight_ptr + at, mask=mask_split, other=float("-inf"))
+    weight = tl.exp(weight - tl.max(weight, axis=0))
+    mask = mask_split[:, None] & mask_dim[None, :]
+    partial_at = at[:, None] * head_dim + offs_dim[None, :]
+    partial = tl.load(partial_ptr + partial_at, mask=mask, other=0.0)
+    out = tl.sum(partial * weight[:, None], axis=0) / tl.sum(weight, axis=0)
+    out_at = out_ptr + head * head_dim + offs_dim
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=mask_dim)
+
+
+def paged_attention_decode_triton(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    scale: float,
+    window_len: int,
+) -> Tensor:
+    """The number of splits follows from the table's width alone: positions stay on the device."""
+    _check_strides(q, key_pages, value_pages, page_table)
+    requests, q_heads, head_dim = q.shape
+    kv_heads, page_size = key_pages.shape[1:3]
+    reach = page_table.shape[1] * page_size
+    split_keys = max(SPLIT_KEYS, cdiv(cdiv(reach, MAX_SPLITS), BLOCK_KEYS) * BLOCK_KEYS)
+    splits = cdiv(min(reach, window_len + split_keys) if window_len else reach, split_keys)
+    partial = torch.empty(requests, q_heads, splits, head_dim, device=q.device)
+    weight = torch.empty(requests, q_heads, splits, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    group, block_dim = q_heads // kv_heads, max(16, next_power_of_two(head_dim))
+    _decode_split_kernel[requests, kv_heads, splits](
+        q, key_pages, value_pages, page_table, positions, partial, weight,
+        q.stride(0), key_pages.stride(0), page_table.stride(0),
+        split_keys, window_len, page_size, head_dim, scale,
+        GROUP=group, BLOCK_GROUP=max(16, next_power_of_two(group)),
+        BLOCK_DIM=block_dim, KEYS=BLOCK_KEYS, NARROW=dot_type(q),
+    )  # fmt: skip
+    _decode_join_kernel[requests * q_heads,](
+        partial, weight, out, splits, head_dim,
+        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=block_dim, num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+@Kernel
+def _prefill_kernel(
+    q_ptr: Pointer,
+    key_pages_ptr: Pointer,
+    value_pages_ptr: Pointer,
+    page_table_ptr: Pointer,
+    tiles_ptr: Pointer,
+    out_ptr: Pointer,
+    stride_q_token: int,
+    stride_page: int,
+    stride_table_row: int,
+    window_len: int,
+    page_size: int,
+    head_dim: int,
+    scale: float,
+    GROUP: constexpr,
+    QUERIES: constexpr,
+    KEYS: constexpr,
+    BLOCK_DIM: constexpr,
+    NARROW: constexpr,
+) -> None:
+    """A tile of one request's queries, one head; `tiles` rows: request, token, position, count."""
+    tile, q_head = tiles_ptr + tl.program_id(0) * 4, tl.program_id(1)
+    request, token, first = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    offs_query, offs_dim = tl.arange(0, QUERIES), tl.arange(0, BLOCK_DIM)
+    positions = first + offs_query
+    count = tl.load(tile + 3)
+    mask_dim = (offs_dim < head_dim)[None, :]
+    mask_q = (offs_query < count)[:, None] & mask_dim
+    tokens = token + offs_query
+    q_at = tokens[:, None] * stride_q_token + q_head * head_dim + offs_dim[None, :]
+    q = tl.load(q_ptr + q_at, mask=mask_q, other=0.0).to(NARROW)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    norm = tl.zeros([QUERIES], tl.float32)
+    out = tl.zeros([QUERIES, BLOCK_DIM], tl.float32)
+    reach = tl.where(window_len > 0, window_len, first + QUERIES)
+    low = tl.maximum(first - reach + 1, 0) // KEYS * KEYS
+    for start in range(low, first + count, KEYS):
+        keys_at = start + tl.arange(0, KEYS)
+        mask_key = keys_at < first + count
+        pages_at = page_table_ptr + request * stride_table_row + keys_at // page_size
+        pages = tl.load(pages_at, mask=mask_key, other=-1).to(tl.int64)
+        kv_head = q_head // GROUP
+        rows = pages * stride_page + (kv_head * page_size + keys_at % page_size) * head_dim
+        mask = (pages >= 0)[:, None] & mask_dim
+        at = rows[:, None] + offs_dim[None, :]
+        keys = tl.load(key_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
+        values = tl.load(value_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        seen = keys_at[None, :] <= positions[:, None]
+        seen = seen & (keys_at[None, :] > positions[:, None] - reach)
+        scores = tl.where(seen, scores, float("-inf"))
+        peak = tl.maximum(top, tl.max(scores, axis=1))
+        # A row that has seen no key yet has no peak, and must not become NaN.
+        base = tl.where(peak > float("-inf"), peak, 0.0)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(top - base)
+        norm = norm * shrink + tl.sum(weights, axis=1)
+        out = out * shrink[:, None]
+        out += tl.dot(weights.to(NARROW), values, input_precision="ieee")
+        top = peak
+    out = out / tl.where(norm > 0, norm, 1.0)[:, None]
+    out_at = (tokens[:, None] * tl.num_programs(1) + q_head) * head_dim + offs_dim[None, :]
+    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask_q)
+
+
+def paged_attention_prefill_triton(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    scale: float,
+    window_len: int,
+) -> Tensor:
+    _check_strides(q, key_pages, value_pages, page_table)
+    _, q_heads, head_dim = q.shape
+    kv_heads, page_size = key_pages.shape[1:3]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    tiles = on_device(_tiles(spans), q.device)
+    _prefill_kernel[len(tiles), q_heads](
+        q, key_pages, value_pages, page_table, tiles, out,
+        q.stride(0), key_pages.stride(0), page_table.stride(0),
+        window_len, page_size, head_dim, scale,
+        GROUP=q_heads // kv_heads, QUERIES=BLOCK_QUERIES, KEYS=BLOCK_KEYS,
+        BLOCK_DIM=max(16, next_power_of_two(head_dim)), NARROW=dot_type(q), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _tiles(spans: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
+    """(request, first token, first position, queries) of every tile, the longest ones first."""
+    tiles = [
+        (i, first + low - start, low, min(BLOCK_QUERIES, end - low))
+        for i, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False))
+        for low in range(start, end, BLOCK_QUERIES)
+    ]
+    return tuple(sorted(tiles, key=lambda tile: -tile[2]))
+
+
+def _check_strides(q: Tensor, key_pages: Tensor, value_pages: Tensor, page_table: Tensor) -> None:
+    page_size, head_dim = key_pages.shape[2:]
+    inner = (page_size * head_dim, head_dim, 1)
+    assert q.stride()[1:] == (head_dim, 1), q.stride()
+    assert key_pages.stride()[1:] == value_pages.stride()[1:] == inner, key_pages.stride()
+    assert key_pages.stride(0) == value_pages.stride(0), (key_pages.stride(), value_pages.stride())
+    assert page_table.stride(1) == 1, page_table.stride()

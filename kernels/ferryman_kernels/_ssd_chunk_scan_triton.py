@@ -1,0 +1,256 @@
+"""The chunked scan's three Triton kernels: what each block adds, the carry, what each token sees.
+
+Formulas and names are those of `ssd_chunk_scan`. A block is described by three integers: the token
+that would stand in its first column (it may be another request's when the block is cut), and the
+columns [low, high) that hold tokens of this request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._triton import (
+    Kernel,
+    Pointer,
+    cdiv,
+    constexpr,
+    dot_type,
+    next_power_of_two,
+    tl,
+)
+from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
+
+MAX_CHUNK_LEN = 128
+"""A block's scores are one tile; larger ones do not fit the registers."""
+
+CARRY_ELEMENTS = 1024
+"""Elements of a head's state that one program carries from block to block."""
+
+
+@Kernel
+def _blocks_add_kernel(
+    x_ptr: Pointer,
+    dt_ptr: Pointer,
+    a_ptr: Pointer,
+    b_ptr: Pointer,
+    left_ptr: Pointer,
+    total_ptr: Pointer,
+    blocks_ptr: Pointer,
+    stride_x_token: int,
+    stride_dt_token: int,
+    stride_b_token: int,
+    heads_per_group: int,
+    head_dim: int,
+    state_dim: int,
+    BLOCK_CHUNK: constexpr,
+    BLOCK_DIM: constexpr,
+    BLOCK_STATE: constexpr,
+    PRECISION: constexpr,
+) -> None:
+    """left[block, head] = Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]; total[block, head] = L[end]."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wide = left_ptr.dtype.element_ty
+    offs_chunk, offs_dim = tl.arange(0, BLOCK_CHUNK), tl.arange(0, BLOCK_DIM)
+    offs_state = tl.arange(0, BLOCK_STATE)
+    tokens = tl.load(blocks_ptr + block * 3) + offs_chunk
+    live = (offs_chunk >= tl.load(blocks_ptr + block * 3 + 1)) & (
+        offs_chunk < tl.load(blocks_ptr + block * 3 + 2)
+    )
+    dt = tl.load(dt_ptr + tokens * stride_dt_token + head, mask=live, other=0.0).to(tl.float64)
+    steps = dt * tl.load(a_ptr + head).to(tl.float64)
+    total = tl.sum(steps, axis=0)
+    to_end = tl.exp((total - tl.cumsum(steps, axis=0)).to(tl.float32))
+    x_at = tokens[:, None] * stride_x_token + head * head_dim + offs_dim[None, :]
+    x = tl.load(x_ptr + x_at, mask=live[:, None] & (offs_dim < head_dim)[None, :], other=0.0)
+    b_at = tokens[:, None] * stride_b_token + (head // heads_per_group) * state_dim
+    mask_b = live[:, None] & (offs_state < state_dim)[None, :]
+    b = tl.load(b_ptr + b_at + offs_state[None, :], mask=mask_b, other=0.0).to(wide)
+    fed = x.to(wide) * (dt.to(tl.float32) * to_end)[:, None]
+    left = tl.dot(tl.trans(fed), b, input_precision=PRECISION)
+    first = (block * tl.num_programs(1) + head) * head_dim
+    left_at = (first + offs_dim[:, None]) * state_dim + offs_state[None, :]
+    mask = (offs_dim < head_dim)[:, None] & (offs_state < state_dim)[None, :]
+    tl.store(left_ptr + left_at, left, mask=mask)
+    tl.store(total_ptr + block * tl.num_programs(1) + head, total.to(tl.float32))
+
+
+@Kernel
+def _carry_states_kernel(
+    left_ptr: Pointer,
+    total_ptr: Pointer,
+    ssm_states_ptr: Pointer,
+    slots_ptr: Pointer,
+    first_blocks_ptr: Pointer,
+    snapshots_ptr: Pointer,
+    stride_slot: int,
+    head_elements: int,
+    BLOCK: constexpr,
+) -> None:
+    """Walks one request's blocks: `left` becomes the state that enters each block.
+
+    `snapshots` [blocks] names the slot that gets the state behind the block, or -1.
+    """
+    request, head = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots_ptr + request).to(tl.int64)
+    offs = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < head_elements
+    in_slot = head * head_elements + offs
+    state = tl.load(ssm_states_ptr + slot * stride_slot + in_slot, mask=mask, other=0.0)
+    heads = tl.num_programs(1)
+    last = tl.load(first_blocks_ptr + request + 1)
+    for block in range(tl.load(first_blocks_ptr + request), last):
+        left_at = left_ptr + (block * heads + head) * head_elements + offs
+        left = tl.load(left_at, mask=mask, other=0.0)
+        tl.store(left_at, state, mask=mask)
+        state = left + tl.exp(tl.load(total_ptr + block * heads + head)) * state
+        dst = tl.load(snapshots_ptr + block)
+        asked = offs < tl.where(dst >= 0, head_elements, 0)
+        tl.store(ssm_states_ptr + dst * stride_slot + in_slot, state, mask=asked)
+    tl.store(ssm_states_ptr + slot * stride_slot + in_slot, state, mask=mask)
+
+
+@Kernel
+def _tokens_see_kernel(
+    x_ptr: Pointer,
+    dt_ptr: Pointer,
+    a_ptr: Pointer,
+    b_ptr: Pointer,
+    c_ptr: Pointer,
+    d_ptr: Pointer,
+    entering_ptr: Pointer,
+    y_ptr: Pointer,
+    blocks_ptr: Pointer,
+    stride_x_token: int,
+    stride_dt_token: int,
+    stride_b_token: int,
+    stride_c_token: int,
+    heads_per_group: int,
+    head_dim: int,
+    state_dim: int,
+    BLOCK_CHUNK: constexpr,
+    BLOCK_DIM: constexpr,
+    BLOCK_STATE: constexpr,
+    PRECISION: constexpr,
+    NARROW: constexpr,
+) -> None:
+    """y of one block and one head, from the block's own tokens and from the state before it."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wide = entering_ptr.dtype.element_ty
+    offs_chunk, offs_dim = tl.arange(0, BLOCK_CHUNK), tl.arange(0, BLOCK_DIM)
+    offs_state = tl.arange(0, BLOCK_STATE)
+    tokens = tl.load(blocks_ptr + block * 3) + offs_chunk
+    live = (offs_chunk >= tl.load(blocks_ptr + block * 3 + 1)) & (
+        offs_chunk < tl.load(blocks_ptr + block * 3 + 2)
+    )
+    mask_dim, mask_state = offs_dim < head_dim, offs_state < state_dim
+    dt = tl.load(dt_ptr + tokens * stride_dt_token + head, mask=live, other=0.0).to(tl.float64)
+    log_decay = tl.cumsum(dt * tl.load(a_ptr + head).to(tl.float64), axis=0)
+    group = (head // heads_per_group) * state_dim
+    mask_rows = live[:, None] & mask_state[None, :]
+    b_at = tokens[:, None] * stride_b_token + group + offs_state[None, :]
+    c_at = tokens[:, None] * stride_c_token + group + offs_state[None, :]
+    b = tl.load(b_ptr + b_at, mask=mask_rows, other=0.0).to(NARROW)
+    c = tl.load(c_ptr + c_at, mask=mask_rows, other=0.0).to(NARROW)
+    x_at = tokens[:, None] * stride_x_token + head * head_dim + offs_dim[None, :]
+    mask_x = live[:, None] & mask_dim[None, :]
+    x = tl.load(x_ptr + x_at, mask=mask_x, other=0.0).to(wide)
+
+    between = (log_decay[:, None] - log_decay[None, :]).to(tl.float32)
+    seen = offs_chunk[:, None] >= offs_chunk[None, :]
+    decay = tl.exp(tl.where(seen, between, float("-inf")))
+    scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * decay
+    y = tl.dot(scores, x * dt.to(tl.float32)[:, None], input_precision=PRECISION)
+
+    first = (block * tl.num_programs(1) + head) * head_dim
+    entering_at = (first + offs_dim[:, None]) * state_dim + offs_state[None, :]
+    mask = mask_dim[:, None] & mask_state[None, :]
+    entering = tl.load(entering_ptr + entering_at, mask=mask, other=0.0)
+    before = tl.dot(c.to(wide), tl.trans(entering), input_precision=PRECISION)
+    y += before * tl.exp(log_decay.to(tl.float32))[:, None]
+    y += tl.load(d_ptr + head).to(wide) * x
+    y_at = (tokens[:, None] * tl.num_programs(1) + head) * head_dim + offs_dim[None, :]
+    tl.store(y_ptr + y_at, y.to(y_ptr.dtype.element_ty), mask=mask_x)
+
+
+def chunk_scan_triton(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    ssm_states: Tensor,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt],
+    chunk_len: int,
+) -> Tensor:
+    """Scans with float32 states: products of float32 run as three tf32 products each."""
+    ssm_heads, ssm_head_dim, ssm_state = ssm_states.shape[1:]
+    _check(x, dt, A, B, C, D, ssm_states, slots, chunk_len)
+    firsts, blocks, wanted = _describe(spans, snapshots, chunk_len)
+    described = on_device(blocks, x.device)
+    left = torch.empty(len(blocks), ssm_heads, ssm_head_dim, ssm_state, device=x.device)
+    total = torch.empty(len(blocks), ssm_heads, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    sizes = (ssm_heads // B.shape[1], ssm_head_dim, ssm_state)
+    tiles = {
+        "BLOCK_CHUNK": max(16, next_power_of_two(chunk_len)),
+        "BLOCK_DIM": max(16, next_power_of_two(ssm_head_dim)),
+        "BLOCK_STATE": max(16, next_power_of_two(ssm_state)),
+        "PRECISION": "tf32x3",
+    }
+    grid = (len(blocks), ssm_heads)
+    _blocks_add_kernel[grid](
+        x, dt, A, B, left, total, described, x.stride(0), dt.stride(0), B.stride(0), *sizes, **tiles
+    )
+    elements = ssm_head_dim * ssm_state
+    _carry_states_kernel[len(spans), ssm_heads, cdiv(elements, CARRY_ELEMENTS)](
+        left, total, ssm_states, slots, on_device((firsts,), x.device),
+        on_device((wanted,), x.device), ssm_states.stride(0), elements, BLOCK=CARRY_ELEMENTS,
+    )  # fmt: skip
+    _tokens_see_kernel[grid](
+        x, dt, A, B, C, D, left, y, described,
+        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *sizes, **tiles,
+        NARROW=dot_type(B),
+    )  # fmt: skip
+    return y
+
+
+def _check(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
+    ssm_states: Tensor, slots: Tensor, chunk_len: int,
+) -> None:  # fmt: skip
+    head_dim, state = ssm_states.shape[2:]
+    assert ssm_states.dtype == torch.float32, ssm_states.dtype
+    assert ssm_states.stride()[1:] == (head_dim * state, state, 1), ssm_states.stride()
+    assert x.stride()[1:] == (head_dim, 1), x.stride()
+    assert B.stride()[1:] == C.stride()[1:] == (state, 1), (B.stride(), C.stride())
+    assert B.dtype == C.dtype, (B.dtype, C.dtype)
+    assert dt.stride(1) == A.stride(0) == D.stride(0) == slots.stride(0) == 1, dt.stride()
+    assert chunk_len <= MAX_CHUNK_LEN, chunk_len
+
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+def _describe(
+    spans: Sequence[Span], snapshots: Sequence[SlotAt], chunk_len: int
+) -> tuple[tuple[int, ...], Rows, tuple[int, ...]]:
+    """Each request's first block; each block's (first token, low, high); each block's snapshot."""
+    tokens = first_tokens(spans)
+    firsts, blocks = [0], list[tuple[int, ...]]()
+    for (start, end), token in zip(spans, tokens, strict=False):
+        for first in range(start - start % chunk_len, end, chunk_len):
+            low, high = max(start - first, 0), min(end - first, chunk_len)
+            blocks.append((token + first - start, low, high))
+        firsts.append(len(blocks))
+    wanted = [-1] * len(blocks)
+    for index, position, slot in snapshots:
+        block = firsts[index] + (position - 1) // chunk_len - spans[index][0] // chunk_len
+        assert wanted[block] < 0, f"two snapshots of request {index} at {position}"
+        wanted[block] = slot
+    return tuple(firsts), tuple(blocks), tuple(wanted)

@@ -1,0 +1,138 @@
+"""Causal convolution against a sequential run, token by token, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels.causal_conv import (
+    causal_conv_decode,
+    causal_conv_decode_reference,
+    causal_conv_decode_triton,
+    causal_conv_prefill,
+    causal_conv_prefill_reference,
+    causal_conv_prefill_triton,
+)
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 1e-2}
+CPU = torch.device("cpu")
+CONV_DIM, WIDTH, NUM_SLOTS = 37, 4, 9
+SPANS = ((0, 5), (16, 50), (3, 4), (0, 2), (8, 10))
+SLOTS = (4, 0, 7, 2, 5)
+SNAPSHOTS = ((1, 32, 1), (1, 48, 3), (4, 9, 6))
+"""The last one lies fewer tokens behind its start than the convolution is wide."""
+
+
+def _states(dtype: torch.dtype) -> Tensor:
+    """A strided view into wider rows, as a section of a slot is."""
+    rows = torch.randn(NUM_SLOTS, CONV_DIM * (WIDTH - 1) + 11).to(dtype)
+    states = rows[:, : CONV_DIM * (WIDTH - 1)].view(NUM_SLOTS, CONV_DIM, WIDTH - 1)
+    states[[4, 2]] = 0  # the spans that begin at 0 find cleared slots
+    return states
+
+
+def _naive(
+    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, dict[tuple[int, int], Tensor]]:
+    """Outputs, and the state of every request behind every position."""
+    seen, out, token = {}, torch.zeros(x.shape, dtype=torch.float64), 0
+    for index, (start, end) in enumerate(SPANS):
+        state = states[SLOTS[index]].double()
+        for position in range(start, end):
+            window = torch.cat((state, x[token].double()[:, None]), dim=1)
+            total = (window * weight.double()).sum(1) + (0 if bias is None else bias.double())
+            out[token] = total / (1 + (-total).exp())
+            state, token = window[:, 1:], token + 1
+            seen[index, position + 1] = state
+    return out, seen
+
+
+def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    "run", [causal_conv_prefill, causal_conv_prefill_reference, causal_conv_prefill_triton]
+)
+def test_a_ragged_prefill_goes_on_from_each_slot_and_leaks_nothing(
+    run: Callable[..., Tensor], dtype: torch.dtype, has_bias: bool, device: torch.device
+) -> None:
+    place = device if run is causal_conv_prefill_triton else CPU
+    tokens = sum(end - start for start, end in SPANS)
+    x, weight = torch.randn(tokens, CONV_DIM).to(dtype), torch.randn(CONV_DIM, WIDTH).to(dtype)
+    bias = torch.randn(CONV_DIM).to(dtype) if has_bias else None
+    states = _states(dtype)
+    expected, seen = _naive(x, states, weight, bias)
+    expected_states = states.clone()
+    for index, slot in enumerate(SLOTS):
+        expected_states[slot] = seen[index, SPANS[index][1]].to(dtype)
+    for index, position, slot in SNAPSHOTS:
+        expected_states[slot] = seen[index, position].to(dtype)
+    moved = states.to(place, copy=True)
+    y = run(
+        x.to(place),
+        moved,
+        weight.to(place),
+        None if bias is None else bias.to(place),
+        SPANS,
+        torch.tensor(SLOTS, device=place),
+        SNAPSHOTS,
+    )
+    _close(y, expected, dtype)
+    assert torch.equal(moved.cpu(), expected_states)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    "run", [causal_conv_decode, causal_conv_decode_reference, causal_conv_decode_triton]
+)
+def test_decode_shifts_the_states_of_its_slots_only(
+    run: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    place = device if run is causal_conv_decode_triton else CPU
+    x, weight = torch.randn(3, CONV_DIM).to(dtype), torch.randn(CONV_DIM, WIDTH).to(dtype)
+    bias, states, slots = torch.randn(CONV_DIM).to(dtype), _states(dtype), [7, -1, 2]
+    old = torch.stack([states[7], torch.zeros_like(states[0]), states[2]])
+    windows = torch.cat((old, x[:, :, None]), dim=2)
+    expected_states = states.clone()
+    expected_states[7], expected_states[2] = windows[0, :, 1:], windows[2, :, 1:]
+    total = (windows.double() * weight.double()).sum(2) + bias.double()
+    moved = states.to(place, copy=True)
+    slots_there = torch.tensor(slots, device=place)
+    y = run(x.to(place), moved, weight.to(place), bias.to(place), slots_there)
+    _close(y, total / (1 + (-total).exp()), dtype)
+    assert torch.equal(moved.cpu(), expected_states)
+
+
+@pytest.mark.parametrize("run", [causal_conv_prefill, causal_conv_prefill_triton])
+def test_a_prefill_in_pieces_has_the_bits_of_one_in_whole(
+    run: Callable[..., Tensor], device: torch.device
+) -> None:
+    place = device if run is causal_conv_prefill_triton else CPU
+    x, weight, bias = (torch.randn(*shape, device=place) for shape in ((40, 32), (32, 4), (32,)))
+    slot = torch.tensor([0], device=place)
+    whole = torch.zeros(1, 32, 3, device=place)
+    y = run(x, whole, weight, bias, ((0, 40),), slot, ())
+    for cut in (1, 2, 3, 16, 39):
+        states = torch.zeros(1, 32, 3, device=place)
+        parts = [
+            run(x[low:high], states, weight, bias, ((low, high),), slot, ())
+            for low, high in ((0, cut), (cut, 40))
+        ]
+        assert torch.equal(torch.cat(parts), y)
+        assert torch.equal(states, whole)
+
+
+def test_silu_of_a_large_negative_sum_is_zero() -> None:
+    x = torch.full((1, 1), -1e4)
+    y = causal_conv_decode(
+        x, torch.zeros(1, 1, 1), torch.ones(1, 2), torch.zeros(1), torch.tensor([0])
+    )
+    assert math.isclose(float(y), 0.0, abs_tol=1e-30)

@@ -1,0 +1,153 @@
+"""Paged attention against softmax written out for each query and head in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels._paged_attention_triton import (
+    paged_attention_decode_triton,
+    paged_attention_prefill_triton,
+)
+from ferryman_kernels.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    paged_attention_reference,
+)
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2}
+CPU = torch.device("cpu")
+PAGE_SIZE, HEAD_DIM, SCALE = 8, 16, 0.3
+SPANS = ((0, 70), (24, 31), (5, 6), (13, 100))
+WINDOWS = [0, 1, 11, 64]
+
+
+def _pages(dtype: torch.dtype, slots: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of 2 heads as strided views of one slab; what is not theirs is NaN."""
+    size = 2 * PAGE_SIZE * HEAD_DIM
+    rows = torch.full((slots, 3 * size), torch.nan, dtype=dtype)
+    views = [rows[:, low : low + size] for low in (0, 2 * size)]
+    for view in views:
+        view.copy_(torch.randn(slots, size))
+    key, value = (view.view(slots, 2, PAGE_SIZE, HEAD_DIM) for view in views)
+    return key, value
+
+
+def _table(ends: list[int], slots: int) -> Tensor:
+    """Pages in random order; entries beyond the end are -1."""
+    width, order = -(-max(ends) // PAGE_SIZE), torch.randperm(slots).tolist()
+    used = [-(-end // PAGE_SIZE) for end in ends]
+    rows = [[order.pop() for _ in range(n)] + [-1] * (width - n) for n in used]
+    return torch.tensor(rows)
+
+
+def _naive(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, position: int, window: int
+) -> Tensor:
+    """One query [q_heads, head_dim] at its position."""
+    first = max(0, position - window + 1) if window else 0
+    seen = range(first, position + 1)
+    k = torch.stack([keys[table[p // PAGE_SIZE], :, p % PAGE_SIZE] for p in seen]).double()
+    v = torch.stack([values[table[p // PAGE_SIZE], :, p % PAGE_SIZE] for p in seen]).double()
+    group, out = q.shape[0] // k.shape[1], []
+    for head in range(q.shape[0]):
+        weight = ((k[:, head // group] @ q[head].double()) * SCALE).exp()
+        out.append((weight[:, None] * v[:, head // group]).sum(0) / weight.sum())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("q_heads", [2, 6], ids=["a head each", "three share"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    "run", [paged_attention_prefill, paged_attention_reference, paged_attention_prefill_triton]
+)
+def test_a_chunk_sees_everything_up_to_each_of_its_positions(
+    run: Callable[..., Tensor],
+    dtype: torch.dtype,
+    q_heads: int,
+    window: int,
+    device: torch.device,
+) -> None:
+    place = device if run is paged_attention_prefill_triton else CPU
+    if place is not CPU and dtype == torch.float64:
+        pytest.skip("the kernel computes in float32")
+    keys, values = _pages(dtype, 40)
+    table = _table([end for _, end in SPANS], 40)
+    q = torch.randn(sum(end - start for start, end in SPANS), q_heads, HEAD_DIM).to(dtype)
+    positions = [(i, p) for i, (start, end) in enumerate(SPANS) for p in range(start, end)]
+    expected = [
+        _naive(q[t], keys, values, table[i], p, window) for t, (i, p) in enumerate(positions)
+    ]
+    y = run(*(t.to(place) for t in (q, keys, values, table)), SPANS, SCALE, window)
+    assert y.dtype == dtype
+    tolerance = max(TOLERANCE[dtype], 0 if run is not paged_attention_prefill_triton else 5e-6)
+    torch.testing.assert_close(
+        y.cpu().double(), torch.stack(expected), rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("q_heads", [2, 6], ids=["a head each", "three share"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("run", [paged_attention_decode, paged_attention_decode_triton])
+def test_a_decoded_token_sees_its_whole_past(
+    run: Callable[..., Tensor],
+    dtype: torch.dtype,
+    q_heads: int,
+    window: int,
+    device: torch.device,
+) -> None:
+    place = device if run is paged_attention_decode_triton else CPU
+    if place is not CPU and dtype == torch.float64:
+        pytest.skip("the kernel computes in float32")
+    positions = [0, 7, 8, 150, 63]
+    keys, values = _pages(dtype, 60)
+    table = _table([position + 1 for position in positions], 60)
+    q = torch.randn(len(positions), q_heads, HEAD_DIM).to(dtype)
+    expected = [
+        _naive(q[i], keys, values, table[i], position, window)
+        for i, position in enumerate(positions)
+    ]
+    moved = [t.to(place) for t in (q, keys, values, table, torch.tensor(positions))]
+    y = run(*moved, SCALE, window)
+    tolerance = max(TOLERANCE[dtype], 0 if run is not paged_attention_decode_triton else 5e-6)
+    torch.testing.assert_close(
+        y.cpu().double(), torch.stack(expected), rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("run", [paged_attention_decode, paged_attention_decode_triton])
+def test_many_splits_of_the_keys_join_to_one_softmax(
+    run: Callable[..., Tensor], device: torch.device
+) -> None:
+    place = device if run is paged_attention_decode_triton else CPU
+    positions = [1500, 511, 512]
+    keys, values = _pages(torch.float32, 330)
+    table = _table([position + 1 for position in positions], 330)
+    q = torch.randn(3, 2, HEAD_DIM)
+    for window in (0, 700):
+        expected = [
+            _naive(q[i], keys, values, table[i], position, window)
+            for i, position in enumerate(positions)
+        ]
+        moved = [t.to(place) for t in (q, keys, values, table, torch.tensor(positions))]
+        y = run(*moved, SCALE, window)
+        torch.testing.assert_close(y.cpu().double(), torch.stack(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", [paged_attention_prefill, paged_attention_prefill_triton])
+def test_pages_behind_the_window_may_be_gone(
+    run: Callable[..., Tensor], device: torch.device
+) -> None:
+    place = device if run is paged_attention_prefill_triton else CPU
+    keys, values = _pages(torch.float32, 40)
+    table = _table([60], 40)
+    q = torch.randn(4, 2, HEAD_DIM)
+    moved = [t.to(place) for t in (q, keys, values)]
+    whole = run(*moved, table.to(place), ((56, 60),), SCALE, 10)
+    table[0, : 47 // PAGE_SIZE] = -1  # the first query sees positions 47 … 56
+    assert torch.equal(run(*moved, table.to(place), ((56, 60),), SCALE, 10), whole)

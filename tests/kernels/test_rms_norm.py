@@ -1,0 +1,64 @@
+"""RMS norm against the formula written out in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels.rms_norm import (
+    gated_rms_norm,
+    gated_rms_norm_reference,
+    gated_rms_norm_triton,
+    rms_norm,
+    rms_norm_reference,
+    rms_norm_triton,
+)
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 8e-3}
+CPU = torch.device("cpu")
+
+
+def _naive(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, groups: int) -> Tensor:
+    rows = []
+    for i in range(len(x)):
+        h = [float(v) for v in x[i]]
+        if gate is not None:
+            h = [v * g / (1 + math.exp(-g)) for v, g in zip(h, gate[i].tolist(), strict=True)]
+        size = len(h) // groups
+        parts = [h[first : first + size] for first in range(0, len(h), size)]
+        scales = [1 / math.sqrt(sum(v * v for v in part) / size + eps) for part in parts]
+        rows.append([v * scales[n // size] * float(weight[n]) for n, v in enumerate(h)])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("dim", [8, 96, 100])
+@pytest.mark.parametrize("run", [rms_norm, rms_norm_reference, rms_norm_triton])
+def test_a_row_is_divided_by_its_root_mean_square(
+    run: Callable[..., Tensor], dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    place = device if run is rms_norm_triton else CPU
+    x, weight = torch.randn(5, dim + 3).to(dtype)[:, :dim], torch.randn(dim).to(dtype)
+    y = run(x.to(place), weight.to(place), 1e-5)
+    assert y.dtype == dtype
+    expected = _naive(x, None, weight, 1e-5, groups=1)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("run", [gated_rms_norm, gated_rms_norm_reference, gated_rms_norm_triton])
+def test_a_gated_row_is_normed_group_by_group(
+    run: Callable[..., Tensor], groups: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    place = device if run is gated_rms_norm_triton else CPU
+    x, gate = torch.randn(2, 5, 48).to(dtype)
+    weight = torch.randn(48).to(dtype)
+    wide = torch.cat((gate, x), dim=1).to(place)  # rows of a split product lie apart
+    y = run(wide[:, 48:], wide[:, :48], weight.to(place), 1e-5, groups)
+    expected = _naive(x, gate, weight, 1e-5, groups)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=1e-6)

@@ -1,0 +1,198 @@
+"""The chunked scan against the recurrence, token by token, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
+CPU = torch.device("cpu")
+Run = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything but the states, as the op takes it."""
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+
+    def tensors(self, place: torch.device = CPU) -> list[Tensor]:
+        return [getattr(self, field.name).to(place) for field in fields(self)]
+
+    def part(self, low: int, high: int) -> Inputs:
+        x, dt, B, C = (t[low:high] for t in (self.x, self.dt, self.B, self.C))
+        return Inputs(x, dt, self.A, B, C, self.D)
+
+
+def _inputs(tokens: int, dtype: torch.dtype, *, groups: int = 2, head_dim: int = 8) -> Inputs:
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return Inputs(
+        x=torch.randn(tokens, 4, head_dim).to(dtype),
+        dt=torch.rand(tokens, 4, dtype=wide),
+        A=-torch.rand(4, dtype=wide) * 4,
+        B=torch.randn(tokens, groups, 16).to(dtype),
+        C=torch.randn(tokens, groups, 16).to(dtype),
+        D=torch.randn(4, dtype=wide),
+    )
+
+
+def _states(slots: int, dtype: torch.dtype, head_dim: int = 8) -> Tensor:
+    """A strided view into wider rows, as a section of a slot is."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    rows = torch.randn(slots, 4 * head_dim * 16 + 8, dtype=wide)
+    return rows[:, 8:].view(slots, 4, head_dim, 16)
+
+
+def _naive(inputs: Inputs, state: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of one request, and its state before each token and behind the last."""
+    x, dt, A, B, C, D = (t.double() for t in inputs.tensors())
+    per_group, state = x.shape[1] // B.shape[1], state.double()
+    out, seen = torch.zeros_like(x), [state]
+    for t in range(len(x)):
+        b, c = (m[t].repeat_interleave(per_group, 0) for m in (B, C))
+        decay = (dt[t] * A).exp()[:, None, None]
+        state = decay * state + torch.einsum("h,hp,hn->hpn", dt[t], x[t], b)
+        out[t] = torch.einsum("hpn,hn->hp", state, c) + D[:, None] * x[t]
+        seen.append(state)
+    return out, seen
+
+
+SPANS = ((0, 37), (16, 48), (5, 29), (32, 33), (0, 16))
+SLOTS = (3, 1, 6, 0, 8)
+SNAPSHOTS = ((0, 16, 2), (0, 32, 4), (1, 32, 5), (2, 16, 7), (4, 16, 9))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("run", [chunk_scan, chunk_scan_reference, chunk_scan_triton])
+def test_a_ragged_scan_equals_the_recurrence_of_each_request(
+    run: Run, dtype: torch.dtype, device: torch.device
+) -> None:
+    if run is chunk_scan_triton and dtype == torch.float64:
+        pytest.skip("the kernel carries float32 states")
+    place = device if run is chunk_scan_triton else CPU
+    inputs = _inputs(sum(end - start for start, end in SPANS), dtype)
+    states = _states(11, dtype)
+    expected_states, parts, first = states.double().clone(), [], 0
+    for index, (start, end) in enumerate(SPANS):
+        part = inputs.part(first, first + end - start)
+        out, seen = _naive(part, states[SLOTS[index]])
+        parts.append(out)
+        expected_states[SLOTS[index]] = seen[-1]
+        for request, position, slot in SNAPSHOTS:
+            if request == index:
+                expected_states[slot] = seen[position - start]
+        first += end - start
+    moved, slots = states.to(place, copy=True), torch.tensor(SLOTS, device=place)
+    y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, 16)
+    close = TOLERANCE[dtype]
+    torch.testing.assert_close(y.cpu().double(), torch.cat(parts), rtol=close, atol=close)
+    torch.testing.assert_close(moved.cpu().double(), expected_states, rtol=close, atol=close)
+    assert torch.equal(moved[10].cpu(), states[10])
+
+
+@pytest.mark.parametrize("run", [chunk_scan, chunk_scan_triton])
+def test_a_request_gets_the_same_from_a_mixed_batch_as_alone(
+    run: Run, device: torch.device
+) -> None:
+    """Row 19 of the catalogue: a grid over the whole batch spoils all requests but the first."""
+    place = device if run is chunk_scan_triton else CPU
+    inputs = _inputs(sum(end - start for start, end in SPANS), torch.float32)
+    states, slots = _states(11, torch.float32), torch.tensor(SLOTS, device=place)
+    together = states.to(place, copy=True)
+    y = run(*inputs.tensors(place), together, SPANS, slots, SNAPSHOTS, 16)
+    first = 0
+    for index, (start, end) in enumerate(SPANS):
+        alone = states.to(place, copy=True)
+        part, last = inputs.part(first, first + end - start), first + end - start
+        asked = [(0, position, slot) for i, position, slot in SNAPSHOTS if i == index]
+        own = run(*part.tensors(place), alone, ((start, end),), slots[index : index + 1], asked, 16)
+        torch.testing.assert_close(y[first:last], own, rtol=1e-6, atol=1e-6)
+        for slot in (SLOTS[index], *(slot for _, _, slot in asked)):
+            torch.testing.assert_close(together[slot], alone[slot], rtol=1e-6, atol=1e-6)
+        first = last
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("run", [chunk_scan, chunk_scan_triton])
+def test_every_snapshot_on_the_grid_is_the_state_of_its_prefix(
+    run: Run, dtype: torch.dtype, device: torch.device
+) -> None:
+    if run is chunk_scan_triton and dtype == torch.float64:
+        pytest.skip("the kernel carries float32 states")
+    place = device if run is chunk_scan_triton else CPU
+    inputs, grid = _inputs(70, dtype), range(8, 71, 8)
+    states = torch.zeros(len(grid) + 1, 4, 8, 16, dtype=inputs.D.dtype, device=place)
+    slot = torch.tensor([0], device=place)
+    asked = [(0, position, i + 1) for i, position in enumerate(grid)]
+    run(*inputs.tensors(place), states, ((0, 70),), slot, asked, 8)
+    _, seen = _naive(inputs, torch.zeros(4, 8, 16))
+    for i, position in enumerate(grid):
+        torch.testing.assert_close(
+            states[i + 1].cpu().double(), seen[position], rtol=TOLERANCE[dtype], atol=1e-5
+        )
+        prefix = torch.zeros(1, 4, 8, 16, dtype=states.dtype, device=place)
+        run(*inputs.part(0, position).tensors(place), prefix, ((0, position),), slot, (), 8)
+        assert torch.equal(prefix[0], states[i + 1]), position
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("run", [chunk_scan, chunk_scan_triton])
+def test_resuming_on_the_grid_has_the_bits_of_the_cold_run(
+    run: Run, dtype: torch.dtype, device: torch.device
+) -> None:
+    if run is chunk_scan_triton and dtype == torch.float64:
+        pytest.skip("the kernel carries float32 states")
+    place = device if run is chunk_scan_triton else CPU
+    inputs, slot = _inputs(75, dtype), torch.tensor([0], device=place)
+    cold = torch.zeros(1, 4, 8, 16, dtype=inputs.D.dtype, device=place)
+    y = run(*inputs.tensors(place), cold, ((0, 75),), slot, (), 8)
+    for cut in (8, 32, 64, 72):
+        states = torch.zeros_like(cold)
+        parts = [
+            run(*inputs.part(low, high).tensors(place), states, ((low, high),), slot, (), 8)
+            for low, high in ((0, cut), (cut, 75))
+        ]
+        assert torch.equal(torch.cat(parts), y), cut
+        assert torch.equal(states, cold), cut
+
+
+@pytest.mark.parametrize("run", [chunk_scan, chunk_scan_triton])
+def test_a_flood_of_decay_neither_overflows_nor_drowns_the_small_steps(
+    run: Run, device: torch.device
+) -> None:
+    """Long sums of log decays: differences of float32 sums would be off by whole percents."""
+    place = device if run is chunk_scan_triton else CPU
+    inputs = _inputs(64, torch.float32)
+    inputs.dt[:20] = 1e5
+    inputs.dt[20:] *= 1e-2
+    states = torch.zeros(1, 4, 8, 16, device=place)
+    slot = torch.tensor([0], device=place)
+    y = run(*inputs.tensors(place), states, ((0, 64),), slot, (), 64)
+    expected, seen = _naive(inputs, torch.zeros(4, 8, 16))
+    assert bool(y.isfinite().all())
+    torch.testing.assert_close(y[20:].cpu().double(), expected[20:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states[0].cpu().double(), seen[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("run", [chunk_scan, chunk_scan_triton])
+@pytest.mark.parametrize("chunk_len", [1, 5, 24, 64])
+def test_any_chunk_length_scans_the_same(run: Run, chunk_len: int, device: torch.device) -> None:
+    place = device if run is chunk_scan_triton else CPU
+    inputs, states = _inputs(50, torch.float32, groups=1, head_dim=12), torch.zeros(1, 4, 12, 16)
+    slot, moved = torch.tensor([0], device=place), states.to(place, copy=True)
+    y = run(*inputs.tensors(place), moved, ((7, 57),), slot, (), chunk_len)
+    expected, seen = _naive(inputs, states[0])
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)

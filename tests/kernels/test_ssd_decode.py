@@ -1,0 +1,101 @@
+"""The state update against its formula, one element after the other, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels.ssd_decode import (
+    selective_state_update,
+    selective_state_update_reference,
+    selective_state_update_triton,
+)
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}
+SHAPES = [
+    pytest.param(3, 4, 2, 8, 16, id="two groups"),
+    pytest.param(2, 3, 1, 20, 24, id="odd sizes"),
+    pytest.param(1, 2, 1, 64, 128, id="Granite's head"),
+]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("requests", "heads", "groups", "head_dim", "state"), SHAPES)
+@pytest.mark.parametrize(
+    "run",
+    [
+        selective_state_update,
+        selective_state_update_reference,
+        selective_state_update_triton,
+    ],
+)
+def test_states_advance_in_their_slots_and_strays_stay(
+    run: Callable[..., Tensor],
+    requests: int,
+    heads: int,
+    groups: int,
+    head_dim: int,
+    state: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    place = device if run is selective_state_update_triton else torch.device("cpu")
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    slots = torch.randperm(requests + 2)[:requests]
+    rows = torch.randn(requests + 2, heads * head_dim * state + 16, dtype=wide)
+    states = rows[:, 16:].view(-1, heads, head_dim, state)
+    x = torch.randn(requests, heads, head_dim).to(dtype)
+    dt, A = torch.rand(requests, heads, dtype=wide), -torch.rand(heads, dtype=wide)
+    B, C = torch.randn(2, requests, groups, state).to(dtype)
+    D = torch.randn(heads, dtype=wide)
+
+    expected_states = states.double().clone()
+    expected = torch.zeros(x.shape, dtype=torch.float64)
+    for i, slot in enumerate(slots.tolist()):
+        for h in range(heads):
+            group = h // (heads // groups)
+            old = expected_states[slot, h]
+            decay, step = (dt[i, h] * A[h]).double().exp(), dt[i, h].double()
+            fed = step * torch.outer(x[i, h].double(), B[i, group].double())
+            expected_states[slot, h] = decay * old + fed
+            seen = expected_states[slot, h] @ C[i, group].double()
+            expected[i, h] = seen + D[h].double() * x[i, h].double()
+
+    moved = rows.to(place, copy=True)
+    moved_states = moved[:, 16:].view(-1, heads, head_dim, state)
+    y = run(moved_states, *(t.to(place) for t in (x, dt, A, B, C, D, slots)))
+    close = TOLERANCE[dtype]
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=close, atol=close)
+    state_close = 1e-13 if wide == torch.float64 else 1e-5
+    torch.testing.assert_close(
+        moved_states.cpu().double(), expected_states, rtol=state_close, atol=state_close
+    )
+    strays = sorted(set(range(requests + 2)) - set(slots.tolist()))
+    assert torch.equal(moved.cpu()[strays], rows[strays])
+    assert torch.equal(moved.cpu()[:, :16], rows[:, :16])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        selective_state_update,
+        selective_state_update_reference,
+        selective_state_update_triton,
+    ],
+)
+def test_a_negative_slot_reads_as_cleared_and_is_written_nowhere(
+    run: Callable[..., Tensor], device: torch.device
+) -> None:
+    place = device if run is selective_state_update_triton else torch.device("cpu")
+    states = torch.randn(2, 2, 4, 8, device=place)
+    before, cleared = states.clone(), torch.zeros(1, 2, 4, 8, device=place)
+    x, B, C = (torch.randn(1, *shape, device=place) for shape in ((2, 4), (1, 8), (1, 8)))
+    dt, A = torch.rand(1, 2, device=place), -torch.ones(2, device=place)
+    D = torch.randn(2, device=place)
+    nowhere, first = torch.tensor([-1], device=place), torch.tensor([0], device=place)
+    y = run(states, x, dt, A, B, C, D, nowhere)
+    assert torch.equal(states, before)
+    assert torch.equal(y, run(cleared, x, dt, A, B, C, D, first))
