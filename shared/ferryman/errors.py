@@ -1,24 +1,24 @@
 """Every error that may reach a caller, by what the caller should do next.
 
     FerrymanError
-    ├── InvalidRequest       change the request                          INVALID_ARGUMENT      400
-    │   ├── TooLarge         send less                                   INVALID_ARGUMENT      413
-    │   └── UnknownModel     name a model that is served                 NOT_FOUND             404
-    ├── NotFound             the thing named is not here                 NOT_FOUND             404
-    ├── Exhausted            back off, then try here again               RESOURCE_EXHAUSTED    429
-    │   ├── OutOfSlots         a pool has no room for the demand
-    │   └── QueueFull          a bounded queue is full
-    ├── Stale                start again one level up                    ABORTED               503
-    │   ├── LeaseLost          the lease or reservation is gone
-    │   └── WrongEpoch         the message speaks to a process that is no more
-    ├── ManifestMismatch     nobody retries; model, dtype or page size differ   FAILED_PRECONDITION   503
-    ├── Unavailable          same call, other worker                     UNAVAILABLE           503
-    ├── CorruptState         recompute, and tell someone                 DATA_LOSS             503
-    ├── DeadlineExceeded     the caller's time is over                   DEADLINE_EXCEEDED     504
-    └── Cancelled            the caller went away                        CANCELLED             499
+    ├── InvalidRequest     change the request                         INVALID_ARGUMENT     400
+    │   ├── TooLarge       send less                                  INVALID_ARGUMENT     413
+    │   └── UnknownModel   name a model that is served                NOT_FOUND            404
+    ├── NotFound           the thing named is not here                NOT_FOUND            404
+    ├── Exhausted          back off, then try here again              RESOURCE_EXHAUSTED   429
+    │   ├── OutOfSlots     a pool has no room for the demand
+    │   └── QueueFull      a bounded queue is full
+    ├── Stale              start again one level up                   ABORTED              503
+    │   ├── LeaseLost      the lease or reservation is gone
+    │   └── WrongEpoch     the message speaks to an earlier process
+    ├── ManifestMismatch   nobody retries; model or layout differ     FAILED_PRECONDITION  503
+    ├── Unavailable        same call, other worker                    UNAVAILABLE          503
+    ├── CorruptState       recompute, and tell someone                DATA_LOSS            503
+    ├── DeadlineExceeded   the caller's time is over                  DEADLINE_EXCEEDED    504
+    └── Cancelled          the caller went away                       CANCELLED            499
 
-Configuration mistakes (`ConfigError`) never travel: the process that finds one prints it and exits with 2.
-Anything else is a bug: INTERNAL, message withheld, traceback in the log.
+Configuration mistakes (`ConfigError`) never travel: the process that finds one prints it and exits
+with 2. Anything else is a bug: INTERNAL, message withheld, traceback in the log.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.engine.loads import HostTier
 from ferryman.engine.ops import OnceOnly
+from ferryman.engine.parts import NOWHERE, Part, parts_of
 from ferryman.engine.stamps import Hashes, StampSlabs, extended, next_token
 from ferryman.engine.transfer import HostTransfer
 from ferryman.schedule.batch import (
-    DecodeStep,
     Draw,
     Ints,
     PrefillStep,
@@ -31,25 +31,9 @@ from ferryman.schedule.batch import (
     StepPlan,
 )
 
-NOWHERE = -1
-
 
 class WrongStamp(AssertionError):
     """A slot does not hold the state that its reader needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One request's share of a step: it consumes the tokens [start, end) of its row."""
-
-    request_id: str
-    row: int
-    start: int
-    end: int
-    working_slot: int
-    tables: Mapping[Kind, Ints]
-    snapshots: tuple[Snapshot, ...]
-    draws: tuple[Draw, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +83,7 @@ class FakeEngine:
         self._pace(plan)
         began = perf_counter()
         plan = self.once.consume(plan)
-        parts = tuple(_parts(plan))
+        parts = tuple(parts_of(plan))
         self._readmit(plan.ops, parts)
         corrupt = self.host_tier.load(plan.ops.loads)
         self._void.update(corrupt)
@@ -246,34 +230,6 @@ class Row:
         if end > self._len:
             raise WrongStamp(f"row {self._index} knows {self._len} tokens, a step consumes {end}")
         return self._hashes[: end + 1]
-
-
-def _parts(plan: StepPlan) -> Iterator[Part]:
-    if isinstance(plan, PrefillStep):
-        for index, chunk in enumerate(plan.chunks):
-            tables = {kind: table[index] for kind, table in plan.page_tables.items()}
-            yield Part(
-                chunk.request_id,
-                chunk.row,
-                chunk.start,
-                chunk.end,
-                chunk.working_slot,
-                tables,
-                chunk.snapshots,
-                chunk.draws,
-            )
-        return
-    yield from _decode_parts(plan)
-
-
-def _decode_parts(plan: DecodeStep) -> Iterator[Part]:
-    rows, positions = plan.rows.tolist(), plan.positions.tolist()
-    slots = plan.working_slots.tolist()
-    for index, request_id in enumerate(plan.request_ids):
-        tables = {kind: table[index] for kind, table in plan.page_tables.items()}
-        at = positions[index]
-        draws = (plan.draws[index],)
-        yield Part(request_id, rows[index], at, at + 1, slots[index], tables, (), draws)
 
 
 def _logprobs(token: int, count: int, vocab_size: int) -> dict[int, float]:

@@ -61,7 +61,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """Gauges: what beats and metrics report."""
+    """What beats and metrics report: gauges, and steps committed since the start."""
 
     waiting: int
     prefilling: int
@@ -69,6 +69,8 @@ class SchedulerStatistics:
     held: int
     reserved: int
     tokens_to_prefill: int
+    prefill_steps: int
+    decode_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Scheduler:
         self._newly_adopted: list[Running] = []
         self._flights: deque[_Flight] = deque()
         self._events: list[Event] = []
+        self._prefill_steps = 0
+        self._decode_steps = 0
         self._orders = count()
         self._step_ids = count(1)
 
@@ -387,8 +391,10 @@ class Scheduler:
         for sequence in flight.sequences:
             sequence.in_flight -= 1
         if isinstance(plan, PrefillStep):
+            self._prefill_steps += 1
             self._commit_prefill(plan, outcome, flight.sequences, now)
         else:
+            self._decode_steps += 1
             for sequence, sampled in zip(flight.sequences, outcome.sampled, strict=True):
                 self._apply_draw(sequence, sampled, now)
         self.residence.committed(plan.step_id)
@@ -515,6 +521,8 @@ class Scheduler:
             held=sum(s.phase is Phase.HELD for s in self._by_id.values()),
             reserved=len(self._reserved),
             tokens_to_prefill=under_way + sum(w.request.prompt_len for w in self._waiting),
+            prefill_steps=self._prefill_steps,
+            decode_steps=self._decode_steps,
         )
 
     def check_integrity(self) -> None:

@@ -1,0 +1,142 @@
+"""From options to an engine: model, pools, slabs, runner, forward stream, scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
+from ferryman.cache.keys import root_key
+from ferryman.cache.manifest import StateManifest
+from ferryman.cache.resume import Costs
+from ferryman.engine.device import CudaDevice, Device, HostDevice
+from ferryman.engine.loads import HostTier
+from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.runner import Runner
+from ferryman.engine.slabs import Slabs
+from ferryman.engine.stream import ForwardStream
+from ferryman.engine.transfer import Transfer
+from ferryman.errors import ConfigError
+from ferryman.model.decoder import Model
+from ferryman.model.registry import load_model
+from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+
+# Until the first steps are measured: a small model on one core, and a plain memcpy.
+FIRST_GUESS = Costs(prefill_seconds_per_token=1e-3, load_seconds_per_byte=1 / 5e9)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is made from. `memory_bytes` caps all pools together."""
+
+    model: Path
+    dtype: str
+    page_size: int
+    chunk_tokens: int
+    max_running: int
+    max_prealloc: int
+    max_waiting: int
+    memory_bytes: int
+    recurrent_slots: int
+    prefix_cache: bool
+    overlap: bool
+    device: str
+    num_threads: int
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ConfigError(f"page_size must be a power of two, not {self.page_size}")
+        for name in ("chunk_tokens", "max_running", "memory_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.chunk_tokens < self.page_size:
+            raise ConfigError(
+                f"chunk_tokens={self.chunk_tokens} must hold a page of {self.page_size} tokens"
+            )
+
+    @property
+    def concurrency(self) -> Concurrency:
+        tracking = tracking_slots(prefix_cache=self.prefix_cache, overlap=self.overlap)
+        return Concurrency(self.max_running, self.max_prealloc, tracking)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine: the scheduler decides, the pipeline feeds the stream, the stream runs."""
+
+    manifest: StateManifest
+    capacity: CapacityPlan
+    max_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    scheduler: Scheduler
+    stream: ForwardStream
+    pipeline: Pipeline
+    transfer: Transfer
+    host_tier: HostTier
+
+
+@contextmanager
+def running_engine(options: EngineOptions) -> Iterator[Engine]:
+    """An engine for the length of a `with`. Raises ConfigError for what cannot work."""
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    model = load_model(
+        options.model, options.dtype, device=options.device, page_size=options.page_size
+    )
+    capacity = plan_capacity(
+        model.manifest,
+        options.memory_bytes,
+        options.concurrency,
+        options.chunk_tokens,
+        options.recurrent_slots,
+    )
+    max_len = min(model.config.trunk.max_positions, capacity.max_tokens(model.manifest))
+    slabs = Slabs.allocate(model.manifest, capacity.slots, options.device)
+    device = _device(options.device)
+    rows = options.concurrency.rows
+    runner = Runner(model, slabs, max_rows=rows, max_len=max_len + 1, device=device)
+    scheduler = Scheduler(
+        model.manifest,
+        capacity.slots,
+        _limits(options, max_len),
+        FIRST_GUESS,
+        root_key(model.manifest),
+    )
+    with ForwardStream(runner, context=device.entered()) as stream:
+        yield Engine(
+            manifest=model.manifest,
+            capacity=capacity,
+            max_len=max_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=_eos(model),
+            scheduler=scheduler,
+            stream=stream,
+            pipeline=Pipeline(scheduler, stream.submit),
+            transfer=runner.transfer,
+            host_tier=runner.host_tier,
+        )
+
+
+def _device(name: str) -> Device:
+    device = torch.device(name)
+    return CudaDevice(device.index or 0) if device.type == "cuda" else HostDevice()
+
+
+def _limits(options: EngineOptions, max_len: int) -> SchedulerLimits:
+    return SchedulerLimits(
+        concurrency=options.concurrency,
+        chunk_tokens=options.chunk_tokens,
+        max_len=max_len,
+        max_waiting=options.max_waiting,
+        steps_in_flight=2 if options.overlap else 1,
+        prefix_cache=options.prefix_cache,
+    )
+
+
+def _eos(model: Model) -> frozenset[int]:
+    return frozenset(model.config.trunk.eos_token_ids)

@@ -1,0 +1,162 @@
+"""Wraps the forward stream and transfers so that the sanitizer hears of all they do to slots.
+
+A plan's operations are written down when it is submitted, with the generations that its author
+meant; on the stream they run in the order of submission, so that order is theirs too. Edges:
+
+    plan k ──'plan k'──► the step's operations ──'step k'──► commit k       (scheduler ⇄ forward)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.slots import SlotHandle
+from ferryman.engine.ops import OnceOnly
+from ferryman.engine.parts import NOWHERE, Part, parts_of
+from ferryman.engine.sanitizer import Operation, Recorder
+from ferryman.engine.stream import ForwardStream
+from ferryman.engine.transfer import Transfer
+from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
+
+FORWARD = "forward"
+SCHEDULER = "scheduler"
+
+HandleOf = Callable[[Kind, int], SlotHandle]
+
+
+def step_event(step_id: int) -> str:
+    """The event that a step records at its end."""
+    return f"step {step_id}"
+
+
+class RecordingStream:
+    """A forward stream whose plans are written down. `handle_of` tells a slot's generation now."""
+
+    def __init__(
+        self, stream: ForwardStream, recorder: Recorder, handle_of: HandleOf, *, page_size: int
+    ) -> None:
+        self._stream = stream
+        self._recorder = recorder
+        self._handle_of = handle_of
+        self._page_size = page_size
+        self._once = OnceOnly()
+
+    def submit(self, plan: StepPlan) -> Future[StepOutcome]:
+        planned = f"plan {plan.step_id}"
+        self._recorder.add(Operation(SCHEDULER, planned, records=(planned,)))
+        self._recorder.add(*self.operations(self._once.consume(plan)))
+        return self._stream.submit(plan)
+
+    async def run(self, plan: StepPlan) -> StepOutcome:
+        outcome = await asyncio.wrap_future(self.submit(plan))
+        self.committed(outcome.step_id)
+        return outcome
+
+    def committed(self, step_id: int) -> None:
+        """The scheduler has seen the step's outcome."""
+        waits = (step_event(step_id),)
+        self._recorder.add(Operation(SCHEDULER, f"commit {step_id}", waits=waits))
+
+    def freed(self, handles: Iterable[SlotHandle]) -> None:
+        """The scheduler has let go of these."""
+        self._recorder.add(Operation(SCHEDULER, "free", frees=tuple(handles)))
+
+    def operations(self, plan: StepPlan) -> tuple[Operation, ...]:
+        """What the plan does to slots, in order."""
+        found = [*self._prologue(plan.ops), *self._forward(plan), *self._epilogue(plan.ops)]
+        named = [replace(op, name=f"{op.name} of step {plan.step_id}") for op in found]
+        named[0] = replace(named[0], waits=(f"plan {plan.step_id}",))
+        named[-1] = replace(named[-1], records=(step_event(plan.step_id),))
+        return tuple(named)
+
+    def _prologue(self, ops: SlotOps) -> Iterator[Operation]:
+        for load in ops.loads:
+            dst = self._handle_of(load.unit.kind, load.dst)
+            yield Operation(FORWARD, f"load for {load.request_id}", initialises=(dst,))
+        for copy in ops.copies:
+            src, dst = self._recurrent(copy.src), self._recurrent(copy.dst)
+            yield Operation(FORWARD, "copy", reads=(src,), initialises=(dst,))
+        for slot in ops.clears:
+            yield Operation(FORWARD, "clear", initialises=(self._recurrent(slot),))
+
+    def _forward(self, plan: StepPlan) -> Iterator[Operation]:
+        for part in parts_of(plan):
+            reads, writes = self._pages(part)
+            if part.working_slot != NOWHERE:
+                working = self._recurrent(part.working_slot)
+                reads, writes = [*reads, working], [*writes, working]
+            frozen = tuple(self._recurrent(snapshot.dst) for snapshot in part.snapshots)
+            name = f"forward of {part.request_id}"
+            yield Operation(FORWARD, name, tuple(reads), tuple(writes), frozen)
+
+    def _epilogue(self, ops: SlotOps) -> Iterator[Operation]:
+        for snapshot in ops.snapshots:
+            src, dst = self._recurrent(snapshot.src), self._recurrent(snapshot.dst)
+            yield Operation(FORWARD, "snapshot", reads=(src,), initialises=(dst,))
+
+    def _pages(self, part: Part) -> tuple[list[SlotHandle], list[SlotHandle]]:
+        first, end = part.start // self._page_size, -(-part.end // self._page_size)
+        reads, writes = [], []
+        for kind, table in part.tables.items():
+            slots = [(index, slot) for index, slot in enumerate(table[:end].tolist()) if slot >= 0]
+            reads += [self._handle_of(kind, slot) for _, slot in slots]
+            writes += [self._handle_of(kind, slot) for index, slot in slots if index >= first]
+        return reads, writes
+
+    def _recurrent(self, slot: int) -> SlotHandle:
+        return self._handle_of(Kind.RECURRENT, slot)
+
+
+class RecordingTransfer:
+    """A transfer whose reads and writes are written down as those of `stream`."""
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        recorder: Recorder,
+        handle_of: HandleOf,
+        *,
+        stream: str = SCHEDULER,
+        waits: tuple[str, ...] = (),
+    ) -> None:
+        self._transfer = transfer
+        self._recorder = recorder
+        self._handle_of = handle_of
+        self._stream = stream
+        self._waits = waits
+
+    def after(self, *events: str) -> RecordingTransfer:
+        """The same transfer, whose operations wait for these events first."""
+        return RecordingTransfer(
+            self._transfer, self._recorder, self._handle_of, stream=self._stream, waits=events
+        )
+
+    def read(self, kind: Kind, slot: int) -> memoryview:
+        self._reads("read", kind, slot)
+        return self._transfer.read(kind, slot)
+
+    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
+        self._add(Operation(self._stream, "write", writes=(self._handle_of(kind, slot),)))
+        self._transfer.write(kind, slot, offset, content)
+
+    def digest(self, kind: Kind, slot: int) -> bytes:
+        self._reads("digest", kind, slot)
+        return self._transfer.digest(kind, slot)
+
+    def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
+        self._reads("store", kind, slot)
+        return self._transfer.store_unit(kind, slot, arena)
+
+    def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
+        self._add(Operation(self._stream, "load", initialises=(self._handle_of(kind, slot),)))
+        self._transfer.load_unit(kind, slot, arena, digest)
+
+    def _reads(self, name: str, kind: Kind, slot: int) -> None:
+        self._add(Operation(self._stream, name, reads=(self._handle_of(kind, slot),)))
+
+    def _add(self, operation: Operation) -> None:
+        self._recorder.add(replace(operation, waits=self._waits))
