@@ -11,6 +11,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a plain script
 
+from tools.demo.beginning import prepare  # noqa: E402
 from tools.demo.folder import save_model  # noqa: E402
 from tools.demo.marking import print_table  # noqa: E402
 from tools.demo.network import Network, Shape  # noqa: E402
@@ -43,6 +44,7 @@ def teach(chosen: argparse.Namespace) -> None:
     torch.manual_seed(7)
     tokenizer = train_tokenizer()
     network = Network(Shape(vocab=tokenizer.get_vocab_size()))
+    prepare(network)
     teaching = tutor(network, tokenizer, Course(seconds=chosen.minutes * 60))
     progress = load_checkpoint(chosen.checkpoint, teaching) if chosen.resume else Progress()
     train(teaching, progress, chosen.checkpoint)

@@ -29,7 +29,7 @@ class Shape:
     ssm_head_dim: int = 64
     ssm_state: int = 32
     conv_width: int = 4
-    embedding_multiplier: float = 12.0
+    embedding_multiplier: float = 4.0
     residual_multiplier: float = 0.5
     attention_multiplier: float = 0.25
     logits_scaling: float = 0.5

@@ -16,7 +16,7 @@ from tools.demo.network import Network
 from tools.demo.vocabulary import token_id
 from torch import Tensor
 from torch.nn import functional
-from torch.optim import AdamW
+from torch.optim import AdamW, Muon, Optimizer
 
 FIRST_LEN, LAST_LEN = 64, 2048
 MARK = 0.97
@@ -29,9 +29,9 @@ class Course:
 
     seconds: float
     seed: int = 7
-    peak_rate: float = 3e-3
+    peak_rate: float = 2e-3
     tokens_per_step: int = 4096
-    talk_share: float = 0.15
+    talk_share: float = 0.1
     cooling: float = 0.3
 
 
@@ -51,14 +51,45 @@ class Progress:
         self.seen_tokens += tokens
         self.since_longer += 1
         self.accuracy = MEMORY * self.accuracy + (1 - MEMORY) * correct
-        if self.accuracy > MARK and self.length < LAST_LEN and self.since_longer > 50:
+        if self.accuracy > MARK and self.length < LAST_LEN and self.since_longer > 30:
             self.length, self.accuracy, self.since_longer = self.length * 2, 0.8, 0
 
 
-def learning_rate(course: Course, progress: Progress, spent: float) -> float:
-    """Warm-up by steps, then level, then down to a hundredth over the last part of the time."""
+def warmth(course: Course, progress: Progress, spent: float) -> float:
+    """Warm-up by steps, then 1, then down to a hundredth over the last part of the time."""
     left = max(0.0, 1 - spent / course.seconds)
-    return course.peak_rate * min(1.0, (progress.step + 1) / 100, max(left / course.cooling, 0.01))
+    return min(1.0, (progress.step + 1) / 100, max(left / course.cooling, 0.01))
+
+
+@dataclass(frozen=True, slots=True)
+class Optimisers:
+    """Muon for the projections, AdamW for all else, the embedding at a tenth of the rate.
+
+    The embedding's multiplier makes its steps four times as large as they look; at the full
+    rate words change faster than attention can learn to match them.
+    """
+
+    parts: tuple[Optimizer, ...]
+    rates: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, network: Network, rate: float) -> Optimisers:
+        embedding = network.model.embed_tokens.weight
+        inner = list(network.model.layers.parameters())
+        matrices = [p for p in inner if p.dim() == 2]
+        rest = [p for p in inner if p.dim() != 2] + list(network.model.norm.parameters())
+        muon = Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        groups = [{"params": rest, "lr": rate}, {"params": [embedding], "lr": rate / 10}]
+        adam = AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
+        return cls((muon, adam), ((rate,), (rate, rate / 10)))
+
+    def step(self, warmth: float) -> None:
+        """Apply the gradients, all rates scaled by `warmth`, and drop them."""
+        for part, rates in zip(self.parts, self.rates, strict=True):
+            for group, rate in zip(part.param_groups, rates, strict=True):
+                group["lr"] = rate * warmth
+            part.step()
+            part.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +98,7 @@ class Tutor:
 
     network: Network
     forward: Callable[[Tensor], Tensor]
-    optimizer: AdamW
+    optimisers: Optimisers
     tokenizer: Tokenizer
     cities: Tensor
     course: Course
@@ -82,19 +113,16 @@ class Tutor:
         share = self.course.talk_share
         return lesson(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
 
-    def learn(self, given: Lesson, rate: float) -> tuple[float, float]:
+    def learn(self, given: Lesson, warmth: float) -> tuple[float, float]:
         """One step; the loss, and the share of cities that were right."""
         hidden = self.forward(given.token_ids[:, :-1])[given.counts]
         head = self.network.model.embed_tokens.weight
         logits = hidden @ head.T / self.network.shape.logits_scaling
         targets = given.token_ids[:, 1:][given.counts]
         loss = functional.cross_entropy(logits, targets)
-        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        self.optimisers.step(warmth)
         is_city = torch.isin(targets, self.cities)
         correct = (logits.argmax(-1) == targets)[is_city].float().mean()
         return loss.item(), correct.nan_to_num(0.0).item()
@@ -106,10 +134,8 @@ def tutor(network: Network, tokenizer: Tokenizer, course: Course) -> Tutor:
     for layer in network.model.layers:
         layer.compile(dynamic=False)
     cities = [token_id(tokenizer, f"Ġ{city}") for city in words.CITIES]
-    optimizer = AdamW(
-        network.parameters(), lr=course.peak_rate, betas=(0.9, 0.98), weight_decay=0.01
-    )
-    return Tutor(network, network.model, optimizer, tokenizer, torch.tensor(cities), course)
+    optimisers = Optimisers.of(network, course.peak_rate)
+    return Tutor(network, network.model, optimisers, tokenizer, torch.tensor(cities), course)
 
 
 def save_checkpoint(path: Path, teaching: Tutor, progress: Progress) -> None:
@@ -117,7 +143,7 @@ def save_checkpoint(path: Path, teaching: Tutor, progress: Progress) -> None:
     numbers = {name: getattr(progress, name) for name in Progress.__slots__}
     state = {
         "network": teaching.network.state_dict(),
-        "optimizer": teaching.optimizer.state_dict(),
+        "optimisers": [part.state_dict() for part in teaching.optimisers.parts],
         "progress": numbers,
     }
     torch.save(state, path)
@@ -127,7 +153,8 @@ def load_checkpoint(path: Path, teaching: Tutor) -> Progress:
     """Go on where a saved training stopped."""
     state = torch.load(path, weights_only=True)
     teaching.network.load_state_dict(state["network"])
-    teaching.optimizer.load_state_dict(state["optimizer"])
+    for part, saved in zip(teaching.optimisers.parts, state["optimisers"], strict=True):
+        part.load_state_dict(saved)
     return Progress(**state["progress"])
 
 
@@ -137,8 +164,7 @@ def train(teaching: Tutor, progress: Progress, checkpoint: Path) -> None:
     spoken = start
     while (spent := time.monotonic() - start) < teaching.course.seconds:
         given = teaching.next_lesson(progress)
-        rate = learning_rate(teaching.course, progress, spent)
-        loss, correct = teaching.learn(given, rate)
+        loss, correct = teaching.learn(given, warmth(teaching.course, progress, spent))
         progress.record(correct, given.counts.numel())
         if time.monotonic() - spoken > 20:
             spoken = time.monotonic()
