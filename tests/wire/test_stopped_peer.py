@@ -1,4 +1,4 @@
-"""A peer that is stopped, not dead, is noticed: its connection stays open and it answers nothing."""
+"""A peer that is stopped, not dead, is noticed: its connection is open, but nothing answers."""
 
 from __future__ import annotations
 

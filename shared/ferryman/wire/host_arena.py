@@ -97,8 +97,11 @@ class MappedArena:
             if not try_lock(fd, lock_offset):
                 raise Unavailable(f"byte {lock_offset} of {path} is locked by another")
             self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise Unavailable(f"the arena {path} cannot be mapped: {error.strerror}") from error
         finally:
             os.close(fd)  # the map keeps a duplicate, and with it the lock
+        self.path = path
         self.memory = memoryview(self._map)
 
     def close(self) -> None:

@@ -1,0 +1,119 @@
+"""What only NATS can do: be away, come back, acknowledge, and show who is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import nats
+import pytest
+from tests.servers import running_nats
+
+from ferryman.errors import ConfigError, Unavailable
+from ferryman.runtime.embedded import free_port, nats_command, start
+from ferryman.wire.bus import Discoverable
+from ferryman.wire.lifecycle_log import STREAM, LogLimits
+from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.subjects import Subjects
+
+LOCAL = Subjects("local")
+LIFE = LOCAL.life("router", "router-00000001", "req-1", "received")
+
+
+async def settled(bus: NatsBus, number: int) -> None:
+    """Wait until it is known of so many events whether the log has them."""
+    while bus.statistics().num_recorded + bus.statistics().num_unrecorded < number:
+        await bus.flush()
+        await asyncio.sleep(0)
+
+
+async def test_a_bus_begins_without_a_broker_and_sends_what_was_kept(tmp_path: Path) -> None:
+    port = free_port()
+    async with nats_bus(NatsOptions(f"nats://127.0.0.1:{port}")) as bus:
+        bus.publish(LIFE, b"early")
+        assert not bus.is_connected
+        with pytest.raises(Unavailable):
+            await bus.request("any.one", b"", timeout_seconds=1)
+        with pytest.raises(Unavailable):
+            await bus.history(LOCAL.all_life, max_events=1)
+        async with bus.subscribed(LOCAL.all_life) as messages:
+            server = start(nats_command(tmp_path, port), tmp_path)
+            try:
+                assert (await anext(messages)).payload == b"early"
+            finally:
+                server.stop()
+
+
+async def test_a_broker_that_comes_back_gets_what_was_said_meanwhile(tmp_path: Path) -> None:
+    port = free_port()
+    server = start(nats_command(tmp_path, port), tmp_path)
+    async with nats_bus(NatsOptions(server.url)) as bus:
+        await bus.connected()
+        async with bus.subscribed(LOCAL.all_life) as messages:
+            bus.publish(LIFE, b"before")
+            assert (await anext(messages)).payload == b"before"
+            server.stop()
+            for number in range(50):
+                bus.publish(LIFE, b"%d" % number)
+            server = start(nats_command(tmp_path, port), tmp_path)
+            try:
+                assert [int((await anext(messages)).payload) for _ in range(50)] == list(range(50))
+                await settled(bus, 51)
+            finally:
+                server.stop()
+
+
+async def test_a_stopped_broker_is_noticed_and_nothing_waits_for_it() -> None:
+    with running_nats() as server:
+        async with nats_bus(NatsOptions(server.url)) as bus:
+            await bus.connected()
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(Exception, match=r"no answer|away"):
+                    await bus.request("any.one", b"", timeout_seconds=0.2)
+                bus.publish(LIFE, b"kept")
+                async with asyncio.timeout(60):
+                    await bus.disconnected()
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            await settled(bus, 1)
+
+
+async def test_the_log_is_made_with_its_limits_and_brought_to_new_ones(nats_url: str) -> None:
+    for max_bytes in (1 << 20, 2 << 20):
+        limits = LogLimits(max_age_seconds=60, max_bytes=max_bytes)
+        async with nats_bus(NatsOptions(nats_url, log=limits)) as bus:
+            bus.publish(LIFE, b"{}")
+            await settled(bus, 1)
+            client = await nats.connect(nats_url)
+            config = (await client.jetstream().stream_info(STREAM)).config
+            await client.close()
+        assert (config.max_bytes, config.max_age) == (max_bytes, 60)
+        assert config.subjects == ["ferryman.v1.*.life.>"]
+
+
+async def test_many_events_are_acknowledged_without_waiting_for_each(nats_url: str) -> None:
+    async with nats_bus(NatsOptions(nats_url)) as bus:
+        for _ in range(3000):
+            bus.publish(LIFE, b"{}")
+        await settled(bus, 3000)
+        statistics = bus.statistics()
+    assert (statistics.num_unrecorded, statistics.num_refused) == (0, 0)
+
+
+async def test_the_fleet_shows_in_service_discovery(nats_url: str) -> None:
+    process = Discoverable("ferryman-decode", "0.1.0", "decode worker", {"worker_id": "decode-7"})
+    async with nats_bus(NatsOptions(nats_url)) as bus:
+        await bus.connected()
+        async with bus.discoverable(process):
+            pong = await bus.request("$SRV.PING.ferryman-decode", b"", timeout_seconds=5)
+            assert json.loads(pong)["metadata"] == {"worker_id": "decode-7"}
+        with pytest.raises(Unavailable, match="nobody answers"):
+            await bus.request("$SRV.PING.ferryman-decode", b"", timeout_seconds=5)
+
+
+def test_a_url_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="no NATS URL"):
+        NatsBus(NatsOptions("localhost:4222"))
