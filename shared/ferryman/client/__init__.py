@@ -1,0 +1,1 @@
+"""The SDK: one asynchronous, typed client of a Ferryman cluster."""
