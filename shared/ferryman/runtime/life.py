@@ -67,14 +67,15 @@ async def alongside(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
             task.cancel()
 
 
-def announce_ready(role: str, worker_id: str, address: str, epoch: int) -> None:
-    """One line of JSON on stdout for whoever started this process."""
+def announce_ready(role: str, worker_id: str, address: str, epoch: int, **more: object) -> None:
+    """One line of JSON on stdout for whoever started this process; `more` is the role's own."""
     line = {
         "event": "ready",
         "role": role,
         "worker_id": worker_id,
         "address": address,
         "epoch": epoch,
+        **more,
     }
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
