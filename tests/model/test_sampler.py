@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman.model.inverse_cdf import NUM_LIKELIEST, Filters
 from ferryman.model.sampler import (
-    Filters,
     Past,
     Penalties,
     greedy,
@@ -50,7 +50,7 @@ class Case:
 def some_case(rng: random.Random) -> Case:
     return Case(
         temperature=rng.choice([0.0, 0.3, 1.0, 2.5]),
-        top_k=rng.choice([0, 1, 5, 100]),
+        top_k=rng.choice([0, 1, 5, 100, 300]),
         top_p=rng.choice([1.0, 0.95, 0.5, 1e-9]),
         min_p=rng.choice([0.0, 0.0, 0.05, 1.0]),
         repetition=rng.choice([1.0, 1.3, 0.7]),
@@ -144,6 +144,20 @@ def test_every_draw_equals_the_plain_inverse_cdf(rng: random.Random) -> None:
             naive_token(row, case) for row, case in zip(logits.tolist(), cases, strict=True)
         ]
         assert tokens(logits, cases) == expected
+
+
+def test_the_likeliest_few_choose_what_the_whole_vocabulary_would(rng: random.Random) -> None:
+    """Flat and steep rows, ties across the edge of the few, draws that fall behind it."""
+    generator, vocab = torch.Generator().manual_seed(5), 4 * NUM_LIKELIEST
+    for scale in (0.0, 0.05, 1.0, 6.0):
+        cases = [some_case(rng) for _ in range(40)]
+        logits = torch.randn(40, vocab, generator=generator, dtype=torch.float64)
+        logits = (logits * 8).round() / 8 * scale
+        expected = [
+            naive_token(row, case) for row, case in zip(logits.tolist(), cases, strict=True)
+        ]
+        assert tokens(logits, cases) == expected
+        assert [tokens(logits[i : i + 1], cases[i : i + 1])[0] for i in range(40)] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

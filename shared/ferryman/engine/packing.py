@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.sampler import UNIFORM_BITS, Filters, Penalties, uniform_bits
+from ferryman.model.inverse_cdf import Filters
+from ferryman.model.sampler import UNIFORM_BITS, Penalties, uniform_bits
 from ferryman.schedule.batch import DecodeStep, Draw, Ints, PrefillStep, SlotOps, StepPlan
 
 Numbers = Mapping[str, Ints]

@@ -1,10 +1,8 @@
-"""Drawing tokens: inverse CDF over the filtered distribution, driven by (seed, position).
+"""From logits to tokens: penalties, the greedy choice, draws, log probabilities.
 
     penalised[t] = logits[t] / r  or  · r  when t was seen (the first where logits[t] > 0)
                    − frequency · count(t in the output) − presence · [t is in the output]
-    weights      = exp((penalised − max) / temperature), sorted descending, lowest id first in a tie
-    kept         = the shortest prefix that top_k, top_p (of what top_k left) and min_p each allow
-    token        = the first whose cumulative weight exceeds uniform(seed, position) · weight(kept)
+    token        = the likeliest, or drawn by uniform(seed, position) (`inverse_cdf.py`)
 
 A row's token depends on that row alone, never on who shares the batch: every operation is
 elementwise or runs along one row, and neutral parameters change no bit.
@@ -19,6 +17,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from ferryman.model.inverse_cdf import Filters, draw
+
 UNIFORM_BITS = 53
 _PACK_KEY = struct.Struct("<qQ").pack
 
@@ -32,21 +32,6 @@ def uniform_bits(seed: int, position: int) -> int:
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that draws the token at `position`; nothing else goes into it."""
     return uniform_bits(seed, position) / 2.0**UNIFORM_BITS
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """How the drawn rows are drawn, all [drawn]; `indices` says which of the logits they are.
-
-    Greedy rows are not among them. `top_k` 0 keeps all.
-    """
-
-    indices: Tensor
-    uniforms: Tensor
-    temperatures: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +86,8 @@ def _counts(token_ids: Tensor, counted: Tensor, logits: Tensor) -> Tensor:
 def sample(logits: Tensor, filters: Filters) -> Tensor:
     """One token for each row of logits [draws, vocab]; rows not in `filters` are greedy."""
     tokens = greedy(logits)
-    tokens[filters.indices] = _draw(logits[filters.indices], filters)
+    tokens[filters.indices] = draw(_precise(logits[filters.indices]), filters)
     return tokens
-
-
-def _draw(logits: Tensor, filters: Filters) -> Tensor:
-    # Sorted before the division, which could make ties of what was none.
-    ranked, token_ids = _precise(logits).sort(dim=-1, descending=True, stable=True)
-    scaled = (ranked - ranked[:, :1]).double() / filters.temperatures[:, None]
-    weights = scaled.exp()
-    cumulative = weights.cumsum(dim=-1)
-    last = _num_kept(weights, cumulative, filters)[:, None] - 1
-    target = filters.uniforms[:, None] * cumulative.gather(1, last)
-    index = (cumulative <= target).sum(dim=-1, keepdim=True)
-    # Rounding may put the target on the very end of what is kept.
-    return token_ids.gather(1, torch.minimum(index, last))[:, 0]
-
-
-def _num_kept(weights: Tensor, cumulative: Tensor, filters: Filters) -> Tensor:
-    vocab = weights.shape[-1]
-    by_k = torch.where(filters.top_k > 0, filters.top_k.clamp_max(vocab), vocab)
-    mass = cumulative.gather(1, by_k[:, None] - 1)
-    by_p = (cumulative < filters.top_p[:, None] * mass).sum(dim=-1) + 1
-    by_min = (weights >= filters.min_p[:, None]).sum(dim=-1)
-    return torch.minimum(torch.minimum(by_k, by_p), by_min)
 
 
 @dataclass(frozen=True, slots=True)
