@@ -20,6 +20,7 @@ class ServedModel:
     model_id: str
     tokenizer: Tokenizer
     family: str
+    dtype: str
     vocab: int
     max_len: int
     created_unix_seconds: int
@@ -31,6 +32,7 @@ class ServedModel:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
             family = str(config.get("architectures", ["unknown"])[0])
+            dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
             vocab, max_len = int(config["vocab_size"]), int(config["max_position_embeddings"])
         except FileNotFoundError as error:
             raise ConfigError(f"{path} is missing") from error
@@ -38,7 +40,7 @@ class ServedModel:
             raise ConfigError(f"{path} cannot be used: {error!r}") from error
         tokenizer = Tokenizer.load(folder)
         name = model_id or folder.resolve().name
-        return cls(name, tokenizer, family, vocab, max_len, created_unix_seconds)
+        return cls(name, tokenizer, family, dtype, vocab, max_len, created_unix_seconds)
 
     def check_name(self, model: str) -> None:
         """An empty name means the one there is."""

@@ -1,0 +1,144 @@
+"""A router with fake workers behind it, all in one loop, over the real broker and real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+from tests.router.fake_workers import FakeDecode, FakePrefill, FakeWorker, living
+from tests.text.folders import write_folder
+
+from ferryman.ids import make_epoch
+from ferryman.runtime.settings import BusSettings, ListenSettings
+from ferryman.wire.bus import Bus
+from ferryman.wire.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.rpc import channel
+from ferryman.wire.subjects import Subjects
+from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
+from ferryman_router.fleet import Fleet
+from ferryman_router.service import Router, running
+from ferryman_router.settings import LimitSettings, RouterSettings
+
+SENTENCE = "the ferry carries state across the river and back again. "
+MAX_LEN = 600
+QUICK = LimitSettings(
+    no_worker_seconds=0.3, beat_timeout_seconds=1.5, stream_patience_seconds=0.3, linger_seconds=0.2
+)
+
+
+@dataclass
+class Cluster:
+    """What a test holds in its hands."""
+
+    router: Router
+    bus: Bus
+    subjects: Subjects
+    prefills: list[FakePrefill]
+    decodes: list[FakeDecode]
+    http: httpx.AsyncClient
+    stub: Any
+    script: tuple[int, ...]
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.router.room.fleet
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def complete(self, prompt: Any = "the ferry", **more: Any) -> httpx.Response:
+        return await self.post("/v1/completions", prompt=prompt, **more)
+
+    def expected(self, num_tokens: int) -> str:
+        """The text of the first tokens of the script."""
+        ids = [self.script[i % len(self.script)] for i in range(num_tokens)]
+        return self.router.room.desk.around.model.tokenizer.decode(ids)
+
+    async def until_joined(self, *workers: FakeWorker) -> None:
+        """Waits until the router believes in these workers."""
+        async with asyncio.timeout(10):
+            known: set[str] = set()
+            while not {worker.worker_id for worker in workers} <= known:
+                await asyncio.sleep(0.005)
+                known = {one.beat.worker_id for one in self.fleet}
+
+    async def life_of(self, request_id: str) -> list[str]:
+        """The router's events of a request, in order, once its end was recorded."""
+        ends = {"finished", "failed", "cancelled", "rejected"}
+        async with asyncio.timeout(10):
+            names: list[str] = []
+            while not ends & set(names):
+                pattern = self.subjects.all_life_of(request_id)
+                found = await self.bus.history(pattern, max_events=100)
+                names = [json.loads(one.payload)["event"] for one in found]
+        return names
+
+
+def model_folder(folder: Path) -> Path:
+    """A folder with a tokenizer and a config; the router needs no weights."""
+    write_folder(folder)
+    config = {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "vocab_size": 400,
+        "max_position_embeddings": MAX_LEN,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@asynccontextmanager
+async def cluster(
+    nats_url: str,
+    folder: Path,
+    *,
+    num_prefills: int = 1,
+    num_decodes: int = 1,
+    limits: LimitSettings = QUICK,
+    api_keys: str = "",
+) -> AsyncIterator[Cluster]:
+    """Everything up, every worker known to the router; each cluster has subjects of its own."""
+    subjects = Subjects(f"test{make_epoch() % 10**9}")
+    settings = RouterSettings(
+        model=folder,
+        served_name="tiny",
+        http=ListenSettings(),
+        grpc=ListenSettings(),
+        bus=BusSettings(url=nats_url, cluster=subjects.cluster),
+        limits=limits,
+        api_keys=api_keys,  # type: ignore[arg-type]
+    )
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(nats_bus(NatsOptions(nats_url)))
+        router = await stack.enter_async_context(running(settings))
+        tokenizer = router.room.desk.around.model.tokenizer
+        script = tuple(tokenizer.encode(SENTENCE).tolist())
+        prefills = [FakePrefill(script) for _ in range(num_prefills)]
+        decodes = [FakeDecode(script) for _ in range(num_decodes)]
+        for worker in (*prefills, *decodes):
+            await stack.enter_async_context(living(worker, bus, subjects))
+        base = f"http://127.0.0.1:{router.http_port}"
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20))
+        to_router = await stack.enter_async_context(channel(f"127.0.0.1:{router.grpc_port}"))
+        made = Cluster(
+            router, bus, subjects, prefills, decodes, http, InferenceServiceStub(to_router), script
+        )
+        await made.until_joined(*prefills, *decodes)
+        yield made
+
+
+def frames(text: str) -> list[Any]:
+    """The frames of an event stream; the end mark stays a string."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def collect(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[Any]:
+    return [message async for message in call]

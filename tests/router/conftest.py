@@ -1,0 +1,33 @@
+"""One broker and one model folder for all tests of the router; a cluster for each test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.router.cluster import Cluster, cluster, model_folder
+from tests.servers import nats_server
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    with nats_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def one_pair(nats_url: str, folder: Path) -> AsyncIterator[Cluster]:
+    async with cluster(nats_url, folder) as made:
+        yield made
+
+
+@pytest.fixture
+async def two_pairs(nats_url: str, folder: Path) -> AsyncIterator[Cluster]:
+    async with cluster(nats_url, folder, num_prefills=2, num_decodes=2) as made:
+        yield made

@@ -1,0 +1,166 @@
+"""OpenAI's endpoints over fake workers: whole and streamed, text, logprobs, usage, stop."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.router.cluster import SENTENCE, Cluster, frames
+
+LONG = SENTENCE * 2
+
+
+async def test_a_completion_has_text_reason_and_usage(one_pair: Cluster) -> None:
+    response = await one_pair.complete(LONG, max_tokens=6)
+    assert response.status_code == 200
+    body = response.json()
+    choice, usage = body["choices"][0], body["usage"]
+    assert choice["text"] == one_pair.expected(6)
+    assert (choice["finish_reason"], choice["index"], choice["logprobs"]) == ("length", 0, None)
+    assert usage["completion_tokens"] == 6
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 6
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
+    ours = usage["ferryman"]
+    assert ours["request_id"] == response.headers["x-request-id"]
+    assert ours["cached_tokens"] == {"device": 16, "host": 0, "storage": 0}
+    assert ours["uncached_reasons"] == {"never_seen": usage["prompt_tokens"] - 16}
+
+
+async def test_a_chat_is_streamed_in_frames_that_join_to_the_whole(one_pair: Cluster) -> None:
+    messages = [{"role": "user", "content": "the ferry"}]
+    whole = await one_pair.post("/v1/chat/completions", messages=messages, max_tokens=9)
+    stream = await one_pair.post(
+        "/v1/chat/completions",
+        messages=messages,
+        max_tokens=9,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    *said, usage, done = frames(stream.text)
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 9
+    deltas = [frame["choices"][0]["delta"] for frame in said]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    text = "".join(delta.get("content", "") for delta in deltas)
+    assert text == one_pair.expected(9) == whole.json()["choices"][0]["message"]["content"]
+    assert [frame["choices"][0]["finish_reason"] for frame in said][-2:] == [None, "length"]
+    assert {frame["object"] for frame in said} == {"chat.completion.chunk"}
+
+
+async def test_without_include_usage_no_frame_has_any(one_pair: Cluster) -> None:
+    stream = await one_pair.complete(max_tokens=3, stream=True)
+    assert all("usage" not in frame for frame in frames(stream.text) if frame != "[DONE]")
+
+
+async def test_a_stop_string_ends_the_answer_and_the_work(one_pair: Cluster) -> None:
+    response = await one_pair.complete(max_tokens=400, stop=["state ac", "never"])
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["text"] == SENTENCE[: SENTENCE.index("state ac")]
+    request_id = response.headers["x-request-id"]
+    assert await one_pair.decodes[0].until_aborted(request_id) == "stop"
+
+
+async def test_a_stop_token_ends_the_answer(one_pair: Cluster) -> None:
+    stop = one_pair.script[4]
+    response = await one_pair.complete(max_tokens=50, stop_token_ids=[stop])
+    body = response.json()
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] == one_pair.script.index(stop) + 1
+
+
+async def test_token_ids_and_lists_of_prompts_give_a_choice_each(one_pair: Cluster) -> None:
+    one = await one_pair.complete([5, 6, 7], max_tokens=2)
+    assert one.json()["usage"]["prompt_tokens"] == 3
+    many = await one_pair.complete(["the", [5, 6]], max_tokens=2)
+    body = many.json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert body["usage"]["completion_tokens"] == 4
+    stream = await one_pair.complete(["the", [5, 6]], max_tokens=2, stream=True)
+    *said, done = frames(stream.text)
+    assert done == "[DONE]"
+    texts = {0: "", 1: ""}
+    for frame in said:
+        texts[frame["choices"][0]["index"]] += frame["choices"][0]["text"]
+    assert texts == {0: one_pair.expected(2), 1: one_pair.expected(2)}
+
+
+async def test_logprobs_of_a_completion_are_four_lists(one_pair: Cluster) -> None:
+    whole = await one_pair.complete(max_tokens=3, logprobs=2)
+    logprobs = whole.json()["choices"][0]["logprobs"]
+    assert {len(value) for value in logprobs.values()} == {3}
+    assert logprobs["token_logprobs"] == [-0.25] * 3
+    assert [len(top) for top in logprobs["top_logprobs"]] == [2, 2, 2]
+    stream = await one_pair.complete(max_tokens=3, logprobs=2, stream=True)
+    parts = [f["choices"][0]["logprobs"] for f in frames(stream.text)[:-1]]
+    offsets = [offset for part in parts if part for offset in part["text_offset"]]
+    assert offsets == logprobs["text_offset"]
+
+
+async def test_logprobs_of_a_chat_name_tokens_with_their_bytes(one_pair: Cluster) -> None:
+    response = await one_pair.post(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=2,
+        logprobs=True,
+        top_logprobs=1,
+    )
+    first = response.json()["choices"][0]["logprobs"]["content"][0]
+    assert bytes(first["bytes"]).decode() == first["token"]
+    assert (first["logprob"], len(first["top_logprobs"])) == (-0.25, 1)
+
+
+async def test_without_a_limit_a_chat_uses_the_room_there_is(one_pair: Cluster) -> None:
+    response = await one_pair.post(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "x"}]
+    )
+    usage = response.json()["usage"]
+    assert usage["total_tokens"] == 512
+
+
+async def test_models_health_ready_and_metrics_answer(one_pair: Cluster) -> None:
+    await one_pair.complete(LONG, max_tokens=4)
+    models = (await one_pair.http.get("/v1/models")).json()
+    assert [model["id"] for model in models["data"]] == ["tiny"]
+    assert (await one_pair.http.get("/v1/models/tiny")).status_code == 200
+    assert (await one_pair.http.get("/v1/models/other")).status_code == 404
+    assert (await one_pair.http.get("/health")).status_code == 200
+    ready = await one_pair.http.get("/ready")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+    metrics = (await one_pair.http.get("/metrics")).text
+    for line in (
+        'ferryman_router_requests_total{outcome="length"} 1.0',
+        'ferryman_router_cached_tokens_total{tier="device"} 16.0',
+        'ferryman_router_uncached_tokens_total{reason="never_seen"}',
+        "ferryman_router_first_token_seconds_count 1.0",
+        "ferryman_router_token_gap_seconds_count 3.0",
+        'ferryman_router_responses_total{status="200"}',
+        "ferryman_router_queue_requests 0.0",
+    ):
+        assert line in metrics
+
+
+async def test_the_lifecycle_of_a_request_is_told(one_pair: Cluster) -> None:
+    traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    headers = {"x-request-id": "told-1", "traceparent": traceparent}
+    response = await one_pair.http.post(
+        "/v1/completions", json={"prompt": "the", "max_tokens": 2}, headers=headers
+    )
+    assert response.headers["x-request-id"] == "told-1"
+    assert await one_pair.life_of("told-1") == ["received", "routed", "finished"]
+    found = await one_pair.bus.history(one_pair.subjects.all_life_of("told-1"), max_events=9)
+    assert {json.loads(one.payload)["traceparent"][:35] for one in found} == {traceparent[:35]}
+    order = one_pair.prefills[0].orders[0]
+    assert order.context.traceparent[:35] == traceparent[:35]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_keeps_its_page_keys_and_settings_on_the_way(
+    one_pair: Cluster, stream: bool
+) -> None:
+    await one_pair.complete(LONG, max_tokens=2, seed=7, temperature=0.5, stream=stream)
+    request = one_pair.prefills[0].orders[0].request
+    assert (request.sampling.seed, request.sampling.temperature) == (7, 0.5)
+    assert len(request.keys) == len(request.token_ids) // 16
