@@ -46,7 +46,7 @@ class ToyModel:
         rows, tokens, positions = (
             t.tolist() for t in (batch.rows, batch.token_ids, batch.positions)
         )
-        heard = torch.empty(len(tokens), dtype=torch.float64)
+        heard = torch.empty(len(tokens), dtype=torch.float64, device=batch.token_ids.device)
         for index, (request, token, position) in enumerate(
             zip(rows, tokens, positions, strict=True)
         ):
@@ -72,7 +72,7 @@ class ToyModel:
                 )
             )
         ]
-        return _logits(torch.tensor(heard, dtype=torch.float64))
+        return _logits(torch.tensor(heard, dtype=torch.float64, device=batch.token_ids.device))
 
 
 def _consume(state: ModelState, table: Tensor, slot: int, position: int, token: int) -> float:
@@ -81,13 +81,14 @@ def _consume(state: ModelState, table: Tensor, slot: int, position: int, token: 
     keys[table[position // PAGE_SIZE], 0, position % PAGE_SIZE, 0] = token
     ssm = state.mamba[1].ssm_states[slot]
     ssm.mul_(0.5).add_(token)
-    places = torch.arange(position + 1)
+    places = torch.arange(position + 1, device=table.device)
     seen = keys[table[places // PAGE_SIZE], 0, places % PAGE_SIZE, 0].sum()
     return float(ssm.sum() + seen / 4)
 
 
 def _logits(heard: Tensor) -> Tensor:
-    return torch.cos(0.37 * torch.arange(1, VOCAB + 1) * heard[:, None])
+    multiples = torch.arange(1, VOCAB + 1, device=heard.device)
+    return torch.cos(0.37 * multiples * heard[:, None])
 
 
 def toy_logits(tokens: Sequence[int]) -> Tensor:
@@ -113,5 +114,5 @@ HOST = HostDevice()
 
 def toy_runner(device: Device = HOST) -> Runner:
     model = ToyModel()
-    slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
+    slabs = Slabs.allocate(model.manifest, SIZES, device.torch_device)
     return Runner(model, slabs, max_rows=4, max_len=64, device=device)

@@ -7,14 +7,28 @@ are an error that names both, because whichever ran last would silently win.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ferryman.cache.manifest import Kind
-from ferryman.schedule.batch import PrefillStep, SlotOps, Snapshot, StepPlan
+from ferryman.schedule.batch import Copy, Load, PrefillStep, SlotOps, Snapshot, StepPlan
 
 NO_OPS = SlotOps()
 
-Claim = tuple[Kind, int, str]
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The clearing of a slot, as a party to a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The forward of one request, as a party to a conflict."""
+
+    index: int
+
+
+Party = Load | Copy | Clear | Snapshot | Advance
+Claim = tuple[Kind, int, Party]
 
 
 class SlotConflict(Exception):
@@ -79,16 +93,9 @@ def num_ops(plan: StepPlan) -> int:
 def check_slots(plan: StepPlan) -> None:
     """Raises SlotConflict unless every slot has at most one initialiser and one writer."""
     initialised = list(_initialised(plan.ops))
-    frozen = [
-        (
-            Kind.RECURRENT,
-            snapshot.dst,
-            f"the snapshot of slot {snapshot.src} at {snapshot.position}",
-        )
-        for snapshot in snapshots_of(plan)
-    ]
-    advanced = [
-        (Kind.RECURRENT, slot, f"the forward of request {index}")
+    frozen: list[Claim] = [(Kind.RECURRENT, s.dst, s) for s in snapshots_of(plan)]
+    advanced: list[Claim] = [
+        (Kind.RECURRENT, slot, Advance(index))
         for index, slot in enumerate(working_slots_of(plan))
         if slot >= 0
     ]
@@ -99,27 +106,41 @@ def check_slots(plan: StepPlan) -> None:
 
 def _initialised(ops: SlotOps) -> Iterator[Claim]:
     for load in ops.loads:
-        unit = load.unit
-        yield unit.kind, load.dst, f"the load of page {unit.page_index} for {load.request_id}"
+        yield load.unit.kind, load.dst, load
     for copy in ops.copies:
-        yield Kind.RECURRENT, copy.dst, f"the copy from slot {copy.src}"
+        yield Kind.RECURRENT, copy.dst, copy
     for slot in ops.clears:
-        yield Kind.RECURRENT, slot, "the clear"
+        yield Kind.RECURRENT, slot, Clear()
 
 
 def _check_distinct(step_id: int, claims: Iterable[Claim]) -> None:
-    first: dict[tuple[Kind, int], str] = {}
-    for kind, slot, operation in claims:
+    first: dict[tuple[Kind, int], Party] = {}
+    for kind, slot, party in claims:
         if (kind, slot) in first:
-            raise SlotConflict(step_id, kind, slot, first[kind, slot], operation)
-        first[kind, slot] = operation
+            before = first[kind, slot]
+            raise SlotConflict(step_id, kind, slot, _described(before), _described(party))
+        first[kind, slot] = party
 
 
 def _check_copy_sources(plan: StepPlan) -> None:
     """Copies of a step run in no order, so none may read what another writes."""
-    destinations = {copy.dst: copy.src for copy in plan.ops.copies}
+    destinations = {copy.dst: copy for copy in plan.ops.copies}
     for copy in plan.ops.copies:
         if copy.src in destinations:
-            writer = f"the copy from slot {destinations[copy.src]}"
+            writer = _described(destinations[copy.src])
             reader = f"the copy to slot {copy.dst}, which reads it"
             raise SlotConflict(plan.step_id, Kind.RECURRENT, copy.src, writer, reader)
+
+
+def _described(party: Party) -> str:
+    match party:
+        case Load():
+            return f"the load of page {party.unit.page_index} for {party.request_id}"
+        case Copy():
+            return f"the copy from slot {party.src}"
+        case Clear():
+            return "the clear"
+        case Snapshot():
+            return f"the snapshot of slot {party.src} at {party.position}"
+        case Advance():
+            return f"the forward of request {party.index}"
