@@ -1,0 +1,41 @@
+"""The packed linear computes what the plain one computes, and is chosen where it exists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ferryman.model.linear import PackedLinear, PlainLinear, make_linear
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("out_dim", "in_dim"), [(7, 5), (96, 64), (131, 48)])
+@pytest.mark.parametrize("tokens", [1, 3, 32, 200])
+def test_any_linear_is_the_product_and_the_bias(
+    dtype: torch.dtype, has_bias: bool, out_dim: int, in_dim: int, tokens: int
+) -> None:
+    drawn = torch.Generator().manual_seed(tokens)
+    weight = torch.randn(out_dim, in_dim, generator=drawn).to(dtype)
+    bias = torch.randn(out_dim, generator=drawn).to(dtype) if has_bias else None
+    x = torch.randn(tokens, in_dim, generator=drawn).to(dtype)
+    exact = x.double() @ weight.double().T + (bias.double() if bias is not None else 0.0)
+    with torch.inference_mode():
+        found = make_linear(weight, bias)(x)
+    assert found.dtype is dtype
+    assert (found.double() - exact).abs().max() < TOLERANCES[dtype] * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_packed_linear_reads_its_input_through_strides(dtype: torch.dtype) -> None:
+    wide = torch.randn(6, 2 * 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed = make_linear(torch.eye(32, dtype=dtype))
+    for half in wide.chunk(2, dim=-1):
+        assert torch.equal(packed(half), half)
+
+
+def test_float64_has_no_packed_form() -> None:
+    assert isinstance(make_linear(torch.eye(4, dtype=torch.float64)), PlainLinear)
+    assert isinstance(make_linear(torch.eye(4)), PackedLinear)
