@@ -14,6 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman_kernels._causal_conv_compiled import (
+    causal_conv_decode_compiled,
+    causal_conv_prefill_compiled,
+)
+from ferryman_kernels._compiled import serves
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, tl, wide_type
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
@@ -276,7 +281,9 @@ def causal_conv_prefill(
     assert slots.shape == (len(spans),), (slots.shape, spans)
     assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
     assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
-    run = causal_conv_prefill_triton if x.is_cuda else causal_conv_prefill_reference
+    if x.is_cuda:
+        return causal_conv_prefill_triton(x, conv_states, weight, bias, spans, slots, snapshots)
+    run = causal_conv_prefill_compiled if serves(x) else causal_conv_prefill_reference
     return run(x, conv_states, weight, bias, spans, slots, snapshots)
 
 
@@ -293,5 +300,7 @@ def causal_conv_decode(
     assert bias is None or bias.shape == (conv_dim,)
     assert conv_states.dtype == x.dtype, (conv_states.dtype, x.dtype)
     assert slots.shape == (requests,), (slots.shape, requests)
-    run = causal_conv_decode_triton if x.is_cuda else causal_conv_decode_reference
+    if x.is_cuda:
+        return causal_conv_decode_triton(x, conv_states, weight, bias, slots)
+    run = causal_conv_decode_compiled if serves(x) else causal_conv_decode_reference
     return run(x, conv_states, weight, bias, slots)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman_kernels._compiled import serves
+from ferryman_kernels._paged_attention_compiled import paged_attention_decode_compiled
 from ferryman_kernels._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
@@ -145,6 +147,10 @@ def paged_attention_decode(
     assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
     if q.is_cuda and q.dtype != torch.float64:
         return paged_attention_decode_triton(
+            q, key_pages, value_pages, page_table, positions, scale, window_len
+        )
+    if serves(q):
+        return paged_attention_decode_compiled(
             q, key_pages, value_pages, page_table, positions, scale, window_len
         )
     spans = [(position, position + 1) for position in positions.tolist()]

@@ -8,9 +8,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from ferryman_kernels._compiled import Loop, as_array, as_flat, prange, serves
 from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, next_power_of_two, tl
 
 BLOCK_DIM = 16
@@ -38,6 +42,65 @@ def selective_state_update_reference(
     state = decay[..., None, None] * old + fed
     ssm_states[slots[named]] = state[named]
     y = (state @ C[..., None]).squeeze(-1) + D.to(wide)[:, None] * x.to(wide)
+    return y.to(x.dtype)
+
+
+def _advance_heads(
+    states: Any,
+    stride_slot: int,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any,
+    slots: Any,
+    y: Any,
+) -> None:
+    """Each state is read and written once, where it lies."""
+    requests, heads, head_dim = x.shape
+    heads_per_group, state_dim = heads // B.shape[1], B.shape[2]
+    for job in prange(requests * heads):
+        request, head = job // heads, job % heads
+        b, c = B[request, head // heads_per_group], C[request, head // heads_per_group]
+        slot, decay = slots[request], np.exp(dt[request, head] * A[head])
+        first = slot * stride_slot + head * head_dim * state_dim
+        for row in range(head_dim):
+            value = x[request, head, row]
+            fed, total = dt[request, head] * value, D[head] * value
+            if slot < 0:
+                for n in range(state_dim):
+                    total += fed * b[n] * c[n]
+            else:
+                state = states[first + row * state_dim : first + (row + 1) * state_dim]
+                for n in range(state_dim):
+                    new = decay * state[n] + fed * b[n]
+                    state[n] = new
+                    total += new * c[n]
+            y[request, head, row] = total
+
+
+_advance_loop = Loop(_advance_heads)
+
+
+def selective_state_update_compiled(
+    ssm_states: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    assert ssm_states[0].is_contiguous(), ssm_states.stride()
+    wide = ssm_states.dtype
+    y = torch.empty(x.shape, dtype=wide)
+    given = [tensor.to(wide).contiguous().numpy() for tensor in (x, dt, A, B, C, D)]
+    _advance_loop(
+        ssm_states[0].numel() * len(x), as_flat(ssm_states), ssm_states.stride(0), *given,
+        slots.numpy(), as_array(y),
+    )  # fmt: skip
     return y.to(x.dtype)
 
 
@@ -141,5 +204,9 @@ def selective_state_update(
     assert A.shape == D.shape == (ssm_heads,), (A.shape, D.shape)
     assert B.shape == C.shape, (B.shape, C.shape)
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
-    run = selective_state_update_triton if x.is_cuda else selective_state_update_reference
-    return run(ssm_states, x, dt, A, B, C, D, slots)
+    if x.is_cuda:
+        return selective_state_update_triton(ssm_states, x, dt, A, B, C, D, slots)
+    is_wide = ssm_states.dtype in (torch.float32, torch.float64)
+    if is_wide and serves(ssm_states, x, dt, B):
+        return selective_state_update_compiled(ssm_states, x, dt, A, B, C, D, slots)
+    return selective_state_update_reference(ssm_states, x, dt, A, B, C, D, slots)

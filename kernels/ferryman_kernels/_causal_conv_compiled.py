@@ -1,0 +1,136 @@
+"""The causal convolution's loops for the CPU; formulas and names are those of `causal_conv`.
+
+Tokens are rows, channels run along vectors: the weights come transposed, [width, conv_dim].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman_kernels._compiled import Loop, as_array, as_flat, exp, narrow, prange, wide
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.ragged import SlotAt, Span, first_tokens
+
+BLOCK_TOKENS = 16
+"""Tokens that one turn of the shared loop computes."""
+
+
+def _convolve(
+    x: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slots: Any, tiles: Any, y: Any
+) -> None:
+    """`tiles` rows: request, its first token, the tile's first token and its end."""
+    width, conv_dim = weight.shape
+    for tile in prange(len(tiles)):
+        total = np.empty(conv_dim, weight.dtype)
+        first = tiles[tile, 1]
+        slot = slots[tiles[tile, 0]]
+        for token in range(tiles[tile, 2], tiles[tile, 3]):
+            total[:] = bias
+            for tap in range(width):
+                since = token - first - (width - 1) + tap
+                if since >= 0:
+                    row = x[first + since]
+                    for c in range(conv_dim):
+                        total[c] += wide(row[c]) * weight[tap, c]
+                else:
+                    at = slot * stride_slot + since + width - 1
+                    for c in range(conv_dim):
+                        total[c] += wide(states[at + c * (width - 1)]) * weight[tap, c]
+            out = y[token]
+            for c in range(conv_dim):
+                out[c] = narrow(total[c] / (1 + exp(-total[c])), out)
+
+
+def _store_states(
+    x: Any, states: Any, stride_slot: int, width: int, slots: Any, stores: Any
+) -> None:
+    """`stores` rows: request, its first token, tokens since, slot. The ends come last."""
+    for store in range(len(stores)):
+        request, first, length, dst = stores[store]
+        src = slots[request]
+        for j in range(width - 1):
+            since = length - (width - 1) + j
+            for c in range(x.shape[1]):
+                old = src * stride_slot + c * (width - 1) + max(0, since + width - 1)
+                new = x[first + since, c] if since >= 0 else states[old]
+                states[dst * stride_slot + c * (width - 1) + j] = new
+
+
+def _step(
+    x: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slots: Any, y: Any
+) -> None:
+    """One token of each request: its window slides by one."""
+    width, conv_dim = weight.shape
+    for request in prange(len(slots)):
+        total = np.empty(conv_dim, weight.dtype)
+        total[:] = bias
+        row, out, slot = x[request], y[request], slots[request]
+        for c in range(conv_dim):
+            total[c] += wide(row[c]) * weight[width - 1, c]
+        if slot >= 0:
+            state = states[slot * stride_slot : slot * stride_slot + conv_dim * (width - 1)]
+            for c in range(conv_dim):
+                for j in range(width - 1):
+                    old = state[c * (width - 1) + j]
+                    total[c] += wide(old) * weight[j, c]
+                    if j > 0:
+                        state[c * (width - 1) + j - 1] = old
+                state[c * (width - 1) + width - 2] = row[c]
+        for c in range(conv_dim):
+            out[c] = narrow(total[c] / (1 + exp(-total[c])), out)
+
+
+_convolve_loop, _store_loop, _step_loop = Loop(_convolve), Loop(_store_states), Loop(_step)
+
+
+def causal_conv_prefill_compiled(
+    x: Tensor,
+    conv_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt],
+) -> Tensor:
+    taps, shift = _in_wide(x, weight, bias)
+    y = torch.empty(x.shape, dtype=x.dtype)
+    rows, states, slot_at = as_array(x), as_flat(conv_states), slots.numpy()
+    stride, firsts = conv_states.stride(0), first_tokens(spans)
+    tiles = [
+        (i, firsts[i], low, min(low + BLOCK_TOKENS, firsts[i + 1]))
+        for i in range(len(spans))
+        for low in range(firsts[i], firsts[i + 1], BLOCK_TOKENS)
+    ]
+    _convolve_loop(
+        x.numel() * weight.shape[1],
+        rows, states, stride, taps, shift, slot_at, np.array(tiles), as_array(y),
+    )  # fmt: skip
+    ends = [(i, end, slot) for i, ((_, end), slot) in enumerate(zip(spans, slot_at, strict=True))]
+    stores = [(i, firsts[i], p - spans[i][0], slot) for i, p, slot in (*snapshots, *ends)]
+    _store_loop(0, rows, states, stride, weight.shape[1], slot_at, np.array(stores))
+    return y
+
+
+def causal_conv_decode_compiled(
+    x: Tensor, conv_states: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor
+) -> Tensor:
+    taps, shift = _in_wide(x, weight, bias)
+    y = torch.empty(x.shape, dtype=x.dtype)
+    _step_loop(
+        x.numel() * weight.shape[1],
+        as_array(x), as_flat(conv_states), conv_states.stride(0), taps, shift, slots.numpy(),
+        as_array(y),
+    )  # fmt: skip
+    return y
+
+
+def _in_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any]:
+    """Weights [width, conv_dim] and bias [conv_dim] in the dtype of the sums."""
+    dtype = wide_dtype(x.dtype)
+    shift = torch.zeros(len(weight), dtype=dtype) if bias is None else bias.to(dtype)
+    return weight.to(dtype).T.contiguous().numpy(), shift.contiguous().numpy()

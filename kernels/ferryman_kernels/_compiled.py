@@ -1,0 +1,154 @@
+"""Loops compiled for the CPU by numba; where it is missing the torch reference runs instead.
+
+Loops release the GIL and are cached on disk. Of the relaxed rules of arithmetic only reordered
+sums and fused products are allowed: NaN and infinity keep their meaning. bfloat16 comes in as
+uint16, the upper half of a float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+try:
+    import numba
+    from numba import prange
+    from numba.extending import overload
+except ModuleNotFoundError:
+    numba = None
+    prange = range
+
+__all__ = ["Loop", "as_array", "as_flat", "exp", "narrow", "prange", "serves", "wide"]
+
+RELAXED = {"reassoc", "contract", "nsz"}
+WORTH_SHARING = 32768
+"""Elements that make it worth waking the other threads."""
+
+_LAUNCHING = Lock()  # numba's work queue must never be entered by two threads at once
+
+if numba is not None:
+    numba.config.THREADING_LAYER = "workqueue"
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether a compiled loop can take these: on the CPU, of a dtype that it knows."""
+    known = (torch.float32, torch.float64, torch.bfloat16)
+    return numba is not None and all(t.device.type == "cpu" and t.dtype in known for t in tensors)
+
+
+class Loop:
+    """A function of numpy arrays with `prange` in it, shared by as many threads as torch uses."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    @cached_property
+    def alone(self) -> Any:
+        return self._compile(parallel=False)
+
+    @cached_property
+    def shared(self) -> Any:
+        return self._compile(parallel=True)
+
+    def _compile(self, *, parallel: bool) -> Any:
+        options = {"nogil": True, "fastmath": RELAXED, "parallel": parallel}
+        try:
+            return numba.njit(cache=True, **options)(self.function)
+        except RuntimeError:  # there is no folder to cache in
+            return numba.njit(**options)(self.function)
+
+    def __call__(self, elements: int, *args: Any) -> None:
+        """Runs over arrays of about `elements` numbers in all."""
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads == 1 or elements < WORTH_SHARING:
+            self.alone(*args)
+            return
+        with _LAUNCHING:
+            numba.set_num_threads(threads)
+            self.shared(*args)
+
+
+def as_array(tensor: Tensor) -> Any:
+    """The tensor's memory as a numpy array; bfloat16 as uint16."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def as_flat(states: Tensor) -> Any:
+    """The memory from the first to the last element of a strided view, as one row."""
+    last = sum((n - 1) * step for n, step in zip(states.shape, states.stride(), strict=True))
+    return as_array(states.as_strided((last + 1,), (1,)))
+
+
+def wide(value: Any) -> Any:
+    """A number as it is computed with: what stands in uint16 is a bfloat16."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def narrow(value: Any, like: Any) -> Any:
+    """A computed number as an element of the array `like`, rounded to nearest even."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def exp(value: Any) -> Any:
+    """exp for float32 within 2e-7, in a form that loops over vectors; exact for float64.
+
+    Below -87, where float32 has no normal numbers left, it is 0.
+    """
+    raise NotImplementedError("only in compiled loops")
+
+
+def _is_bfloat16(array_or_number: Any) -> bool:
+    return bool(getattr(array_or_number, "dtype", array_or_number) == numba.types.uint16)
+
+
+def _wide(value: Any) -> Callable[..., Any]:
+    if _is_bfloat16(value):
+        return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+    return lambda value: value
+
+
+def _narrow(value: Any, like: Any) -> Callable[..., Any]:
+    if not _is_bfloat16(like):
+        return lambda value, like: value
+
+    def rounded(value: Any, like: Any) -> Any:
+        bits = np.float32(value).view(np.uint32)
+        even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
+        upper = np.uint16(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
+        return upper if value == value else np.uint16(0x7FC0)
+
+    return rounded
+
+
+def _exp(value: Any) -> Callable[..., Any]:
+    if value == numba.types.float64:
+        return lambda value: math.exp(value)
+
+    def series(value: Any) -> Any:
+        """exp(k·log 2 + r) = 2ᵏ·exp(r), |r| ≤ log(2)/2, by its minimax polynomial (Cephes)."""
+        x = min(max(value, np.float32(-87.0)), np.float32(88.0))
+        k = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+        r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
+        p = np.float32(1.9875691500e-4)
+        p = p * r + np.float32(1.3981999507e-3)
+        p = p * r + np.float32(8.3334519073e-3)
+        p = p * r + np.float32(4.1665795894e-2)
+        p = p * r + np.float32(1.6666665459e-1)
+        p = p * r + np.float32(5.0000001201e-1)
+        p = p * r * r + r + np.float32(1.0)
+        power = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+        return p * power if value >= np.float32(-87.0) else np.float32(0.0)
+
+    return series
+
+
+if numba is not None:
+    for function, chosen in ((wide, _wide), (narrow, _narrow), (exp, _exp)):
+        overload(function, strict=False)(chosen)
