@@ -102,6 +102,12 @@ class HostAttachment:
             await self._changed.wait()
         return link
 
+    async def released(self) -> None:
+        """Wait until the host-cache has heard of every release; the caller says how long."""
+        while self._releases:
+            self._changed.clear()
+            await self._changed.wait()
+
     # What users of a link report.
 
     def hold(self, lease_id: str, link: Link) -> None:
@@ -121,7 +127,7 @@ class HostAttachment:
         self._held.pop(lease_id, None)
 
     def failed(self, error: FerrymanError, link: Link) -> None:
-        """A call over `link` failed. Without an answer there is no link until a renewal succeeds."""
+        """A call over `link` failed; without any answer it counts as no link until one comes."""
         if link not in self._links:
             return
         if isinstance(error, Unavailable | DeadlineExceeded):
@@ -201,7 +207,7 @@ class HostAttachment:
         self._changed.set()
 
     async def _send_releases(self) -> None:
-        while self._releases:
+        while self._releases and self._links:
             sent = self._releases[:256]
             request = pb.ReleaseRequest(
                 epoch=self._links[0].epoch,
@@ -215,6 +221,7 @@ class HostAttachment:
             with typed_errors():
                 await self.stub.Release(request, timeout=ATTACH_SECONDS)
             del self._releases[: len(sent)]
+        self._changed.set()
 
     async def close(self) -> None:
         """Say goodbye; what is not said, the lock says."""
