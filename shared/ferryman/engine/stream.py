@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol, TypeVar
 
@@ -56,14 +57,15 @@ class _Step:
         self.future: Future[StepOutcome] = Future()
         # A step that was submitted runs: cancelling who waits for it must not skip it.
         self.future.set_running_or_notify_cancel()
+        self.fail = self.future.set_exception
 
 
+@dataclass(frozen=True, slots=True)
 class _Call:
     """A closure on its way through the stream."""
 
-    def __init__(self, run: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        self.run = run
-        self.fail = fail
+    run: Callable[[], None]
+    fail: Callable[[BaseException], None]
 
 
 class _Close:
@@ -156,26 +158,27 @@ class ForwardStream:
             return None
 
     def _do(self, job: _Step | _Call) -> None:
-        fail = job.future.set_exception if isinstance(job, _Step) else job.fail
         if self._poison is not None:
-            fail(self._poisoned())
-            return
-        try:
-            if isinstance(job, _Step):
-                self._flying.append((job, self._engine.launch(job.plan)))
-            else:
-                job.run()
-        except Exception as error:  # the device thread's top: whatever it is goes to who waits
-            self._failed(job, error, fail)
+            job.fail(self._poisoned())
+        elif isinstance(job, _Step):
+            step = job
+            self._attempt(step, lambda: self._launch(step))
+        else:
+            self._attempt(job, job.run)
 
-    def _failed(
-        self, job: _Step | _Call, error: Exception, fail: Callable[[BaseException], None]
-    ) -> None:
-        if isinstance(job, _Step):
-            self._poison = error
-        fail(error)
+    def _attempt(self, job: _Step | _Call, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # the device thread's top: whatever it is goes to who waits
+            if isinstance(job, _Step):
+                self._poison = error
+            job.fail(error)
+
+    def _launch(self, step: _Step) -> None:
+        self._flying.append((step, self._engine.launch(step.plan)))
 
     def _settle(self) -> None:
+        """Delivers what has arrived, in order."""
         while self._flying and self._flying[0][1].is_ready():
             self._finish(*self._flying.popleft())
 
@@ -184,11 +187,10 @@ class ForwardStream:
             self._finish(*self._flying.popleft())
 
     def _finish(self, step: _Step, launched: Launched) -> None:
-        try:
-            outcome = launched.outcome()
-        except Exception as error:  # a card reports a failed kernel only here
-            self._failed(step, error, step.future.set_exception)
-            return
+        # A card reports a failed kernel only when its values are fetched.
+        self._attempt(step, lambda: self._deliver(step, launched.outcome()))
+
+    def _deliver(self, step: _Step, outcome: StepOutcome) -> None:
         self.steps_done += 1
         self.last_progress = monotonic()
         step.future.set_result(outcome)
