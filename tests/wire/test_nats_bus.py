@@ -46,6 +46,14 @@ async def test_a_bus_begins_without_a_broker_and_sends_what_was_kept(tmp_path: P
                 server.stop()
 
 
+async def test_a_bus_ends_though_no_broker_ever_came() -> None:
+    async with nats_bus(NatsOptions(f"nats://127.0.0.1:{free_port()}")) as bus:
+        bus.publish(LIFE, b"in vain")
+        async with bus.subscribed(LOCAL.all_life):
+            await bus.disconnected()
+    assert bus.statistics().num_waiting == 1
+
+
 async def test_a_broker_that_comes_back_gets_what_was_said_meanwhile(tmp_path: Path) -> None:
     port = free_port()
     server = start(nats_command(tmp_path, port), tmp_path)

@@ -85,9 +85,9 @@ async def nats_bus(options: NatsOptions) -> AsyncIterator[NatsBus]:
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await bus.flush()
-        sending.cancel()
-        with suppress(asyncio.CancelledError):
-            await sending
+        while not sending.done():  # a connection under way can swallow being cancelled
+            sending.cancel()
+            await asyncio.wait((sending,), timeout=CONNECT_SECONDS)
         await bus.close()
 
 
@@ -224,7 +224,10 @@ class NatsBus:
         await self._client.flush()
 
     async def close(self) -> None:
+        """Without servers a reconnection ends; just cancelled, it might go on for ever."""
         with suppress(OSError, nats.errors.Error):
+            if self._was_up:
+                self._client.set_server_pool([])
             await self._client.close()
 
     @property

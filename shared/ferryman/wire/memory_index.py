@@ -1,0 +1,77 @@
+"""The index in memory, for tests of one process: the same answers as Redis, without a socket."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.wire.index import (
+    IndexedUnit,
+    IndexStatistics,
+    NodeLife,
+    ResumeShape,
+    Tier,
+    usable_depth,
+)
+
+
+class MemoryIndex:
+    """A `PrefixIndex` in dictionaries. `is_away` is an index that does not answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_away = False
+        self._clock = clock
+        self._ends: dict[NodeLife, float] = {}
+        self._held: defaultdict[NodeLife, set[tuple[Kind, PageKey, Tier]]] = defaultdict(set)
+        self._num_hits, self._num_misses, self._num_misses_away = 0, 0, 0
+
+    async def announce(self, node: NodeLife, ttl_seconds: float) -> None:
+        for life in [life for life in self._ends if life.node_id == node.node_id]:
+            del self._ends[life]
+        self._ends[node] = self._clock() + ttl_seconds
+
+    async def withdraw(self, node: NodeLife) -> None:
+        self._ends.pop(node, None)
+
+    async def commit(
+        self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[IndexedUnit]
+    ) -> None:
+        self._held[node].update((unit.kind, unit.key, tier) for unit in units)
+
+    async def forget(
+        self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[tuple[Kind, PageKey]]
+    ) -> None:
+        self._held[node].difference_update((kind, key, tier) for kind, key in units)
+
+    async def usable_pages(self, chain: Sequence[PageKey], shape: ResumeShape) -> Mapping[str, int]:
+        if self.is_away:
+            self._num_misses_away += 1
+            return {}
+        depths = {
+            node.node_id: self._depth(node, chain, shape)
+            for node, end in self._ends.items()
+            if self._clock() < end
+        }
+        found = {node_id: depth for node_id, depth in depths.items() if depth}
+        self._num_hits += bool(found)
+        self._num_misses += not found
+        return found
+
+    def _depth(self, node: NodeLife, chain: Sequence[PageKey], shape: ResumeShape) -> int:
+        pages = {key: page for page, key in enumerate(chain)}
+        held: defaultdict[Kind, set[int]] = defaultdict(set)
+        for kind, key, _ in self._held[node]:
+            if key in pages:
+                held[kind].add(pages[key])
+        return usable_depth(len(chain), shape, held)
+
+    def statistics(self) -> IndexStatistics:
+        return IndexStatistics(
+            num_hits=self._num_hits,
+            num_misses=self._num_misses,
+            num_misses_away=self._num_misses_away,
+            is_away=self.is_away,
+        )

@@ -1,0 +1,238 @@
+"""The contract of the index, held by Redis and by memory alike."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.servers import running_redis
+
+from ferryman.cache.keys import PageKey, as_token_ids, page_keys
+from ferryman.cache.manifest import Kind
+from ferryman.errors import ConfigError
+from ferryman.wire import redis_index as redis_module
+from ferryman.wire.index import (
+    IndexedUnit,
+    NodeLife,
+    PrefixIndex,
+    ResumeShape,
+    Tier,
+    usable_depth,
+)
+from ferryman.wire.memory_index import MemoryIndex
+from ferryman.wire.redis_index import RedisIndex, redis_index
+
+A, B = NodeLife("node-a", 11), NodeLife("node-b", 22)
+HYBRID = ResumeShape(16, 0, frozenset({Kind.FULL, Kind.RECURRENT}))
+ALL_KINDS = ResumeShape(16, 40, frozenset(Kind))
+FULL_ONLY = ResumeShape(16, 0, frozenset({Kind.FULL}))
+TTL = 60.0
+
+
+def chain_of(length: int, seed: int = 0) -> tuple[PageKey, ...]:
+    return page_keys(b"root", as_token_ids(range(seed, seed + length)), 1)
+
+
+def units(chain: tuple[PageKey, ...], kind: Kind, *pages: int) -> list[IndexedUnit]:
+    return [IndexedUnit(kind, chain[page], 4096, bytes(16), page) for page in pages]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def index(request: pytest.FixtureRequest) -> AsyncIterator[PrefixIndex]:
+    if request.param == "memory":
+        yield MemoryIndex()
+        return
+    async with redis_index(request.getfixturevalue("redis_url")) as index:
+        await index._client.flushall()
+        yield index
+
+
+async def test_an_empty_index_knows_nothing(index: PrefixIndex) -> None:
+    assert await index.usable_pages(chain_of(4), HYBRID) == {}
+    assert await index.usable_pages((), HYBRID) == {}
+    assert index.statistics().num_hits == 0
+
+
+async def test_a_prefix_is_usable_only_as_far_as_all_kinds_reach(index: PrefixIndex) -> None:
+    chain = chain_of(10)
+    await index.announce(A, TTL)
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, *range(8)))
+    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 8}
+    assert await index.usable_pages(chain, HYBRID) == {}
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.RECURRENT, 2, 5, 9))
+    assert await index.usable_pages(chain, HYBRID) == {"node-a": 6}
+    assert await index.usable_pages(chain[:5], HYBRID) == {"node-a": 3}
+    assert index.statistics().num_hits == 3
+
+
+async def test_a_window_is_needed_at_the_end_only(index: PrefixIndex) -> None:
+    chain = chain_of(10)
+    await index.announce(A, TTL)
+    held = [
+        *units(chain, Kind.FULL, *range(10)),
+        *units(chain, Kind.WINDOW, 4, 5, 6, 8),
+        *units(chain, Kind.RECURRENT, 6, 8),
+    ]
+    await index.commit(A, chain[0], Tier.HOST, held)
+    assert await index.usable_pages(chain, ALL_KINDS) == {"node-a": 7}
+
+
+async def test_every_node_is_told_apart_and_tiers_add_up(index: PrefixIndex) -> None:
+    chain = chain_of(6)
+    for node, depth in ((A, 2), (B, 4)):
+        await index.announce(node, TTL)
+        await index.commit(node, chain[0], Tier.HOST, units(chain, Kind.FULL, *range(depth)))
+    await index.commit(A, chain[0], Tier.STORAGE, units(chain, Kind.FULL, 2))
+    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 3, "node-b": 4}
+
+
+async def test_another_chain_is_another_hash(index: PrefixIndex) -> None:
+    await index.announce(A, TTL)
+    chain = chain_of(6)
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
+    assert await index.usable_pages(chain_of(6, seed=100), FULL_ONLY) == {}
+
+
+async def test_what_is_forgotten_is_gone_in_its_tier_only(index: PrefixIndex) -> None:
+    chain = chain_of(4)
+    await index.announce(A, TTL)
+    for tier in Tier:
+        await index.commit(A, chain[0], tier, units(chain, Kind.FULL, 0, 1, 2))
+    await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[2]), (Kind.FULL, chain[3])])
+    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 3}
+    await index.forget(A, chain[0], Tier.STORAGE, [(Kind.FULL, chain[2])])
+    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 2}
+
+
+async def test_an_earlier_life_is_void_at_once(index: PrefixIndex) -> None:
+    chain = chain_of(4)
+    await index.announce(A, TTL)
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1, 2))
+    reborn = NodeLife(A.node_id, 12)
+    await index.announce(reborn, TTL)
+    assert await index.usable_pages(chain, FULL_ONLY) == {}
+    await index.commit(reborn, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
+    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 1}
+
+
+async def test_a_node_that_never_spoke_or_left_does_not_count(index: PrefixIndex) -> None:
+    chain = chain_of(4)
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
+    assert await index.usable_pages(chain, FULL_ONLY) == {}
+    await index.announce(A, TTL)
+    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 2}
+    await index.withdraw(A)
+    assert await index.usable_pages(chain, FULL_ONLY) == {}
+
+
+@dataclass
+class Held:
+    """What a node holds of a chain, prefix-closed in its full pages as eviction leaves it."""
+
+    full: int
+    window: frozenset[int]
+    recurrent: frozenset[int]
+    by_kind: dict[Kind, set[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_kind = {
+            Kind.FULL: set(range(self.full)),
+            Kind.WINDOW: set(self.window),
+            Kind.RECURRENT: set(self.recurrent),
+        }
+
+
+some_pages = st.frozensets(st.integers(0, 11))
+holdings = st.builds(Held, st.integers(0, 12), some_pages, some_pages)
+shapes = st.builds(
+    ResumeShape,
+    st.sampled_from([1, 16]),
+    st.integers(1, 60),
+    st.frozensets(st.sampled_from(Kind), min_size=1),
+)
+
+
+@given(st.tuples(holdings, holdings), shapes)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_redis_agrees_with_the_definition(
+    redis_url: str, held: tuple[Held, Held], shape: ResumeShape
+) -> None:
+    chain, expected = chain_of(12), {}
+    async with redis_index(redis_url) as index:
+        await index._client.flushall()
+        for node, some in zip((A, B), held, strict=True):
+            await index.announce(node, TTL)
+            for kind, pages in some.by_kind.items():
+                await index.commit(node, chain[0], Tier.HOST, units(chain, kind, *sorted(pages)))
+            if depth := usable_depth(12, shape, some.by_kind):
+                expected[node.node_id] = depth
+        assert await index.usable_pages(chain, shape) == expected
+
+
+async def test_entries_of_an_earlier_life_are_removed_when_met(redis_url: str) -> None:
+    chain = chain_of(4)
+    async with redis_index(redis_url) as index:
+        await index._client.flushall()
+        await index.announce(A, TTL)
+        await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
+        name = f"fm:{{{chain[0].hex()}}}:{chain[0].hex()}"
+        assert await index._client.hgetall(name) == {"full:host:node-a#11": f"4096,{'00' * 16},0"}
+        await index.announce(NodeLife(A.node_id, 12), TTL)
+        await index.usable_pages(chain[:1], FULL_ONLY)
+        assert await index._client.exists(name) == 0
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_redis_that_hangs_or_dies_is_a_miss_and_writes_wait_for_it() -> None:
+    chain, clock = chain_of(4), Clock()
+    with running_redis() as server:
+        async with redis_index(server.url) as connected:
+            index = RedisIndex(connected._client, clock=clock)
+            await index.announce(A, TTL)
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
+                assert index.is_away
+                assert await index.usable_pages(chain, FULL_ONLY) == {}
+                assert index.statistics().num_misses_away == 1
+                await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[1])])
+                assert index.statistics().num_waiting == 2
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            clock.now += redis_module.AWAY_SECONDS
+            await index.announce(A, TTL)
+            assert index.statistics().num_waiting == 0
+            assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 1}
+
+
+async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_module, "MAX_WAITING", 3)
+    async with redis_index("redis://127.0.0.1:1/0") as index:
+        for number in range(5):
+            chain = chain_of(1, seed=number)
+            await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
+        await index.withdraw(A)
+        assert await index.usable_pages(chain_of(1), FULL_ONLY) == {}
+        statistics = index.statistics()
+    assert (statistics.num_waiting, statistics.num_dropped) == (3, 2)
+
+
+async def test_a_url_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="no Redis URL"):
+        async with redis_index("http://x"):
+            pass
