@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from ferryman.errors import InvalidRequest, NotFound
+from ferryman.errors import FerrymanError, InvalidRequest, NotFound
 from ferryman.ids import check_request_id
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.bus import Bus, Recorded
@@ -52,10 +52,16 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        caller = self._caller(request.request_id, context)
-        journey = await self._journey(request, caller)
-        async for event in self._events(journey, request.resume_from_offset):
-            yield event_to_wire(event)
+        responses = self._desk.around.metrics.responses
+        try:
+            caller = self._caller(request.request_id, context)
+            journey = await self._journey(request, caller)
+            async for event in self._events(journey, request.resume_from_offset):
+                yield event_to_wire(event)
+        except FerrymanError as error:
+            responses.labels("grpc", error.code).inc()
+            raise
+        responses.labels("grpc", "OK").inc()
 
     async def Explain(
         self, request: inference_pb2.ExplainRequest, context: Context

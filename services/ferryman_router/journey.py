@@ -89,7 +89,7 @@ class Journey:
         self._pace = Pace(asked.arrived)
         self._attempt: Attempt | None = None
         self._first_usage: Usage | None = None
-        self._cause = "client_gone"
+        self._cause = "shutdown"
 
     @property
     def number(self) -> int:
@@ -289,9 +289,15 @@ class Journey:
         """Whoever may still work on the attempt hears that it is over."""
         if attempt.is_settled_as((Done, TurnedAway)):
             return
-        cause = "stop" if attempt.is_settled_as((Stopped,)) else self._cause
-        order = AbortOrder(self.asked.request_id, attempt.number, cause)
+        order = AbortOrder(self.asked.request_id, attempt.number, self._cause_of_end(attempt))
         self._around.outlive(self._around.workers.abort(attempt.decode, order))
+
+    def _cause_of_end(self, attempt: Attempt) -> str:
+        if attempt.is_settled_as((Stopped,)):
+            return "stop"
+        if attempt.verdict.done() and not attempt.verdict.cancelled():
+            return "attempt_lost"
+        return "deadline" if self._around.clock() >= self.asked.deadline else self._cause
 
     # What is told.
 
@@ -354,7 +360,9 @@ class Journey:
         self._enter(events.Finished())
         self._writer.finish(reason, usage)
         self._report("finished", **finished_facts(reason, usage, self._pace))
-        self._around.metrics.requests.labels(str(reason)).inc()
+        metrics = self._around.metrics
+        metrics.requests.labels(str(reason)).inc()
+        metrics.count_usage(usage, self._around.fleet.page_size())
 
     def _break(self, event: RequestEvent, error: FerrymanError) -> None:
         stage, self.state = self.state, next_state(self.state, event)

@@ -10,6 +10,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ferryman.wire.values import Usage
+from ferryman_router.usage import uncached_tokens
+
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -61,6 +64,17 @@ class RouterMetrics:
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"ferryman_router_{name}", documentation, labels, registry=self._registry)
+
+    def count_usage(self, usage: Usage, page_size: int) -> None:
+        """The tokens of one finished request, and where its prompt's came from."""
+        self.tokens.labels("prompt").inc(usage.prompt_tokens)
+        self.tokens.labels("output").inc(usage.completion_tokens)
+        cached = usage.cached
+        by_tier = {"device": cached.device, "host": cached.host, "storage": cached.storage}
+        for tier, tokens in by_tier.items():
+            self.cached_tokens.labels(tier).inc(tokens)
+        for reason, tokens in uncached_tokens(usage, page_size).items():
+            self.uncached_tokens.labels(reason).inc(tokens)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""

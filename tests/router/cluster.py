@@ -69,6 +69,22 @@ class Cluster:
                 await asyncio.sleep(0.005)
                 known = {one.beat.worker_id for one in self.fleet}
 
+    async def until_queued(self, num_waiting: int) -> None:
+        """Waits until so many requests wait for a worker."""
+        async with asyncio.timeout(10):
+            queued = -1
+            while queued != num_waiting:
+                await asyncio.sleep(0.002)
+                queued = len(self.router.room.dispatcher)
+
+    async def until_free(self) -> None:
+        """Waits until no request is under way."""
+        async with asyncio.timeout(10):
+            under_way = -1
+            while under_way != 0:
+                await asyncio.sleep(0.002)
+                under_way = len(self.router.room.desk.journeys)
+
     async def life_of(self, request_id: str) -> list[str]:
         """The router's events of a request, in order, once its end was recorded."""
         ends = {"finished", "failed", "cancelled", "rejected"}

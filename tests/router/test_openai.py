@@ -136,7 +136,7 @@ async def test_models_health_ready_and_metrics_answer(one_pair: Cluster) -> None
         'ferryman_router_uncached_tokens_total{reason="never_seen"}',
         "ferryman_router_first_token_seconds_count 1.0",
         "ferryman_router_token_gap_seconds_count 3.0",
-        'ferryman_router_responses_total{status="200"}',
+        'ferryman_router_responses_total{door="http",status="200"}',
         "ferryman_router_queue_requests 0.0",
     ):
         assert line in metrics

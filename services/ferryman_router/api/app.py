@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
+from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, TooLarge
 from ferryman.runtime.metrics import CONTENT_TYPE
@@ -38,7 +40,7 @@ class Door:
     wall_clock: Callable[[], float] = time.time
 
 
-def make_app(door: Door) -> FastAPI:
+def make_app(door: Door) -> ASGIApp:
     """The ASGI application. It keeps no state of its own."""
     app = FastAPI(title="Ferryman", openapi_url=None, docs_url=None, redoc_url=None)
     app.add_exception_handler(FerrymanError, _refused)
@@ -46,7 +48,21 @@ def make_app(door: Door) -> FastAPI:
     app.add_exception_handler(Exception, _failed)
     _add_openai(app, door)
     _add_watching(app, door)
-    return app
+    return _counted(app, door.desk.around.metrics.responses)
+
+
+def _counted(app: ASGIApp, responses: Counter) -> ASGIApp:
+    """Counts responses by status, at the outside, where nothing is missed."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                responses.labels("http", str(message["status"])).inc()
+            await send(message)
+
+        await app(scope, receive, send_counted)
+
+    return counted
 
 
 def _add_openai(app: FastAPI, door: Door) -> None:

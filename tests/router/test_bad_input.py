@@ -1,0 +1,297 @@
+"""Every kind of bad input has its status and message, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+from tests.router.cluster import QUICK, Cluster, cluster, collect
+
+from ferryman.wire.v1 import inference_pb2 as pb
+from ferryman.wire.v1 import types_pb2
+
+BIG = 9 << 20
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def _chat(**more: Any) -> dict[str, Any]:
+    return {"messages": HELLO, "max_tokens": 2, **more}
+
+
+def _text(**more: Any) -> dict[str, Any]:
+    return {"prompt": "hi", "max_tokens": 2, **more}
+
+
+TABLE: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("empty prompt", TEXT, _text(prompt=""), 400, "prompt"),
+    ("empty list", TEXT, _text(prompt=[]), 400, "prompt"),
+    ("no prompt", TEXT, {"max_tokens": 2}, 400, "prompt"),
+    ("prompt of a wrong type", TEXT, _text(prompt={"a": 1}), 400, "prompt"),
+    ("token id out of range", TEXT, _text(prompt=[1, 400]), 400, "prompt"),
+    ("negative token id", TEXT, _text(prompt=[-1]), 400, "prompt"),
+    ("mixed token ids", TEXT, _text(prompt=[1, "a"]), 400, "prompt"),
+    ("true as a token id", TEXT, _text(prompt=[1, True]), 400, "prompt"),
+    ("prompt too long", TEXT, _text(prompt=[1] * 512), 400, "prompt"),
+    ("huge max_tokens", TEXT, _text(max_tokens=10**12), 400, "max_tokens"),
+    ("more than there is room for", TEXT, _text(max_tokens=512), 400, "max_tokens"),
+    ("zero max_tokens", TEXT, _text(max_tokens=0), 400, "max_tokens"),
+    ("fractional max_tokens", TEXT, _text(max_tokens=1.5), 400, "max_tokens"),
+    ("negative temperature", TEXT, _text(temperature=-0.1), 400, "temperature"),
+    ("temperature as text", TEXT, _text(temperature="1"), 400, "temperature"),
+    ("top_p of zero", TEXT, _text(top_p=0), 400, "top_p"),
+    ("top_k below -1", TEXT, _text(top_k=-2), 400, "top_k"),
+    ("min_p above one", TEXT, _text(min_p=2), 400, "min_p"),
+    ("penalty out of range", TEXT, _text(presence_penalty=3), 400, "presence_penalty"),
+    ("seed as text", TEXT, _text(seed="x"), 400, "seed"),
+    ("too many stop strings", TEXT, _text(stop=["a"] * 17), 400, "stop"),
+    ("stop string too long", TEXT, _text(stop="a" * 257), 400, "stop"),
+    ("empty stop string", TEXT, _text(stop=""), 400, "stop"),
+    ("stop of a wrong type", TEXT, _text(stop=[1]), 400, "stop"),
+    ("stop token out of range", TEXT, _text(stop_token_ids=[400]), 400, "stop_token_ids"),
+    ("stream as text", TEXT, _text(stream="yes"), 400, "stream"),
+    ("stream_options alone", TEXT, _text(stream_options={}), 400, "stream_options"),
+    ("ignore_eos as a number", TEXT, _text(ignore_eos=1), 400, "ignore_eos"),
+    ("too many logprobs", TEXT, _text(logprobs=21), 400, "logprobs"),
+    ("two answers", TEXT, _text(n=2), 400, "n"),
+    ("echo", TEXT, _text(echo=True), 400, "echo"),
+    ("unknown model", TEXT, _text(model="gpt"), 404, "model"),
+    ("model of a wrong type", TEXT, _text(model=7), 400, "model"),
+    ("no messages", CHAT, {"max_tokens": 2}, 400, "messages"),
+    ("message of a wrong type", CHAT, _chat(messages=["hi"]), 400, "messages[0]"),
+    ("unknown role", CHAT, _chat(messages=[{"role": "x"}]), 400, "messages[0].role"),
+    (
+        "no content",
+        CHAT,
+        _chat(messages=[{"role": "user"}]),
+        400,
+        "messages[0].content",
+    ),
+    ("top_logprobs alone", CHAT, _chat(top_logprobs=2), 400, "top_logprobs"),
+    ("tools", CHAT, _chat(tools=[{}]), 400, "tools"),
+    (
+        "response format",
+        CHAT,
+        _chat(response_format={"type": "json_object"}),
+        400,
+        "response_format",
+    ),
+]
+
+
+async def test_bad_fields_are_named(one_pair: Cluster) -> None:
+    for name, path, body, status, param in TABLE:
+        response = await one_pair.http.post(path, json=body)
+        assert response.status_code == status, (name, response.text)
+        error = response.json()["error"]
+        assert error["param"] == param, name
+        assert error["message"], name
+        assert error["type"] in ("invalid_request_error", "not_found_error"), name
+    assert len(one_pair.router.room.desk.journeys) == 0
+    assert one_pair.prefills[0].orders == []
+
+
+BODIES: list[tuple[str, bytes, str]] = [
+    ("not JSON", b"{", "JSON"),
+    ("not an object", b"[1]", "object"),
+    ("NaN", b'{"prompt": "a", "temperature": NaN}', "NaN"),
+    ("Infinity", b'{"prompt": "a", "top_p": -Infinity}', "Infinity"),
+    ("too large a number", b'{"prompt": "a", "top_p": 1e999}', "1e999"),
+    ("invalid UTF-8", b'{"prompt": "\xff"}', "UTF-8"),
+    ("a lone surrogate", b'{"prompt": "\\ud800"}', "Unicode"),
+    ("deeply nested", b'{"prompt": ' + b"[" * 100_000, ""),
+    ("empty", b"", "JSON"),
+]
+
+
+async def test_bad_bodies_say_what_is_wrong(one_pair: Cluster) -> None:
+    for name, body, word in BODIES:
+        response = await one_pair.http.post(TEXT, content=body)
+        assert response.status_code == 400, (name, response.text)
+        assert word in response.json()["error"]["message"], name
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        ({"x-request-id": "a b"}, "x-request-id"),
+        ({"x-request-id": "a" * 65}, "x-request-id"),
+        ({"x-ferryman-deadline-ms": "0"}, "x-ferryman-deadline-ms"),
+        ({"x-ferryman-deadline-ms": "soon"}, "x-ferryman-deadline-ms"),
+    ],
+    ids=["blank in id", "long id", "no time at all", "no number"],
+)
+async def test_bad_headers_are_named(
+    one_pair: Cluster, headers: dict[str, str], param: str
+) -> None:
+    response = await one_pair.http.post(TEXT, json=_text(), headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_an_oversized_body_is_refused_whether_announced_or_not(one_pair: Cluster) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(9):
+            yield b" " * (1 << 20)
+
+    announced = await one_pair.http.post(TEXT, content=b" " * BIG)
+    assert (announced.status_code, announced.json()["error"]["code"]) == (413, "too_large")
+    try:
+        streamed = await one_pair.http.post(TEXT, content=parts())
+    except httpx.WriteError:  # it may hang up while we still send
+        return
+    assert streamed.status_code == 413
+
+
+async def test_a_deadline_of_a_millisecond_is_a_timeout_that_frees_everything(
+    one_pair: Cluster,
+) -> None:
+    gate = one_pair.prefills[0].faults.gate = asyncio.Event()
+    headers = {"x-ferryman-deadline-ms": "1", "x-request-id": "quick-1"}
+    response = await one_pair.http.post(TEXT, json=_text(), headers=headers)
+    assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout_error")
+    assert await one_pair.life_of("quick-1") in (
+        ["received", "cancelled"],
+        ["received", "routed", "cancelled"],
+    )
+    assert len(one_pair.router.room.desk.journeys) == 0
+    one_pair.prefills[0].faults.gate = None
+    gate.set()
+
+
+async def test_unknown_paths_and_methods_are_errors_of_the_same_form(one_pair: Cluster) -> None:
+    missing = await one_pair.http.get("/v1/nothing")
+    assert (missing.status_code, "message" in missing.json()["error"]) == (404, True)
+    wrong = await one_pair.http.get(TEXT)
+    assert (wrong.status_code, "message" in wrong.json()["error"]) == (405, True)
+
+
+async def test_with_api_keys_everybody_needs_one(nats_url: str, folder: Path) -> None:
+    async with cluster(nats_url, folder, api_keys="one, two") as made:
+        refused = await made.complete(max_tokens=2)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "unauthenticated")
+        assert (await made.http.get("/v1/models")).status_code == 401
+        for key in ("one", "two"):
+            headers = {"authorization": f"Bearer {key}"}
+            served = await made.http.post(TEXT, json=_text(), headers=headers)
+            assert served.status_code == 200
+        salts = {order.context.tenant_salt for order in made.prefills[0].orders}
+        assert len(salts - {b""}) == 2
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.stub.ListModels(pb.ListModelsRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_without_workers_requests_are_unavailable(nats_url: str, folder: Path) -> None:
+    async with cluster(nats_url, folder, num_decodes=0) as made:
+        ready = await made.http.get("/ready")
+        assert (ready.status_code, ready.json()["workers"]) == (503, {"prefill": 1, "decode": 0})
+        refused = await made.complete(max_tokens=2)
+        assert refused.status_code == 503
+        assert "decode" in refused.json()["error"]["message"]
+
+
+async def test_a_full_queue_says_when_to_come_back(nats_url: str, folder: Path) -> None:
+    limits = QUICK.model_copy(update={"max_queued": 1, "no_worker_seconds": 5.0})
+    async with cluster(nats_url, folder, num_decodes=0, limits=limits) as made:
+        waiting = asyncio.ensure_future(made.complete(max_tokens=2))
+        await made.until_queued(1)
+        refused = await made.complete(max_tokens=2)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        waiting.cancel()
+
+
+def _prompt(**form: Any) -> pb.Prompt:
+    return pb.Prompt(**form)
+
+
+GRPC: list[tuple[str, pb.GenerateRequest, grpc.StatusCode]] = [
+    ("no prompt", pb.GenerateRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+    (
+        "empty prompt",
+        pb.GenerateRequest(prompt=_prompt(text="")),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "token id out of range",
+        pb.GenerateRequest(prompt=_prompt(token_ids=b"\x00\x00\x01\x00")),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "half a token id",
+        pb.GenerateRequest(prompt=_prompt(token_ids=b"\x00\x00")),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "prompt too long",
+        pb.GenerateRequest(prompt=_prompt(token_ids=bytes(4 * 512))),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "NaN",
+        pb.GenerateRequest(
+            prompt=_prompt(text="a"),
+            sampling=types_pb2.SamplingParams(temperature=float("nan")),
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "huge max_tokens",
+        pb.GenerateRequest(
+            prompt=_prompt(text="a"), sampling=types_pb2.SamplingParams(max_tokens=2**40)
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "too many stop strings",
+        pb.GenerateRequest(
+            prompt=_prompt(text="a"), sampling=types_pb2.SamplingParams(stop=["a"] * 17)
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "unknown model",
+        pb.GenerateRequest(prompt=_prompt(text="a"), model="gpt"),
+        grpc.StatusCode.NOT_FOUND,
+    ),
+    (
+        "bad request id",
+        pb.GenerateRequest(prompt=_prompt(text="a"), request_id="a b"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "nothing to resume",
+        pb.GenerateRequest(prompt=_prompt(text="a"), request_id="r", resume_from_offset=3),
+        grpc.StatusCode.NOT_FOUND,
+    ),
+    (
+        "too large a message",
+        pb.GenerateRequest(prompt=_prompt(text="a" * (5 << 20))),
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ),
+]
+
+
+async def test_grpc_refuses_with_its_statuses(one_pair: Cluster) -> None:
+    for name, request, code in GRPC:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(one_pair.stub.Generate(request, timeout=10))
+        assert caught.value.code() is code, (name, caught.value.details())
+        assert caught.value.details(), name
+    assert len(one_pair.router.room.desk.journeys) == 0
+    assert one_pair.prefills[0].orders == []
+
+
+async def test_grpc_deadlines_of_a_millisecond_pass(one_pair: Cluster) -> None:
+    request = pb.GenerateRequest(
+        prompt=_prompt(text="a"), sampling=types_pb2.SamplingParams(max_tokens=100)
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(one_pair.stub.Generate(request, timeout=0.001))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -1,0 +1,201 @@
+"""Workers die, refuse, repeat and forget; the client sees each token once, in order, or why not.
+
+Every fault says itself that it took effect, so no test passes because nothing went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.router.cluster import QUICK, SENTENCE, Cluster, cluster, frames
+from tests.router.fake_workers import FakeDecode, FakeWorker, living
+
+LONG = SENTENCE * 2
+
+
+def _happened(made: Cluster, fault: str) -> int:
+    workers: list[FakeWorker] = [*made.prefills, *made.decodes]
+    return sum(worker.faults.happened[fault] for worker in workers)
+
+
+def _chosen(made: Cluster) -> tuple[int, int]:
+    """Which pair the policy takes first: ids decide between equals."""
+    prefill = min(range(len(made.prefills)), key=lambda i: made.prefills[i].worker_id)
+    decode = min(range(len(made.decodes)), key=lambda i: made.decodes[i].worker_id)
+    return prefill, decode
+
+
+async def test_a_decode_worker_that_dies_in_mid_stream_is_replaced(two_pairs: Cluster) -> None:
+    _, decode = _chosen(two_pairs)
+    two_pairs.decodes[decode].faults.die_after_tokens = 5
+    headers = {"x-request-id": "moved-1"}
+    body = {"prompt": LONG, "max_tokens": 12, "stream": True, "seed": 3}
+    response = await two_pairs.http.post("/v1/completions", json=body, headers=headers)
+    assert _happened(two_pairs, "die_after_tokens") == 1
+    *said, done = frames(response.text)
+    assert done == "[DONE]"
+    text = "".join(frame["choices"][0]["text"] for frame in said)
+    assert text == two_pairs.expected(12)
+    orders = [order for prefill in two_pairs.prefills for order in prefill.orders]
+    first, second = sorted(orders, key=lambda order: order.context.attempt)
+    assert (first.request.num_generated, second.request.num_generated) == (0, 5)
+    assert second.request.token_ids[:-5].tolist() == first.request.token_ids.tolist()
+    assert second.request.sampling.seed == 3
+    life = await two_pairs.life_of("moved-1")
+    assert life == ["received", "routed", "migrated", "routed", "finished"]
+
+
+async def test_a_prefill_worker_that_dies_before_the_commit_is_replaced(
+    two_pairs: Cluster,
+) -> None:
+    prefill, _ = _chosen(two_pairs)
+    two_pairs.prefills[prefill].faults.die_before_commit = True
+    response = await two_pairs.complete(LONG, max_tokens=8)
+    assert _happened(two_pairs, "die_before_commit") == 1
+    assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
+    assert response.json()["usage"]["completion_tokens"] == 8
+
+
+async def test_a_decode_worker_that_dies_at_the_commit_is_replaced(two_pairs: Cluster) -> None:
+    _, decode = _chosen(two_pairs)
+    two_pairs.decodes[decode].faults.die_before_commit = True
+    response = await two_pairs.complete(LONG, max_tokens=8)
+    assert _happened(two_pairs, "die_before_commit") == 1
+    assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
+
+
+async def test_a_request_that_ran_at_two_deaths_is_suspect(two_pairs: Cluster) -> None:
+    for decode in two_pairs.decodes:
+        decode.faults.die_after_tokens = 4
+    headers = {"x-request-id": "suspect-1"}
+    body = {"prompt": LONG, "max_tokens": 12, "stream": True}
+    two_pairs.decodes[0].faults.die_after_tokens = 4
+    response = await two_pairs.http.post("/v1/completions", json=body, headers=headers)
+    assert _happened(two_pairs, "die_after_tokens") == 2
+    *said, broken = frames(response.text)
+    error = broken["error"]
+    assert (error["reason"], error["offset"], error["retryable"]) == ("Suspect", 4, True)
+    assert error["stage"] in ("migrating", "committed", "decoding")
+    text = "".join(frame["choices"][0]["text"] for frame in said)
+    assert text == two_pairs.expected(4)
+    assert (await two_pairs.life_of("suspect-1"))[-1] == "failed"
+
+
+async def test_a_full_decode_worker_sends_the_request_elsewhere(two_pairs: Cluster) -> None:
+    _, decode = _chosen(two_pairs)
+    two_pairs.decodes[decode].faults.refuse_reserve = 1
+    response = await two_pairs.complete(LONG, max_tokens=4)
+    assert _happened(two_pairs, "refuse_reserve") == 1
+    assert response.json()["choices"][0]["text"] == two_pairs.expected(4)
+    assert two_pairs.decodes[1 - decode].over
+
+
+async def test_with_nobody_else_a_refused_request_waits_and_tries_again(
+    one_pair: Cluster,
+) -> None:
+    one_pair.decodes[0].faults.refuse_reserve = 5
+    one_pair.prefills[0].faults.refuse_prefill = 2
+    response = await one_pair.complete(LONG, max_tokens=4)
+    assert (_happened(one_pair, "refuse_reserve"), _happened(one_pair, "refuse_prefill")) == (5, 2)
+    assert response.json()["choices"][0]["text"] == one_pair.expected(4)
+
+
+async def test_tokens_that_come_twice_are_shown_once(one_pair: Cluster) -> None:
+    one_pair.decodes[0].faults.duplicate = True
+    response = await one_pair.complete(LONG, max_tokens=6)
+    assert _happened(one_pair, "duplicate") == 6
+    assert response.json()["choices"][0]["text"] == one_pair.expected(6)
+
+
+async def test_tokens_that_are_lost_on_the_way_are_asked_for(one_pair: Cluster) -> None:
+    one_pair.decodes[0].faults.drop_offsets = {2, 5}
+    response = await one_pair.complete(LONG, max_tokens=9)
+    assert _happened(one_pair, "drop") == 2
+    assert response.json()["choices"][0]["text"] == one_pair.expected(9)
+    assert 2 in one_pair.decodes[0].resumed_offsets
+
+
+async def test_a_stream_that_breaks_is_taken_up_at_its_cursors(one_pair: Cluster) -> None:
+    one_pair.decodes[0].faults.break_stream_at = 3
+    response = await one_pair.complete(LONG, max_tokens=9)
+    assert _happened(one_pair, "break_stream") == 1
+    assert response.json()["choices"][0]["text"] == one_pair.expected(9)
+    assert len(one_pair.prefills[0].orders) == 1
+
+
+async def test_a_client_that_disappears_frees_the_workers(one_pair: Cluster) -> None:
+    one_pair.decodes[0].faults.gate = asyncio.Event()
+    body = {"prompt": LONG, "max_tokens": 100, "stream": True}
+    headers = {"x-request-id": "gone-1"}
+    one_pair.prefills[0].faults.gate = None
+    call = one_pair.http.stream("POST", "/v1/completions", json=body, headers=headers)
+    async with call as response:
+        async for _ in response.aiter_bytes():
+            break
+    assert await one_pair.decodes[0].until_aborted("gone-1") == "client_gone"
+    assert (await one_pair.life_of("gone-1"))[-1] == "cancelled"
+    await one_pair.until_free()
+    assert not one_pair.decodes[0].running
+
+
+async def test_a_client_that_disappears_while_prefill_runs_cancels_it(one_pair: Cluster) -> None:
+    gate = one_pair.prefills[0].faults.gate = asyncio.Event()
+    headers = {"x-request-id": "gone-2"}
+    body = {"prompt": LONG, "max_tokens": 4}
+    post = one_pair.http.post("/v1/completions", json=body, headers=headers)
+    task = asyncio.ensure_future(post)
+    async with asyncio.timeout(10):
+        while not one_pair.prefills[0].faults.happened["gate"]:
+            await asyncio.wait({task}, timeout=0.005)
+    task.cancel()
+    assert await one_pair.decodes[0].until_aborted("gone-2") == "client_gone"
+    await one_pair.until_free()
+    gate.set()
+    assert one_pair.prefills[0].num_cancelled == 1
+
+
+async def test_a_deadline_in_mid_stream_is_a_typed_end(one_pair: Cluster) -> None:
+    one_pair.decodes[0].faults.gate = asyncio.Event()
+    headers = {"x-request-id": "late-1", "x-ferryman-deadline-ms": "300"}
+    body = {"prompt": LONG, "max_tokens": 100, "stream": True}
+    response = await one_pair.http.post("/v1/completions", json=body, headers=headers)
+    error = frames(response.text)[-1]["error"]
+    assert (error["reason"], error["type"]) == ("DeadlineExceeded", "timeout_error")
+    assert await one_pair.decodes[0].until_aborted("late-1") == "deadline"
+    assert (await one_pair.life_of("late-1"))[-1] == "cancelled"
+
+
+async def test_draining_refuses_the_new_and_finishes_the_old(one_pair: Cluster) -> None:
+    gate = one_pair.decodes[0].faults.gate = asyncio.Event()
+    body = {"prompt": LONG, "max_tokens": 5, "stream": True}
+    async with one_pair.http.stream("POST", "/v1/completions", json=body) as response:
+        parts = response.aiter_text()
+        text = await anext(parts)
+        draining = asyncio.ensure_future(one_pair.router.drain())
+        await asyncio.wait({draining}, timeout=0.05)
+        assert (await one_pair.http.get("/ready")).status_code == 503
+        assert (await one_pair.complete(max_tokens=2)).status_code == 503
+        gate.set()
+        text += "".join([part async for part in parts])
+    await draining
+    said = "".join(f["choices"][0]["text"] for f in frames(text)[:-1])
+    assert said == one_pair.expected(5)
+
+
+async def test_a_worker_that_joins_late_serves_who_waited(nats_url: str, folder: Path) -> None:
+    limits = QUICK.model_copy(update={"no_worker_seconds": 10.0})
+    async with cluster(nats_url, folder, num_decodes=0, limits=limits) as made:
+        waiting = asyncio.ensure_future(made.complete(LONG, max_tokens=4))
+        await made.until_queued(1)
+        late = FakeDecode(made.script)
+        async with living(late, made.bus, made.subjects):
+            assert (await waiting).json()["choices"][0]["text"] == made.expected(4)
+
+
+async def test_many_at_once_each_get_their_own(two_pairs: Cluster) -> None:
+    answers = await asyncio.gather(
+        *(two_pairs.complete("the " * (i + 1), max_tokens=i + 1) for i in range(40))
+    )
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert texts == [two_pairs.expected(i + 1) for i in range(40)]
