@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ferryman.model.linear import PackedLinear, PlainLinear, make_linear
+from ferryman.model.linear import PackedLinear, PlainLinear, make_linear, pack
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize(("out_dim", "in_dim"), [(7, 5), (96, 64), (131, 48)])
+@pytest.mark.parametrize(("out_dim", "in_dim"), [(7, 5), (131, 48), (300, 260)])
 @pytest.mark.parametrize("tokens", [1, 3, 32, 200])
 def test_any_linear_is_the_product_and_the_bias(
     dtype: torch.dtype, has_bias: bool, out_dim: int, in_dim: int, tokens: int
@@ -31,11 +31,21 @@ def test_any_linear_is_the_product_and_the_bias(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_packed_linear_reads_its_input_through_strides(dtype: torch.dtype) -> None:
     wide = torch.randn(6, 2 * 32, generator=torch.Generator().manual_seed(0)).to(dtype)
-    packed = make_linear(torch.eye(32, dtype=dtype))
+    packed = pack(torch.eye(32, dtype=dtype))
     for half in wide.chunk(2, dim=-1):
         assert torch.equal(packed(half), half)
 
 
-def test_float64_has_no_packed_form() -> None:
-    assert isinstance(make_linear(torch.eye(4, dtype=torch.float64)), PlainLinear)
-    assert isinstance(make_linear(torch.eye(4)), PackedLinear)
+@pytest.mark.parametrize(
+    ("dtype", "dim", "chosen"),
+    [
+        pytest.param(torch.float32, 1024, PackedLinear, id="large float32"),
+        pytest.param(torch.float32, 64, PlainLinear, id="float32 that stays in the cache"),
+        pytest.param(torch.bfloat16, 64, PackedLinear, id="bfloat16 of any size"),
+        pytest.param(torch.float64, 1024, PlainLinear, id="float64, which oneDNN lacks"),
+    ],
+)
+def test_a_linear_is_packed_where_that_is_quicker(
+    dtype: torch.dtype, dim: int, chosen: type[PackedLinear] | type[PlainLinear]
+) -> None:
+    assert isinstance(make_linear(torch.zeros(dim, dim, dtype=dtype)), chosen)
