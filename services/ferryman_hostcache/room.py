@@ -41,7 +41,9 @@ class Offer:
         self._manifest, self._keys, self._resident = manifest, keys, resident
         self.base = resident.match_depth(keys) if Kind.FULL in manifest.kinds else 0
         self._top = self._end_of_path(frozenset(units.get(Kind.FULL, ())))
-        self._units = {kind: self._new(kind, pages) for kind, pages in units.items()}
+        self._units = {
+            kind: self._new(kind, pages) for kind, pages in units.items() if kind in manifest.kinds
+        }
 
     def _end_of_path(self, offered: frozenset[int]) -> int:
         """Full pages attach where the resident ones end; behind a hole nothing has a place."""

@@ -1,0 +1,153 @@
+"""Keeps the index told of what is here, in order, as long as it answers.
+
+What it is to hear waits within a bound. Beyond that, and whenever the index was away, everything
+resident is announced anew: the index is a hint, and this process holds the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from ferryman.cache.keys import PageKey
+from ferryman.wire.index import IndexedUnit, NodeLife, PrefixIndex, Tier
+from ferryman_hostcache.values import UnitForgotten, UnitStored
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 65_536
+BATCH = 512
+BEAT_SECONDS = 1.0
+LIFE_SECONDS = 5.0
+REFRESH_SECONDS = 6 * 3600.0  # well within the day after which the index forgets by itself
+
+Change = UnitStored | UnitForgotten
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncerStatistics:
+    """Counts since the start; `num_refreshes` times everything was announced anew."""
+
+    is_away: bool
+    num_waiting: int
+    num_announced: int
+    num_refreshes: int
+
+
+class IndexAnnouncer:
+    """`tell` never waits; `run` does the work. `holdings` lists everything resident."""
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        node: NodeLife,
+        holdings: Callable[[], Iterable[UnitStored]],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._index, self._node, self._holdings, self._clock = index, node, holdings, clock
+        self._waiting: deque[Change] = deque()
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+        self._is_incomplete = False
+        self._num_dropped = 0
+        self._refresh_at = clock() + REFRESH_SECONDS
+        self._announced = self._refreshes = 0
+
+    @property
+    def is_away(self) -> bool:
+        return self._index.statistics().is_away
+
+    def tell(self, changes: Iterable[Change]) -> None:
+        before = len(self._waiting)
+        self._waiting.extend(changes)
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.clear()
+            self._is_incomplete = True
+        if len(self._waiting) != before:
+            self._told.clear()
+            self._wake.set()
+
+    async def told(self) -> None:
+        """Wait until the index has heard everything; the caller says how long."""
+        await self._told.wait()
+
+    async def run(self) -> None:
+        """Beat, announce, forget; forever."""
+        while True:
+            await self._index.announce(self._node, LIFE_SECONDS)
+            if not self.is_away:
+                if self._lacks_something():
+                    self._refresh()
+                await self._send()
+            self._is_incomplete |= self.is_away
+            await self._pause()
+
+    def _lacks_something(self) -> bool:
+        dropped = self._index.statistics().num_dropped
+        lacks = self._is_incomplete or dropped != self._num_dropped
+        self._num_dropped = dropped
+        return lacks or self._clock() >= self._refresh_at
+
+    def _refresh(self) -> None:
+        """Forgetting is told too: an entry may be from this very life."""
+        gone = [change for change in self._waiting if isinstance(change, UnitForgotten)]
+        self._waiting = deque((*gone, *self._holdings()))
+        self._is_incomplete, self._refresh_at = False, self._clock() + REFRESH_SECONDS
+        self._refreshes += 1
+        log.info("announcing anew units=%d", len(self._waiting))
+
+    async def _send(self) -> None:
+        while self._waiting and not self._is_incomplete and not self.is_away:
+            changes = tuple(next(_runs(islice(self._waiting, BATCH))))
+            for _ in changes:
+                self._waiting.popleft()
+            await self._send_run(changes)
+            self._announced += len(changes)
+        if not self._waiting:
+            self._told.set()
+
+    async def _send_run(self, changes: tuple[Change, ...]) -> None:
+        """One sort of change, of one chain."""
+        root = changes[0].root
+        if stored := [_indexed(change) for change in changes if isinstance(change, UnitStored)]:
+            await self._index.commit(self._node, root, Tier.HOST, stored)
+        if gone := [(c.kind, c.key) for c in changes if isinstance(c, UnitForgotten)]:
+            await self._index.forget(self._node, root, Tier.HOST, gone)
+
+    async def _pause(self) -> None:
+        """A beat's time, or until there is something to tell to an index that answers."""
+        if self.is_away:
+            await asyncio.sleep(BEAT_SECONDS)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_SECONDS):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def leave(self) -> None:
+        """This life ends, and with it all its entries."""
+        await self._index.withdraw(self._node)
+
+    def statistics(self) -> AnnouncerStatistics:
+        return AnnouncerStatistics(
+            self.is_away, len(self._waiting), self._announced, self._refreshes
+        )
+
+
+def _runs(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """Neighbours of one sort and one chain: what one call to the index can say."""
+
+    def call(change: Change) -> tuple[type, PageKey]:
+        return type(change), change.root
+
+    return (list(run) for _, run in groupby(changes, call))
+
+
+def _indexed(unit: UnitStored) -> IndexedUnit:
+    return IndexedUnit(unit.kind, unit.key, unit.num_bytes, unit.digest, unit.generation)

@@ -1,0 +1,95 @@
+"""Workers that have attached to a host-cache, and prompts whose bytes tell where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from tests.hostcache.state_shapes import PAGE_SIZE
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.units import HostUnit
+from ferryman.wire.host_attachment import HostCacheOptions
+from ferryman.wire.host_client import (
+    HostCacheClient,
+    HostLease,
+    UnitSource,
+    host_cache_client,
+    source_of,
+)
+
+
+class Worker:
+    """A client, and the arena that it was given last."""
+
+    def __init__(self) -> None:
+        self.arena = memoryview(b"")
+        self.client: HostCacheClient
+
+    async def take(self, arena: memoryview) -> None:
+        self.arena = arena
+
+    def read(self, unit: HostUnit) -> bytes:
+        return bytes(self.arena[unit.offset : unit.offset + unit.num_bytes])
+
+
+@asynccontextmanager
+async def worker_at(
+    address: str, manifest: StateManifest, worker_id: str = "prefill-00000001", **options: float
+) -> AsyncIterator[Worker]:
+    """A worker that has attached."""
+    worker = Worker()
+    asked = HostCacheOptions(address, worker_id, 7, call_seconds=options.get("call_seconds", 2.0))
+    async with host_cache_client(asked, manifest, worker.take) as client:
+        worker.client = client
+        await client.attachment.attached()
+        yield worker
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A chain of pages with the units it should be stored with."""
+
+    manifest: StateManifest
+    keys: tuple[PageKey, ...]
+    names: tuple[tuple[Kind, int], ...]
+
+    def content(self, kind: Kind, page: int) -> bytes:
+        """Bytes that only this unit has."""
+        seed = xxhash.xxh3_64_intdigest(kind.encode() + self.keys[page])
+        size = self.manifest.layout(kind).slot_bytes
+        return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+    @property
+    def sources(self) -> list[UnitSource]:
+        return [source_of(kind, page, self.content(kind, page)) for kind, page in self.names]
+
+    @property
+    def prompt_len(self) -> int:
+        """One token more than the pages hold, so that all of them may be reused."""
+        return len(self.keys) * PAGE_SIZE + 1
+
+
+def prompt_of(
+    manifest: StateManifest, keys: tuple[PageKey, ...], snapshots: Sequence[int] = ()
+) -> Prompt:
+    """All full pages, and recurrent states at the ends of the pages `snapshots`."""
+    full = [(Kind.FULL, page) for page in range(len(keys))]
+    return Prompt(manifest, keys, (*full, *((Kind.RECURRENT, page) for page in snapshots)))
+
+
+async def load(worker: Worker, prompt: Prompt, have_pages: int = 0) -> HostLease:
+    return await worker.client.acquire(prompt.keys, prompt.prompt_len, have_pages)
+
+
+def read_all(worker: Worker, prompt: Prompt, lease: HostLease) -> int:
+    """Checks every unit byte for byte, and its digest; how many there were."""
+    for (kind, page), unit in lease.view.units.items():
+        content = worker.read(unit)
+        assert content == prompt.content(kind, page)
+        assert xxhash.xxh3_128_digest(content) == unit.digest
+    return len(lease.view.units)

@@ -1,0 +1,61 @@
+"""A real NATS and a real Redis for the host-cache, started once; host-caches in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from tests.servers import nats_server, redis_server
+
+from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
+from ferryman_hostcache.service import Running, running
+from ferryman_hostcache.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    with nats_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    with redis_server() as url:
+        yield url
+
+
+class StartHostCache(Protocol):
+    def __call__(
+        self, memory_bytes: int = 1 << 20, lease_seconds: float = 5.0, port: int = 0
+    ) -> AbstractAsyncContextManager[Running]: ...
+
+
+@pytest.fixture
+def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHostCache:
+    """Host-caches in this process, their arenas in a folder of the test's own."""
+
+    def start(
+        memory_bytes: int = 1 << 20, lease_seconds: float = 5.0, port: int = 0
+    ) -> AbstractAsyncContextManager[Running]:
+        return running(
+            Settings(
+                listen=ListenSettings(port=port),
+                memory_bytes=memory_bytes,
+                lease_seconds=lease_seconds,
+                arena_folder=tmp_path,
+                node="test-node",
+                bus=BusSettings(url=nats_url),
+                index=IndexSettings(url=redis_url),
+            )
+        )
+
+    return start
+
+
+@pytest.fixture
+async def host_cache(start_host_cache: StartHostCache) -> AsyncIterator[Running]:
+    async with start_host_cache() as service:
+        yield service

@@ -1,0 +1,192 @@
+"""Workers against a real host-cache: what one stores the other loads, and nothing ever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.hostcache.attached import load, prompt_of, read_all, worker_at
+from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.state_shapes import chain, manifest_of
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import ManifestMismatch
+from ferryman.wire.host_attachment import HostCacheOptions
+from ferryman.wire.host_client import MISS, host_cache_client
+from ferryman.wire.rpc import CallTags
+from ferryman_hostcache.service import Running
+from ferryman_hostcache.values import WorkerLife
+
+MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
+TAGS = CallTags("req-1", 1)
+
+
+def pools_are_idle(host_cache: Running) -> bool:
+    kinds = host_cache.host.store.statistics().kinds.values()
+    return all(each.total == each.free + each.resident and not each.leased for each in kinds)
+
+
+async def test_what_one_worker_stores_another_loads_byte_for_byte(host_cache: Running) -> None:
+    prompt = prompt_of(MANIFEST, chain(1, 2, 3, 4, 5), snapshots=[2, 4])
+    async with (
+        worker_at(host_cache.address, MANIFEST) as prefill,
+        worker_at(host_cache.address, MANIFEST, "decode-00000002") as decode,
+    ):
+        assert await decode.client.store(prompt.keys, prompt.sources, tags=TAGS) == 7
+        lease = await load(prefill, prompt)
+        assert lease.usable_pages == 5
+        assert read_all(prefill, prompt, lease) == 7
+        prefill.client.release(lease)
+        await prefill.client.attachment.released()
+        assert pools_are_idle(host_cache)
+        assert prefill.client.statistics().num_hits == 1
+
+
+async def test_only_what_the_device_lacks_is_granted(host_cache: Running) -> None:
+    prompt = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[3])
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        await worker.client.store(prompt.keys, prompt.sources)
+        lease = await load(worker, prompt, have_pages=3)
+        assert set(lease.view.units) == {(Kind.FULL, 3), (Kind.RECURRENT, 3)}
+        only_state = await load(worker, prompt, have_pages=4)
+        assert set(only_state.view.units) == {(Kind.RECURRENT, 3)}
+        nothing = await worker.client.acquire(prompt.keys, prompt.prompt_len, 4, min_pages=4)
+        assert nothing == MISS
+
+
+async def test_the_last_token_is_never_reused(host_cache: Running) -> None:
+    """A prompt of just four pages may be resumed at three: its last token gives the logits."""
+    prompt = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[1, 3])
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        await worker.client.store(prompt.keys, prompt.sources)
+        lease = await worker.client.acquire(prompt.keys, prompt.prompt_len - 1, 0)
+        assert lease.usable_pages == 2
+        assert (Kind.RECURRENT, 3) not in lease.view.units
+
+
+async def test_a_known_path_without_a_state_shows_where_it_is_left(host_cache: Running) -> None:
+    stored = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[2])
+    other = prompt_of(MANIFEST, chain(1, 2, 9), snapshots=[])
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        await worker.client.store(stored.keys, stored.sources)
+        lease = await load(worker, other)
+        assert lease.usable_pages == 0
+        assert lease.view.pages_from(0) == 2
+        assert worker.client.statistics().num_misses == 1
+
+
+async def test_nothing_is_stored_twice(host_cache: Running) -> None:
+    prompt = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[2])
+    longer = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[2, 3])
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        assert await worker.client.store(prompt.keys, prompt.sources) == 4
+        assert await worker.client.store(prompt.keys, prompt.sources) == 0
+        assert await worker.client.store(longer.keys, longer.sources) == 2
+        assert worker.client.statistics().num_stores_skipped == 1
+
+
+async def test_stores_of_one_worker_may_stand_on_each_other(host_cache: Running) -> None:
+    short = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
+    longer = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[3])
+    beyond = [source for source in longer.sources if source.page_index >= 2]
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        stored = await asyncio.gather(
+            worker.client.store(short.keys, short.sources),
+            worker.client.store(longer.keys, beyond),
+        )
+        assert tuple(stored) == (3, 3)
+        assert (await load(worker, longer)).usable_pages == 4
+
+
+async def test_a_flipped_byte_is_found_reported_and_dropped(host_cache: Running) -> None:
+    prompt = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[0, 2])
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        await worker.client.store(prompt.keys, prompt.sources)
+        lease = await load(worker, prompt)
+        unit = lease.view.units[Kind.FULL, 1]
+        worker.arena[unit.offset + 5] ^= 1
+        with pytest.raises(AssertionError):
+            read_all(worker, prompt, lease)
+        worker.client.release(lease, corrupt=[(unit.kind, unit.key)])
+        await worker.client.attachment.released()
+        assert host_cache.host.store.statistics().num_corrupt == 1
+        assert pools_are_idle(host_cache)
+        again = await load(worker, prompt)
+        assert set(again.view.units) == {(Kind.FULL, 0), (Kind.RECURRENT, 0)}
+        assert again.usable_pages == 1
+        assert await worker.client.store(prompt.keys, prompt.sources) == 3
+        assert read_all(worker, prompt, await load(worker, prompt)) == 5
+
+
+async def test_a_false_report_drops_nothing(host_cache: Running) -> None:
+    prompt = prompt_of(MANIFEST, chain(1), snapshots=[0])
+    async with worker_at(host_cache.address, MANIFEST) as worker:
+        await worker.client.store(prompt.keys, prompt.sources)
+        lease = await load(worker, prompt)
+        worker.client.release(lease, corrupt=[(Kind.FULL, prompt.keys[0])])
+        await worker.client.attachment.released()
+        assert pools_are_idle(host_cache)
+        assert (await load(worker, prompt)).usable_pages == 1
+
+
+async def test_eviction_keeps_what_is_leased(start_host_cache: StartHostCache) -> None:
+    async with (
+        start_host_cache(memory_bytes=16 * 4096) as host_cache,
+        worker_at(host_cache.address, MANIFEST) as worker,
+    ):
+        kept = prompt_of(MANIFEST, chain(1, 1, 1), snapshots=[2])
+        await worker.client.store(kept.keys, kept.sources)
+        lease = await load(worker, kept)
+        for number in range(2, 40):
+            other = prompt_of(MANIFEST, chain(number, *range(8)), snapshots=[8])
+            await worker.client.store(other.keys, other.sources)
+        assert host_cache.host.store.statistics().num_evicted > 0
+        assert read_all(worker, kept, lease) == 4
+        assert (await load(worker, kept)).usable_pages == 3
+        host_cache.host.store.check_integrity()
+
+
+async def test_another_model_is_refused_and_told_why(host_cache: Running) -> None:
+    async with worker_at(host_cache.address, MANIFEST):
+        other = manifest_of(Kind.FULL, Kind.RECURRENT, fingerprint="another")
+        with pytest.raises(ManifestMismatch, match="fingerprint: tiny here, another there"):
+            host_cache.host.attach(WorkerLife("prefill-00000002", 1), other)
+
+
+async def test_a_restart_makes_a_new_epoch_and_the_old_leases_void(
+    start_host_cache: StartHostCache,
+) -> None:
+    prompt = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
+    async with AsyncExitStack() as stack:
+        async with start_host_cache() as first:
+            address, old = first.address, first.host.identity
+            worker = await stack.enter_async_context(worker_at(address, MANIFEST))
+            await worker.client.store(prompt.keys, prompt.sources)
+            lease = await load(worker, prompt)
+        assert await load(worker, prompt) == MISS
+        assert read_all(worker, prompt, lease) == 3, "a mapped arena outlives its owner"
+        port = int(address.rpartition(":")[2])
+        second = await stack.enter_async_context(start_host_cache(port=port))
+        link = await worker.client.attachment.attached()
+        assert link.epoch == second.host.identity.epoch != old.epoch
+        worker.client.release(lease)
+        assert await load(worker, prompt) == MISS
+        assert await worker.client.store(prompt.keys, prompt.sources) == 3
+        assert read_all(worker, prompt, await load(worker, prompt)) == 3
+        assert worker.client.statistics().num_attaches == 2
+
+
+async def test_without_a_host_cache_everything_is_a_miss() -> None:
+    options = HostCacheOptions("127.0.0.1:1", "prefill-00000001", 7)
+    taken: list[memoryview] = []
+
+    async def take(arena: memoryview) -> None:
+        taken.append(arena)
+
+    prompt = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
+    async with host_cache_client(options, MANIFEST, take) as client:
+        assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS
+        assert await client.store(prompt.keys, prompt.sources) == 0
+        said = client.statistics()
+        assert (said.num_misses, said.num_stores_dropped, taken) == (1, 1, [])
