@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
+
 from ferryman.errors import InvalidRequest
 from ferryman.handoff.offsets import TokenFrame
 from ferryman.ids import check_request_id
@@ -29,6 +32,9 @@ from ferryman.wire.values import (
     StepFrame,
     TokenCursor,
 )
+
+_ONE_TOKEN = struct.Struct("<I").unpack
+_GOES_ON = GoesOn()
 
 
 def cursor_to_wire(cursor: TokenCursor) -> decode_pb2.TokenCursor:
@@ -73,12 +79,20 @@ def request_tokens_to_wire(tokens: RequestTokens) -> decode_pb2.RequestTokens:
 
 
 def request_tokens_from_wire(message: decode_pb2.RequestTokens) -> RequestTokens:
-    token_ids = tuple(token_ids_from_bytes(message.token_ids).tolist())
+    """Runs for every token of every request: one plain token goes the short way."""
+    raw = message.token_ids
+    token_ids = _ONE_TOKEN(raw) if len(raw) == 4 else tuple(token_ids_from_bytes(raw).tolist())
     frame = TokenFrame(message.attempt, message.offset, token_ids, message.running_hash)
-    logprobs = tuple(logprobs_from_wire(each) for each in message.logprobs)
-    if logprobs and len(logprobs) != len(token_ids):
-        raise InvalidRequest("logprobs has one entry per token", "logprobs")
+    logprobs = _logprobs(message, len(token_ids)) if message.logprobs else ()
     return RequestTokens(message.request_id, frame, logprobs, _ending_from_wire(message))
+
+
+def _logprobs(
+    message: decode_pb2.RequestTokens, num_tokens: int
+) -> tuple[Mapping[int, float], ...]:
+    if len(message.logprobs) != num_tokens:
+        raise InvalidRequest("logprobs has one entry per token", "logprobs")
+    return tuple(logprobs_from_wire(each) for each in message.logprobs)
 
 
 def _ending_from_wire(message: decode_pb2.RequestTokens) -> Ending:
@@ -86,4 +100,4 @@ def _ending_from_wire(message: decode_pb2.RequestTokens) -> Ending:
         return failure_from_wire(message.failure)
     if message.finish_reason:
         return Finished(finish_from_wire(message.finish_reason), usage_from_wire(message.usage))
-    return GoesOn()
+    return _GOES_ON
