@@ -30,8 +30,8 @@ def load_bamba(config: BambaConfig, manifest: StateManifest, weights: Weights) -
 
 def _layer(config: BambaConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
     trunk = config.trunk
-    mixer_norm = weights.tensor("input_layernorm.weight", trunk.hidden_dim)
-    feed_forward_norm = weights.tensor("pre_ff_layernorm.weight", trunk.hidden_dim)
+    mixer_norm = weights.precise("input_layernorm.weight", trunk.hidden_dim)
+    feed_forward_norm = weights.precise("pre_ff_layernorm.weight", trunk.hidden_dim)
     return DecoderLayer(
         mixer_norm=RmsNorm(mixer_norm, trunk.norm_eps),
         mixer=_mixer(config, scan_chunk, weights, index),

@@ -115,7 +115,7 @@ def load_ends(weights: Weights, trunk: TrunkShape, final_norm: str, scales: EndS
     size = (trunk.vocab_size, trunk.hidden_dim)
     embedding = weights.tensor("model.embed_tokens.weight", *size)
     head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
-    norm = RmsNorm(weights.tensor(final_norm, trunk.hidden_dim), trunk.norm_eps)
+    norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim), trunk.norm_eps)
     return Ends(
         embedding, scales.embedding_multiplier, norm, make_linear(head), scales.logits_scaling
     )

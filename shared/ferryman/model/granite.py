@@ -32,8 +32,8 @@ def _layer(
     config: GraniteHybridConfig, scan_chunk: int, weights: Weights, index: int
 ) -> DecoderLayer:
     trunk = config.trunk
-    mixer_norm = weights.tensor("input_layernorm.weight", trunk.hidden_dim)
-    feed_forward_norm = weights.tensor("post_attention_layernorm.weight", trunk.hidden_dim)
+    mixer_norm = weights.precise("input_layernorm.weight", trunk.hidden_dim)
+    feed_forward_norm = weights.precise("post_attention_layernorm.weight", trunk.hidden_dim)
     return DecoderLayer(
         mixer_norm=RmsNorm(mixer_norm, trunk.norm_eps),
         mixer=_mixer(config, scan_chunk, weights, index),

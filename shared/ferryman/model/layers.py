@@ -34,7 +34,7 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """Root mean square norm with `weight` [hidden_dim]."""
+    """Root mean square norm with `weight` [hidden_dim], in the accumulation dtype."""
 
     weight: Tensor
     eps: float

@@ -41,7 +41,11 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan."""
+    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
+
+    The convolution's and the norm's weights are in the accumulation dtype, in which kernels want
+    them: converting them at every call cost as much as the norm.
+    """
 
     layer: int
     shape: MambaShape
@@ -132,13 +136,13 @@ class MambaPlace:
 def load_mamba(weights: Weights, shape: MambaShape, place: MambaPlace) -> Mamba:
     """The Mamba-2 mixer whose tensors lie under `weights`."""
     hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
-    conv = weights.tensor("conv1d.weight", shape.conv_dim, 1, shape.conv_width)
+    conv = weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width)
     in_bias, out_bias, conv_bias = None, None, None
     if shape.has_proj_bias:
         in_bias = weights.tensor("in_proj.bias", shape.proj_dim)
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     if shape.has_conv_bias:
-        conv_bias = weights.tensor("conv1d.bias", shape.conv_dim)
+        conv_bias = weights.precise("conv1d.bias", shape.conv_dim)
     return Mamba(
         layer=place.layer,
         shape=shape,
@@ -154,7 +158,7 @@ def load_mamba(weights: Weights, shape: MambaShape, place: MambaPlace) -> Mamba:
             dt_bias=weights.precise("dt_bias", heads),
             dt_limit=shape.dt_limit,
         ),
-        norm_weight=weights.tensor("norm.weight", inner_dim),
+        norm_weight=weights.precise("norm.weight", inner_dim),
         norm_eps=place.norm_eps,
         project_out=make_linear(weights.tensor("out_proj.weight", hidden_dim, inner_dim), out_bias),
     )
