@@ -102,7 +102,8 @@ class HostStore:
         matched = self._tree.match_depth(ask.keys)
         points = self._resume_points(ask, matched)
         names = self._granted(ask, matched, points)
-        self._hits, self._misses = self._hits + bool(points), self._misses + (not points)
+        is_hit = bool(points and names)
+        self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)
         if not names:
             return Grant(0, ())
         self._lease(ask, names, max(matched if ask.have_pages < matched else 0, *points, 0), now)
@@ -296,11 +297,6 @@ class HostStore:
         """This life is over: nobody reads or writes for it any more."""
         for name in [*self._readers.of(worker), *self._writers.of(worker)]:
             self.release(name)
-
-    def worker_seen(self, worker: WorkerLife) -> None:
-        """The worker lives in this epoch, so its other lives are over."""
-        for life in self._readers.other_lives(worker) | self._writers.other_lives(worker):
-            self.worker_gone(life)
 
     # Dropping.
 

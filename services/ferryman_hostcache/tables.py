@@ -83,11 +83,6 @@ class LeaseTable(Generic[L]):
     def of(self, worker: WorkerLife) -> list[str]:
         return [name for name, lease in self._by_name.items() if lease.worker == worker]
 
-    def other_lives(self, worker: WorkerLife) -> set[WorkerLife]:
-        """Lives of the same worker that are over, as `worker` lives."""
-        lives = {lease.worker for lease in self._by_name.values()}
-        return {life for life in lives if life.worker_id == worker.worker_id and life != worker}
-
 
 class ReleasedNames:
     """Names released before anything was heard of them: what comes late under them is refused."""

@@ -29,7 +29,11 @@ def redis_url() -> Iterator[str]:
 
 class StartHostCache(Protocol):
     def __call__(
-        self, memory_bytes: int = 1 << 20, lease_seconds: float = 5.0, port: int = 0
+        self,
+        memory_bytes: int = 1 << 20,
+        lease_seconds: float = 5.0,
+        port: int = 0,
+        redis_url: str = "",
     ) -> AbstractAsyncContextManager[Running]: ...
 
 
@@ -37,8 +41,13 @@ class StartHostCache(Protocol):
 def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHostCache:
     """Host-caches in this process, their arenas in a folder of the test's own."""
 
+    shared_redis = redis_url
+
     def start(
-        memory_bytes: int = 1 << 20, lease_seconds: float = 5.0, port: int = 0
+        memory_bytes: int = 1 << 20,
+        lease_seconds: float = 5.0,
+        port: int = 0,
+        redis_url: str = shared_redis,
     ) -> AbstractAsyncContextManager[Running]:
         return running(
             Settings(

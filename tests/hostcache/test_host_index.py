@@ -1,0 +1,126 @@
+"""What the index and the lifecycle log hear of a host-cache, over the real Redis and NATS."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.hostcache.attached import load, prompt_of, worker_at
+from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.state_shapes import chain, manifest_of
+
+from ferryman.cache.manifest import Kind
+from ferryman.handoff.lifecycle import check
+from ferryman.runtime.embedded import redis_command, start
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.wire.bus import Messages
+from ferryman.wire.index import PrefixIndex, ResumeShape
+from ferryman.wire.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.redis_index import redis_index
+from ferryman.wire.rpc import CallTags
+from ferryman.wire.subjects import Subjects
+from ferryman_hostcache.service import Running
+
+MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
+SHAPE = ResumeShape.of(MANIFEST)
+PROMPT = prompt_of(MANIFEST, chain(7, 8, 9), snapshots=[0, 2])
+
+
+async def nodes_of(index: PrefixIndex) -> dict[str, int]:
+    return dict(await index.usable_pages(PROMPT.keys, SHAPE))
+
+
+async def test_the_index_knows_what_was_stored_and_what_was_dropped(
+    host_cache: Running, redis_url: str
+) -> None:
+    async with (
+        worker_at(host_cache.address, MANIFEST) as worker,
+        redis_index(redis_url) as index,
+    ):
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        await host_cache.announcer.told()
+        assert await nodes_of(index) == {"test-node": 3}
+        lease = await load(worker, PROMPT)
+        unit = lease.view.units[Kind.RECURRENT, 2]
+        worker.arena[unit.offset] ^= 255
+        worker.client.release(lease, corrupt=[(unit.kind, unit.key)])
+        await worker.client.attachment.released()
+        await host_cache.announcer.told()
+        assert await nodes_of(index) == {"test-node": 1}
+
+
+async def test_entries_of_an_earlier_life_are_void(
+    start_host_cache: StartHostCache, redis_url: str
+) -> None:
+    async with start_host_cache() as first, worker_at(first.address, MANIFEST) as worker:
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        await first.announcer.told()
+        first.announcer.leave = nothing  # type: ignore[method-assign]
+    async with redis_index(redis_url) as index:
+        async with start_host_cache() as second:
+            await second.announcer.told()
+            assert await nodes_of(index) == {}, "a new life holds nothing yet"
+        assert await nodes_of(index) == {}, "a life that has left holds nothing"
+
+
+async def nothing() -> None:
+    """A process that was killed does not say goodbye."""
+
+
+async def test_an_index_that_comes_back_empty_is_told_everything(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    redis = start(redis_command(tmp_path / "redis"), tmp_path / "redis")
+    port = int(redis.url.rpartition(":")[2].partition("/")[0])
+    async with (
+        start_host_cache(redis_url=redis.url) as host_cache,
+        worker_at(host_cache.address, MANIFEST) as worker,
+    ):
+        await host_cache.announcer.told()
+        await asyncio.to_thread(redis.stop)
+        assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 5
+        assert (await load(worker, PROMPT)).usable_pages == 3
+        again = await asyncio.to_thread(
+            start, redis_command(tmp_path / "redis", port), tmp_path / "redis"
+        )
+        try:
+            await host_cache.announcer.told()
+            async with redis_index(again.url) as index:
+                assert await nodes_of(index) == {"test-node": 3}
+        finally:
+            await asyncio.to_thread(again.stop)
+
+
+async def test_the_lifecycle_log_says_what_happened_to_a_request(
+    host_cache: Running, nats_url: str
+) -> None:
+    tags = CallTags("req-lifecycle", 1)
+    async with (
+        nats_bus(NatsOptions(nats_url)) as bus,
+        bus.subscribed(Subjects().all_life_of(tags.request_id)) as messages,
+        worker_at(host_cache.address, MANIFEST) as worker,
+    ):
+        await worker.client.store(PROMPT.keys, PROMPT.sources, tags=tags)
+        lease = await worker.client.acquire(PROMPT.keys, PROMPT.prompt_len, 0, tags=tags)
+        unit = lease.view.units[Kind.FULL, 2]
+        worker.arena[unit.offset] ^= 1
+        worker.client.release(lease, corrupt=[(unit.kind, unit.key)])
+        events = [decode_event((await anext(messages)).payload) for _ in range(3)]
+        assert [event.name for event in events] == ["stored", "loaded", "corrupt"]
+        assert [dict(event.facts) for event in events] == [
+            {"units": 5, "reserved_units": 5},
+            {"usable_pages": 3, "full_units": 3, "recurrent_units": 2},
+            {"key": unit.key.hex(), "kind": "full", "tier": "host", "dropped": 2},
+        ]
+        assert not check(events)
+
+
+async def test_beats_say_where_the_host_cache_is(host_cache: Running, nats_url: str) -> None:
+    async with nats_bus(NatsOptions(nats_url)) as bus:
+        pattern = Subjects().beat("hostcache", host_cache.worker_id)
+        async with bus.subscribed(pattern) as messages:
+            assert b'"node":"test-node"' in (await _next(messages))
+
+
+async def _next(messages: Messages) -> bytes:
+    return (await anext(messages)).payload

@@ -1,0 +1,206 @@
+"""The host tier's rules, one by one; `test_store_machine.py` has them all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from tests.hostcache.state_shapes import chain, manifest_of
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.errors import ConfigError, InvalidRequest, LeaseLost, QueueFull
+from ferryman_hostcache.layout import ArenaLayout, Region, split_arena
+from ferryman_hostcache.store import HostStore
+from ferryman_hostcache.values import (
+    AcquireAsk,
+    EvictionRefused,
+    Grant,
+    ReserveAsk,
+    StoreLimits,
+    UnitName,
+    UnitStored,
+    WorkerLife,
+)
+
+WORKER = WorkerLife("prefill-a", 1)
+HYBRID = (Kind.FULL, Kind.RECURRENT)
+ALL = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
+
+
+def store_with(limits: StoreLimits | None = None, **slots: int) -> HostStore:
+    """A store with so many slots of each kind: store_with(full=4, recurrent=2)."""
+    manifest = manifest_of(*(Kind(name) for name in slots))
+    regions, offset = {}, 0
+    for name, num_slots in slots.items():
+        slot_bytes = manifest.layout(Kind(name)).slot_bytes
+        regions[Kind(name)] = Region(offset, slot_bytes, num_slots)
+        offset += slot_bytes * num_slots
+    return HostStore(manifest, ArenaLayout(regions), limits or StoreLimits())
+
+
+def reserve(
+    store: HostStore, name: str, keys: Sequence[PageKey], units: Mapping[Kind, Sequence[int]]
+) -> set[UnitName]:
+    room = store.reserve(ReserveAsk(name, WORKER, keys, units), 0.0)
+    return {(unit.kind, unit.page_index) for unit in room}
+
+
+def put(store: HostStore, keys: Sequence[PageKey], snapshots: Sequence[int] = ()) -> int:
+    units = {Kind.FULL: range(len(keys)), Kind.RECURRENT: snapshots}
+    names = reserve(store, "put", keys, units)
+    return store.commit("put", dict.fromkeys(names, b"d" * 16), 0.0) if names else 0
+
+
+def get(store: HostStore, keys: Sequence[PageKey], name: str = "get", have: int = 0) -> Grant:
+    return store.acquire(AcquireAsk(name, WORKER, keys, have, 0, len(keys)), 0.0)
+
+
+def test_a_group_becomes_visible_with_its_commit_and_not_before() -> None:
+    store, keys = store_with(full=4, recurrent=2), chain(1, 2, 3)
+    names = reserve(store, "one", keys, {Kind.FULL: range(3), Kind.RECURRENT: [2]})
+    assert store.lookup(keys).usable_pages == 0
+    assert store.drain_effects() == ()
+    assert store.commit("one", dict.fromkeys(names, b"d" * 16), 1.0) == 4
+    assert store.lookup(keys).usable_pages == 3
+    stored = [effect for effect in store.drain_effects() if isinstance(effect, UnitStored)]
+    assert len(stored) == 4
+    assert {effect.root for effect in stored} == {keys[0]}
+
+
+def test_short_of_pages_the_largest_smaller_resume_point_gets_room() -> None:
+    store = store_with(full=3, recurrent=2)
+    room = reserve(store, "one", chain(1, 2, 3, 4), {Kind.FULL: range(4), Kind.RECURRENT: [1, 3]})
+    assert room == {(Kind.FULL, 0), (Kind.FULL, 1), (Kind.RECURRENT, 1)}
+
+
+def test_short_of_snapshots_the_deepest_one_is_kept() -> None:
+    store = store_with(full=4, recurrent=1)
+    room = reserve(store, "one", chain(1, 2, 3), {Kind.FULL: range(3), Kind.RECURRENT: [0, 2]})
+    assert room == {(Kind.FULL, 0), (Kind.FULL, 1), (Kind.FULL, 2), (Kind.RECURRENT, 2)}
+
+
+def test_short_of_window_pages_only_the_last_window_is_kept() -> None:
+    store = store_with(full=4, window=2, recurrent=1)
+    units = {Kind.FULL: range(4), Kind.WINDOW: range(4), Kind.RECURRENT: [3]}
+    room = reserve(store, "one", chain(1, 2, 3, 4), units)
+    assert {page for kind, page in room if kind is Kind.WINDOW} == {2, 3}
+    assert (Kind.RECURRENT, 3) in room
+
+
+def test_pages_behind_a_hole_have_no_place() -> None:
+    store = store_with(full=4, recurrent=2)
+    assert reserve(store, "one", chain(1, 2, 3), {Kind.FULL: [1, 2], Kind.RECURRENT: [2]}) == set()
+
+
+def test_what_never_fits_evicts_nothing_in_vain() -> None:
+    store = store_with(full=3, recurrent=3)
+    put(store, chain(1, 1), snapshots=[1])
+    assert reserve(store, "big", chain(*range(9)), {Kind.FULL: range(9)}) == set()
+    assert get(store, chain(1, 1)).usable_pages == 2
+
+
+def test_eviction_refuses_what_is_leased_and_says_so() -> None:
+    store = store_with(full=2, recurrent=1)
+    put(store, chain(1, 1), snapshots=[1])
+    get(store, chain(1, 1))
+    store.drain_effects()
+    assert put(store, chain(2), snapshots=[0]) == 0
+    assert EvictionRefused(Kind.FULL, 1) in store.drain_effects()
+    store.release("get")
+    assert put(store, chain(2), snapshots=[0]) == 2
+
+
+def test_a_lease_on_a_state_alone_keeps_its_page() -> None:
+    """Its holder has the pages on the device and loads only the state."""
+    store = store_with(full=2, recurrent=2)
+    put(store, chain(1, 1), snapshots=[1])
+    grant = get(store, chain(1, 1), have=2)
+    assert [unit.kind for unit in grant.units] == [Kind.RECURRENT]
+    assert put(store, chain(2), snapshots=[0]) == 0
+    assert store.lookup(chain(1, 1)).usable_pages == 2
+
+
+def test_at_most_two_states_are_granted_the_deepest_ones() -> None:
+    store, keys = store_with(full=5, recurrent=5), chain(1, 2, 3, 4, 5)
+    put(store, keys, snapshots=[0, 1, 3, 4])
+    states = [unit.page_index for unit in get(store, keys).units if unit.kind is Kind.RECURRENT]
+    assert states == [3, 4]
+
+
+def test_time_alone_never_frees_what_a_living_writer_may_write_to() -> None:
+    store = store_with(full=2, recurrent=1)
+    names = reserve(store, "slow", chain(1, 2), {Kind.FULL: range(2), Kind.RECURRENT: [1]})
+    store.expire(1000.0)
+    assert store.statistics().num_quarantined == 3
+    assert put(store, chain(3)) == 0, "the room is not anybody else's yet"
+    with pytest.raises(LeaseLost):
+        store.commit("slow", dict.fromkeys(names, b"d" * 16), 1000.0)
+    assert put(store, chain(3)) == 1, "a commit is the writer's word, even one too late"
+
+
+def test_a_release_that_overtakes_its_reserve_wins() -> None:
+    store = store_with(full=2)
+    store.release("late")
+    with pytest.raises(LeaseLost, match="released before"):
+        reserve(store, "late", chain(1), {Kind.FULL: [0]})
+
+
+def test_a_commit_names_just_what_was_reserved() -> None:
+    store = store_with(full=2)
+    reserve(store, "one", chain(1, 2), {Kind.FULL: [0, 1]})
+    with pytest.raises(InvalidRequest):
+        store.commit("one", {(Kind.FULL, 0): b"d" * 16}, 0.0)
+
+
+def test_the_slower_of_two_writers_gives_its_room_back() -> None:
+    store, keys = store_with(full=4), chain(1, 2)
+    first = reserve(store, "first", keys, {Kind.FULL: [0, 1]})
+    second = reserve(store, "second", keys, {Kind.FULL: [0, 1]})
+    assert first == second
+    assert store.commit("second", dict.fromkeys(second, b"2" * 16), 0.0) == 2
+    assert store.commit("first", dict.fromkeys(first, b"1" * 16), 0.0) == 0
+    assert {unit.digest for unit in get(store, keys).units} == {b"2" * 16}
+    assert store.statistics().kinds[Kind.FULL].free == 2
+
+
+def test_a_corrupt_page_takes_all_that_stands_on_it() -> None:
+    store, keys = store_with(full=6, recurrent=3), chain(1, 2, 3)
+    put(store, keys, snapshots=[0, 2])
+    put(store, chain(1, 9))
+    assert store.drop_corrupt(Kind.FULL, keys[1]) == 3
+    assert store.lookup(keys).usable_pages == 1
+    assert store.lookup(chain(1, 9)).pages[Kind.FULL] == (0, 1)
+    store.check_integrity()
+
+
+def test_a_group_whose_base_was_dropped_does_not_become_visible() -> None:
+    store, keys = store_with(full=4), chain(1, 2)
+    put(store, keys[:1])
+    names = reserve(store, "one", keys, {Kind.FULL: [1]})
+    store.drop_corrupt(Kind.FULL, keys[0])
+    with pytest.raises(LeaseLost):
+        store.commit("one", dict.fromkeys(names, b"d" * 16), 0.0)
+    assert store.statistics().kinds[Kind.FULL].free == 4
+
+
+def test_leases_are_bounded() -> None:
+    store = store_with(StoreLimits(max_leases=1, max_reservations=1), full=4)
+    put(store, chain(1))
+    get(store, chain(1), "first")
+    with pytest.raises(QueueFull):
+        get(store, chain(1), "second")
+    reserve(store, "first", chain(2), {Kind.FULL: [0]})
+    with pytest.raises(QueueFull):
+        reserve(store, "second", chain(3), {Kind.FULL: [0]})
+
+
+def test_an_arena_is_split_without_overlap_and_too_small_a_one_is_refused() -> None:
+    manifest = manifest_of(*ALL)
+    layout = split_arena(manifest, 1 << 16)
+    ends = [r.offset + r.slot_bytes * r.num_slots for r in layout.regions.values()]
+    begins = [region.offset for region in layout.regions.values()]
+    assert all(end <= begin for end, begin in zip(ends, [*begins[1:], 1 << 16], strict=True))
+    assert all(region.num_slots for region in layout.regions.values())
+    with pytest.raises(ConfigError, match="no room for one full unit of"):
+        split_arena(manifest, 4096)
