@@ -24,6 +24,7 @@ from ferryman.handoff.offsets import (
 from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.request import FinishReason, Request
+from ferryman.wire.index import ResumeShape
 from ferryman.wire.status import error_of
 from ferryman.wire.values import (
     AbortOrder,
@@ -180,20 +181,23 @@ class Journey:
         if self.state in (RequestState.RECEIVED, RequestState.ROUTED):
             self._enter(events.Queued())
         ticket = Ticket(asked.request_id, asked.tenant.name, asked.arrived, asked.deadline)
-        asking = Asking(
-            self._chains,
-            len(self._chains.token_ids),
-            await self._host_tokens(),
-        )
+        host_tokens = await self._host_tokens()
+        asking = Asking(self._chains, len(self._chains.token_ids), host_tokens)
         return await self._around.dispatcher.place(
             ticket, asking, attempt=self._number + 1, is_retry=is_retry
         )
 
     async def _host_tokens(self) -> dict[str, int]:
+        """What the nodes' host tiers hold of this prompt; asked once, for the state in use."""
         for worker in self._around.fleet.usable("prefill", self._around.clock()):
             state = worker.beat.state
-            keys = self._chains.of(state)
-            return dict(await self._around.index.usable_tokens(keys, state.page_size))
+            reusable = (len(self._chains.token_ids) - 1) // state.page_size
+            chain = self._chains.of(state)[:reusable]
+            if not worker.beat.node or not chain:
+                continue
+            shape = ResumeShape(state.page_size, state.window_len, frozenset(state.kinds))
+            found = await self._around.index.usable_pages(chain, shape)
+            return {node: pages * state.page_size for node, pages in found.items()}
         return {}
 
     async def _try(self, explanation: Explanation) -> Verdict:

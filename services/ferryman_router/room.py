@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ferryman.cache.keys import PageKey
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.wire.bus import Bus
+from ferryman.wire.index import PrefixIndex
 from ferryman.wire.rpc import Channels
 from ferryman.wire.subjects import Subjects
 from ferryman_router.attendance import Attendance
@@ -26,13 +25,6 @@ from ferryman_router.queue import WaitQueue
 from ferryman_router.served import ServedModel
 from ferryman_router.settings import LimitSettings
 from ferryman_router.surroundings import Surroundings
-
-
-class NoIndex:
-    """Without an index nothing is known of host tiers."""
-
-    async def usable_tokens(self, keys: tuple[PageKey, ...], page_size: int) -> Mapping[str, int]:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +45,7 @@ class Ways:
     subjects: Subjects
     channels: Channels
     lifecycle: LifecyclePublisher
+    index: PrefixIndex
 
 
 def make_room(
@@ -77,7 +70,7 @@ def make_room(
         budget=RetryBudget(limits.retry_share, limits.retry_floor),
         workers=GrpcWorkers(fleet, ways.channels, attendance.ask_again),
         lifecycle=ways.lifecycle,
-        index=NoIndex(),
+        index=ways.index,
         metrics=metrics,
         clock=clock,
         outlive=background.outlive,

@@ -16,6 +16,7 @@ from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.listening import listening as http_listening
 from ferryman.wire.bus import Bus, Discoverable
 from ferryman.wire.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.redis_index import redis_index
 from ferryman.wire.rpc import Channels
 from ferryman.wire.rpc import listening as grpc_listening
 from ferryman.wire.subjects import Subjects
@@ -70,10 +71,11 @@ async def running(settings: RouterSettings) -> AsyncIterator[Router]:
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
+        index = await stack.enter_async_context(redis_index(settings.index.url))
         channels = await stack.enter_async_context(Channels())
         background = await stack.enter_async_context(Background())
         lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))
-        ways = Ways(bus, subjects, channels, lifecycle)
+        ways = Ways(bus, subjects, channels, lifecycle, index)
         room = make_room(settings.limits, model, worker_id, ways, background)
         await stack.enter_async_context(room.listener.listening())
         await stack.enter_async_context(alongside(room.dispatcher.run()))

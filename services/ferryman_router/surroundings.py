@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ferryman.cache.keys import PageKey
 from ferryman.runtime.lifecycle import LifecyclePublisher
+from ferryman.wire.index import PrefixIndex
 from ferryman.wire.values import AbortOrder, PrefillOrder, PrefillProgress
 from ferryman_router.budget import RetryBudget
 from ferryman_router.dispatch import Dispatcher
@@ -28,14 +28,6 @@ class Workers(Protocol):
         ...
 
 
-class HostIndex(Protocol):
-    """Which prefix each node's host tier holds, in tokens. A hint; never fails, seldom waits."""
-
-    async def usable_tokens(
-        self, keys: tuple[PageKey, ...], page_size: int
-    ) -> Mapping[str, int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """The router around a journey. `outlive` runs what must go on when the journey has ended."""
@@ -47,7 +39,7 @@ class Surroundings:
     budget: RetryBudget
     workers: Workers
     lifecycle: LifecyclePublisher
-    index: HostIndex
+    index: PrefixIndex
     metrics: RouterMetrics
     clock: Callable[[], float]
     outlive: Callable[[Coroutine[Any, Any, None]], None]

@@ -16,7 +16,7 @@ from tests.router.fake_workers import FakeDecode, FakePrefill, FakeWorker, livin
 from tests.text.folders import write_folder
 
 from ferryman.ids import make_epoch
-from ferryman.runtime.settings import BusSettings, ListenSettings
+from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
 from ferryman.wire.bus import Bus
 from ferryman.wire.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.rpc import channel
@@ -119,6 +119,7 @@ async def cluster(
     num_decodes: int = 1,
     limits: LimitSettings = QUICK,
     api_keys: str = "",
+    redis_url: str = "redis://127.0.0.1:1/0",
 ) -> AsyncIterator[Cluster]:
     """Everything up, every worker known to the router; each cluster has subjects of its own."""
     subjects = Subjects(f"test{make_epoch() % 10**9}")
@@ -128,6 +129,7 @@ async def cluster(
         http=ListenSettings(),
         grpc=ListenSettings(),
         bus=BusSettings(url=nats_url, cluster=subjects.cluster),
+        index=IndexSettings(url=redis_url),
         limits=limits,
         api_keys=api_keys,  # type: ignore[arg-type]
     )
