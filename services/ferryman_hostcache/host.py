@@ -64,12 +64,14 @@ class HostCache:
         identity: NodeLife,
         arena: Arena,
         limits: StoreLimits,
+        snapshot_share: float,
         *,
         announcer: Announcer,
         lifecycle: LifecycleLog,
         clock: Callable[[], float],
     ) -> None:
         self.identity, self.arena, self.limits = identity, arena, limits
+        self._snapshot_share = snapshot_share
         self.workers = Workers(arena.is_alive)
         self._announcer, self._lifecycle, self._clock = announcer, lifecycle, clock
         self._stores: dict[str, HostStore] = {}  # by manifest digest: none or one
@@ -90,7 +92,7 @@ class HostCache:
 
     def _make_store(self, manifest: StateManifest) -> HostStore:
         try:
-            layout = split_arena(manifest, self.arena.num_bytes)
+            layout = split_arena(manifest, self.arena.num_bytes, self._snapshot_share)
         except ConfigError as error:
             log.warning("arena too small: %s", error)
             raise ManifestMismatch((str(error),)) from error

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ferryman.cache.capacity import SNAPSHOT_SHARE
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError
 
 REGION_ALIGNMENT = 4096
-WINDOW_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +43,34 @@ class ArenaLayout:
         return self.regions[kind].slot_bytes
 
 
-def split_arena(manifest: StateManifest, arena_bytes: int) -> ArenaLayout:
-    """Shares for snapshots and windows, the rest for pages. ConfigError if a kind gets no slot."""
-    shares = {Kind.FULL: 1.0, Kind.WINDOW: WINDOW_SHARE, Kind.RECURRENT: SNAPSHOT_SHARE}
-    whole = sum(shares[kind] for kind in manifest.kinds)
+# Pages of both sorts divide what snapshots leave. A window's are needed only near resume points.
+PAGE_WEIGHTS = {Kind.FULL: 1.0, Kind.WINDOW: 0.25}
+
+
+def split_arena(manifest: StateManifest, arena_bytes: int, snapshot_share: float) -> ArenaLayout:
+    """`snapshot_share` of the arena for snapshots. ConfigError if a kind gets no slot."""
+    shares = _shares(manifest.kinds, snapshot_share)
     regions, offset = {}, 0
     for kind in manifest.kinds:
         slot_bytes = manifest.layout(kind).slot_bytes
-        region_bytes = int(arena_bytes * shares[kind] / whole)
+        region_bytes = int(arena_bytes * shares[kind])
         region_bytes -= region_bytes % REGION_ALIGNMENT
         regions[kind] = Region(offset, slot_bytes, region_bytes // slot_bytes)
         offset += region_bytes
     _check(regions, arena_bytes)
     return ArenaLayout(regions)
+
+
+def _shares(kinds: Sequence[Kind], snapshot_share: float) -> dict[Kind, float]:
+    """They sum up to 1; a model without pages, or without snapshots, leaves all to the others."""
+    weights = {kind: PAGE_WEIGHTS[kind] for kind in kinds if kind in PAGE_WEIGHTS}
+    if Kind.RECURRENT not in kinds:
+        snapshot_share = 0.0
+    elif not weights:
+        snapshot_share = 1.0
+    rest = (1.0 - snapshot_share) / (sum(weights.values()) or 1.0)
+    shares = {kind: weight * rest for kind, weight in weights.items()}
+    return {kind: shares.get(kind, snapshot_share) for kind in kinds}
 
 
 def _check(regions: Mapping[Kind, Region], arena_bytes: int) -> None:

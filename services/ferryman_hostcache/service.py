@@ -105,6 +105,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             identity,
             arena,
             limits,
+            settings.snapshot_share,
             announcer=announcer,
             lifecycle=lifecycle,
             clock=time.monotonic,

@@ -75,11 +75,18 @@ class Prompt:
 
 
 def prompt_of(
-    manifest: StateManifest, keys: tuple[PageKey, ...], snapshots: Sequence[int] = ()
+    manifest: StateManifest,
+    keys: tuple[PageKey, ...],
+    snapshots: Sequence[int] = (),
+    *,
+    with_windows: bool = False,
 ) -> Prompt:
     """All full pages, and recurrent states at the ends of the pages `snapshots`."""
-    full = [(Kind.FULL, page) for page in range(len(keys))]
-    return Prompt(manifest, keys, (*full, *((Kind.RECURRENT, page) for page in snapshots)))
+    pages = range(len(keys))
+    full = [(Kind.FULL, page) for page in pages]
+    window = [(Kind.WINDOW, page) for page in pages if with_windows]
+    states = [(Kind.RECURRENT, page) for page in snapshots]
+    return Prompt(manifest, keys, (*full, *window, *states))
 
 
 async def load(worker: Worker, prompt: Prompt, have_pages: int = 0) -> HostLease:

@@ -197,10 +197,10 @@ def test_leases_are_bounded() -> None:
 
 def test_an_arena_is_split_without_overlap_and_too_small_a_one_is_refused() -> None:
     manifest = manifest_of(*ALL)
-    layout = split_arena(manifest, 1 << 16)
+    layout = split_arena(manifest, 1 << 16, 0.5)
     ends = [r.offset + r.slot_bytes * r.num_slots for r in layout.regions.values()]
     begins = [region.offset for region in layout.regions.values()]
     assert all(end <= begin for end, begin in zip(ends, [*begins[1:], 1 << 16], strict=True))
     assert all(region.num_slots for region in layout.regions.values())
     with pytest.raises(ConfigError, match="no room for one full unit of"):
-        split_arena(manifest, 4096)
+        split_arena(manifest, 4096, 0.5)
