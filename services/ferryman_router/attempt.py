@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ferryman_router.fleet import WorkerName
 from ferryman_router.verdict import Verdict
 
+FIRST_PATIENCE_SECONDS = 1.0
+MAX_PATIENCE_SECONDS = 16.0
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -18,6 +21,20 @@ class Attempt:
     decode: WorkerName
     verdict: asyncio.Future[Verdict]
     is_handed_off: bool = False
+    last_news: float = 0.0
+    patience: float = FIRST_PATIENCE_SECONDS
+
+    def heard(self, now: float) -> None:
+        """Tokens came: decode is at work, and the stream carries them."""
+        self.is_handed_off = True
+        self.last_news, self.patience = now, FIRST_PATIENCE_SECONDS
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it is time to ask for tokens; each time in vain, the next is further off."""
+        if not self.is_handed_off or now - self.last_news < self.patience:
+            return False
+        self.last_news, self.patience = now, min(MAX_PATIENCE_SECONDS, 2 * self.patience)
+        return True
 
     def settle(self, verdict: Verdict) -> None:
         """The first verdict counts."""

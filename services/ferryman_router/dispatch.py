@@ -62,11 +62,12 @@ class Dispatcher:
             self._queue.leave(ticket.request_id, ticket.tenant)
             self._waiting.pop(ticket.request_id, None)
 
-    async def run(self) -> None:
+    async def run(self, look: Callable[[float], None]) -> None:
         """Looks again now and then: what makes room is seldom announced."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.serve()
+            look(self._clock())
 
     def serve(self) -> None:
         """Places whoever can be placed; called whenever there may be news."""

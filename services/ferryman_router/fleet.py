@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import PageKey
-from ferryman.wire.beats import Beat
+from ferryman.wire.beats import Beat, ServedState
 from ferryman_router.holdings import CacheChange, Holdings, Snapshot
+
+SERVING = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,14 @@ class Fleet:
             and worker.avoid_until <= now
         )
 
+    def state(self) -> ServedState | None:
+        """The state that is served, by the first worker that keeps any."""
+        return next((w.beat.state for w in self if w.beat.role in SERVING), None)
+
     def page_size(self) -> int:
-        """Of the state that is kept here; 1 while nobody is known."""
-        return next((worker.beat.state.page_size for worker in self), 1)
+        """Of the state that is served; 1 while nobody is known."""
+        state = self.state()
+        return state.page_size if state is not None else 1
 
     # What is heard.
 
@@ -108,8 +115,8 @@ class Fleet:
         effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
         holdings = Holdings(beat.state.kinds, beat.state.window_len, beat.state.page_size)
         self._workers[beat.worker_id] = Worker(beat, now, holdings)
-        name = WorkerName(beat.worker_id, beat.epoch)
-        return (*effects, *self._replaced_at(beat), Joined(beat), AskSnapshot(name))
+        asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * (beat.role in SERVING)
+        return (*effects, *self._replaced_at(beat), Joined(beat), *asks)
 
     def hear_change(self, name: WorkerName, change: CacheChange) -> tuple[Effect, ...]:
         """A cache event; one of an unknown life waits for that life's first beat and snapshot."""

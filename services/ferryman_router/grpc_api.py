@@ -157,14 +157,14 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def _card(self) -> ModelCard:
         around = self._desk.around
-        states = [worker.beat.state for worker in around.fleet]
+        state = around.fleet.state()
         return ModelCard(
             around.model.model_id,
             around.model.family,
             around.model.dtype,
             around.model.max_len,
             around.fleet.page_size(),
-            states[0].digest if states else "",
+            state.digest if state is not None else "",
             around.model.created_unix_seconds,
             around.model.vocab,
         )

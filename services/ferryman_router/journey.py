@@ -12,6 +12,7 @@ import logging
 
 import numpy as np
 
+from ferryman.cache.keys import TokenIds
 from ferryman.errors import Cancelled, CorruptState, DeadlineExceeded, FerrymanError, Unavailable
 from ferryman.handoff import request as events
 from ferryman.handoff.offsets import (
@@ -181,11 +182,17 @@ class Journey:
         if self.state in (RequestState.RECEIVED, RequestState.ROUTED):
             self._enter(events.Queued())
         ticket = Ticket(asked.request_id, asked.tenant.name, asked.arrived, asked.deadline)
+        self._chains = self._chains.extended(self._all_token_ids())
         host_tokens = await self._host_tokens()
         asking = Asking(self._chains, len(self._chains.token_ids), host_tokens)
         return await self._around.dispatcher.place(
             ticket, asking, attempt=self._number + 1, is_retry=is_retry
         )
+
+    def _all_token_ids(self) -> TokenIds:
+        """The prompt, and what was generated so far."""
+        generated = np.array(self._ledger.token_ids, dtype="<u4")
+        return np.concatenate([self.asked.token_ids, generated])
 
     async def _host_tokens(self) -> dict[str, int]:
         """What the nodes' host tiers hold of this prompt; asked once, for the state in use."""
@@ -240,17 +247,13 @@ class Journey:
         asked, around = self.asked, self._around
         decode = around.fleet.get(attempt.decode)
         assert decode is not None, "looked up a moment ago"
-        generated = self._ledger.token_ids
-        if generated:
-            longer = np.concatenate([asked.token_ids, np.array(generated, dtype="<u4")])
-            self._chains = self._chains.extended(longer)
         request = Request(
             asked.request_id,
             self._chains.token_ids,
             self._chains.of(decode.beat.state),
             asked.params,
             asked.stop_token_ids,
-            num_generated=len(generated),
+            num_generated=len(self._chains.token_ids) - asked.prompt_len,
         )
         now = around.clock()
         context = RequestContext(
@@ -285,7 +288,7 @@ class Journey:
             case ChunkDone():
                 self._see(RequestState.TRANSFERRING)
             case HandedOff(usage=usage):
-                attempt.is_handed_off = True
+                attempt.heard(self._around.clock())
                 self._first_usage = self._first_usage or usage
                 self._see(RequestState.COMMITTED)
 
@@ -312,7 +315,6 @@ class Journey:
             return
         match self._ledger.accept(tokens.frame):
             case Accepted(offset, token_ids):
-                attempt.is_handed_off = True
                 self._accept(attempt, offset, token_ids, tokens)
             case Dropped(is_stale):
                 if is_stale:
@@ -338,7 +340,9 @@ class Journey:
         if self.state is not RequestState.DECODING:
             self._see(RequestState.DECODING)
         is_first, metrics = self._pace.first_seconds is None, self._around.metrics
-        gap = self._pace.tokens(len(token_ids), self._around.clock())
+        now = self._around.clock()
+        attempt.heard(now)
+        gap = self._pace.tokens(len(token_ids), now)
         if is_first:
             metrics.first_token.observe(gap)
         else:
@@ -347,6 +351,12 @@ class Journey:
         self._writer.write(offset, token_ids, logprobs)
         if self._writer.has_stopped:
             attempt.settle(Stopped())
+
+    def look(self, now: float) -> None:
+        """Asks for tokens when none came for long: the frame with the last ones may be lost."""
+        attempt = self._attempt
+        if attempt is not None and not attempt.verdict.done() and attempt.is_stalled(now):
+            self._around.workers.ask_again(attempt.decode)
 
     def lost(self, name: WorkerName, cause: str) -> None:
         """A worker is no more."""

@@ -75,6 +75,12 @@ class Journeys:
         """Where a decode worker should go on, for all its requests."""
         return (journey.cursor for journey in self if journey.is_decoded_by(name))
 
+    def look(self, now: float) -> None:
+        """Looks after everyone; called now and then."""
+        for journey in self:
+            journey.look(now)
+        self.forget(now)
+
     def lost(self, name: WorkerName, cause: str) -> None:
         for journey in self:
             journey.lost(name, cause)

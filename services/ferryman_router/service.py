@@ -78,7 +78,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[Router]:
         ways = Ways(bus, subjects, channels, lifecycle, index)
         room = make_room(settings.limits, model, worker_id, ways, background)
         await stack.enter_async_context(room.listener.listening())
-        await stack.enter_async_context(alongside(room.dispatcher.run()))
+        await stack.enter_async_context(alongside(room.dispatcher.run(room.desk.journeys.look)))
         yield await _open_doors(stack, settings, room, ways, (worker_id, epoch))
 
 

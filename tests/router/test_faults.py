@@ -116,6 +116,14 @@ async def test_tokens_that_are_lost_on_the_way_are_asked_for(one_pair: Cluster) 
     assert 2 in one_pair.decodes[0].resumed_offsets
 
 
+async def test_a_last_frame_that_is_lost_is_asked_for(one_pair: Cluster) -> None:
+    one_pair.decodes[0].faults.drop_offsets = {3}
+    response = await one_pair.complete(LONG, max_tokens=4)
+    assert _happened(one_pair, "drop") == 1
+    assert response.json()["choices"][0]["text"] == one_pair.expected(4)
+    assert one_pair.decodes[0].resumed_offsets == [3]
+
+
 async def test_a_stream_that_breaks_is_taken_up_at_its_cursors(one_pair: Cluster) -> None:
     one_pair.decodes[0].faults.break_stream_at = 3
     response = await one_pair.complete(LONG, max_tokens=9)
