@@ -45,7 +45,7 @@ def hand_off(prefill: FakeWorker, decode: FakeWorker, request_id: str) -> int:
     for kind, (first, end) in spans.items():
         theirs = dict(prefill.scheduler.units_at(request_id, kind, first, end))
         for index, handle in decode.scheduler.reserved_units_at(request_id, kind, first, end):
-            source = prefill.engine.transfer.read(kind, theirs[index])
+            source = prefill.engine.transfer.read(kind, theirs[index].slot)
             decode.engine.transfer.write(kind, handle.slot, 0, bytes(source))
             moved += 1
     decode.scheduler.adopt(request_id, held.first, decode.now)

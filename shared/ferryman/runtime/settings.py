@@ -78,7 +78,9 @@ class WorkerSettings(BaseModel):
     page_size: Count = 64
     chunk_tokens: Count = 512
     max_running: Count = 32
+    max_waiting: Count = 256
     memory_bytes: Count = 1 << 30
+    device: str = "cpu"
     num_threads: Annotated[int, Field(ge=0)] = 0
     prefix_cache: bool = True
     overlap: bool = True

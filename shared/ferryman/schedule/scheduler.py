@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -32,6 +32,7 @@ from ferryman.schedule import decode, prefill
 from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
 from ferryman.schedule.events import (
     Admitted,
+    CachedUnit,
     ChunkDone,
     Drawn,
     Event,
@@ -221,13 +222,22 @@ class Scheduler:
 
     # Hand-off, prefill's side.
 
-    def units_at(self, request_id: str, kind: Kind, first: int, end: int) -> list[tuple[int, int]]:
-        """(page, slot) of pages [first, end) of a request that holds slots. Raises NotFound."""
+    def units_at(
+        self, request_id: str, kind: Kind, first: int, end: int
+    ) -> list[tuple[int, SlotHandle]]:
+        """(index, handle) of the units [first, end) that a request's prompt lies in.
+
+        A recurrent unit's index is a position: the prompt's length. Raises NotFound for a request
+        that holds no slots, KeyError for a page that it does not have.
+        """
         sequence = self._running(request_id)
         if kind is Kind.RECURRENT:
-            return [(first, sequence.working_slot)]
-        page = self.residence.rows.page
-        return [(index, page(kind, sequence.row, index)) for index in range(first, end)]
+            return [(first, sequence.working)] if sequence.working else []
+        return [(page, self._page_of(sequence, kind, page)) for page in range(first, end)]
+
+    def _page_of(self, sequence: Running, kind: Kind, page: int) -> SlotHandle:
+        own = sequence.own[kind].get(page)
+        return own or self.residence.tree.slot(kind, sequence.keys[page])
 
     def release_held(self, request_id: str, now: float) -> None:
         """Decode has acknowledged (or will never): the slots of a held prompt go back."""
@@ -487,7 +497,32 @@ class Scheduler:
         if cached is not None:
             self._events.append(cached)
 
-    # What others read.
+    # What others read, and keep alive.
+
+    def lease(self, handles: Iterable[SlotHandle], holder: Holder) -> None:
+        """Keeps slots while somebody beside the schedule reads them: a copy, a transfer."""
+        self.residence.pools.lease(handles, holder)
+
+    def release(self, handles: Iterable[SlotHandle], holder: Holder) -> None:
+        """Ends `lease`."""
+        self.residence.pools.release(handles, holder)
+
+    def chain_units(self, keys: Sequence[PageKey]) -> tuple[CachedUnit, ...]:
+        """All that the tree holds of a key chain, shallow pages first."""
+        tree = self.residence.tree
+        return tuple(
+            CachedUnit(kind, page, key, tree.slot(kind, key))
+            for page, key in enumerate(keys[: tree.match_depth(keys)])
+            for kind in self.manifest.kinds
+            if tree.has(kind, key)
+        )
+
+    def flush(self) -> int:
+        """Drops everything cached that nobody uses; how many slots that freed."""
+        everything = {kind: pool.num_slots for kind, pool in self.residence.pools.by_kind.items()}
+        free = sum(pool.num_free for pool in self.residence.pools.by_kind.values())
+        self.residence.make_room(everything)
+        return sum(pool.num_free for pool in self.residence.pools.by_kind.values()) - free
 
     def take_events(self) -> list[Event]:
         """Everything that happened since the last call, in order."""

@@ -1,0 +1,1 @@
+"""The decode worker: takes prefilled requests over and streams their tokens to routers."""

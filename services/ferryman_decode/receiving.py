@@ -1,0 +1,165 @@
+"""Decode's half of a hand-off: slots are promised, written, verified, then run.
+
+The table in `ferryman.handoff.receiver` decides who may write; this carries its effects out. Over
+gRPC the writer that counts is this process: it copies within one tick, so a writer that must stop
+has stopped as soon as the table says so, and quarantine ends in the same tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import resume_set
+from ferryman.cache.slots import SlotHandle
+from ferryman.engine.assembly import Engine
+from ferryman.errors import CorruptState, LeaseLost, ManifestMismatch
+from ferryman.handoff.effects import (
+    Effect,
+    Fence,
+    FreeSlots,
+    ReceiverLimits,
+    StartDecoding,
+    StopWriter,
+    Writer,
+)
+from ferryman.handoff.receiver import ReservationTable
+from ferryman.handoff.values import Reservation, UnitDigest, UnitName, WantedUnit
+from ferryman.handoff.verdict import Corrupt, Gaps, LeaseOver, Verified
+from ferryman.ids import make_reservation_id
+from ferryman.wire.codec.pieces import Piece, WriteHeader
+from ferryman.wire.values import CommitOrder, ReserveOrder
+from ferryman_decode.running import name_of
+
+LEASE_SECONDS = 5.0
+NOBODY = Fence(0, "", 0)
+
+
+class Receiving:
+    """All reservations of this worker and the slots behind them."""
+
+    def __init__(
+        self, engine: Engine, epoch: int, clock: Callable[[], float], freed: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._epoch = epoch
+        self._clock = clock
+        self._freed = freed
+        self._slots: dict[str, dict[UnitName, SlotHandle]] = {}
+        self.table = ReservationTable(epoch, ReceiverLimits())
+
+    @property
+    def num_reserved(self) -> int:
+        return len(self._slots)
+
+    def reserve(self, order: ReserveOrder) -> tuple[Reservation, int]:
+        """A reservation and how many tokens decode holds already. Raises OutOfSlots, Stale."""
+        context, now = order.context, self._clock()
+        writer = Writer(order.writer.worker_id, order.writer.epoch)
+        self.carry_out(self.table.writer_seen(writer))
+        self.table.check_new(context.request_id, context.attempt, now)
+        reservation_id = make_reservation_id()
+        request = replace(order.request, request_id=name_of(context.request_id, context.attempt))
+        sequence = self._engine.scheduler.reserve(reservation_id, request, now)
+        slots = self._slots[reservation_id] = self._wanted(reservation_id, request.prompt_len)
+        reservation = Reservation(
+            reservation_id,
+            self._epoch,
+            context.attempt,
+            tuple(WantedUnit(*name, handle.generation) for name, handle in slots.items()),
+            LEASE_SECONDS,
+        )
+        self.carry_out(self.table.offer(context.request_id, reservation, writer, now))
+        return reservation, sequence.anchor_pages * self._engine.manifest.page_size
+
+    def _wanted(self, reservation_id: str, prompt_len: int) -> dict[UnitName, SlotHandle]:
+        units_at = self._engine.scheduler.reserved_units_at
+        return {
+            (kind, index): handle
+            for kind, first, end in spans_of(self._engine.manifest, prompt_len)
+            for index, handle in units_at(reservation_id, kind, first, end)
+        }
+
+    def begin(self, header: WriteHeader) -> None:
+        """A writer shows itself. Raises ManifestMismatch, WrongEpoch or LeaseLost."""
+        digest = self._engine.manifest.digest
+        if header.manifest_digest != digest:
+            raise ManifestMismatch((f"digest: {digest} here, {header.manifest_digest} there",))
+        self.table.renew(header.fence, self._clock())
+
+    def write(self, fence: Fence, piece: Piece) -> None:
+        """Checks and copies in one tick. Raises WrongEpoch, LeaseLost or Stale: write no more."""
+        unit = piece.unit
+        if self.table.try_write(fence, unit, self._clock()):
+            slot = self._slots[fence.reservation_id][unit.name].slot
+            self._engine.transfer.write(unit.kind, slot, piece.offset, piece.content)
+
+    def written(self, fence: Fence, unit: WantedUnit) -> None:
+        """A unit is complete: what lies in the slot now is what its digest is taken of."""
+        if unit.name in self._slots.get(fence.reservation_id, {}):
+            slot = self._slots[fence.reservation_id][unit.name].slot
+            digest = self._engine.transfer.digest(unit.kind, slot)
+            self.table.record(fence, UnitDigest(unit.kind, unit.index, digest), self._clock())
+
+    def commit(self, fence: Fence, order: CommitOrder) -> bool:
+        """True when the request starts to run now, False for a repetition.
+
+        Raises CorruptState or LeaseLost; then its slots are free again.
+        """
+        answer = self.table.commit(fence, order.written, order.digests, self._clock())
+        starts = any(isinstance(effect, StartDecoding) for effect in answer.effects)
+        self.carry_out(answer.effects)
+        match answer.verdict:
+            case Verified():
+                return starts
+            case Gaps(missing):
+                raise CorruptState(f"wanted and not written: {missing}")
+            case Corrupt(units):
+                raise CorruptState(f"other bytes than were sent: {units}")
+            case LeaseOver():
+                raise LeaseLost("the reservation was given up before the commit came")
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """Does what the table decided."""
+        for effect in effects:
+            reservation = effect.reservation
+            match effect:
+                case StopWriter():
+                    fence = Fence(self._epoch, reservation.reservation_id, reservation.attempt)
+                    self.carry_out(self.table.writer_stopped(fence))
+                case FreeSlots(request_id=request_id):
+                    self._slots.pop(reservation.reservation_id, None)
+                    self._engine.scheduler.free_reservation(reservation.reservation_id)
+                    self._freed(name_of(request_id, reservation.attempt))
+                case StartDecoding():
+                    self._slots.pop(reservation.reservation_id, None)
+
+
+class Sink:
+    """Where the pieces of one WritePages stream go; its header fences all of them."""
+
+    def __init__(self, receiving: Receiving) -> None:
+        self._receiving = receiving
+        self._fence = NOBODY
+
+    def begin(self, header: WriteHeader) -> None:
+        self._receiving.begin(header)
+        self._fence = header.fence
+
+    def write(self, piece: Piece) -> None:
+        self._receiving.write(self._fence, piece)
+
+    def finish(self, unit: WantedUnit) -> None:
+        self._receiving.written(self._fence, unit)
+
+
+def spans_of(manifest: StateManifest, prompt_len: int) -> list[tuple[Kind, int, int]]:
+    """The resume set of a hand-off at n as absolute spans: pages, and the state's position."""
+    needs = resume_set(manifest, prompt_len)
+    spans = {
+        Kind.FULL: (needs.full.first, needs.full.end),
+        Kind.WINDOW: (needs.window.first, needs.window.end),
+        Kind.RECURRENT: (prompt_len, prompt_len + 1),
+    }
+    return [(kind, *spans[kind]) for kind in manifest.kinds]

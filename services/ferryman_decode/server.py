@@ -1,0 +1,184 @@
+"""DecodeService: reserve, write, commit, abort, and the streams of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from ferryman.cache.manifest import manifest_from_json
+from ferryman.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ManifestMismatch,
+    Unavailable,
+    WrongEpoch,
+)
+from ferryman.handoff.effects import Fence
+from ferryman.schedule.events import Event
+from ferryman.wire.codec.handoff import (
+    ReserveAnswer,
+    abort_order_from_wire,
+    commit_order_from_wire,
+    reserve_answer_to_wire,
+    reserve_order_from_wire,
+)
+from ferryman.wire.codec.tokens import cursor_from_wire, step_frame_to_wire
+from ferryman.wire.page_intake import receive_pages
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
+from ferryman.wire.values import ReserveOrder
+from ferryman.worker.shell import Parts
+from ferryman.worker.telemetry import Load
+from ferryman_decode.outlets import Outlets
+from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink
+from ferryman_decode.requests import Requests
+from ferryman_decode.running import RunningRequest
+
+log = logging.getLogger(__name__)
+
+SERVICE = "ferryman.wire.v1.DecodeService"
+EXPIRY_SECONDS = 0.5
+
+
+class Decode(decode_pb2_grpc.DecodeServiceServicer):
+    """One decode worker. Everything here runs on the loop, so nothing needs a lock."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._outlets = Outlets(parts.epoch)
+        self._requests = Requests(parts, self._outlets)
+        self._receiving = Receiving(parts.engine, parts.epoch, parts.clock, self._requests.freed)
+        self._is_draining = False
+        self._expiring = parts.background.start(self._expire())
+
+    def register(self, server: Any) -> None:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+    # Hand-off.
+
+    async def Reserve(
+        self, request: decode_pb2.ReserveRequest, context: Any
+    ) -> decode_pb2.ReserveResponse:
+        order = reserve_order_from_wire(request)
+        self._check(order)
+        digest = self._parts.engine.manifest.digest
+        table = self._receiving.table
+        known = table.reserved(order.context.request_id, order.context.attempt)
+        if known is not None:
+            return reserve_answer_to_wire(ReserveAnswer(known, digest))
+        reservation, reused = self._receiving.reserve(order)
+        self._requests.reserved(RunningRequest(order, reservation.reservation_id), reservation)
+        return reserve_answer_to_wire(ReserveAnswer(reservation, digest, reused))
+
+    def _check(self, order: ReserveOrder) -> None:
+        self._check_epoch(order.worker_epoch)
+        if self._is_draining:
+            raise Unavailable("this decode worker is draining")
+        if order.context.deadline_seconds <= 0:
+            raise DeadlineExceeded("the deadline had passed when decode was asked")
+        manifest = self._parts.engine.manifest
+        if order.manifest_digest != manifest.digest:
+            raise ManifestMismatch(_differences(self._parts, order))
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._parts.epoch:
+            raise WrongEpoch(f"this is epoch {self._parts.epoch}, the message is for {epoch}")
+
+    async def Renew(
+        self, request: decode_pb2.RenewRequest, context: Any
+    ) -> decode_pb2.RenewResponse:
+        fence = Fence(request.epoch, request.reservation_id, request.attempt)
+        self._receiving.table.renew(fence, self._parts.clock())
+        return decode_pb2.RenewResponse(lease_ms=int(LEASE_SECONDS * 1000))
+
+    async def WritePages(
+        self, request_iterator: AsyncIterator[decode_pb2.WritePagesRequest], context: Any
+    ) -> decode_pb2.WritePagesResponse:
+        unit_bytes = {each.kind: each.slot_bytes for each in self._parts.engine.manifest.layouts}
+        received = await receive_pages(request_iterator, unit_bytes, Sink(self._receiving))
+        return decode_pb2.WritePagesResponse(
+            bytes_received=received.num_bytes, units_received=received.num_units
+        )
+
+    async def Commit(
+        self, request: decode_pb2.CommitRequest, context: Any
+    ) -> decode_pb2.CommitResponse:
+        order = commit_order_from_wire(request)
+        fence = Fence(order.epoch, order.reservation_id, order.context.attempt)
+        if self._receiving.commit(fence, order):
+            self._requests.committed(order)
+        name = f"{order.context.request_id}.{order.context.attempt}"
+        return decode_pb2.CommitResponse(accepted_tokens=self._requests.num_tokens(name))
+
+    async def Abort(
+        self, request: decode_pb2.AbortRequest, context: Any
+    ) -> decode_pb2.AbortResponse:
+        order = abort_order_from_wire(request)
+        if order.epoch:
+            self._check_epoch(order.epoch)
+        was_known = self._requests.abort(order.request_id, order.attempt, order.cause)
+        answer = self._receiving.table.abort(order.request_id, order.attempt, self._parts.clock())
+        self._receiving.carry_out(answer.effects)
+        # Over gRPC the writer stops within the tick in which it is told, so nothing is pending.
+        return decode_pb2.AbortResponse(has_pending_writes=False, was_known=was_known)
+
+    # Tokens.
+
+    async def Tokens(
+        self, request: decode_pb2.TokensRequest, context: Any
+    ) -> AsyncIterator[decode_pb2.TokensResponse]:
+        self._check_epoch(request.worker_epoch)
+        if not request.router_id:
+            raise InvalidRequest("a token stream belongs to a router", "router_id")
+        outlet = self._outlets.open(request.router_id)
+        cursors = [cursor_from_wire(cursor) for cursor in request.resume]
+        if missing := self._requests.since(cursors):
+            outlet.send(missing)
+        try:
+            async with aclosing(outlet.frames()) as frames:
+                async for frame in frames:
+                    yield step_frame_to_wire(frame)
+        finally:
+            self._outlets.forget(request.router_id, outlet)
+
+    # What the shell asks.
+
+    def on_events(self, events: list[Event]) -> None:
+        """From the step loop, once a step: everything of it leaves in one frame for each router."""
+        self._requests.on_events(events)
+        self._outlets.flush()
+
+    def load(self) -> Load:
+        statistics = self._parts.engine.scheduler.statistics()
+        return Load(
+            is_ready=not self._is_draining,
+            num_running=statistics.decoding + statistics.prefilling,
+            num_queued=statistics.waiting + statistics.reserved,
+            queue_tokens=statistics.tokens_to_prefill,
+            node=self._parts.host.node_id,
+        )
+
+    async def drain(self) -> None:
+        """No further reservations; what runs comes to its end, and is read."""
+        self._is_draining = True
+        await self._requests.idle()
+        self._outlets.close(Unavailable("this decode worker has drained"))
+        self._expiring.cancel()
+
+    async def _expire(self) -> None:
+        """Leases and deadlines, by this process's own monotonic clock."""
+        while True:
+            await asyncio.sleep(EXPIRY_SECONDS)
+            now = self._parts.clock()
+            self._receiving.carry_out(self._receiving.table.expire(now))
+            self._requests.expire(now)
+
+
+def _differences(parts: Parts, order: ReserveOrder) -> tuple[str, ...]:
+    try:
+        theirs = manifest_from_json(order.manifest_json)
+    except (ValueError, KeyError, TypeError):
+        return (f"digest: {parts.engine.manifest.digest} here, {order.manifest_digest} there",)
+    return parts.engine.manifest.differences(theirs)

@@ -1,0 +1,1 @@
+"""The prefill worker: computes prompts and hands them off, pages first, state last."""

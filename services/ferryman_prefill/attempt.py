@@ -1,0 +1,238 @@
+"""One attempt at one prompt: queued → reserved → admitted → chunks sent as they finish → committed.
+
+The recurrent state goes last, then the commit with the first token. Whatever ends the attempt, its
+slots, its host lease and its reservation are given back on the way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+from ferryman.wire.data_plane import OutgoingUnit, Sent
+
+from ferryman.cache.resume import ResumePlan
+from ferryman.cache.slots import Holder, Role, SlotHandle
+from ferryman.engine.assembly import Engine
+from ferryman.errors import Cancelled, DeadlineExceeded, FerrymanError
+from ferryman.handoff.values import Reservation, WantedUnit, ranges_of
+from ferryman.runtime.lifecycle import Fact, LifecyclePublisher
+from ferryman.schedule.batch import Sampled
+from ferryman.schedule.events import (
+    Admitted,
+    ChunkDone,
+    Event,
+    Finished,
+    Held,
+    LoadCorrupt,
+    LoadsDone,
+)
+from ferryman.schedule.sequence import Goal
+from ferryman.wire import values
+from ferryman.wire.host_client import HostLease
+from ferryman.wire.rpc import CallTags
+from ferryman.wire.status import failure_of
+from ferryman.wire.values import CommitOrder, PrefillOrder, PrefillProgress, Usage
+from ferryman.worker.host import HostTierClient
+from ferryman.worker.summary import plan_facts, plan_summary, prompt_usage
+from ferryman_prefill.decode_side import DecodeSide
+from ferryman_prefill.outgoing import Outgoing
+
+log = logging.getLogger(__name__)
+
+RENEWALS_PER_LEASE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every attempt on this worker shares. `turnstile` lets the next in line through."""
+
+    engine: Engine
+    bell: asyncio.Event
+    host: HostTierClient
+    lifecycle: LifecyclePublisher
+    turnstile: asyncio.Semaphore
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """No further progress; the attempt's own result says why."""
+
+
+class Attempt:
+    """Runs in a task of its own; `progress` is what its caller is told, `inbox` what it hears."""
+
+    def __init__(self, order: PrefillOrder, decode: DecodeSide, around: Surroundings) -> None:
+        self.order = order
+        self.name = f"{order.context.request_id}.{order.context.attempt}"
+        self.progress: asyncio.Queue[PrefillProgress | Over] = asyncio.Queue()
+        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._decode = decode
+        self._around = around
+        self._usage = Usage(prompt_tokens=order.request.prompt_len)
+        self._num_chunks = 0
+        self._transfer = Holder(Role.TRANSFER_OUT, self.name)
+        self._leaving: list[SlotHandle] = []
+        self.is_scheduled = False
+
+    async def run(self, position: int) -> None:
+        """From the queue to the hand-off, within the deadline. Raises what ended it."""
+        self._say("queued", position=position)
+        self.progress.put_nowait(values.Queued(position))
+        try:
+            async with asyncio.timeout(self.order.context.deadline_seconds):
+                await self._run()
+        except asyncio.CancelledError:
+            self._say("cancelled")
+            raise
+        except TimeoutError as error:
+            self._say("failed", reason="DeadlineExceeded")
+            raise DeadlineExceeded("the deadline passed during prefill") from error
+        except Exception as error:
+            self._say("failed", reason=failure_of(error).reason)
+            raise
+        finally:
+            self.progress.put_nowait(Over())
+
+    async def _run(self) -> None:
+        async with self._around.turnstile, self._leased() as lease:
+            began = self._around.clock()
+            async with self._reserved() as reservation:
+                first, sent = await self._hand_off(reservation, lease)
+                await self._decode.commit(self._commit_order(reservation, first, sent))
+            seconds = self._around.clock() - began
+        self._say("handed_off", bytes=sent.num_bytes, seconds=round(seconds, 6), path="grpc")
+        self.progress.put_nowait(
+            values.HandedOff(
+                reservation.reservation_id, first, self._usage, sent.num_bytes, seconds
+            )
+        )
+
+    @asynccontextmanager
+    async def _leased(self) -> AsyncIterator[HostLease]:
+        context = self.order.context
+        tags = CallTags(context.request_id, context.attempt, context.traceparent)
+        lease = await self._around.host.lease_for(self.order.request, tags)
+        try:
+            yield lease
+        finally:
+            self._around.host.release(lease)
+
+    @asynccontextmanager
+    async def _reserved(self) -> AsyncIterator[Reservation]:
+        """Slots at decode and here; on any error decode hears that nothing more will be written."""
+        answer = await self._decode.reserve(self.order.context.deadline_seconds)
+        try:
+            yield answer.reservation
+        except BaseException as error:
+            cause = "cancelled" if isinstance(error, asyncio.CancelledError) else "prefill_failed"
+            with suppress(FerrymanError):
+                await asyncio.shield(self._decode.abort(answer.reservation, cause))
+            raise
+        finally:
+            scheduler = self._around.engine.scheduler
+            scheduler.release(self._leaving, self._transfer)
+            scheduler.cancel(self.name, self._around.clock())
+            self._around.bell.set()
+
+    async def _hand_off(self, reservation: Reservation, lease: HostLease) -> tuple[Sampled, Sent]:
+        """Computes and sends side by side; ends when decode has every unit."""
+        request = replace(self.order.request, request_id=self.name)
+        self._around.engine.scheduler.submit(request, Goal.HAND_OFF, lease.view)
+        self.is_scheduled = True
+        self._around.bell.set()
+        outgoing = Outgoing(reservation, self._around.engine.manifest.page_size)
+        ready: asyncio.Queue[list[OutgoingUnit]] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(self._decode.write(reservation, _units_from(ready)))
+            renewing = group.create_task(self._renew(reservation))
+            first = await self._computed(outgoing, ready, lease)
+            sent = await sending
+            renewing.cancel()
+        return first, sent
+
+    async def _renew(self, reservation: Reservation) -> None:
+        while True:
+            await asyncio.sleep(reservation.lease_seconds / RENEWALS_PER_LEASE)
+            await self._decode.renew(reservation)
+
+    async def _computed(
+        self, outgoing: Outgoing, ready: asyncio.Queue[list[OutgoingUnit]], lease: HostLease
+    ) -> Sampled:
+        """Follows the schedule's events until the prompt is held; the first token."""
+        page_size = self._around.engine.manifest.page_size
+        while True:
+            match await self.inbox.get():
+                case Admitted(plan=plan):
+                    self._admitted(plan)
+                    self._offer(ready, outgoing.up_to(plan.anchor_pages * page_size))
+                case ChunkDone() as chunk:
+                    self._chunk(chunk)
+                    self._offer(ready, outgoing.up_to(chunk.end))
+                case LoadsDone():
+                    self._around.host.release(lease)
+                case LoadCorrupt():
+                    self._around.host.release(lease, was_corrupt=True)
+                case Held(first=first):
+                    self._offer(ready, outgoing.rest(self.order.request.prompt_len))
+                    ready.put_nowait([])
+                    return first
+                case Finished():
+                    raise Cancelled("the prompt was given up by this worker")
+
+    def _offer(self, ready: asyncio.Queue[list[OutgoingUnit]], units: list[WantedUnit]) -> None:
+        """Leases the slots to the transfer until decode has answered, whatever the tree does."""
+        engine = self._around.engine
+        found = []
+        for unit in units:
+            ((_, handle),) = engine.scheduler.units_at(
+                self.name, unit.kind, unit.index, unit.index + 1
+            )
+            engine.scheduler.lease((handle,), self._transfer)
+            self._leaving.append(handle)
+            found.append(OutgoingUnit(unit, engine.transfer.read(unit.kind, handle.slot)))
+        if found:
+            ready.put_nowait(found)
+
+    def _admitted(self, plan: ResumePlan) -> None:
+        manifest = self._around.engine.manifest
+        summary = plan_summary(manifest, plan)
+        self._usage = prompt_usage(manifest, plan)
+        self._say("admitted", **plan_facts(summary))
+        self.progress.put_nowait(values.Admitted(summary))
+
+    def _chunk(self, chunk: ChunkDone) -> None:
+        self._num_chunks += 1
+        step_tokens = self._around.engine.scheduler.limits.chunk_tokens
+        left = -(-(chunk.prompt_len - chunk.end) // step_tokens)
+        index, count = self._num_chunks, self._num_chunks + left
+        self._say("chunk", index=index, count=count, start=chunk.start, end=chunk.end)
+        self.progress.put_nowait(values.ChunkDone(index, count, chunk.start, chunk.end))
+
+    def _commit_order(self, reservation: Reservation, first: Sampled, sent: Sent) -> CommitOrder:
+        return CommitOrder(
+            context=self.order.context,
+            reservation_id=reservation.reservation_id,
+            epoch=reservation.epoch,
+            written=ranges_of(digest.name for digest in sent.digests),
+            digests=sent.digests,
+            first=first,
+            usage=self._usage,
+        )
+
+    def _say(self, event: str, **facts: Fact) -> None:
+        context = self.order.context
+        self._around.lifecycle.publish(
+            context.request_id, context.attempt, event, traceparent=context.traceparent, **facts
+        )
+
+
+async def _units_from(ready: asyncio.Queue[list[OutgoingUnit]]) -> AsyncIterator[OutgoingUnit]:
+    """Units as they become ready; an empty batch is the end."""
+    while batch := await ready.get():
+        for unit in batch:
+            yield unit

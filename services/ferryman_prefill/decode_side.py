@@ -1,0 +1,105 @@
+"""The decode worker as prefill sees it: reserve, write, commit, abort."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from ferryman.cache.manifest import StateManifest, manifest_to_json
+from ferryman.handoff.values import Reservation
+from ferryman.wire.codec.handoff import (
+    ReserveAnswer,
+    abort_order_to_wire,
+    commit_order_to_wire,
+    reserve_answer_from_wire,
+    reserve_order_to_wire,
+)
+from ferryman.wire.data_plane import OutgoingUnit, Sent, send_units
+from ferryman.wire.rpc import CallTags, Channels, tags_to_metadata
+from ferryman.wire.status import typed_errors
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
+from ferryman.wire.values import (
+    AbortOrder,
+    CommitOrder,
+    PrefillOrder,
+    ReserveOrder,
+    WorkerAddress,
+)
+
+CALL_SECONDS = 10.0
+ABORT_SECONDS = 2.0
+
+
+class DecodeSide:
+    """One attempt's dealings with its decode worker. Errors come typed."""
+
+    def __init__(
+        self,
+        order: PrefillOrder,
+        channels: Channels,
+        writer: WorkerAddress,
+        manifest: StateManifest,
+    ) -> None:
+        self._order = order
+        self._writer = writer
+        self._manifest = manifest
+        self._stub = decode_pb2_grpc.DecodeServiceStub(channels.to(order.decode.address))
+        context = order.context
+        tags = CallTags(context.request_id, context.attempt, context.traceparent)
+        self._metadata = tags_to_metadata(tags)
+
+    async def reserve(self, deadline_seconds: float) -> ReserveAnswer:
+        """Slots for all that decode lacks. Raises what decode says, OutOfSlots among it."""
+        order = self._order
+        wish = ReserveOrder(
+            context=order.context,
+            worker_epoch=order.decode.epoch,
+            writer=self._writer,
+            router_id=order.router_id,
+            request=order.request,
+            manifest_digest=self._manifest.digest,
+            manifest_json=manifest_to_json(self._manifest),
+        )
+        with typed_errors():
+            answer = await self._stub.Reserve(
+                reserve_order_to_wire(wish),
+                timeout=min(CALL_SECONDS, deadline_seconds),
+                metadata=self._metadata,
+            )
+        return reserve_answer_from_wire(answer, order.context.attempt)
+
+    async def renew(self, reservation: Reservation) -> None:
+        request = decode_pb2.RenewRequest(
+            reservation_id=reservation.reservation_id,
+            epoch=reservation.epoch,
+            attempt=reservation.attempt,
+        )
+        with typed_errors():
+            await self._stub.Renew(request, timeout=CALL_SECONDS)
+
+    async def write(self, reservation: Reservation, units: AsyncIterator[OutgoingUnit]) -> Sent:
+        """Streams units as they come; returns what was sent once decode has it all."""
+        request_id = self._order.context.request_id
+        with typed_errors():
+            return await send_units(
+                self._stub, reservation, request_id, self._manifest.digest, units
+            )
+
+    async def commit(self, commit: CommitOrder) -> None:
+        """Raises CorruptState when decode found gaps or other bytes."""
+        with typed_errors():
+            await self._stub.Commit(
+                commit_order_to_wire(commit), timeout=CALL_SECONDS, metadata=self._metadata
+            )
+
+    async def abort(self, reservation: Reservation, cause: str) -> None:
+        """Says that nothing more will be written. Decode being away is its own answer."""
+        order = AbortOrder(
+            request_id=self._order.context.request_id,
+            attempt=reservation.attempt,
+            cause=cause,
+            reservation_id=reservation.reservation_id,
+            epoch=reservation.epoch,
+            is_writer_done=True,
+        )
+        with typed_errors():
+            await self._stub.Abort(abort_order_to_wire(order), timeout=ABORT_SECONDS)

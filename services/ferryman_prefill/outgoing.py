@@ -1,0 +1,44 @@
+"""Which units of a prompt may leave when: absolute names, intersected with what decode wants.
+
+admitted   pages the device tree holds            (not those a load-back is still writing)
+chunk      every page that is full by now
+held       the rest: partial page, window, and last of all the recurrent state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import CorruptState
+from ferryman.handoff.values import Reservation, UnitName, WantedUnit
+
+_LAST = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
+
+
+class Outgoing:
+    """The wanted units of one reservation, each handed out once."""
+
+    def __init__(self, reservation: Reservation, page_size: int) -> None:
+        self._page_size = page_size
+        self._waiting: dict[UnitName, WantedUnit] = {unit.name: unit for unit in reservation.wanted}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def up_to(self, position: int) -> list[WantedUnit]:
+        """Full pages that end at or before `position`."""
+        end = position // self._page_size
+        return self._take(name for name in self._waiting if name[0] is Kind.FULL and name[1] < end)
+
+    def rest(self, prompt_len: int) -> list[WantedUnit]:
+        """All others; the recurrent state last. Raises CorruptState for what nobody can give."""
+        pages = -(-prompt_len // self._page_size)
+        for kind, index in self._waiting:
+            if not (index == prompt_len if kind is Kind.RECURRENT else index < pages):
+                raise CorruptState(f"decode wants {kind} unit {index} of {prompt_len} tokens")
+        return self._take(sorted(self._waiting, key=lambda name: (_LAST.index(name[0]), name[1])))
+
+    def _take(self, names: Iterable[UnitName]) -> list[WantedUnit]:
+        return [self._waiting.pop(name) for name in list(names)]

@@ -1,0 +1,58 @@
+"""Tasks that belong to the service and not to whoever started them; they end with the block."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """`async with Background() as background: background.start(coroutine)`.
+
+    A task that fails is a bug of its own and is logged; it takes nobody with it. At the end of the
+    block what still runs is cancelled and waited for.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def outlive(self, job: Coroutine[Any, Any, None]) -> None:
+        """Starts what nobody waits for."""
+        self.start(job)
+
+    async def finish(self) -> None:
+        """Waits for all tasks there are, and for those they start."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("background task failed", exc_info=task.exception())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self.finish()

@@ -1,0 +1,34 @@
+"""Settings that prefill and decode workers share, and the engine options they mean."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from ferryman.engine.assembly import EngineOptions
+from ferryman.runtime.settings import WorkerSettings
+
+
+class HostCacheSettings(BaseModel):
+    """Where the node's host-cache is; an empty address is a worker without one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    address: str = ""
+
+
+def engine_options(settings: WorkerSettings, max_prealloc: int) -> EngineOptions:
+    """`max_prealloc` rows beyond the running ones are for prompts that are handed over."""
+    return EngineOptions(
+        model=settings.model,
+        dtype=settings.dtype,
+        page_size=settings.page_size,
+        chunk_tokens=settings.chunk_tokens,
+        max_running=settings.max_running,
+        max_prealloc=max_prealloc,
+        max_waiting=settings.max_waiting,
+        memory_bytes=settings.memory_bytes,
+        recurrent_slots=0,
+        prefix_cache=settings.prefix_cache,
+        overlap=settings.overlap,
+        device=settings.device,
+        num_threads=settings.num_threads,
+    )

@@ -1,0 +1,204 @@
+"""What a worker tells the fleet: beats, cache events with a sequence, answers to orders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.cache.tree import CacheChange
+from ferryman.engine.assembly import Engine
+from ferryman.errors import InvalidRequest, QueueFull
+from ferryman.runtime.listening import Answer, json_answer
+from ferryman.runtime.logs import set_level
+from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.wire.beats import BEAT_SECONDS, Beat, ServedState, beat_to_bytes
+from ferryman.wire.bus import Bus, Message
+from ferryman.wire.codec.caches import (
+    CacheEvent,
+    CacheSnapshot,
+    cache_event_to_bytes,
+    cache_snapshot_to_bytes,
+)
+from ferryman.wire.subjects import ControlSubject, Subjects
+from ferryman.worker.pace import Pace
+
+log = logging.getLogger(__name__)
+
+# A step that takes longer than this counts as stuck: the worker falls silent and is given up.
+STUCK_SECONDS = 30.0
+# So many keys fit a snapshot message of the bus.
+MAX_SNAPSHOT_KEYS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One life of one worker."""
+
+    role: str
+    worker_id: str
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What only the service knows of its load."""
+
+    is_ready: bool
+    num_running: int
+    num_queued: int
+    queue_tokens: int
+    node: str
+
+
+class CacheEvents:
+    """Publishes what came into the device cache and left it, in order."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, who: Identity) -> None:
+        self._bus = bus
+        self._who = who
+        self._subject = subjects.cache(who.worker_id, who.epoch)
+        self._sequence = 0
+
+    def publish(self, changes: Iterable[CacheChange]) -> None:
+        """One event for all changes of a step; a reader that misses one asks for a snapshot."""
+        last = {(change.kind, change.key): change.is_stored for change in changes}
+        if not last:
+            return
+        self._sequence += 1
+        event = CacheEvent(
+            self._who.worker_id,
+            self._who.epoch,
+            self._sequence,
+            removed=_by_kind(name for name, is_stored in last.items() if not is_stored),
+            stored=_by_kind(name for name, is_stored in last.items() if is_stored),
+        )
+        try:
+            self._bus.publish(self._subject, cache_event_to_bytes(event))
+        except QueueFull:
+            log.debug("cache event dropped sequence=%d", self._sequence)
+
+    def snapshot(self, units: Iterable[tuple[Kind, PageKey]]) -> bytes:
+        """Everything held now, the shallowest pages first when not all of it fits."""
+        held = list(units)
+        kept = held[:MAX_SNAPSHOT_KEYS]
+        snapshot = CacheSnapshot(
+            self._who.worker_id,
+            self._who.epoch,
+            self._sequence,
+            held=_by_kind(kept),
+            num_omitted=len(held) - len(kept),
+        )
+        return cache_snapshot_to_bytes(snapshot)
+
+
+def _by_kind(names: Iterable[tuple[Kind, PageKey]]) -> dict[Kind, tuple[PageKey, ...]]:
+    found: dict[Kind, list[PageKey]] = {}
+    for kind, key in names:
+        found.setdefault(kind, []).append(key)
+    return {kind: tuple(keys) for kind, keys in found.items()}
+
+
+class Telemetry:
+    """Beats once a second, cache events after each step, and orders from the control subject."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        who: Identity,
+        bus: Bus,
+        subjects: Subjects,
+        *,
+        pace: Pace,
+        load: Callable[[], Load],
+        order_drain: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._who = who
+        self._bus = bus
+        self._subjects = subjects
+        self._pace = pace
+        self._load = load
+        self._order_drain = order_drain
+        self._cache_events = CacheEvents(bus, subjects, who)
+
+    def publish_cache_changes(self) -> None:
+        """Called after every step and every call that may have evicted."""
+        self._cache_events.publish(self._engine.scheduler.take_cache_changes())
+
+    async def run(self) -> None:
+        """Beats and takes orders, for ever."""
+        pattern = self._subjects.all_control_of(self._who.worker_id)
+        async with self._bus.answering(pattern, self._obey):
+            while True:
+                self.beat()
+                await asyncio.sleep(BEAT_SECONDS)
+
+    def beat(self) -> None:
+        """Says that the engine goes on; silent while a step is stuck."""
+        stream = self._engine.stream
+        now = asyncio.get_running_loop().time()
+        is_stuck = now - stream.last_progress > STUCK_SECONDS
+        if self._engine.scheduler.num_in_flight and is_stuck:
+            log.warning("engine stuck steps=%d", stream.steps_done)
+            return
+        subject = self._subjects.beat(self._who.role, self._who.worker_id)
+        self._bus.offer(subject, beat_to_bytes(self._beat()))
+
+    def _beat(self) -> Beat:
+        engine, load = self._engine, self._load()
+        ledgers = engine.scheduler.ledgers()
+        return Beat(
+            role=self._who.role,
+            worker_id=self._who.worker_id,
+            epoch=self._who.epoch,
+            address=self._who.address,
+            is_ready=load.is_ready,
+            state=ServedState.of(engine.manifest),
+            max_len=engine.max_len,
+            num_running=load.num_running,
+            max_running=engine.scheduler.limits.concurrency.max_running,
+            num_queued=load.num_queued,
+            queue_tokens=load.queue_tokens,
+            seconds_per_token=self._pace.seconds_per_token,
+            step_seconds=self._pace.step_seconds,
+            num_steps=engine.stream.steps_done,
+            free_slots={kind: ledger.free for kind, ledger in ledgers.items()},
+            node=load.node,
+        )
+
+    async def _obey(self, message: Message) -> bytes:
+        subject = self._subjects.parse(message.subject)
+        assert isinstance(subject, ControlSubject), "only control subjects are answered"
+        match subject.verb:
+            case "snapshot":
+                return self._cache_events.snapshot(self._engine.scheduler.residence.tree.units())
+            case "drain":
+                self._order_drain()
+                return b'{"draining": true}'
+            case "flush":
+                return json.dumps({"freed": self._engine.scheduler.flush()}).encode()
+            case "log-level":
+                set_level(message.payload.decode())
+                return b'{"ok": true}'
+        raise InvalidRequest(f"no order is called {subject.verb!r}", "verb")
+
+
+def debug_endpoints(engine: Engine, metrics: Metrics) -> dict[str, Callable[[], Answer]]:
+    """`/metrics`, `/health` and `/debug/ledger` of a worker."""
+    metrics.watch("scheduler", engine.scheduler.statistics)
+    return {
+        "/metrics": lambda: Answer(metrics.render(), CONTENT_TYPE),
+        "/health": lambda: json_answer({"status": "ok"}),
+        "/debug/ledger": lambda: json_answer(_ledgers(engine)),
+    }
+
+
+def _ledgers(engine: Engine) -> dict[str, object]:
+    ledgers = engine.scheduler.ledgers()
+    return {str(kind): {**asdict(one), "balances": one.balances} for kind, one in ledgers.items()}
