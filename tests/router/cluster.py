@@ -69,6 +69,22 @@ class Cluster:
                 await asyncio.sleep(0.005)
                 known = {one.beat.worker_id for one in self.fleet}
 
+    async def until_node(self, node: str) -> None:
+        """Waits until a worker says that it is attached to this node."""
+        async with asyncio.timeout(10):
+            nodes: set[str] = set()
+            while node not in nodes:
+                await asyncio.sleep(0.005)
+                nodes = {one.beat.node for one in self.fleet}
+
+    async def until_broker_away(self) -> None:
+        """Waits until the router says that the broker is away."""
+        async with asyncio.timeout(10):
+            has_broker = True
+            while has_broker:
+                await asyncio.sleep(0.02)
+                has_broker = (await self.http.get("/ready")).json()["broker"]
+
     async def until_queued(self, num_waiting: int) -> None:
         """Waits until so many requests wait for a worker."""
         async with asyncio.timeout(10):

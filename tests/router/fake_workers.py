@@ -91,12 +91,20 @@ class FakeWorker:
         self.faults = Faults()
         self.address = ""
         self.is_ready = True
+        self.node = ""
         self.dead = asyncio.Event()
 
     @property
     def beat(self) -> Beat:
         return Beat(
-            self.role, self.worker_id, self.epoch, self.address, self.is_ready, STATE, MAX_LEN
+            self.role,
+            self.worker_id,
+            self.epoch,
+            self.address,
+            self.is_ready,
+            STATE,
+            MAX_LEN,
+            node=self.node,
         )
 
     def register(self, server: grpc.aio.Server) -> None:

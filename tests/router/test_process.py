@@ -1,0 +1,96 @@
+"""The router as a process, the index behind it, and the broker going away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+from tests.router.cluster import SENTENCE, cluster
+from tests.router.fake_workers import STATE
+from tests.servers import redis_server, running_nats
+
+from ferryman.cache.keys import page_keys, root_key
+from ferryman.cache.manifest import Kind
+from ferryman.ids import make_epoch
+from ferryman.wire.index import IndexedUnit, NodeLife, Tier
+from ferryman.wire.redis_index import redis_index
+
+
+async def _started(environment: dict[str, str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "ferryman_router",
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_a_process_says_when_it_is_ready_and_drains_on_sigterm(
+    nats_url: str, folder: Path
+) -> None:
+    process = await _started(
+        {
+            "FERRYMAN_ROUTER_MODEL": str(folder),
+            "FERRYMAN_ROUTER_HTTP__PORT": "0",
+            "FERRYMAN_ROUTER_GRPC__PORT": "0",
+            "FERRYMAN_ROUTER_BUS__URL": nats_url,
+            "FERRYMAN_ROUTER_BUS__CLUSTER": f"p{make_epoch() % 10**9}",
+        }
+    )
+    assert process.stdout is not None
+    ready = json.loads(await process.stdout.readline())
+    assert (ready["event"], ready["role"]) == ("ready", "router")
+    async with httpx.AsyncClient(base_url=f"http://{ready['http']}") as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+    process.send_signal(signal.SIGTERM)
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+
+
+async def test_a_folder_that_cannot_be_served_ends_it_with_one_line(tmp_path: Path) -> None:
+    process = await _started({"FERRYMAN_ROUTER_MODEL": str(tmp_path)})
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert errors.decode().strip().splitlines()[-1].endswith("config.json is missing")
+
+
+async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: Path) -> None:
+    with redis_server() as redis_url:
+        async with (
+            redis_index(redis_url) as index,
+            cluster(nats_url, folder, redis_url=redis_url) as made,
+        ):
+            tokenizer = made.router.room.desk.around.model.tokenizer
+            keys = page_keys(root_key(STATE), tokenizer.encode(SENTENCE * 3), STATE.page_size)
+            node = NodeLife("node-1", 5)
+            await index.announce(node, 60)
+            units = [IndexedUnit(Kind.FULL, key, 10, b"d" * 16) for key in keys[:2]]
+            units.append(IndexedUnit(Kind.RECURRENT, keys[1], 10, b"d" * 16))
+            await index.commit(node, keys[0], Tier.HOST, units)
+            made.prefills[0].node = "node-1"
+            await made.until_node("node-1")
+            headers = {"x-request-id": "host-1"}
+            body = {"prompt": SENTENCE * 3, "max_tokens": 2}
+            response = await made.http.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == 200
+            (explanation,) = made.router.room.desk.journeys.get("host-1").explanations
+            assert explanation.chosen.host_tokens == 2 * STATE.page_size
+
+
+async def test_with_the_broker_away_requests_go_on_and_ready_says_degraded(folder: Path) -> None:
+    with running_nats() as broker:
+        async with cluster(broker.url, folder) as made:
+            broker.stop()
+            await made.until_broker_away()
+            ready = await made.http.get("/ready")
+            assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+            response = await made.complete(max_tokens=4)
+            assert response.json()["choices"][0]["text"] == made.expected(4)
