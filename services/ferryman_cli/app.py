@@ -1,15 +1,27 @@
-"""The commands of `ferryman`, gathered under one name."""
+"""The commands of `ferryman`, gathered under one name, and how their mistakes are told."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 import typer
+from typer.exceptions import TyperException
+
+from ferryman.errors import ConfigError, FerrymanError, InvalidRequest
+from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED
+from ferryman_cli import commands
+
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="ferryman",
     help="Serve hybrid language models, with every reuse of state exact, explained and traceable.",
-    no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
+commands.add_to(app)
 
 
 @app.callback()
@@ -18,4 +30,27 @@ def ferryman() -> None:
 
 
 def main() -> None:
-    app()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit status: 2 with one line on stderr for a mistake of the caller's, 1 for a failure."""
+    try:
+        status = app(
+            args=list(arguments) or ["--help"], prog_name="ferryman", standalone_mode=False
+        )
+    except TyperException as error:
+        return _tell(error.format_message(), error.exit_code)
+    except (ConfigError, InvalidRequest) as error:
+        return _tell(str(error), EXIT_MISCONFIGURED)
+    except FerrymanError as error:
+        return _tell(str(error), EXIT_FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def _tell(message: str, status: int) -> int:
+    line = " ".join(message.split())
+    print(f"error: {line}", file=sys.stderr)
+    return status

@@ -1,1 +1,50 @@
-"""The SDK: one asynchronous, typed client of a Ferryman cluster."""
+"""The SDK: one asynchronous, typed client of a Ferryman cluster.
+
+    async with Client("127.0.0.1:8001") as client:
+        async for event in client.generate("The red kite is in", SamplingParams(max_tokens=8)):
+            ...
+
+Everything it speaks of is a plain value; every failure is one of `ferryman.errors`.
+"""
+
+from __future__ import annotations
+
+from ferryman.client.client import Client
+from ferryman.client.retries import ConnectionBroken, Retries
+from ferryman.schedule.request import FinishReason, SamplingParams
+from ferryman.wire.public import (
+    ChatPrompt,
+    ChatTurn,
+    GenerateEvent,
+    GenerateFinished,
+    GenerateStarted,
+    LifecycleEvent,
+    ModelCard,
+    RouteCandidate,
+    RouteExplanation,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
+from ferryman.wire.values import Usage
+
+__all__ = [
+    "ChatPrompt",
+    "ChatTurn",
+    "Client",
+    "ConnectionBroken",
+    "FinishReason",
+    "GenerateEvent",
+    "GenerateFinished",
+    "GenerateStarted",
+    "LifecycleEvent",
+    "ModelCard",
+    "Retries",
+    "RouteCandidate",
+    "RouteExplanation",
+    "SamplingParams",
+    "TextPrompt",
+    "TokenChunk",
+    "TokenPrompt",
+    "Usage",
+]

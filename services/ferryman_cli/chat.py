@@ -1,0 +1,145 @@
+"""`ferryman chat`: a conversation in the terminal, streamed, with what was reused of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.text import Text
+
+from ferryman.client import (
+    ChatTurn,
+    Client,
+    GenerateFinished,
+    GenerateStarted,
+    SamplingParams,
+    TokenChunk,
+    Usage,
+)
+from ferryman.errors import FerrymanError
+
+HELP = "/reset forgets the conversation, /quit ends; Ctrl-C ends an answer"
+QUIT, RESET = ("/quit", "/exit"), "/reset"
+
+ReadLine = Callable[[], str]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The turns so far, and the answer that is being given."""
+
+    turns: list[ChatTurn] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+
+    def ask(self, text: str) -> None:
+        self.turns.append(ChatTurn("user", text))
+        self.pieces.clear()
+
+    def answered(self) -> None:
+        """What was said becomes a turn; a question without any answer is taken back."""
+        if self.pieces:
+            self.turns.append(ChatTurn("assistant", "".join(self.pieces)))
+        else:
+            self.turns.pop()
+
+
+class Chat:
+    """Asks for lines, streams answers. Each answer runs on `runner`, so that Ctrl-C ends it."""
+
+    def __init__(self, client: Client, console: Console, sampling: SamplingParams) -> None:
+        self._client, self._console, self._sampling = client, console, sampling
+        self._conversation = Conversation()
+
+    def run(self, runner: asyncio.Runner, read_line: ReadLine) -> None:
+        """Until the end of the input, or /quit."""
+        for line in _lines(read_line):
+            if line in QUIT:
+                return
+            if line == RESET:
+                self._conversation = Conversation()
+                self._console.print("forgotten", style="dim")
+            elif line.startswith("/"):
+                self._console.print(HELP, style="dim")
+            elif line:
+                self._turn(runner, line)
+
+    def _turn(self, runner: asyncio.Runner, line: str) -> None:
+        self._conversation.ask(line)
+        try:
+            runner.run(self._answer())
+        except KeyboardInterrupt:
+            self._console.print("\n(stopped)", style="dim")
+        except FerrymanError as error:
+            self._console.print(Text(f"\n{error.reason}: {error}", "red"))
+        finally:
+            self._conversation.answered()
+
+    async def _answer(self) -> None:
+        turns, request_id = list(self._conversation.turns), ""
+        async with aclosing(self._client.generate(turns, self._sampling)) as events:
+            async for event in events:
+                match event:
+                    case GenerateStarted():
+                        request_id = event.request_id
+                    case TokenChunk():
+                        self._write(event.text)
+                    case GenerateFinished():
+                        self._write(event.text)
+                        note = Text(f"\n{usage_note(event.usage, request_id)}", "dim")
+                        self._console.print(note)
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._conversation.pieces.append(text)
+            self._console.print(Text(text), end="", soft_wrap=True)
+
+
+def usage_note(usage: Usage, request_id: str) -> str:
+    """How much of the conversation was reused, and by which id to trace the answer."""
+    cached = usage.cached
+    tiers = [f"{cached.device} on the device", f"{cached.host} from the host"]
+    return (
+        f"[{usage.prompt_tokens} prompt tokens, {cached.total} of them cached"
+        f" ({', '.join(tiers)}); {usage.completion_tokens} new; {request_id}]"
+    )
+
+
+def run_chat(grpc: str, sampling: SamplingParams) -> int:
+    console = Console(highlight=False)
+    with asyncio.Runner() as runner:
+        client = runner.run(_opened(grpc))
+        try:
+            models = runner.run(client.models(deadline_seconds=5.0))
+            served = ", ".join(card.model_id for card in models)
+            console.print(f"chatting with {served} at {grpc}; {HELP}", style="dim")
+            Chat(client, console, sampling).run(runner, terminal_lines(console))
+        finally:
+            runner.run(client.close())
+    return 0
+
+
+async def _opened(grpc: str) -> Client:
+    """Channels belong to the loop they are made on."""
+    return Client(grpc)
+
+
+def terminal_lines(console: Console) -> ReadLine:
+    """Reads from a terminal with a prompt, from a pipe without."""
+    if sys.stdin.isatty():
+        return lambda: console.input("[bold]you> [/bold]")
+    return lambda: input()
+
+
+def _lines(read_line: ReadLine) -> Iterable[str]:
+    """Lines until the end of the input; Ctrl-C at the prompt only clears it."""
+    while True:
+        try:
+            yield read_line().strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print()

@@ -1,0 +1,130 @@
+"""What a caller of `ferryman up` may choose, checked before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from ferryman.errors import ConfigError
+from ferryman.model.config import load_config
+from ferryman.wire.host_arena import SHARED_MEMORY
+
+DEMO_NAME = "ferryman-demo"
+DEFAULT_HOST_BYTES = 256 << 20
+_SPARE_SHARE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoices:
+    """What every worker's engine gets. `threads` 0 shares the cores among the workers."""
+
+    dtype: str = "float32"
+    page_size: int = 16
+    chunk_tokens: int = 512
+    max_running: int = 32
+    memory_bytes: int = 512 << 20
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where the router listens; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A cluster as asked for. Empty URLs mean servers of our own; `host_memory_bytes` 0 means
+    DEFAULT_HOST_BYTES, or less where shared memory is small."""
+
+    model: Path
+    served_name: str
+    engine: EngineChoices = EngineChoices()
+    doors: Doors = Doors()
+    num_prefill: int = 1
+    num_decode: int = 1
+    nats_url: str = ""
+    redis_url: str = ""
+    cluster: str = "local"
+    host_memory_bytes: int = 0
+    drain_seconds: float = 30.0
+    log_level: str = "INFO"
+
+    @property
+    def threads(self) -> int:
+        """Threads of each worker."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return self.engine.threads or max(1, cores // (self.num_prefill + self.num_decode))
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.host_memory_bytes or min(DEFAULT_HOST_BYTES, _shared_memory_bytes())
+
+
+def demo_model() -> Path:
+    """The model that comes with this package."""
+    folder = Path(str(files("ferryman_cli"))) / "demo_model"
+    if not (folder / "config.json").is_file():
+        raise ConfigError("this installation has no demo model; choose one with --model DIR")
+    return folder
+
+
+def check(choices: Choices) -> None:
+    """Raises ConfigError for what cannot work, as far as it can be told without a start."""
+    check_model(choices.model)
+    doors = choices.doors
+    if doors.http_port and doors.http_port == doors.grpc_port:
+        raise ConfigError(f"--http-port and --grpc-port are both {doors.http_port}")
+    for flag, port in (("--http-port", doors.http_port), ("--grpc-port", doors.grpc_port)):
+        _check_port(flag, doors.host, port)
+    _check_engine(choices.engine)
+
+
+def check_model(folder: Path) -> None:
+    """Whether the folder holds a model of a family that is known here."""
+    if not folder.is_dir():
+        raise ConfigError(f"--model {folder}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--model {folder}: there is no config.json in it")
+    load_config(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"--model {folder}: there is no tokenizer.json in it")
+
+
+def _check_engine(engine: EngineChoices) -> None:
+    if engine.page_size & (engine.page_size - 1):
+        raise ConfigError(f"--page-size {engine.page_size} is not a power of two")
+    if engine.chunk_tokens < engine.page_size:
+        raise ConfigError(
+            f"--chunk-tokens {engine.chunk_tokens} is less than a page of {engine.page_size} tokens"
+        )
+
+
+def _check_port(flag: str, host: str, port: int) -> None:
+    if not port:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            why = f"is taken; choose another {flag}" if is_taken else str(error.strerror).lower()
+            raise ConfigError(f"{flag} {port} on {host}: {why}") from None
+
+
+def _shared_memory_bytes() -> int:
+    """A share of what is free there, in whole mebibytes; a container often has little."""
+    try:
+        room = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return DEFAULT_HOST_BYTES
+    return max(1, (room.f_bavail * room.f_frsize // _SPARE_SHARE) >> 20) << 20

@@ -1,0 +1,36 @@
+"""What `ferryman up` says when everything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from ferryman.wire.subjects import Subjects
+from ferryman_cli.state_folder import Cluster
+
+EXAMPLE_ID = "first"
+QUESTION = "The red box is in the garden. Where is the red box?"
+
+
+def greeting(cluster: Cluster, logs: Path, program: str) -> str:
+    """Endpoints, and lines to try; `program` is how this command was called."""
+    body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
+    command = os.path.relpath(program) if "/" in program else program
+    return f"""Ferryman is up and serves {cluster.model}.
+
+  HTTP   {cluster.http}/v1
+  gRPC   {cluster.grpc}
+  NATS   {cluster.nats}
+  Redis  {cluster.redis}
+  logs   {logs}
+
+Try in another terminal:
+
+  curl {cluster.http}/v1/chat/completions -H 'x-request-id: {EXAMPLE_ID}' \\
+    -H 'content-type: application/json' -d '{json.dumps(body)}'
+  {command} trace {EXAMPLE_ID}
+  {command} chat
+  nats -s {cluster.nats} sub '{Subjects(cluster.name).all_life}'
+
+Ctrl-C drains and ends everything."""

@@ -1,0 +1,117 @@
+"""`ferryman top`: all workers, as their heartbeats tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from time import monotonic
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ferryman.errors import InvalidRequest, NotFound
+from ferryman.wire.beats import BEAT_SECONDS, Beat, beat_from_bytes
+from ferryman.wire.subjects import Subjects
+from ferryman_cli.lifecycle_reader import connected_bus
+
+ONCE_SECONDS = 2.0 * BEAT_SECONDS
+LATE_SECONDS = 3.0 * BEAT_SECONDS
+GONE_SECONDS = 30.0
+_LEFT = ("worker", "state", "address", "node")
+_RIGHT = ("running", "queued", "queue tokens", "tokens/s", "step ms", "steps", "free slots")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The latest beat of a worker, and when it came."""
+
+    beat: Beat
+    at: float
+
+
+class Roll:
+    """The workers heard of lately."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Seen] = {}
+
+    def heard(self, beat: Beat, now: float) -> None:
+        self._seen[beat.worker_id] = Seen(beat, now)
+
+    def workers(self, now: float) -> list[Seen]:
+        """By role and id; who was silent for too long is struck off."""
+        self._seen = {k: one for k, one in self._seen.items() if now - one.at < GONE_SECONDS}
+        return sorted(self._seen.values(), key=lambda one: (one.beat.role, one.beat.worker_id))
+
+
+def run_top(nats: tuple[str, str], *, once: bool, as_json: bool) -> int:
+    if once or as_json:
+        return asyncio.run(_once(*nats, as_json=as_json))
+    asyncio.run(_live(*nats))
+    return 0
+
+
+async def _once(url: str, cluster: str, *, as_json: bool) -> int:
+    roll = Roll()
+    try:
+        async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(url, cluster)) as beats:
+            async for beat in beats:
+                roll.heard(beat, monotonic())
+    except TimeoutError:
+        pass
+    workers = roll.workers(monotonic())
+    if not workers:
+        raise NotFound(f"no worker of cluster {cluster} was heard within {ONCE_SECONDS:g} s")
+    if as_json:
+        print(json.dumps({"workers": [asdict(one.beat) for one in workers]}))
+    else:
+        Console().print(fleet_table(workers, monotonic()))
+    return 0
+
+
+async def _live(url: str, cluster: str) -> None:
+    roll = Roll()
+    async with aclosing(_beats(url, cluster)) as beats:
+        with Live("waiting for heartbeats", auto_refresh=False, transient=True) as live:
+            async for beat in beats:
+                roll.heard(beat, monotonic())
+                live.update(fleet_table(roll.workers(monotonic()), monotonic()), refresh=True)
+
+
+async def _beats(url: str, cluster: str) -> AsyncGenerator[Beat, None]:
+    async with connected_bus(url) as bus:
+        async with bus.subscribed(Subjects(cluster).all_beats) as messages:
+            async for message in messages:
+                try:
+                    yield beat_from_bytes(message.payload)
+                except InvalidRequest:
+                    continue
+
+
+def fleet_table(workers: Iterable[Seen], now: float) -> Table:
+    """One line a worker."""
+    table = Table(box=None, pad_edge=False)
+    for name in _LEFT:
+        table.add_column(name)
+    for name in _RIGHT:
+        table.add_column(name, justify="right")
+    for one in workers:
+        table.add_row(*_cells(one.beat, now - one.at))
+    return table
+
+
+def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
+    state = "ready" if beat.is_ready else "draining"
+    if silent_seconds > LATE_SECONDS:
+        state = f"silent {silent_seconds:.0f} s"
+    pace = f"{1 / beat.seconds_per_token:.0f}" if beat.seconds_per_token else "-"
+    step = f"{beat.step_seconds * 1000:.2f}" if beat.step_seconds else "-"
+    free = " ".join(f"{kind}:{slots}" for kind, slots in beat.free_slots.items())
+    running = f"{beat.num_running}/{beat.max_running}"
+    queue = (str(beat.num_queued), str(beat.queue_tokens))
+    who = (beat.worker_id, state, beat.address, beat.node or "-")
+    return (*who, running, *queue, pace, step, str(beat.num_steps), free or "-")
