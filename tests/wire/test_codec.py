@@ -12,10 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire import strategies as draw
 
+from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest
+from ferryman.handoff.effects import Fence
+from ferryman.handoff.values import WantedUnit
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.wire import public, values
-from ferryman.wire.codec import caches, handoff, inference, prefill, request, scalars, tokens
+from ferryman.wire.codec import (
+    caches,
+    handoff,
+    inference,
+    pieces,
+    prefill,
+    request,
+    scalars,
+    tokens,
+)
 from ferryman.wire.v1 import decode_pb2, prefill_pb2, types_pb2
 
 M = TypeVar("M", bound=Message)
@@ -124,6 +136,23 @@ def test_a_step_frame_comes_back(frame: values.StepFrame) -> None:
 def test_a_cursor_comes_back(request_id: str, attempt: int, offset: int) -> None:
     cursor = values.TokenCursor(request_id, attempt, offset)
     assert tokens.cursor_from_wire(over_the_wire(tokens.cursor_to_wire(cursor))) == cursor
+
+
+@given(draw.kinds, draw.counts, draw.epochs, draw.epochs, draw.keys)
+def test_a_piece_of_a_unit_comes_back(
+    kind: Kind, index: int, generation: int, offset: int, content: bytes
+) -> None:
+    piece = pieces.Piece(WantedUnit(kind, index, generation), offset, content)
+    assert pieces.piece_from_wire(over_the_wire(pieces.piece_to_wire(piece))) == piece
+
+
+@given(draw.texts, draw.epochs, draw.counts, draw.texts, draw.texts)
+def test_the_header_of_a_write_comes_back(
+    reservation_id: str, epoch: int, attempt: int, request_id: str, digest: str
+) -> None:
+    fence = Fence(epoch, reservation_id, attempt)
+    header = pieces.WriteHeader(fence, request_id, digest)
+    assert pieces.header_from_wire(over_the_wire(pieces.header_to_wire(header))) == header
 
 
 @given(draw.host_units)

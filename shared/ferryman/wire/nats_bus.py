@@ -362,8 +362,12 @@ _Attachment = _Subscription | _Discovery
 
 
 async def _reached_broker(client: Client) -> None:
-    """Whoever publishes after this reaches us; if the broker is away, nobody publishes."""
+    """Whoever publishes after this reaches us; if the broker is away, nobody publishes.
+
+    The first ping may overtake what is still on its way to the socket; the second cannot.
+    """
     with suppress(nats.errors.Error, OSError):
+        await client.flush(CONNECT_SECONDS)
         await client.flush(CONNECT_SECONDS)
 
 
