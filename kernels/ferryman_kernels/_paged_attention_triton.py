@@ -13,9 +13,7 @@ from torch import Tensor
 
 from ferryman_kernels._triton import (
     Kernel,
-    Pointer,
     cdiv,
-    constexpr,
     dot_type,
     next_power_of_two,
     tl,
@@ -32,13 +30,13 @@ MAX_SPLITS = 32
 
 @Kernel
 def _decode_split_kernel(
-    q_ptr: Pointer,
-    key_pages_ptr: Pointer,
-    value_pages_ptr: Pointer,
-    page_table_ptr: Pointer,
-    positions_ptr: Pointer,
-    partial_ptr: Pointer,
-    weight_ptr: Pointer,
+    q_ptr: tl.tensor,
+    key_pages_ptr: tl.tensor,
+    value_pages_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
     stride_q_request: int,
     stride_page: int,
     stride_table_row: int,
@@ -47,11 +45,11 @@ def _decode_split_kernel(
     page_size: int,
     head_dim: int,
     scale: float,
-    GROUP: constexpr,
-    BLOCK_GROUP: constexpr,
-    BLOCK_DIM: constexpr,
-    KEYS: constexpr,
-    NARROW: constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    NARROW: tl.constexpr,
 ) -> None:
     """The heads of one group over one split of one request's keys.
 
@@ -100,13 +98,13 @@ def _decode_split_kernel(
 
 @Kernel
 def _decode_join_kernel(
-    partial_ptr: Pointer,
-    weight_ptr: Pointer,
-    out_ptr: Pointer,
+    partial_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
     splits: int,
     head_dim: int,
-    BLOCK_SPLITS: constexpr,
-    BLOCK_DIM: constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ) -> None:
     """Joins the splits of one head of one request."""
     head = tl.program_id(0).to(tl.int64)
@@ -159,12 +157,12 @@ def paged_attention_decode_triton(
 
 @Kernel
 def _prefill_kernel(
-    q_ptr: Pointer,
-    key_pages_ptr: Pointer,
-    value_pages_ptr: Pointer,
-    page_table_ptr: Pointer,
-    tiles_ptr: Pointer,
-    out_ptr: Pointer,
+    q_ptr: tl.tensor,
+    key_pages_ptr: tl.tensor,
+    value_pages_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    out_ptr: tl.tensor,
     stride_q_token: int,
     stride_page: int,
     stride_table_row: int,
@@ -172,11 +170,11 @@ def _prefill_kernel(
     page_size: int,
     head_dim: int,
     scale: float,
-    GROUP: constexpr,
-    QUERIES: constexpr,
-    KEYS: constexpr,
-    BLOCK_DIM: constexpr,
-    NARROW: constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    NARROW: tl.constexpr,
 ) -> None:
     """A tile of one request's queries, one head; `tiles` rows: request, token, position, count."""
     tile, q_head = tiles_ptr + tl.program_id(0) * 4, tl.program_id(1)
@@ -242,7 +240,8 @@ def paged_attention_prefill_triton(
         q.stride(0), key_pages.stride(0), page_table.stride(0),
         window_len, page_size, head_dim, scale,
         GROUP=q_heads // kv_heads, QUERIES=BLOCK_QUERIES, KEYS=BLOCK_KEYS,
-        BLOCK_DIM=max(16, next_power_of_two(head_dim)), NARROW=dot_type(q), num_warps=4,
+        BLOCK_DIM=max(16, next_power_of_two(head_dim)), NARROW=dot_type(q),
+        num_warps=4 if q.dtype == torch.bfloat16 else 8,
     )  # fmt: skip
     return out
 

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from ferryman_kernels._triton import (
     Kernel,
-    Pointer,
     cdiv,
-    constexpr,
     dot_type,
     next_power_of_two,
     tl,
@@ -32,23 +30,23 @@ CARRY_ELEMENTS = 1024
 
 @Kernel
 def _blocks_add_kernel(
-    x_ptr: Pointer,
-    dt_ptr: Pointer,
-    a_ptr: Pointer,
-    b_ptr: Pointer,
-    left_ptr: Pointer,
-    total_ptr: Pointer,
-    blocks_ptr: Pointer,
+    x_ptr: tl.tensor,
+    dt_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    left_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    blocks_ptr: tl.tensor,
     stride_x_token: int,
     stride_dt_token: int,
     stride_b_token: int,
     heads_per_group: int,
     head_dim: int,
     state_dim: int,
-    BLOCK_CHUNK: constexpr,
-    BLOCK_DIM: constexpr,
-    BLOCK_STATE: constexpr,
-    PRECISION: constexpr,
+    BLOCK_CHUNK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_STATE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:
     """left[block, head] = Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]; total[block, head] = L[end]."""
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -79,15 +77,15 @@ def _blocks_add_kernel(
 
 @Kernel
 def _carry_states_kernel(
-    left_ptr: Pointer,
-    total_ptr: Pointer,
-    ssm_states_ptr: Pointer,
-    slots_ptr: Pointer,
-    first_blocks_ptr: Pointer,
-    snapshots_ptr: Pointer,
+    left_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    ssm_states_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    first_blocks_ptr: tl.tensor,
+    snapshots_ptr: tl.tensor,
     stride_slot: int,
     head_elements: int,
-    BLOCK: constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """Walks one request's blocks: `left` becomes the state that enters each block.
 
@@ -114,15 +112,15 @@ def _carry_states_kernel(
 
 @Kernel
 def _tokens_see_kernel(
-    x_ptr: Pointer,
-    dt_ptr: Pointer,
-    a_ptr: Pointer,
-    b_ptr: Pointer,
-    c_ptr: Pointer,
-    d_ptr: Pointer,
-    entering_ptr: Pointer,
-    y_ptr: Pointer,
-    blocks_ptr: Pointer,
+    x_ptr: tl.tensor,
+    dt_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    c_ptr: tl.tensor,
+    d_ptr: tl.tensor,
+    entering_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    blocks_ptr: tl.tensor,
     stride_x_token: int,
     stride_dt_token: int,
     stride_b_token: int,
@@ -130,11 +128,11 @@ def _tokens_see_kernel(
     heads_per_group: int,
     head_dim: int,
     state_dim: int,
-    BLOCK_CHUNK: constexpr,
-    BLOCK_DIM: constexpr,
-    BLOCK_STATE: constexpr,
-    PRECISION: constexpr,
-    NARROW: constexpr,
+    BLOCK_CHUNK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_STATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NARROW: tl.constexpr,
 ) -> None:
     """y of one block and one head, from the block's own tokens and from the state before it."""
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -154,22 +152,21 @@ def _tokens_see_kernel(
     c_at = tokens[:, None] * stride_c_token + group + offs_state[None, :]
     b = tl.load(b_ptr + b_at, mask=mask_rows, other=0.0).to(NARROW)
     c = tl.load(c_ptr + c_at, mask=mask_rows, other=0.0).to(NARROW)
-    x_at = tokens[:, None] * stride_x_token + head * head_dim + offs_dim[None, :]
-    mask_x = live[:, None] & mask_dim[None, :]
-    x = tl.load(x_ptr + x_at, mask=mask_x, other=0.0).to(wide)
-
-    between = (log_decay[:, None] - log_decay[None, :]).to(tl.float32)
-    seen = offs_chunk[:, None] >= offs_chunk[None, :]
-    decay = tl.exp(tl.where(seen, between, float("-inf")))
-    scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * decay
-    y = tl.dot(scores, x * dt.to(tl.float32)[:, None], input_precision=PRECISION)
-
     first = (block * tl.num_programs(1) + head) * head_dim
     entering_at = (first + offs_dim[:, None]) * state_dim + offs_state[None, :]
     mask = mask_dim[:, None] & mask_state[None, :]
     entering = tl.load(entering_ptr + entering_at, mask=mask, other=0.0)
     before = tl.dot(c.to(wide), tl.trans(entering), input_precision=PRECISION)
-    y += before * tl.exp(log_decay.to(tl.float32))[:, None]
+    y = before * tl.exp(log_decay.to(tl.float32))[:, None]
+
+    between = (log_decay[:, None] - log_decay[None, :]).to(tl.float32)
+    seen = offs_chunk[:, None] >= offs_chunk[None, :]
+    decay = tl.exp(tl.where(seen, between, float("-inf")))
+    scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * decay
+    x_at = tokens[:, None] * stride_x_token + head * head_dim + offs_dim[None, :]
+    mask_x = live[:, None] & mask_dim[None, :]
+    x = tl.load(x_ptr + x_at, mask=mask_x, other=0.0).to(wide)
+    y += tl.dot(scores, x * dt.to(tl.float32)[:, None], input_precision=PRECISION)
     y += tl.load(d_ptr + head).to(wide) * x
     y_at = (tokens[:, None] * tl.num_programs(1) + head) * head_dim + offs_dim[None, :]
     tl.store(y_ptr + y_at, y.to(y_ptr.dtype.element_ty), mask=mask_x)
@@ -215,7 +212,7 @@ def chunk_scan_triton(
     _tokens_see_kernel[grid](
         x, dt, A, B, C, D, left, y, described,
         x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *sizes, **tiles,
-        NARROW=dot_type(B),
+        NARROW=dot_type(B), num_warps=8,
     )  # fmt: skip
     return y
 

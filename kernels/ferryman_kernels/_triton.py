@@ -21,20 +21,12 @@ except ModuleNotFoundError:
 
 __all__ = [
     "Kernel",
-    "Pointer",
     "cdiv",
-    "constexpr",
     "dot_type",
     "next_power_of_two",
     "tl",
     "wide_type",
 ]
-
-Pointer = Any
-"""What a kernel sees of a tensor: the address of its first element."""
-
-constexpr = Any
-"""A number that a kernel is compiled for."""
 
 
 class Kernel:

@@ -20,10 +20,10 @@ from ferryman_kernels._causal_conv_compiled import (
 )
 from ferryman_kernels._compiled import serves
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, tl, wide_type
+from ferryman_kernels._triton import Kernel, cdiv, tl, wide_type
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
 
-BLOCK_TOKENS = 32
+BLOCK_TOKENS = 16
 BLOCK_DIM = 128
 
 
@@ -83,21 +83,21 @@ def causal_conv_decode_reference(
 
 @Kernel
 def _causal_conv_prefill_kernel(
-    x_ptr: Pointer,
-    conv_states_ptr: Pointer,
-    weight_ptr: Pointer,
-    bias_ptr: Pointer,
-    y_ptr: Pointer,
-    slots_ptr: Pointer,
-    tiles_ptr: Pointer,
+    x_ptr: tl.tensor,
+    conv_states_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
     stride_x_token: int,
     stride_slot: int,
     conv_dim: int,
-    HAS_BIAS: constexpr,
-    WIDTH: constexpr,
-    BLOCK_TOKENS: constexpr,
-    BLOCK_DIM: constexpr,
-    WIDE: constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:
     """A tile of one request's tokens by some channels; `tiles` rows: request, first, low, high."""
     tile = tiles_ptr + tl.program_id(0) * 4
@@ -126,15 +126,15 @@ def _causal_conv_prefill_kernel(
 
 @Kernel
 def _store_conv_states_kernel(
-    x_ptr: Pointer,
-    conv_states_ptr: Pointer,
-    slots_ptr: Pointer,
-    stores_ptr: Pointer,
+    x_ptr: tl.tensor,
+    conv_states_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    stores_ptr: tl.tensor,
     stride_x_token: int,
     stride_slot: int,
     conv_dim: int,
-    WIDTH: constexpr,
-    BLOCK_DIM: constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ) -> None:
     """Writes states at asked positions; `stores` rows: request, first, length, dst_slot (or -1).
 
@@ -206,19 +206,19 @@ def _check_strides(x: Tensor, conv_states: Tensor, weight: Tensor) -> None:
 
 @Kernel
 def _causal_conv_decode_kernel(
-    x_ptr: Pointer,
-    conv_states_ptr: Pointer,
-    weight_ptr: Pointer,
-    bias_ptr: Pointer,
-    y_ptr: Pointer,
-    slots_ptr: Pointer,
+    x_ptr: tl.tensor,
+    conv_states_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
     stride_x_request: int,
     stride_slot: int,
     conv_dim: int,
-    HAS_BIAS: constexpr,
-    WIDTH: constexpr,
-    BLOCK_DIM: constexpr,
-    WIDE: constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:
     """Some channels of one request. Each channel is one thread's, so shifting in place is safe."""
     request = tl.program_id(0).to(tl.int64)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, Pointer, constexpr, next_power_of_two, tl
+from ferryman_kernels._triton import Kernel, next_power_of_two, tl
 
 
 def write_kv_reference(
@@ -35,13 +35,13 @@ def write_kv_reference(
 
 @Kernel
 def _write_kv_kernel(
-    key_pages_ptr: Pointer,
-    value_pages_ptr: Pointer,
-    keys_ptr: Pointer,
-    values_ptr: Pointer,
-    page_table_ptr: Pointer,
-    rows_ptr: Pointer,
-    positions_ptr: Pointer,
+    key_pages_ptr: tl.tensor,
+    value_pages_ptr: tl.tensor,
+    keys_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
     stride_page: int,
     stride_keys_token: int,
     stride_keys_head: int,
@@ -51,8 +51,8 @@ def _write_kv_kernel(
     page_size: int,
     kv_heads: int,
     head_dim: int,
-    BLOCK_HEADS: constexpr,
-    BLOCK_DIM: constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ) -> None:
     """All heads of one token."""
     token = tl.program_id(0).to(tl.int64)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, Pointer, constexpr, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -34,18 +34,18 @@ def gated_rms_norm_reference(
 
 @Kernel
 def _rms_norm_kernel(
-    x_ptr: Pointer,
-    gate_ptr: Pointer,
-    weight_ptr: Pointer,
-    y_ptr: Pointer,
+    x_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    y_ptr: tl.tensor,
     stride_x_row: int,
     stride_gate_row: int,
     stride_y_row: int,
     dim: int,
     eps: float,
-    GATED: constexpr,
-    BLOCK_DIM: constexpr,
-    WIDE: constexpr,
+    GATED: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:
     """One row and one group of it for each program; `dim` is a group's."""
     row = tl.program_id(0).to(tl.int64)

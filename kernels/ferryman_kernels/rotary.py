@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._triton import Kernel, Pointer, constexpr, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
 
 def apply_rotary_reference(
@@ -37,18 +37,18 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @Kernel
 def _rotary_kernel(
-    x_ptr: Pointer,
-    y_ptr: Pointer,
-    positions_ptr: Pointer,
-    inv_freq_ptr: Pointer,
+    x_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    inv_freq_ptr: tl.tensor,
     stride_x_token: int,
     stride_x_head: int,
     heads: int,
     head_dim: int,
     half: int,
-    BLOCK_HEADS: constexpr,
-    BLOCK_DIM: constexpr,
-    WIDE: constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:
     """All heads of one token: each element meets its partner, half a rotation away."""
     token = tl.program_id(0).to(tl.int64)

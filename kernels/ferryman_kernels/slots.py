@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, tl
+from ferryman_kernels._triton import Kernel, cdiv, tl
 
 BLOCK_WORDS = 4096
 """Words of 8 bytes that one program moves."""
@@ -28,7 +28,11 @@ def clear_slots_reference(slab: Tensor, slots: Tensor) -> None:
 
 @Kernel
 def _copy_slots_kernel(
-    slab_ptr: Pointer, src_ptr: Pointer, dst_ptr: Pointer, slot_words: int, BLOCK: constexpr
+    slab_ptr: tl.tensor,
+    src_ptr: tl.tensor,
+    dst_ptr: tl.tensor,
+    slot_words: int,
+    BLOCK: tl.constexpr,
 ) -> None:
     """One part of one slot for each program, in words of 8 bytes."""
     pair = tl.program_id(0)
@@ -44,7 +48,7 @@ def _copy_slots_kernel(
 
 @Kernel
 def _clear_slots_kernel(
-    slab_ptr: Pointer, slots_ptr: Pointer, slot_words: int, BLOCK: constexpr
+    slab_ptr: tl.tensor, slots_ptr: tl.tensor, slot_words: int, BLOCK: tl.constexpr
 ) -> None:
     slot = tl.multiple_of(tl.load(slots_ptr + tl.program_id(0)).to(tl.int64) * slot_words, 8)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

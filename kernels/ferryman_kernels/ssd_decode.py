@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, as_array, as_flat, prange, serves
-from ferryman_kernels._triton import Kernel, Pointer, cdiv, constexpr, next_power_of_two, tl
+from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
 
 BLOCK_DIM = 16
 """Rows of a head's state that one program holds."""
@@ -106,15 +106,15 @@ def selective_state_update_compiled(
 
 @Kernel
 def _selective_state_update_kernel(
-    ssm_states_ptr: Pointer,
-    x_ptr: Pointer,
-    dt_ptr: Pointer,
-    a_ptr: Pointer,
-    b_ptr: Pointer,
-    c_ptr: Pointer,
-    d_ptr: Pointer,
-    slots_ptr: Pointer,
-    y_ptr: Pointer,
+    ssm_states_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    dt_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    c_ptr: tl.tensor,
+    d_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    y_ptr: tl.tensor,
     stride_slot: int,
     stride_x_request: int,
     stride_dt_request: int,
@@ -123,8 +123,8 @@ def _selective_state_update_kernel(
     heads_per_group: int,
     head_dim: int,
     state_dim: int,
-    BLOCK_DIM: constexpr,
-    BLOCK_STATE: constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_STATE: tl.constexpr,
 ) -> None:
     """Some rows of one head's state of one request."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -1,18 +1,13 @@
-"""Kernels run in Triton's interpreter where there is no GPU; fresh memory is full of NaN."""
+"""Fresh memory is full of NaN. Without a GPU, tests/conftest.py chose Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    # Read when a kernel is first launched, so it is early enough whoever imported triton before.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -1,0 +1,195 @@
+"""The public ops on a real GPU, at real sizes, against their references in float64 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels.causal_conv import (
+    causal_conv_decode,
+    causal_conv_decode_reference,
+    causal_conv_prefill,
+    causal_conv_prefill_reference,
+)
+from ferryman_kernels.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    paged_attention_reference,
+)
+from ferryman_kernels.pages import gather_pages, scatter_pages, write_kv, write_kv_reference
+from ferryman_kernels.rms_norm import gated_rms_norm, gated_rms_norm_reference
+from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference
+from ferryman_kernels.slots import clear_slots, copy_slots
+from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
+from ferryman_kernels.ssd_decode import selective_state_update, selective_state_update_reference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+T = TypeVar("T")
+CUDA = torch.device("cuda")
+DTYPES = [torch.float32, torch.bfloat16]
+SPANS = ((0, 700), (128, 333), (64, 65), (1024, 2000))
+
+
+def _rounded(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def _on_cuda(op: Callable[..., T], *args: Any) -> T:
+    return op(*(arg.to(CUDA) if isinstance(arg, Tensor) else arg for arg in args))
+
+
+def _in_float64(op: Callable[..., T], *args: Any) -> T:
+    """States are written in place, so they come in float64 already."""
+    return op(*(arg.double() if _is_floating(arg) else arg for arg in args))
+
+
+def _is_floating(arg: object) -> bool:
+    return isinstance(arg, Tensor) and arg.is_floating_point()
+
+
+def _assert_near(got: Tensor, expected: Tensor, *, bfloat16: bool) -> None:
+    """‖got - expected‖ / ‖expected‖ at what the narrowest dtype on the way allows."""
+    error = (got.cpu().double() - expected.double()).norm() / expected.double().norm()
+    assert float(error) < (6e-3 if bfloat16 else 5e-6), float(error)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_and_rotary_on_the_device(dtype: torch.dtype) -> None:
+    x, gate, weight = (_rounded(*s, dtype=dtype) for s in ((300, 3072), (300, 3072), (3072,)))
+    got = _on_cuda(gated_rms_norm, x, gate, weight, 1e-5, 4)
+    expected = _in_float64(gated_rms_norm_reference, x, gate, weight, 1e-5, 4)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    q, k = _rounded(300, 12, 128, dtype=dtype), _rounded(300, 4, 128, dtype=dtype)
+    positions = torch.randint(0, 4096, (300,))
+    inv_freq = 10000.0 ** (-torch.arange(64) / 64)
+    turned = _on_cuda(apply_rotary, q, k, positions, inv_freq)
+    straight = _in_float64(apply_rotary_reference, q, k, positions, inv_freq)
+    for a, b in zip(turned, straight, strict=True):
+        error = (a.cpu().double() - b).norm() / b.norm()
+        assert float(error) < (6e-3 if dtype == torch.bfloat16 else 1e-4)  # float32 angles
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_convolution_on_the_device(dtype: torch.dtype) -> None:
+    tokens = sum(end - start for start, end in SPANS)
+    x, weight, bias = (_rounded(*s, dtype=dtype) for s in ((tokens, 3328), (3328, 4), (3328,)))
+    states, slots = _rounded(9, 3328, 3, dtype=dtype), torch.tensor([4, 0, 7, 2])
+    snapshots = ((0, 64, 1), (3, 1984, 5))
+    moved = states.to(CUDA)
+    got = _on_cuda(causal_conv_prefill, x, moved, weight, bias, SPANS, slots, snapshots)
+    wide = states.double()
+    expected = _in_float64(
+        causal_conv_prefill_reference, x, wide, weight, bias, SPANS, slots, snapshots
+    )
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    assert torch.equal(moved.cpu().double(), wide)
+    step = _rounded(4, 3328, dtype=dtype)
+    got = _on_cuda(causal_conv_decode, step, moved, weight, bias, slots)
+    expected = _in_float64(causal_conv_decode_reference, step, wide, weight, bias, slots)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    assert torch.equal(moved.cpu().double(), wide)
+
+
+def _scan_inputs(tokens: int, dtype: torch.dtype) -> list[Tensor]:
+    return [
+        _rounded(tokens, 24, 64, dtype=dtype),
+        torch.rand(tokens, 24),
+        -torch.rand(24) * 4,
+        _rounded(tokens, 1, 128, dtype=dtype),
+        _rounded(tokens, 1, 128, dtype=dtype),
+        torch.randn(24),
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk_len", [16, 64, 128])
+def test_scan_on_the_device(dtype: torch.dtype, chunk_len: int) -> None:
+    inputs = _scan_inputs(sum(end - start for start, end in SPANS), dtype)
+    states, slots = torch.randn(9, 24, 64, 128), torch.tensor([4, 0, 7, 2])
+    snapshots = ((0, 128, 1), (3, 1920, 5))
+    moved = states.to(CUDA)
+    got = _on_cuda(chunk_scan, *inputs, moved, SPANS, slots, snapshots, chunk_len)
+    wide = states.double()
+    expected = _in_float64(chunk_scan_reference, *inputs, wide, SPANS, slots, snapshots, chunk_len)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    _assert_near(moved, wide, bfloat16=False)
+
+
+def test_resuming_on_the_grid_has_the_bits_of_the_cold_run_on_the_device() -> None:
+    inputs, slot = _scan_inputs(1000, torch.bfloat16), torch.tensor([0])
+    cold = torch.zeros(1, 24, 64, 128, device=CUDA)
+    y = _on_cuda(chunk_scan, *inputs, cold, ((0, 1000),), slot, (), 64)
+    for cut in (64, 512, 960):
+        states, parts = torch.zeros_like(cold), []
+        for low, high in ((0, cut), (cut, 1000)):
+            x, dt, A, B, C, D = inputs
+            part = (x[low:high], dt[low:high], A, B[low:high], C[low:high], D)
+            parts.append(_on_cuda(chunk_scan, *part, states, ((low, high),), slot, (), 64))
+        assert torch.equal(torch.cat(parts), y)
+        assert torch.equal(states, cold)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_state_update_on_the_device(dtype: torch.dtype) -> None:
+    inputs = _scan_inputs(33, dtype)
+    states = torch.randn(40, 24, 64, 128)
+    slots = torch.randperm(40)[:33]
+    slots[5] = -1
+    moved = states.to(CUDA)
+    got = _on_cuda(selective_state_update, moved, *inputs, slots)
+    wide = states.double()
+    expected = _in_float64(selective_state_update_reference, wide, *inputs, slots)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    _assert_near(moved, wide, bfloat16=False)
+
+
+@pytest.mark.parametrize("window", [0, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_on_the_device(dtype: torch.dtype, window: int) -> None:
+    keys, values = _rounded(2, 300, 4, 16, 128, dtype=dtype)
+    table = torch.randperm(300)[: 2 * 125].view(2, 125)
+    table = torch.cat((table, table))  # shared prefixes are read by several
+    tokens = sum(end - start for start, end in SPANS)
+    q = _rounded(tokens, 12, 128, dtype=dtype)
+    pages = (keys, values, table)
+    got = _on_cuda(paged_attention_prefill, q, *pages, SPANS, 0.09, window)
+    expected = _in_float64(paged_attention_reference, q, *pages, SPANS, 0.09, window)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    positions = torch.tensor([0, 1999, 511, 512])
+    got = _on_cuda(paged_attention_decode, q[:4], *pages, positions, 0.09, window)
+    spans = [(position, position + 1) for position in positions.tolist()]
+    expected = _in_float64(paged_attention_reference, q[:4], *pages, spans, 0.09, window)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+
+
+def test_pages_and_slots_beyond_two_gigabytes_on_the_device() -> None:
+    slot_bytes, num_slots = 1 << 20, 5000
+    slab = torch.zeros(num_slots, slot_bytes, dtype=torch.uint8, device=CUDA)
+    slab[4990] = 7
+    copy_slots(slab, torch.tensor([4990], device=CUDA), torch.tensor([4999], device=CUDA))
+    assert bool((slab[4999] == 7).all())
+    pages = gather_pages(slab, torch.tensor([4999, 3], device=CUDA))
+    assert bool((pages[0] == 7).all())
+    scatter_pages(slab, torch.tensor([4998, 2], device=CUDA), pages)
+    clear_slots(slab, torch.tensor([4990, 4999], device=CUDA))
+    assert int(slab.sum()) == 7 * slot_bytes
+    assert bool((slab[4998] == 7).all())
+    cells = slab.view(torch.float32)[:, :8192].view(num_slots, 4, 16, 128)
+    heads = torch.randn(3, 4, 128, device=CUDA)
+    table = torch.tensor([[4997, 4996]], device=CUDA)
+    where = (table, torch.zeros(3, dtype=torch.int64, device=CUDA))
+    write_kv(cells, cells, heads, heads, *where, torch.tensor([0, 16, 31], device=CUDA))
+    expected = torch.zeros(2, 4, 16, 128)
+    write_kv_reference(
+        expected, expected, heads.cpu(), heads.cpu(), torch.tensor([[1, 0]]),
+        torch.zeros(3, dtype=torch.int64), torch.tensor([0, 16, 31]),
+    )  # fmt: skip
+    assert torch.equal(cells[4996:4998].cpu(), expected)

@@ -1,0 +1,143 @@
+"""Compiles every Triton kernel for a Hopper GPU, on a machine that need not have one.
+
+    python tools/compile_kernels.py
+
+Each launcher runs on CPU tensors of real sizes; instead of being launched its kernels are compiled
+for sm_90 as they would be there, and assembled. The table says what they take and whether anything
+spills. (The interpreter accepts kernels that the compiler does not, so the tests run this too.)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from ferryman_kernels import _paged_attention_triton, _ssd_chunk_scan_triton
+from ferryman_kernels._paged_attention_triton import (
+    paged_attention_decode_triton,
+    paged_attention_prefill_triton,
+)
+from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels._triton import Kernel
+from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
+from ferryman_kernels.pages import write_kv_triton
+from ferryman_kernels.rms_norm import gated_rms_norm_triton, rms_norm_triton
+from ferryman_kernels.rotary import apply_rotary_triton
+from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
+from ferryman_kernels.ssd_decode import selective_state_update_triton
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
+    """Compiles as the launch with these arguments would, and prints a line."""
+    options = {"ptx_version": 88}  # what Triton's own assembler for Hopper reads
+    if "num_warps" in constants:
+        options["num_warps"] = constants.pop("num_warps")
+    function = JITFunction(kernel.function)
+    given = dict(zip(function.arg_names, args, strict=False)) | constants
+    signature, attributes, fixed = {}, {}, dict[str, Any]()
+    for index, parameter in enumerate(function.params):
+        value = given[parameter.name]
+        signature[parameter.name] = _type_of(value, parameter.is_constexpr)
+        if signature[parameter.name] == "constexpr":
+            fixed[parameter.name] = value
+        elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[index,] = ALIGNED
+    source = ASTSource(function, signature, fixed, attributes)
+    built = triton.compile(source, target=HOPPER, options=options)
+    print(f"{kernel.function.__name__:32} {_assemble(built.asm['ptx'])}", end="")
+    print(f", {built.metadata.shared} bytes shared, {built.metadata.num_warps} warps")
+
+
+def _type_of(value: Any, is_constexpr: bool) -> str:
+    if is_constexpr or (isinstance(value, int) and value == 1):
+        return "constexpr"
+    if isinstance(value, Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _assemble(ptx: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [str(PTXAS), "-v", "-arch=sm_90a", str(source), "-o", "/dev/null"]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = re.findall(r"Used (\d+) registers|(\d+) bytes spill stores", log)
+    registers = max(int(used) for used, _ in found if used)
+    spilled = sum(int(spill) for _, spill in found if spill)
+    return f"{registers:3} registers, {spilled:4} bytes spilled"
+
+
+@contextmanager
+def compiling_for_a_gpu() -> Iterator[None]:
+    """Launches compile, and products keep the dtype they have on a GPU."""
+
+    def dot_type(operand: Tensor) -> Any:
+        return tl.bfloat16 if operand.dtype == torch.bfloat16 else tl.float32
+
+    def launch(kernel: Kernel, _: tuple[int, ...]) -> Any:
+        return lambda *args, **constants: compile_kernel(kernel, *args, **constants)
+
+    with (
+        patch.object(Kernel, "__getitem__", launch),
+        patch.object(_ssd_chunk_scan_triton, "dot_type", dot_type),
+        patch.object(_paged_attention_triton, "dot_type", dot_type),
+    ):
+        yield
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    """Every launcher once, in the shapes of a Granite 4 H layer."""
+
+    def rows(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    index = torch.zeros(8, dtype=torch.int64)
+    rms_norm_triton(rows(8, 2048), rows(2048), 1e-5)
+    gated_rms_norm_triton(rows(8, 4096), rows(8, 4096), rows(4096), 1e-5, 1)
+    apply_rotary_triton(rows(8, 32, 128), rows(8, 8, 128), index, torch.zeros(64))
+    slab = torch.zeros(2, 1 << 16, dtype=torch.uint8)
+    copy_slots_triton(slab, index, index)
+    clear_slots_triton(slab, index)
+    pages, table = rows(4, 8, 64, 128), torch.zeros(8, 32, dtype=torch.int64)
+    write_kv_triton(pages, pages, rows(8, 8, 128), rows(8, 8, 128), table, index, index)
+    conv = (rows(9, 4352, 3), rows(4352, 4), rows(4352))
+    causal_conv_prefill_triton(rows(128, 4352), *conv, ((0, 128),), index[:1], ())
+    causal_conv_decode_triton(rows(8, 4352), *conv, index)
+    states, A = torch.zeros(2, 64, 64, 128), torch.zeros(64)
+    x, dt, B = rows(128, 64, 64), torch.zeros(128, 64), rows(128, 1, 128)
+    selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index)
+    chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
+    paged_attention_decode_triton(rows(8, 32, 128), pages, pages, table, index, 0.1, 0)
+    paged_attention_prefill_triton(rows(8, 32, 128), pages, pages, table[:1], ((0, 8),), 0.1, 0)
+
+
+def main(dtypes: list[str]) -> None:
+    for name in dtypes or ["bfloat16", "float32"]:
+        print(f"\n{name}")
+        with compiling_for_a_gpu():
+            launch_all(getattr(torch, name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
