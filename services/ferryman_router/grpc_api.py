@@ -110,6 +110,8 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         journeys, known = self._desk.journeys, None
         if request.request_id:
             known = journeys.find(request.request_id)
+        if known is not None and known.was_abandoned:
+            known = None  # its client came back too late, and has to begin anew
         sampling = _sampling(request, known)
         ask = Ask(caller, request.model, prompt_from_wire(request.prompt), sampling)
         if known is None:

@@ -102,9 +102,11 @@ class Journey:
     def cursor(self) -> TokenCursor:
         return TokenCursor(self.asked.request_id, self._number, self._ledger.next_offset)
 
-    def is_on(self, name: WorkerName) -> bool:
-        """Whether that worker's death would be this request's concern."""
-        return self._attempt is not None and self._attempt.needs(name)
+    @property
+    def was_abandoned(self) -> bool:
+        """Whether it was cancelled: nobody can hear the rest of it any more."""
+        end = self.transcript.end
+        return isinstance(end, Broken) and isinstance(end.error, Cancelled)
 
     def is_decoded_by(self, name: WorkerName) -> bool:
         return self._attempt is not None and self._attempt.decode == name

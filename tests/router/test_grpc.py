@@ -70,6 +70,9 @@ async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: Clust
     call.cancel()
     assert await one_pair.decodes[0].until_aborted("g-4") == "client_gone"
     await one_pair.until_free()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:  # too late: it has to begin anew
+        await collect(one_pair.stub.Generate(_request("g-4", resume_from_offset=1)))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_an_id_cannot_be_used_for_something_else(one_pair: Cluster) -> None:
