@@ -1,9 +1,13 @@
 """Linear layers: y = x · weightᵀ + bias, in the form that the device multiplies fastest.
 
-On a CPU, oneDNN wants its weights in blocks. Packed once at load instead of at every call
-(torch 2.13, 2 cores with AVX-512 and bf16, weights larger than the cache, against F.linear):
-float32 takes 1/2.1 of the time at batch 1, 1/3 at 8 and at 32, 1/1.25 at 512;
-bfloat16 1/1.7, 1/2, 1/1.4 and 1/1.06. oneDNN has no float64.
+On a CPU, oneDNN wants its weights in blocks. Packed once at load instead of at every call, times
+as quick as F.linear (torch 2.13, 2 cores with AVX-512 and bf16, weights of 5 to 50 MB):
+
+    batch          1           8          32         512
+    float32     1.7–1.8    2.2–3.2     1.7–2.8      1.25
+    bfloat16    1.3–1.7    1.9–2.2        1.4       1.06
+
+oneDNN has no float64.
 
 A call of oneDNN costs about 14 µs beyond the product, one of torch's float32 product 2 µs: a
 float32 weight that stays in the cache (up to 256 × 256) is quicker unpacked, up to 5 times at
