@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
-FIRST_LEN, LAST_LEN = 64, 2048
-MARK = 0.97
+FIRST_LEN, LAST_LEN = 64, 4096
+TALK_LEN = 128
+MARK = 0.95
 MEMORY = 0.97
 
 
@@ -31,7 +32,7 @@ class Course:
     seed: int = 7
     peak_rate: float = 2e-3
     tokens_per_step: int = 4096
-    talk_share: float = 0.1
+    talk_steps: float = 0.5
     cooling: float = 0.3
 
 
@@ -45,10 +46,8 @@ class Progress:
     accuracy: float = 0.0
     since_longer: int = 0
 
-    def record(self, correct: float, tokens: int) -> None:
-        """Count a step; double the length once the running accuracy passes the mark."""
-        self.step += 1
-        self.seen_tokens += tokens
+    def record(self, correct: float) -> None:
+        """Keep a running accuracy; double the length once it passes the mark."""
         self.since_longer += 1
         self.accuracy = MEMORY * self.accuracy + (1 - MEMORY) * correct
         if self.accuracy > MARK and self.length < LAST_LEN and self.since_longer > 30:
@@ -104,13 +103,11 @@ class Tutor:
     course: Course
 
     def next_lesson(self, progress: Progress) -> Lesson:
-        """Mostly rows of the present length, some shorter; each step's seed is its own."""
+        """Small talk in short rows, or mostly recall at the present length, by turns."""
         rng = Random(f"{self.course.seed} {progress.step}")
-        length = progress.length
-        while length > FIRST_LEN and rng.random() < 0.25:
-            length //= 2
-        rows = max(2, min(32, self.course.tokens_per_step // length))
-        share = self.course.talk_share
+        talk = rng.random() < self.course.talk_steps
+        length, share, most = (TALK_LEN, 0.8, 16) if talk else (progress.length, 0.05, 32)
+        rows = max(1, min(most, self.course.tokens_per_step // length))
         return lesson(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
 
     def learn(self, given: Lesson, warmth: float) -> tuple[float, float]:
@@ -165,7 +162,10 @@ def train(teaching: Tutor, progress: Progress, checkpoint: Path) -> None:
     while (spent := time.monotonic() - start) < teaching.course.seconds:
         given = teaching.next_lesson(progress)
         loss, correct = teaching.learn(given, warmth(teaching.course, progress, spent))
-        progress.record(correct, given.counts.numel())
+        progress.step += 1
+        progress.seen_tokens += given.counts.numel()
+        if given.counts.shape[1] == progress.length:
+            progress.record(correct)
         if time.monotonic() - spoken > 20:
             spoken = time.monotonic()
             save_checkpoint(checkpoint, teaching, progress)
