@@ -160,7 +160,7 @@ async def test_a_deadline_travels_and_ends_the_call() -> None:
         with pytest.raises(DeadlineExceeded), typed_errors():
             await call(connection, "unary_unary", b"hang", timeout=0.2)
         await shapes.ended.wait()
-    assert 0 < shapes.remaining <= 0.2
+    assert 0 < shapes.remaining < 1
 
 
 async def test_tags_travel_beside_the_message() -> None:
