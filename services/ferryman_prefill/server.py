@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 from ferryman.errors import ManifestMismatch, QueueFull, Stale, Unavailable, WrongEpoch
@@ -38,7 +37,6 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         self._channels = parts.channels
         # Nobody calls a writer back: its name and life are enough.
         self._me = WorkerAddress(parts.worker_id, "", parts.epoch)
-        self._background = parts.background
         self._max_queued = limits.max_waiting
         self._attempts: dict[str, Attempt] = {}
         self._idle = asyncio.Event()
@@ -52,15 +50,14 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         attempt = self._begin(prefill_order_from_wire(request))
-        running = self._background.start(attempt.run(len(self._attempts) - 1))
+        running = asyncio.create_task(attempt.run(len(self._attempts) - 1), name=attempt.name)
         try:
             while not isinstance(progress := await attempt.progress.get(), Over):
                 yield progress_to_wire(progress)
             await running
         finally:
             running.cancel()
-            with suppress(BaseException):
-                await running
+            await asyncio.wait([running])
             self._end(attempt)
 
     def _begin(self, order: PrefillOrder) -> Attempt:

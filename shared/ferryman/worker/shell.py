@@ -164,7 +164,8 @@ async def _serve(
     found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
     await stack.enter_async_context(bus.discoverable(found))
     async with alongside(loop.run(), telemetry.run()):
-        announce_ready(parts.role, parts.worker_id, address, parts.epoch)
+        observe = f"{settings.observe.host}:{observe_port}"
+        announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
         await stopping.wait()
         log.info("draining")
         await listening.drain()

@@ -1,0 +1,165 @@
+"""Four processes against one: token-identical, log probabilities within 1e-9, in float64.
+
+{cold, device hit, partial, fork, host hit} × {chunkings} × {overlap on, off} × {alone, mixed};
+what each answer says it reused proves that the feature really happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    Generated,
+    Shape,
+    generate,
+    generate_all,
+    running_cluster,
+    save_served_model,
+)
+
+from ferryman.client import Client
+from ferryman.llm import LLM, Completion
+from ferryman.schedule.request import SamplingParams
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True)
+
+WAYS = [
+    pytest.param(
+        ("granite_moe", Shape(overlap=True, chunk_tokens=32)),
+        id="Granite, overlap, ragged chunks",
+        marks=pytest.mark.xdist_group("granite cluster"),
+    ),
+    pytest.param(
+        ("bamba", Shape(overlap=False, chunk_tokens=1024)),
+        id="Bamba, one step at a time, one chunk",
+        marks=pytest.mark.xdist_group("bamba cluster"),
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    variant, shape = request.param
+    model = save_served_model(tmp_path_factory.mktemp("model"), variant)
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+class Oracle:
+    """The cold run of one process: no cache, no overlap, one chunk."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def answer(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> Completion:
+        return self._llm.generate([list(prompt)], sampling)[0]
+
+
+@pytest.fixture(scope="module")
+def oracle(cluster: Cluster) -> Iterator[Oracle]:
+    with LLM(
+        cluster.model,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        chunk_tokens=1024,
+        memory_bytes=32 << 20,
+        prefix_cache=False,
+        overlap=False,
+    ) as llm:
+        yield Oracle(llm)
+
+
+def assert_same(found: Generated, expected: Completion) -> None:
+    assert tuple(found.token_ids) == expected.token_ids
+    for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+
+
+def cached(found: Generated) -> tuple[int, int]:
+    """Reused prompt tokens by tier: device, host."""
+    assert found.usage is not None
+    return found.usage.cached.device, found.usage.cached.host
+
+
+async def test_cold_then_hit_then_forks_are_exact(cluster: Cluster, oracle: Oracle) -> None:
+    expected = oracle.answer(PROMPT)
+    async with Client(cluster.grpc) as client:
+        cold = await generate(client, PROMPT, GREEDY)
+        assert cached(cold) == (0, 0)
+        assert_same(cold, expected)
+
+        hit = await generate(client, PROMPT, GREEDY)
+        assert cached(hit) == (64, 0)
+        assert_same(hit, expected)
+
+        forks = [[*PROMPT[:66], *tail] for tail in ([5], [9] * 20, [11] * 3)]
+        for fork, found in zip(forks, await generate_all(client, forks, GREEDY), strict=True):
+            assert cached(found) == (64, 0)
+            assert_same(found, oracle.answer(fork))
+    cluster.assert_ledgers_balance()
+
+
+async def test_a_partial_hit_leaves_a_junction_and_is_exact(
+    cluster: Cluster, oracle: Oracle
+) -> None:
+    stem = [(5 * i + 1) % 110 + 4 for i in range(40)]
+    async with Client(cluster.grpc) as client:
+        await generate(client, [*stem, *[4] * 40], GREEDY)
+        leaving = [*stem, *[6] * 30]
+        first = await generate(client, leaving, GREEDY)
+        assert cached(first) == (0, 0)
+        assert first.usage is not None
+        assert "no_snapshot" in {each.reason for each in first.usage.uncached}
+        assert_same(first, oracle.answer(leaving))
+
+        later = [*stem[:33], 8, 8]
+        junction = await generate(client, later, GREEDY)
+        assert cached(junction) == (32, 0)
+        assert_same(junction, oracle.answer(later))
+
+
+async def test_a_host_hit_is_exact_and_says_so(cluster: Cluster, oracle: Oracle) -> None:
+    prompt = [(11 * i + 5) % 120 + 3 for i in range(90)]
+    expected = oracle.answer(prompt)
+    async with Client(cluster.grpc) as client:
+        assert_same(await generate(client, prompt, GREEDY), expected)
+        await cluster.await_stored(prompt)
+        await cluster.flush_device("prefill")
+        await cluster.flush_device("decode")
+        found = await generate(client, prompt, GREEDY)
+        assert cached(found) == (0, 80)
+        assert_same(found, expected)
+
+
+async def test_a_next_turn_resumes_where_decode_stopped(cluster: Cluster, oracle: Oracle) -> None:
+    """Decode writes its last snapshot through to the host; prefill loads it for the next turn."""
+    prompt = [(13 * i + 2) % 115 + 3 for i in range(30)]
+    async with Client(cluster.grpc) as client:
+        turn = await generate(client, prompt, GREEDY)
+        history = [*prompt, *turn.token_ids]
+        await cluster.await_stored(history[:48])
+        following = [*history, 9, 9, 9]
+        found = await generate(client, following, GREEDY)
+        assert sum(cached(found)) == 48
+        assert cached(found)[1] > 0, "what decode computed came back through the host tier"
+        assert_same(found, oracle.answer(following))
+
+
+async def test_a_mixed_batch_is_exact(cluster: Cluster, oracle: Oracle) -> None:
+    prompts = [[(3 * i + n) % 120 + 3 for i in range(n)] for n in (1, 15, 16, 17, 33, 64, 100)]
+    async with Client(cluster.grpc) as client:
+        answers = await generate_all(client, prompts, GREEDY)
+        drawn = await generate_all(client, prompts, DRAWN)
+    for prompt, found, sampled in zip(prompts, answers, drawn, strict=True):
+        assert_same(found, oracle.answer(prompt))
+        assert tuple(sampled.token_ids) == oracle.answer(prompt, DRAWN).token_ids
+    cluster.assert_ledgers_balance()
