@@ -14,19 +14,21 @@ MAX_PATIENCE_SECONDS = 16.0
 
 @dataclass(slots=True)
 class Attempt:
-    """`is_handed_off` once decode has been heard of: from then on prefill may go."""
+    """`has_begun` once a worker has taken it up, `is_handed_off` once decode has been heard of: from then on prefill may go."""
 
     number: int
     prefill: WorkerName
     decode: WorkerName
+    num_prefill_tokens: int
     verdict: asyncio.Future[Verdict]
+    has_begun: bool = False
     is_handed_off: bool = False
     last_news: float = 0.0
     patience: float = FIRST_PATIENCE_SECONDS
 
     def heard(self, now: float) -> None:
         """Tokens came: decode is at work, and the stream carries them."""
-        self.is_handed_off = True
+        self.has_begun = self.is_handed_off = True
         self.last_news, self.patience = now, FIRST_PATIENCE_SECONDS
 
     def is_stalled(self, now: float) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ferryman.runtime.background import Background
 from ferryman.wire.rpc import Channels
-from ferryman_router.background import Background
 from ferryman_router.dispatch import Dispatcher
 from ferryman_router.fleet import Effect, Fleet, Joined, Lost, WorkerName
 from ferryman_router.journeys import Journeys

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from ferryman.errors import FerrymanError
+from ferryman.runtime.background import Background
 from ferryman.wire.beats import beat_from_bytes
 from ferryman.wire.bus import Bus, Message
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.subjects import Subjects
-from ferryman_router.background import Background
 from ferryman_router.fleet import AskSnapshot, Effect, Fleet, WorkerName
 from ferryman_router.holdings import CacheChange, Snapshot
 

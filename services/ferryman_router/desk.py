@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import InvalidRequest, QueueFull, Unavailable
+from ferryman.runtime.background import Background
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt
 from ferryman_router.asked import Ask, Asked, Sampling
-from ferryman_router.background import Background
 from ferryman_router.journey import Journey
 from ferryman_router.journeys import Journeys
 from ferryman_router.policy import longest_request

@@ -7,7 +7,7 @@ them goes out as effects. Beliefs are hints: a worker that is asked may still re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
 from ferryman.wire.beats import Beat, ServedState
@@ -163,10 +163,11 @@ class Fleet:
             worker.num_sent += 1
             worker.sent_tokens += num_tokens
 
-    def stop_serving(self, name: WorkerName) -> None:
-        """It says that it drains; its next beat will say so too."""
+    def settled(self, name: WorkerName, num_tokens: int) -> None:
+        """What was sent is done with; a beat in between has counted it for us."""
         if worker := self.get(name):
-            worker.beat = replace(worker.beat, is_ready=False)
+            worker.num_sent = max(0, worker.num_sent - 1)
+            worker.sent_tokens = max(0, worker.sent_tokens - num_tokens)
 
     def usable_tokens(self, name: WorkerName, keys: Sequence[PageKey], prompt_len: int) -> int:
         """Tokens of a prompt that this worker can reuse from its device."""

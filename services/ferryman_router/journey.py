@@ -88,8 +88,10 @@ class Journey:
         self._ledger = TokenLedger(0)
         self._chains = Chains(asked.token_ids, asked.tenant.salt)
         self._tries = Tries()
+        self._excluded: dict[WorkerName, float] = {}
         self._pace = Pace(asked.arrived)
         self._attempt: Attempt | None = None
+        self._previous: Attempt | None = None
         self._first_usage: Usage | None = None
         self._cause = "shutdown"
 
@@ -156,16 +158,20 @@ class Journey:
                     self._around.fleet.avoid(explanation.chosen.decode, self._around.clock() + wait)
                     self._around.metrics.retries.labels("no_room").inc()
                 case Spoiled(error):
-                    self._check_retry(error, is_death=verdict.is_death)
+                    self._exclude(explanation, error)
+                    self._check_retry(verdict)
                 case Hopeless(error):
                     raise error
             is_retry = True
 
-    def _check_retry(self, error: FerrymanError, *, is_death: bool) -> None:
+    def _check_retry(self, spoiled: Spoiled) -> None:
         """Raises when nobody shall try this again."""
-        around, tries = self._around, self._tries
-        was_running = self.state not in (RequestState.RECEIVED, RequestState.QUEUED)
-        tries.failed(by_death=is_death and was_running)
+        around, tries, error = self._around, self._tries, spoiled.error
+        had_begun = self._attempt is not None and self._attempt.has_begun
+        if isinstance(error, Unavailable) and not had_begun:
+            around.metrics.retries.labels("not_reached").inc()
+            return  # nothing was done: another worker, or the same one after its next beat
+        tries.failed(by_death=spoiled.is_death and had_begun)
         log.warning(
             "attempt lost id=%s attempt=%d state=%s reason=%s message=%s",
             self.asked.request_id, self._number, self.state, error.reason, error,
@@ -177,6 +183,19 @@ class Journey:
             raise RetriesExhausted(f"the last of {tries.num_failed} failures: {error}")
         around.metrics.retries.labels(error.reason).inc()
 
+    def _exclude(self, explanation: Explanation, error: FerrymanError) -> None:
+        """This pair failed: not again for this request, until it has been heard of since."""
+        fleet, chosen = self._around.fleet, explanation.chosen
+        for name in (chosen.prefill, chosen.decode):
+            if (worker := fleet.get(name)) is not None:
+                self._excluded[name] = worker.last_heard
+        if isinstance(error, Unavailable) and not isinstance(error, WorkerGone):
+            fleet.suspect(chosen.decode)  # a prefill worker that is gone would not say so
+
+    def _still_excluded(self) -> frozenset[WorkerName]:
+        found = ((self._around.fleet.get(name), heard) for name, heard in self._excluded.items())
+        return frozenset(w.name for w, heard in found if w is not None and w.last_heard == heard)
+
     # One attempt.
 
     async def _place(self, is_retry: bool) -> Explanation:
@@ -186,7 +205,9 @@ class Journey:
         ticket = Ticket(asked.request_id, asked.tenant.name, asked.arrived, asked.deadline)
         self._chains = self._chains.extended(self._all_token_ids())
         host_tokens = await self._host_tokens()
-        asking = Asking(self._chains, len(self._chains.token_ids), host_tokens)
+        asking = Asking(
+            self._chains, len(self._chains.token_ids), host_tokens, self._still_excluded
+        )
         return await self._around.dispatcher.place(
             ticket, asking, attempt=self._number + 1, is_retry=is_retry
         )
@@ -213,8 +234,9 @@ class Journey:
         chosen, around = explanation.chosen, self._around
         prefill, decode = around.fleet.get(chosen.prefill), around.fleet.get(chosen.decode)
         if prefill is None or decode is None:
+            self._previous, self._attempt = self._attempt or self._previous, None
             return Spoiled(Unavailable("the chosen worker left before it was asked"))
-        previous = self._attempt
+        previous = self._attempt or self._previous
         attempt = self._begin(explanation)
         self._report_route(explanation, previous)
         order = self._order(attempt, prefill.beat.epoch, prefill.beat.state.digest)
@@ -223,6 +245,7 @@ class Journey:
             return await attempt.verdict
         finally:
             follower.cancel()
+            around.fleet.settled(chosen.decode, 0)
             self._tell_end(attempt)
 
     def _begin(self, explanation: Explanation) -> Attempt:
@@ -231,7 +254,8 @@ class Journey:
         self.explanations.append(explanation)
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         chosen = explanation.chosen
-        self._attempt = Attempt(self._number, chosen.prefill, chosen.decode, verdict)
+        num_tokens = len(self._chains.token_ids) - chosen.usable_tokens
+        self._attempt = Attempt(self._number, chosen.prefill, chosen.decode, num_tokens, verdict)
         return self._attempt
 
     def _report_route(self, explanation: Explanation, previous: Attempt | None) -> None:
@@ -271,7 +295,7 @@ class Journey:
 
     async def _follow_prefill(self, attempt: Attempt, order: PrefillOrder) -> None:
         """Until the hand-off; a failure counts unless decode has been heard of already."""
-        workers = self._around.workers
+        workers, fleet = self._around.workers, self._around.fleet
         try:
             async for progress in workers.prefill(attempt.prefill, order):
                 self._progress(attempt, progress)
@@ -279,13 +303,16 @@ class Journey:
         except FerrymanError as caught:
             error = caught
             if isinstance(error, WorkerGone):
-                self._around.fleet.suspect(attempt.prefill)
+                fleet.suspect(attempt.prefill)
+        finally:
+            fleet.settled(attempt.prefill, attempt.num_prefill_tokens)
         if not attempt.is_handed_off:
             attempt.settle(judge(error))
 
     def _progress(self, attempt: Attempt, progress: PrefillProgress) -> None:
         match progress:
             case Admitted():
+                attempt.has_begun = True
                 self._see(RequestState.PREFILLING)
             case ChunkDone():
                 self._see(RequestState.TRANSFERRING)
@@ -387,7 +414,7 @@ class Journey:
         facts["offset"] = self.transcript.num_tokens
         if isinstance(event, events.Cancelled):
             self._report("cancelled", **facts, cause=self._cause)
-        elif self._attempt is None:
+        elif self._number == 0:
             self._report("rejected", **facts)
         else:
             self._report("failed", **facts)

@@ -11,7 +11,7 @@ a second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ferryman.cache.manifest import Kind
@@ -34,12 +34,15 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request as the policy sees it. `host_tokens` maps a node to its usable prefix."""
+    """A request as the policy sees it. `host_tokens` maps a node to its usable prefix.
+
+    `excluded` is asked at each try: who failed this request is given another chance in time.
+    """
 
     chains: Chains
     prompt_len: int
     host_tokens: Mapping[str, int] = field(default_factory=dict)
-    excluded: frozenset[WorkerName] = frozenset()
+    excluded: Callable[[], frozenset[WorkerName]] = frozenset
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,14 @@ def choose(
     fleet: Fleet, asking: Asking, *, attempt: int, costs: Costs, now: float
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
+    excluded = asking.excluded()
     candidates = sorted(
         (
             _candidate(prefill, decode, asking, costs)
             for prefill in fleet.usable("prefill", now)
             for decode in fleet.usable("decode", now)
-            if _may_serve(prefill, decode, asking, costs)
+            if excluded.isdisjoint((prefill.name, decode.name))
+            and _may_serve(prefill, decode, asking, costs)
         ),
         key=lambda c: (c.total_seconds, c.prefill.worker_id, c.decode.worker_id),
     )
@@ -97,9 +102,8 @@ def longest_request(fleet: Fleet) -> int:
 
 def _may_serve(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> bool:
     fits = asking.prompt_len <= min(prefill.beat.max_len, decode.beat.max_len)
-    excluded = prefill.name in asking.excluded or decode.name in asking.excluded
     has_room = prefill.beat.num_queued + prefill.num_sent < costs.max_queued
-    return fits and not excluded and has_room and prefill.beat.state == decode.beat.state
+    return fits and has_room and prefill.beat.state == decode.beat.state
 
 
 def _candidate(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> Candidate:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from ferryman.runtime.background import Background
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.wire.bus import Bus
 from ferryman.wire.index import PrefixIndex
 from ferryman.wire.rpc import Channels
 from ferryman.wire.subjects import Subjects
 from ferryman_router.attendance import Attendance
-from ferryman_router.background import Background
 from ferryman_router.beats import Listener
 from ferryman_router.budget import RetryBudget
 from ferryman_router.calls import GrpcWorkers

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferryman.ids import make_epoch, make_worker_id
+from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.listening import listening as http_listening
@@ -23,7 +24,6 @@ from ferryman.wire.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2_grpc
 from ferryman_router.api.app import Door, make_app
 from ferryman_router.api.callers import Callers
-from ferryman_router.background import Background
 from ferryman_router.grpc_api import SERVICE, Inference
 from ferryman_router.room import Room, Ways, make_room
 from ferryman_router.served import ServedModel

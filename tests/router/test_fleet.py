@@ -142,3 +142,17 @@ def test_events_in_any_order_and_a_snapshot_end_in_the_truth(
         holdings.apply(_change(sequence, KEYS[sequence - 1]))
     assert holdings.is_current
     assert holdings.depth(KEYS) == 6
+
+
+def test_what_was_sent_counts_until_it_is_settled_or_a_beat_has_counted_it() -> None:
+    fleet = Fleet(3.0)
+    fleet.hear_beat(BEAT, 0.0)
+    fleet.sent(NAME, 30)
+    fleet.sent(NAME, 12)
+    fleet.settled(NAME, 30)
+    worker = fleet.get(NAME)
+    assert worker is not None
+    assert (worker.num_sent, worker.sent_tokens) == (1, 12)
+    fleet.hear_beat(BEAT, 1.0)
+    fleet.settled(NAME, 12)
+    assert (worker.num_sent, worker.sent_tokens) == (0, 0)
