@@ -14,7 +14,10 @@ MAX_PATIENCE_SECONDS = 16.0
 
 @dataclass(slots=True)
 class Attempt:
-    """`has_begun` once a worker has taken it up, `is_handed_off` once decode has been heard of: from then on prefill may go."""
+    """`has_begun` once a worker has taken it up, `is_handed_off` once decode has been heard of.
+
+    From the hand-off on, the prefill worker may go.
+    """
 
     number: int
     prefill: WorkerName
