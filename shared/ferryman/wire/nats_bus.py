@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import nats.errors
-import nats.micro
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.micro.service import Service
 
 from ferryman.errors import ConfigError, DeadlineExceeded, Unavailable
 from ferryman.wire.answers import answer_from, answer_to
+from ferryman.wire.attachments import Attachment, Discovery, Listener
 from ferryman.wire.bus import (
     DEADLINE_HEADER,
     MAX_PAYLOAD_BYTES,
@@ -105,7 +103,7 @@ class NatsBus:
         self._client = Client()
         self._outbox = outbox or Outbox()
         self._acks = Acknowledgements(self._client.new_inbox())
-        self._attached: list[_Attachment] = []
+        self._attached: list[Attachment] = []
         self._was_up = False
         self._has_log = False
         self._up, self._down = asyncio.Event(), asyncio.Event()
@@ -147,7 +145,7 @@ class NatsBus:
         async def arrive(message: Msg) -> None:
             self._num_missed += not messages.try_put(_received(message))
 
-        async with self._attachment(_Subscription(self._client, pattern, arrive)):
+        async with self._attachment(Listener(self._client, pattern, arrive)):
             yield messages
 
     @asynccontextmanager
@@ -158,7 +156,7 @@ class NatsBus:
                 with suppress(nats.errors.Error, OSError):
                     await self._client.publish(message.reply, payload, headers=headers or None)
 
-        async with self._attachment(_Subscription(self._client, pattern, arrive)):
+        async with self._attachment(Listener(self._client, pattern, arrive)):
             yield
 
     async def request(self, subject: str, payload: bytes, *, timeout_seconds: float) -> bytes:
@@ -185,7 +183,7 @@ class NatsBus:
 
     @asynccontextmanager
     async def discoverable(self, process: Discoverable) -> AsyncIterator[None]:
-        async with self._attachment(_Discovery(self._client, process)):
+        async with self._attachment(Discovery(self._client, process)):
             yield
 
     def statistics(self) -> BusStatistics:
@@ -225,6 +223,7 @@ class NatsBus:
 
     async def close(self) -> None:
         """Without servers a reconnection ends; just cancelled, it might go on for ever."""
+        self._up.clear()
         with suppress(OSError, nats.errors.Error):
             if self._was_up:
                 self._client.set_server_pool([])
@@ -303,7 +302,7 @@ class NatsBus:
         log.debug("bus error: %r", error)
 
     @asynccontextmanager
-    async def _attachment(self, attachment: _Attachment) -> AsyncIterator[None]:
+    async def _attachment(self, attachment: Attachment) -> AsyncIterator[None]:
         """Attached now, or when the broker is first there; the library renews it after outages."""
         self._attached.append(attachment)
         try:
@@ -314,61 +313,6 @@ class NatsBus:
             self._attached.remove(attachment)
             with suppress(nats.errors.Error, OSError, TimeoutError):
                 await attachment.detach()
-
-
-class _Subscription:
-    """A subscription with a callback, to be made when there is a connection."""
-
-    def __init__(
-        self, client: Client, pattern: str, arrive: Callable[[Msg], Awaitable[None]]
-    ) -> None:
-        self._client, self._pattern, self._arrive = client, pattern, arrive
-        self._subscription: Subscription | None = None
-
-    async def attach(self) -> None:
-        if self._subscription is None:
-            self._subscription = await self._client.subscribe(self._pattern, cb=self._arrive)
-            await _reached_broker(self._client)
-
-    async def detach(self) -> None:
-        if self._subscription is not None:
-            await self._subscription.unsubscribe()
-
-
-class _Discovery:
-    """An entry in `$SRV` discovery."""
-
-    def __init__(self, client: Client, process: Discoverable) -> None:
-        self._client, self._process = client, process
-        self._service: Service | None = None
-
-    async def attach(self) -> None:
-        if self._service is None:
-            self._service = await nats.micro.add_service(
-                self._client,
-                name=self._process.name,
-                version=self._process.version,
-                description=self._process.description,
-                metadata=dict(self._process.metadata),
-            )
-            await _reached_broker(self._client)
-
-    async def detach(self) -> None:
-        if self._service is not None:
-            await self._service.stop()
-
-
-_Attachment = _Subscription | _Discovery
-
-
-async def _reached_broker(client: Client) -> None:
-    """Whoever publishes after this reaches us; if the broker is away, nobody publishes.
-
-    The first ping may overtake what is still on its way to the socket; the second cannot.
-    """
-    with suppress(nats.errors.Error, OSError):
-        await client.flush(CONNECT_SECONDS)
-        await client.flush(CONNECT_SECONDS)
 
 
 def _received(message: Msg) -> Message:
