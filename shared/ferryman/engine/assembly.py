@@ -20,6 +20,7 @@ from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import Transfer
+from ferryman.engine.warm_up import warm_up
 from ferryman.errors import ConfigError
 from ferryman.model.decoder import Model
 from ferryman.model.registry import load_model
@@ -108,6 +109,7 @@ def running_engine(options: EngineOptions) -> Iterator[Engine]:
         root_key(model.manifest),
     )
     with ForwardStream(runner, context=device.entered()) as stream:
+        stream.call(lambda: warm_up(runner, model.manifest)).result()
         yield Engine(
             manifest=model.manifest,
             capacity=capacity,
