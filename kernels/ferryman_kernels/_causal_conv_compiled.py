@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, as_flat, exp, narrow, prange, wide
+from ferryman_kernels._compiled import Loop, as_array, as_flat, narrow, prange, silu, wide
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
@@ -43,7 +43,7 @@ def _convolve(
                         total[c] += wide(states[at + c * (width - 1)]) * weight[tap, c]
             out = y[token]
             for c in range(conv_dim):
-                out[c] = narrow(total[c] / (1 + exp(-total[c])), out)
+                out[c] = narrow(silu(total[c]), out)
 
 
 def _store_states(
@@ -82,7 +82,7 @@ def _step(
                         state[c * (width - 1) + j - 1] = old
                 state[c * (width - 1) + width - 2] = row[c]
         for c in range(conv_dim):
-            out[c] = narrow(total[c] / (1 + exp(-total[c])), out)
+            out[c] = narrow(silu(total[c]), out)
 
 
 _convolve_loop, _store_loop, _step_loop = Loop(_convolve), Loop(_store_states), Loop(_step)

@@ -7,7 +7,6 @@ uint16, the upper half of a float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
@@ -25,7 +24,7 @@ except ModuleNotFoundError:
     numba = None
     prange = range
 
-__all__ = ["Loop", "as_array", "as_flat", "exp", "narrow", "prange", "serves", "wide"]
+__all__ = ["Loop", "as_array", "as_flat", "exp", "narrow", "prange", "serves", "silu", "wide"]
 
 RELAXED = {"reassoc", "contract", "nsz"}
 WORTH_SHARING = 32768
@@ -58,7 +57,7 @@ class Loop:
         return self._compile(parallel=True)
 
     def _compile(self, *, parallel: bool) -> Any:
-        options = {"nogil": True, "fastmath": RELAXED, "parallel": parallel}
+        options = {"nogil": True, "fastmath": RELAXED, "error_model": "numpy", "parallel": parallel}
         try:
             return numba.njit(cache=True, **options)(self.function)
         except RuntimeError:  # there is no folder to cache in
@@ -104,6 +103,11 @@ def exp(value: Any) -> Any:
     raise NotImplementedError("only in compiled loops")
 
 
+def silu(value: Any) -> Any:
+    """value · sigmoid(value), in the dtype of the value."""
+    raise NotImplementedError("only in compiled loops")
+
+
 def _is_bfloat16(array_or_number: Any) -> bool:
     return bool(getattr(array_or_number, "dtype", array_or_number) == numba.types.uint16)
 
@@ -129,7 +133,7 @@ def _narrow(value: Any, like: Any) -> Callable[..., Any]:
 
 def _exp(value: Any) -> Callable[..., Any]:
     if value == numba.types.float64:
-        return lambda value: math.exp(value)
+        return lambda value: np.exp(value)
 
     def series(value: Any) -> Any:
         """exp(k·log 2 + r) = 2ᵏ·exp(r), |r| ≤ log(2)/2, by its minimax polynomial (Cephes)."""
@@ -149,6 +153,13 @@ def _exp(value: Any) -> Callable[..., Any]:
     return series
 
 
+def _silu(value: Any) -> Callable[..., Any]:
+    # An integer 1 would turn a float32 into a float64, and the loop with it.
+    if value == numba.types.float64:
+        return lambda value: value / (np.float64(1.0) + np.exp(-value))
+    return lambda value: value / (np.float32(1.0) + exp(-value))
+
+
 if numba is not None:
-    for function, chosen in ((wide, _wide), (narrow, _narrow), (exp, _exp)):
-        overload(function, strict=False)(chosen)
+    for function, chosen in ((wide, _wide), (narrow, _narrow), (exp, _exp), (silu, _silu)):
+        overload(function, jit_options={"error_model": "numpy"}, strict=False)(chosen)

@@ -10,6 +10,8 @@ A negative entry of the page table names no page, and nothing is written there.
 
 from __future__ import annotations
 
+from ctypes import memmove
+
 import torch
 from torch import Tensor
 
@@ -121,13 +123,31 @@ def write_kv(
 
 def gather_pages(slab: Tensor, slots: Tensor) -> Tensor:
     """A copy [len(slots), slot_bytes] of the given slots of `slab` [num_slots, slot_bytes]."""
-    return _in_words(slab, slots).index_select(0, slots).view(torch.uint8)
+    words = _in_words(slab, slots)
+    if slab.is_cuda:
+        return words.index_select(0, slots).view(torch.uint8)
+    pages, size = torch.empty(len(slots), slab.shape[1], dtype=torch.uint8), slab.shape[1]
+    for index, slot in enumerate(_slots_of(slab, slots)):
+        memmove(pages.data_ptr() + index * size, slab.data_ptr() + slot * size, size)
+    return pages
 
 
 def scatter_pages(slab: Tensor, slots: Tensor, pages: Tensor) -> None:
     """Write `pages` [len(slots), slot_bytes] into the given slots; no slot may be named twice."""
     assert pages.shape == (len(slots), slab.shape[1]), (pages.shape, slab.shape)
-    _in_words(slab, slots).index_copy_(0, slots, _in_words(pages, slots))
+    words, size = _in_words(slab, slots), slab.shape[1]
+    if slab.is_cuda:
+        words.index_copy_(0, slots, _in_words(pages, slots))
+        return
+    for index, slot in enumerate(_slots_of(slab, slots)):
+        memmove(slab.data_ptr() + slot * size, pages.data_ptr() + index * size, size)
+
+
+def _slots_of(slab: Tensor, slots: Tensor) -> list[int]:
+    """The numbers themselves; an address is made of them, so none may lie outside."""
+    found: list[int] = slots.tolist()
+    assert all(0 <= slot < len(slab) for slot in found), (found, len(slab))
+    return found
 
 
 def _in_words(slab: Tensor, slots: Tensor) -> Tensor:
@@ -135,5 +155,6 @@ def _in_words(slab: Tensor, slots: Tensor) -> Tensor:
     assert slab.dtype == torch.uint8, slab.dtype
     assert slab.ndim == 2, slab.shape
     assert slab.shape[1] % 64 == 0, slab.shape
+    assert slab.is_contiguous(), slab.stride()
     assert slots.dtype == torch.int64, slots.dtype
     return slab.view(torch.int64)

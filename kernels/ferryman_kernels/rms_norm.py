@@ -8,10 +8,14 @@ Computed in float32 (float64 for float64) and rounded once, at the end.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman_kernels._compiled import Loop, as_array, narrow, prange, serves, silu, wide
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
@@ -30,6 +34,57 @@ def gated_rms_norm_reference(
     h = (x.to(wide) * F.silu(gate.to(wide))).reshape(len(x), groups, -1)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     return ((h * scale).flatten(1) * weight.to(wide)).to(x.dtype)
+
+
+def _norm_rows(x: Any, weight: Any, eps: Any, y: Any) -> None:
+    """`eps` is an array of one, so that it has the dtype of the sums."""
+    dim = x.shape[1]
+    for row in prange(len(x)):
+        h, scale = np.empty(dim, eps.dtype), np.zeros(1, eps.dtype)
+        for n in range(dim):
+            h[n] = wide(x[row, n])
+        for n in range(dim):
+            scale[0] += h[n] * h[n]
+        scale[0] = 1 / np.sqrt(scale[0] / dim + eps[0])
+        for n in range(dim):
+            y[row, n] = narrow(h[n] * scale[0] * wide(weight[n]), y)
+
+
+def _norm_gated_rows(x: Any, gate: Any, weight: Any, eps: Any, groups: int, y: Any) -> None:
+    dim = x.shape[1] // groups
+    for row in prange(len(x)):
+        h, scale = np.empty(dim, eps.dtype), np.zeros(1, eps.dtype)
+        for first in range(0, x.shape[1], dim):
+            scale[0] = 0
+            line, door = x[row, first : first + dim], gate[row, first : first + dim]
+            out, factor = y[row, first : first + dim], weight[first : first + dim]
+            for n in range(dim):
+                h[n] = wide(line[n]) * silu(wide(door[n]))
+            for n in range(dim):
+                scale[0] += h[n] * h[n]
+            scale[0] = 1 / np.sqrt(scale[0] / dim + eps[0])
+            for n in range(dim):
+                out[n] = narrow(h[n] * scale[0] * wide(factor[n]), out)
+
+
+_norm_loop, _gated_norm_loop = Loop(_norm_rows), Loop(_norm_gated_rows)
+
+
+def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype)
+    small = torch.full((1,), eps, dtype=wide_dtype(x.dtype)).numpy()
+    _norm_loop(x.numel(), as_array(x), as_array(weight), small, as_array(y))
+    return y
+
+
+def gated_rms_norm_compiled(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype)
+    small = torch.full((1,), eps, dtype=wide_dtype(x.dtype)).numpy()
+    given = (as_array(x), as_array(gate), as_array(weight))
+    _gated_norm_loop(2 * x.numel(), *given, small, groups, as_array(y))
+    return y
 
 
 @Kernel
@@ -94,7 +149,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert weight.shape == x.shape[1:], (x.shape, weight.shape)
     if x.is_cuda:
         return rms_norm_triton(x, weight, eps)
-    return rms_norm_reference(x, weight, eps)
+    run = rms_norm_compiled if serves(x, weight) else rms_norm_reference
+    return run(x, weight, eps)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
@@ -105,4 +161,5 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: 
     assert x.shape[1] % groups == 0, (x.shape, groups)
     if x.is_cuda:
         return gated_rms_norm_triton(x, gate, weight, eps, groups)
-    return gated_rms_norm_reference(x, gate, weight, eps, groups)
+    run = gated_rms_norm_compiled if serves(x, gate, weight) else gated_rms_norm_reference
+    return run(x, gate, weight, eps, groups)

@@ -9,6 +9,8 @@ run in no order. Addresses are computed in 64 bits, for a slab is larger than 2Â
 
 from __future__ import annotations
 
+from ctypes import memmove, memset
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,27 @@ def copy_slots_reference(slab: Tensor, src: Tensor, dst: Tensor) -> None:
 
 def clear_slots_reference(slab: Tensor, slots: Tensor) -> None:
     slab[slots] = 0
+
+
+def copy_slots_memcpy(slab: Tensor, src: Tensor, dst: Tensor) -> None:
+    """One memcpy for each slot; ctypes lets go of the GIL meanwhile."""
+    base, size = slab.data_ptr(), slab.shape[1]
+    sources, targets = _slots_of(slab, src), _slots_of(slab, dst)
+    for source, target in zip(sources, targets, strict=True):
+        memmove(base + target * size, base + source * size, size)
+
+
+def clear_slots_memset(slab: Tensor, slots: Tensor) -> None:
+    base, size = slab.data_ptr(), slab.shape[1]
+    for slot in _slots_of(slab, slots):
+        memset(base + slot * size, 0, size)
+
+
+def _slots_of(slab: Tensor, slots: Tensor) -> list[int]:
+    """The numbers themselves; an address is made of them, so none may lie outside."""
+    found: list[int] = slots.tolist()
+    assert all(0 <= slot < len(slab) for slot in found), (found, len(slab))
+    return found
 
 
 @Kernel
@@ -82,7 +105,7 @@ def copy_slots(slab: Tensor, src: Tensor, dst: Tensor) -> None:
     if slab.is_cuda:
         copy_slots_triton(slab, src, dst)
     else:
-        copy_slots_reference(slab, src, dst)
+        copy_slots_memcpy(slab, src, dst)
 
 
 def clear_slots(slab: Tensor, slots: Tensor) -> None:
@@ -91,7 +114,7 @@ def clear_slots(slab: Tensor, slots: Tensor) -> None:
     if slab.is_cuda:
         clear_slots_triton(slab, slots)
     else:
-        clear_slots_reference(slab, slots)
+        clear_slots_memset(slab, slots)
 
 
 def _check_slab(slab: Tensor, slots: Tensor) -> None:

@@ -73,54 +73,66 @@ def chunk_scan_reference(
 ) -> Tensor:
     grid, wide = lay_grid(spans, chunk_len), ssm_states.dtype
     wide_x, wide_dt = x.to(wide), dt.to(wide)
-    fed = _in_blocks(wide_x * wide_dt[..., None], grid)  # [blocks, ssm_heads, chunk, ssm_head_dim]
-    keys = _in_blocks(B.to(wide), grid)  # [blocks, ssm_groups, chunk, ssm_state]
-    queries = _in_blocks(C.to(wide), grid)
+    fed = _in_blocks(wide_x * wide_dt[..., None], grid)  # [blocks, chunk, ssm_heads, ssm_head_dim]
+    keys = _in_blocks(B.to(wide), grid).transpose(1, 2).contiguous()
+    queries = _in_blocks(C.to(wide), grid).transpose(1, 2).contiguous()
     # Sums in float64: a difference of two long float32 sums would lose the small steps in it.
-    log_decay = _in_blocks((dt.double() * A.double())[..., None], grid)[..., 0].cumsum(-1)
+    log_decay = _in_blocks(dt.double() * A.double(), grid).cumsum(1)  # [blocks, chunk, ssm_heads]
 
     left = _state_fed_by(fed, keys, log_decay)
-    entering = _run_states(left, log_decay[..., -1].exp(), ssm_states, slots, grid, snapshots)
-    y = _within_blocks(fed, keys, queries, log_decay) + _from_before(entering, queries, log_decay)
-    flat = y.transpose(1, 2).flatten(0, 1)[grid.cells]
-    return (flat + D.to(wide)[:, None] * wide_x).to(x.dtype)
+    entering = _run_states(left, log_decay[:, -1].exp(), ssm_states, slots, grid, snapshots)
+    y = _from_before(entering, queries, log_decay)
+    y += _within_blocks(fed, keys, queries, log_decay).transpose(1, 2)
+    return (y.flatten(0, 1)[grid.cells] + D.to(wide)[:, None] * wide_x).to(x.dtype)
 
 
 def _in_blocks(rows: Tensor, grid: Grid) -> Tensor:
-    """[tokens, heads, dim] laid into its cells, zeros elsewhere: [blocks, heads, chunk, dim]."""
+    """[tokens, …] laid into its cells, zeros elsewhere: [blocks, chunk, …]."""
     cells = rows.new_zeros(grid.num_blocks * grid.chunk_len, *rows.shape[1:])
     cells[grid.cells.to(rows.device)] = rows
-    blocks = cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:])
-    # Contiguous whatever the number of blocks: a product's bits may depend on its strides.
-    return blocks.transpose(1, 2).contiguous()
+    return cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:])
 
 
-def _grouped(heads: Tensor, groups: int) -> Tensor:
-    """[blocks, heads, …] as [blocks, groups, heads of the group, …]."""
-    return heads.view(heads.shape[0], groups, -1, *heads.shape[2:])
+# Below, keys and queries are [blocks, ssm_groups, chunk, ssm_state] and contiguous: the bits of a
+# product may depend on its strides, and must not depend on the number of blocks. Heads of a group
+# lie side by side in one product, so that no key is copied for each of them.
 
 
 def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
     """What each block adds to the state: [blocks, ssm_heads, ssm_head_dim, ssm_state]."""
-    to_end = (log_decay[..., -1:] - log_decay).exp().to(fed.dtype)
-    fed = _grouped(fed * to_end[..., None], keys.shape[1])
-    return (fed.mT @ keys[:, :, None]).flatten(1, 2)
+    blocks, chunk_len, ssm_heads, ssm_head_dim = fed.shape
+    to_end = (log_decay[:, -1:] - log_decay).exp().to(fed.dtype)
+    columns = (fed * to_end[..., None]).view(blocks, chunk_len, keys.shape[1], -1)
+    left = columns.permute(0, 2, 3, 1).contiguous() @ keys
+    return left.view(blocks, ssm_heads, ssm_head_dim, -1)
 
 
 def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
     """What the tokens of a block give to each other: [blocks, ssm_heads, chunk, ssm_head_dim]."""
-    chunk_len = fed.shape[2]
-    between = (log_decay[..., :, None] - log_decay[..., None, :]).to(fed.dtype)
+    blocks, chunk_len = fed.shape[:2]
+    upper, lower = _in_two_parts(log_decay.transpose(1, 2).contiguous(), fed.dtype)
+    scores = upper[..., :, None] - upper[..., None, :]
+    scores += lower[..., :, None] - lower[..., None, :]
     ahead = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=fed.device).triu(1)
-    decay = _grouped(between.masked_fill_(ahead, -torch.inf).exp_(), keys.shape[1])
-    scores = decay * (queries @ keys.mT)[:, :, None]
-    return scores.flatten(1, 2) @ fed
+    scores.masked_fill_(ahead, -torch.inf).exp_()
+    grouped = scores.view(blocks, keys.shape[1], -1, chunk_len, chunk_len)
+    grouped *= (queries @ keys.mT)[:, :, None]
+    return scores @ fed.transpose(1, 2).contiguous()
+
+
+def _in_two_parts(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two narrow numbers whose sum is the float64: differences of them stay as exact."""
+    upper = exact.to(dtype)
+    return upper, (exact - upper).to(dtype)
 
 
 def _from_before(entering: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
-    """What the state before a block gives to its tokens: [blocks, ssm_heads, chunk, head_dim]."""
-    seen = queries[:, :, None] @ _grouped(entering, queries.shape[1]).mT
-    return seen.flatten(1, 2) * log_decay.exp().to(seen.dtype)[..., None]
+    """What the state before a block gives to its tokens: [blocks, chunk, ssm_heads, head_dim]."""
+    blocks, ssm_heads, ssm_head_dim, ssm_state = entering.shape
+    columns = entering.view(blocks, queries.shape[1], -1, ssm_state)
+    seen = (queries @ columns.mT).transpose(1, 2).contiguous()
+    seen = seen.view(blocks, -1, ssm_heads, ssm_head_dim)
+    return seen.mul_(log_decay.exp().to(seen.dtype)[..., None])
 
 
 def _run_states(
