@@ -111,17 +111,27 @@ class HostTier(RuleBasedStateMachine):
             for i, kind in enumerate(self.manifest.kinds)
         }
         before = set(self.visible)
+        leased = self.leased_and_visible()
         worker = self.life(worker_id)
         room = self.store.reserve(ReserveAsk(name, worker, keys, units), self.now)
         self.hear()
         assert self.visible <= before, "something became visible without a commit"
-        leased = {(u.kind, u.key) for reader in self.readers.values() for u in reader.units}
-        assert leased & before <= self.visible, "a leased unit was evicted"
+        assert leased <= self.visible, "a leased unit was evicted"
         for unit in room:
             assert (unit.kind, keys[unit.page_index]) not in self.visible, "stored twice"
         if room:
             self.check_nobody_elses(room)
             self.writers[name] = Writer(worker, keys, room, self.now + LIMITS.lease_seconds)
+
+    def leased_and_visible(self) -> set[Stamp]:
+        """What readers lease and what is found under its key are the same bytes."""
+        units = [unit for reader in self.readers.values() for unit in reader.units]
+        return {
+            (unit.kind, unit.key)
+            for unit in units
+            if (found := self.store.resident(unit.kind, unit.key))
+            and self.store.layout.offset_of(unit.kind, found[0].slot) == unit.offset
+        }
 
     def check_nobody_elses(self, room: tuple[ReservedUnit, ...]) -> None:
         mine = {unit.offset for unit in room}

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import grpc.aio
 
@@ -25,9 +27,10 @@ from ferryman.errors import (
 )
 from ferryman.wire.codec.scalars import kind_to_wire
 from ferryman.wire.host_arena import MappedArena
-from ferryman.wire.rpc import channel
+from ferryman.wire.rpc import CallTags, channel
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import hostcache_pb2 as pb
+from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,8 @@ class HostAttachment:
         self._releases: list[_Release] = []
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
+        self._numbers = count(1)
+        self.num_failures = 0
         self.num_attaches = 0
         self.num_lost_leases = 0
 
@@ -126,8 +131,23 @@ class HostAttachment:
         """The lease ended by itself: it was committed."""
         self._held.pop(lease_id, None)
 
-    def failed(self, error: FerrymanError, link: Link) -> None:
+    def new_lease_id(self) -> str:
+        """A name that no lease of this or another worker ever had."""
+        options = self._options
+        return f"{options.worker_id}.{options.worker_epoch:x}.{next(self._numbers)}"
+
+    async def call(self, method: Callable[..., Any], request: object, link: Link) -> Any:
+        """One rpc within `call_seconds`; a FerrymanError is noted and raised."""
+        try:
+            with typed_errors():
+                return await method(request, timeout=self._options.call_seconds)
+        except FerrymanError as error:
+            self._failed(error, link)
+            raise
+
+    def _failed(self, error: FerrymanError, link: Link) -> None:
         """A call over `link` failed; without any answer it counts as no link until one comes."""
+        self.num_failures += 1
         if link not in self._links:
             return
         if isinstance(error, Unavailable | DeadlineExceeded):
@@ -234,3 +254,10 @@ class HostAttachment:
         await self._channel.close()
         for link in self._links:
             link.arena.close()
+
+
+def context_of(tags: CallTags) -> types_pb2.RequestContext:
+    """For whom a call is, for the host-cache's lifecycle log."""
+    return types_pb2.RequestContext(
+        request_id=tags.request_id, attempt=tags.attempt, traceparent=tags.traceparent
+    )
