@@ -101,10 +101,10 @@ async def call(connection: grpc.aio.Channel, shape: str, request: bytes, **kw: A
         yield request
 
     method: Any = getattr(connection, shape)(f"/{SERVICE}/{shape}")
-    started = method(requests() if shape.startswith("stream") else request, **kw)
-    if not shape.endswith("stream"):
-        return bytes(await started)
-    return [bytes(each) async for each in started][-1]
+    with rpc.ending(method(requests() if shape.startswith("stream") else request, **kw)) as started:
+        if not shape.endswith("stream"):
+            return bytes(await started)
+        return [bytes(each) async for each in started][-1]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

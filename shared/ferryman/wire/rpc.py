@@ -5,11 +5,11 @@ The keepalive settings notice a stopped peer within two seconds; keepalive alone
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -25,6 +25,7 @@ MAX_CONCURRENT_RPCS = 4096
 Options = tuple[tuple[str, int], ...]
 Register = Callable[[grpc.aio.Server], None]
 Context = grpc.aio.ServicerContext[Any, Any]
+C = TypeVar("C", bound=grpc.aio.Call)
 
 _BOTH_ENDS: Options = (
     ("grpc.keepalive_time_ms", 1000),
@@ -140,6 +141,19 @@ def _bound(server: grpc.aio.Server, address: str) -> int:
     if port == 0:
         raise ConfigError(f"cannot listen on {address}; is the port taken?")
     return port
+
+
+@contextmanager
+def ending(call: C) -> Iterator[C]:
+    """Around every streaming call: it has ended when the block does, however that ends.
+
+    Cancelling a task that reads a stream does not always cancel the call: while the request is
+    still being sent, the library loses the cancellation, and the servicer would go on for ever.
+    """
+    try:
+        yield call
+    finally:
+        call.cancel()
 
 
 def remaining_seconds(context: Context, at_most: float) -> float:
