@@ -9,12 +9,15 @@ from pathlib import Path
 from ferryman.wire.subjects import Subjects
 from ferryman_cli.state_folder import Cluster
 
-EXAMPLE_ID = "first"
 QUESTION = "The red box is in the garden. Where is the red box?"
 
 
 def greeting(cluster: Cluster, logs: Path, program: str) -> str:
-    """Endpoints, and lines to try; `program` is how this command was called."""
+    """Endpoints, and lines to try; `program` is how this command was called.
+
+    The example's id is another one every time: the log may remember the last cluster.
+    """
+    request_id = f"hello-{cluster.up_pid}"
     body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
     command = os.path.relpath(program) if "/" in program else program
     return f"""Ferryman is up and serves {cluster.model}.
@@ -27,9 +30,9 @@ def greeting(cluster: Cluster, logs: Path, program: str) -> str:
 
 Try in another terminal:
 
-  curl {cluster.http}/v1/chat/completions -H 'x-request-id: {EXAMPLE_ID}' \\
+  curl {cluster.http}/v1/chat/completions -H 'x-request-id: {request_id}' \\
     -H 'content-type: application/json' -d '{json.dumps(body)}'
-  {command} trace {EXAMPLE_ID}
+  {command} trace {request_id}
   {command} chat
   nats -s {cluster.nats} sub '{Subjects(cluster.name).all_life}'
 
