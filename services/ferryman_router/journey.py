@@ -24,6 +24,7 @@ from ferryman.handoff.offsets import (
 )
 from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
 from ferryman.runtime.lifecycle import Fact
+from ferryman.runtime.logs import Tail
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.wire.index import ResumeShape
 from ferryman.wire.status import error_of
@@ -172,10 +173,14 @@ class Journey:
             around.metrics.retries.labels("not_reached").inc()
             return  # nothing was done: another worker, or the same one after its next beat
         tries.failed(by_death=spoiled.is_death and had_begun)
-        log.warning(
-            "attempt lost id=%s attempt=%d state=%s reason=%s message=%s",
-            self.asked.request_id, self._number, self.state, error.reason, error,
-        )  # fmt: skip
+        tail = Tail(
+            id=self.asked.request_id,
+            attempt=self._number,
+            state=self.state,
+            reason=error.reason,
+            message=error,
+        )
+        log.warning("attempt lost %s", tail)
         if tries.is_suspect:
             raise Suspect(f"two workers died while they ran this request: {error}")
         in_flight = around.num_in_flight()
@@ -403,6 +408,17 @@ class Journey:
         self._enter(events.Finished())
         self._writer.finish(reason, usage)
         self._report("finished", **finished_facts(reason, usage, self._pace))
+        log.info(
+            "request done %s",
+            Tail(
+                id=self.asked.request_id,
+                prompt=usage.prompt_tokens,
+                cached=usage.cached.total,
+                tokens=usage.completion_tokens,
+                ttft_ms=(self._pace.first_seconds or 0.0) * 1000,
+                attempts=self._number,
+            ),
+        )
         metrics = self._around.metrics
         metrics.requests.labels(str(reason)).inc()
         metrics.count_usage(usage, self._around.fleet.page_size())

@@ -29,7 +29,7 @@ class LimitSettings(BaseModel):
     deadline_seconds: Seconds = 300.0
     linger_seconds: Seconds = 0.75
     no_worker_seconds: Seconds = 10.0
-    beat_timeout_seconds: Seconds = 3.0
+    beat_timeout_seconds: Seconds = 8.0
     stream_patience_seconds: Seconds = 1.0
     retry_share: float = Field(default=0.1, gt=0, le=1)
     retry_floor: Count = 4
