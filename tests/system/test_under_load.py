@@ -1,0 +1,215 @@
+"""Many requests at once on two workers of each role: order of events, conservation, killed workers.
+
+The tests run in the order in which they stand here, on one cluster that has to live through them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+
+import pytest
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    Service,
+    Shape,
+    generate,
+    generate_all,
+    running_cluster,
+    save_served_model,
+)
+
+from ferryman.client import Client
+from ferryman.errors import DeadlineExceeded, Exhausted, Unavailable
+from ferryman.handoff.lifecycle import LifecycleEvent, check
+from ferryman.llm import LLM
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.schedule.request import SamplingParams
+from ferryman.wire.bus import Messages
+from ferryman.wire.public import TokenChunk
+from ferryman.wire.subjects import Subjects
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("loaded cluster"),
+]
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+ENDS = {"finished", "failed", "cancelled", "rejected"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = save_served_model(tmp_path_factory.mktemp("model"), "granite_nope")
+    shape = Shape(num_prefill=2, num_decode=2, max_running=16, memory_bytes=48 << 20)
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+def expected(
+    cluster: Cluster, prompts: Sequence[list[int]], sampling: SamplingParams
+) -> list[list[int]]:
+    """What one process says, without a cache."""
+    folder, memory_bytes = cluster.model, 64 << 20
+    with LLM(
+        folder,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        prefix_cache=False,
+        memory_bytes=memory_bytes,
+    ) as llm:
+        return [list(one.token_ids) for one in llm.generate(list(prompts), sampling)]
+
+
+def prompt_of(rng: random.Random) -> list[int]:
+    """Of a few families, so that prefixes are shared."""
+    family, length = rng.randrange(6), rng.randrange(1, 120)
+    return [(family * 7 + i * 3) % 120 + 3 for i in range(length)]
+
+
+async def events_until_over(
+    messages: Messages, num_requests: int
+) -> dict[str, list[LifecycleEvent]]:
+    """Everything said on the life subjects, until the router has ended each request."""
+    found: dict[str, list[LifecycleEvent]] = {}
+    over: set[str] = set()
+    async with asyncio.timeout(120):
+        while len(over) < num_requests:
+            event = decode_event((await anext(messages)).payload)
+            found.setdefault(event.request_id, []).append(event)
+            if event.role == "router" and event.name in ENDS:
+                over.add(event.request_id)
+    return found
+
+
+async def test_a_hundred_requests_publish_their_events_in_legal_order(cluster: Cluster) -> None:
+    rng = random.Random(1)
+    prompts = [prompt_of(rng) for _ in range(100)]
+    async with cluster.bus() as bus, bus.subscribed(Subjects().all_life) as messages:
+        async with Client(cluster.grpc) as client:
+            listening = asyncio.create_task(events_until_over(messages, 100))
+            answers = await generate_all(client, prompts, GREEDY)
+            events = await listening
+        assert all(len(answer.token_ids) == 12 for answer in answers)
+        assert len(events) == 100
+        for request_id, heard in events.items():
+            logged = await bus.history(Subjects().all_life_of(request_id), max_events=500)
+            assert check([decode_event(entry.payload) for entry in logged]) == []
+            assert {"received", "routed", "queued", "admitted", "chunk"} <= {e.name for e in heard}
+
+
+async def test_two_thousand_requests_with_cancellations_leave_nothing_behind(
+    cluster: Cluster,
+) -> None:
+    rng = random.Random(2)
+    turnstile = asyncio.Semaphore(64)
+    ended = {"whole": 0, "cancelled": 0, "refused": 0}
+
+    async def one(client: Client, number: int) -> None:
+        prompt, stops_after = prompt_of(rng), rng.choice([0, 0, 1, 3])
+        sampling = SamplingParams(
+            max_tokens=rng.randrange(1, 16), temperature=rng.choice([0.0, 0.8]), seed=number
+        )
+        async with turnstile:
+            try:
+                async with aclosing(
+                    client.generate(prompt, sampling, deadline_seconds=120)
+                ) as events:
+                    async for event in events:
+                        if isinstance(event, TokenChunk) and stops_after:
+                            stops_after -= 1
+                            if not stops_after:
+                                ended["cancelled"] += 1
+                                return
+                ended["whole"] += 1
+            except (Exhausted, Unavailable):
+                ended["refused"] += 1
+
+    async with Client(cluster.grpc) as client, asyncio.TaskGroup() as group:
+        for number in range(2000):
+            group.create_task(one(client, number))
+    assert sum(ended.values()) == 2000
+    assert ended["cancelled"] > 200, "cancellations were meant to happen"
+    assert ended["refused"] < 100, ended
+    cluster.assert_ledgers_balance()
+
+
+async def heard(messages: Messages, name: str) -> LifecycleEvent:
+    """The next lifecycle event of that name."""
+    async with asyncio.timeout(30):
+        while (event := decode_event((await anext(messages)).payload)).name != name:
+            pass
+        return event
+
+
+def publisher(cluster: Cluster, event: LifecycleEvent) -> Service:
+    """The process that said it."""
+    services = cluster.of_role(event.role)
+    return next(one for one in services if one.ready["worker_id"] == event.worker_id)
+
+
+async def test_a_killed_decode_worker_costs_the_client_no_token(cluster: Cluster) -> None:
+    prompts = [[(5 * i + n) % 120 + 3 for i in range(40)] for n in range(3)]
+    wanted = expected(cluster, prompts, LONG)
+    async with Client(cluster.grpc) as client, cluster.bus() as bus:
+        async with bus.subscribed(Subjects().all_life_of("kill-decode-0")) as messages:
+            running = [
+                asyncio.create_task(generate(client, prompt, LONG, request_id=f"kill-decode-{n}"))
+                for n, prompt in enumerate(prompts)
+            ]
+            publisher(cluster, await heard(messages, "progress")).kill()
+        answers = await asyncio.gather(*running)
+        assert [answer.token_ids for answer in answers] == wanted
+        assert len(await client.explain("kill-decode-0")) > 1, "the kill was meant to hit"
+    replace(cluster, "decode")
+    cluster.assert_ledgers_balance()
+
+
+def replace(cluster: Cluster, role: str) -> None:
+    """What `ferryman up` does for a worker that died."""
+    cluster.start(role).await_ready()
+    cluster.await_workers(prefill=2, decode=2)
+
+
+async def test_a_killed_prefill_worker_is_replaced_by_another(cluster: Cluster) -> None:
+    prompt = [(9 * i + 4) % 120 + 3 for i in range(900)]
+    (wanted,) = expected(cluster, [prompt], GREEDY)
+    async with Client(cluster.grpc) as client, cluster.bus() as bus:
+        async with bus.subscribed(Subjects().all_life_of("kill-prefill")) as messages:
+            running = asyncio.create_task(
+                generate(client, prompt, GREEDY, request_id="kill-prefill")
+            )
+            publisher(cluster, await heard(messages, "chunk")).kill()
+        answer = await running
+        assert answer.token_ids == wanted
+        assert len(await client.explain("kill-prefill")) > 1, "the kill was meant to hit"
+    replace(cluster, "prefill")
+    cluster.assert_ledgers_balance()
+
+
+async def test_a_killed_host_cache_fails_no_request(cluster: Cluster) -> None:
+    prompts = [[(3 * i + n) % 120 + 3 for i in range(50)] for n in range(20)]
+    wanted = expected(cluster, prompts, GREEDY)
+    async with Client(cluster.grpc) as client:
+        first = await generate_all(client, prompts[:10], GREEDY)
+        (hostcache,) = cluster.of_role("hostcache")
+        hostcache.kill()
+        rest = await generate_all(client, prompts[10:], GREEDY)
+    assert [answer.token_ids for answer in [*first, *rest]] == wanted
+    cluster.start("hostcache").await_ready()
+    cluster.assert_ledgers_balance()
+
+
+async def test_a_deadline_of_a_millisecond_is_a_typed_error_and_frees_everything(
+    cluster: Cluster,
+) -> None:
+    async with Client(cluster.grpc) as client:
+        for _ in range(20):
+            with pytest.raises(DeadlineExceeded):
+                await generate(client, [5] * 60, LONG, deadline_seconds=0.001)
+    cluster.assert_ledgers_balance()
