@@ -87,6 +87,7 @@ class Child(asyncio.SubprocessProtocol):
     async def ended(self) -> str:
         """Waits for its end and says how it was."""
         await self._exited.wait()
+        await self._heard_out()
         return _manner(self._process.get_returncode())
 
     async def stop(self, seconds: float) -> bool:
@@ -99,6 +100,7 @@ class Child(asyncio.SubprocessProtocol):
         except TimeoutError:
             self.kill()
             await self._exited.wait()
+        await self._heard_out()
         return self._process.get_returncode() == 0
 
     def kill(self) -> None:
@@ -126,7 +128,9 @@ class Child(asyncio.SubprocessProtocol):
         self._is_ready.set()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Called when the process has ended and its output too."""
         self._log.close()
+        self._process.close()
         self._closed.set()
 
     @property
@@ -134,10 +138,14 @@ class Child(asyncio.SubprocessProtocol):
         assert self._transport is not None, "a child has its process before anybody sees it"
         return self._transport
 
-    async def _raise_last_words(self) -> None:
+    async def _heard_out(self) -> None:
+        """Waits for the end of the output; a grandchild may hold it open, but not for ever."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self._closed.wait()
+
+    async def _raise_last_words(self) -> None:
+        await self._heard_out()
         name, status = self.job.name, self._process.get_returncode()
         words = last_words(self._log_path, self._log_start)
         if status == EXIT_MISCONFIGURED:
