@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
+from ferryman.errors import FerrymanError
 from ferryman_router.fleet import WorkerName
-from ferryman_router.verdict import Verdict
+from ferryman_router.verdict import Hopeless, Verdict
+
+log = logging.getLogger(__name__)
 
 FIRST_PATIENCE_SECONDS = 1.0
 MAX_PATIENCE_SECONDS = 16.0
@@ -45,6 +49,12 @@ class Attempt:
         """The first verdict counts."""
         if not self.verdict.done():
             self.verdict.set_result(verdict)
+
+    def follower_ended(self, follower: asyncio.Task[None]) -> None:
+        """What follows prefill fails by a bug only; then nobody waits for it in vain."""
+        if not follower.cancelled() and (bug := follower.exception()) is not None:
+            log.error("following prefill failed attempt=%d", self.number, exc_info=bug)
+            self.settle(Hopeless(FerrymanError("internal error")))
 
     def is_settled_as(self, kinds: tuple[type, ...]) -> bool:
         over = self.verdict.done() and not self.verdict.cancelled()

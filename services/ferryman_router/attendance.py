@@ -64,11 +64,13 @@ class Attendance:
             give=self._journeys.give,
         )
 
-        async def hold() -> None:
-            await stream.run(self._channels, patience)
-            self._lose(name, dispatcher, patience)
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                self._lose(name, dispatcher, patience)
 
-        self._streams[name] = stream, self._background.start(hold())
+        task = self._background.start(stream.run(self._channels, patience))
+        task.add_done_callback(ended)
+        self._streams[name] = stream, task
 
     def _lose(self, name: WorkerName, dispatcher: Dispatcher, patience: float) -> None:
         """Nobody answers there any more, whatever the beats say."""

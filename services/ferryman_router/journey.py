@@ -25,7 +25,7 @@ from ferryman.handoff.offsets import (
 from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
 from ferryman.runtime.lifecycle import Fact
 from ferryman.runtime.logs import Tail
-from ferryman.schedule.request import FinishReason, Request
+from ferryman.schedule.request import FinishReason
 from ferryman.wire.index import ResumeShape
 from ferryman.wire.status import error_of
 from ferryman.wire.values import (
@@ -37,11 +37,9 @@ from ferryman.wire.values import (
     HandedOff,
     PrefillOrder,
     PrefillProgress,
-    RequestContext,
     RequestTokens,
     TokenCursor,
     Usage,
-    WorkerAddress,
 )
 from ferryman_router.asked import Asked
 from ferryman_router.attempt import Attempt
@@ -49,6 +47,7 @@ from ferryman_router.budget import Tries
 from ferryman_router.chains import Chains
 from ferryman_router.facts import finished_facts, routed_facts
 from ferryman_router.fleet import WorkerName
+from ferryman_router.orders import prefill_order
 from ferryman_router.pace import Pace
 from ferryman_router.policy import Asking, Explanation
 from ferryman_router.queue import Ticket
@@ -244,8 +243,16 @@ class Journey:
         previous = self._attempt or self._previous
         attempt = self._begin(explanation)
         self._report_route(explanation, previous)
-        order = self._order(attempt, prefill.beat.epoch, prefill.beat.state.digest)
+        order = prefill_order(
+            self.asked,
+            self._chains,
+            pair=(prefill.beat, decode.beat),
+            attempt=attempt.number,
+            router=around.router_id,
+            now=around.clock(),
+        )
         follower = asyncio.ensure_future(self._follow_prefill(attempt, order))
+        follower.add_done_callback(attempt.follower_ended)
         try:
             return await attempt.verdict
         finally:
@@ -273,30 +280,6 @@ class Journey:
             )
         self._enter(events.Routed(self._number))
         self._report("routed", **routed_facts(explanation))
-
-    def _order(self, attempt: Attempt, prefill_epoch: int, digest: str) -> PrefillOrder:
-        asked, around = self.asked, self._around
-        decode = around.fleet.get(attempt.decode)
-        assert decode is not None, "looked up a moment ago"
-        request = Request(
-            asked.request_id,
-            self._chains.token_ids,
-            self._chains.of(decode.beat.state),
-            asked.params,
-            asked.stop_token_ids,
-            num_generated=len(self._chains.token_ids) - asked.prompt_len,
-        )
-        now = around.clock()
-        context = RequestContext(
-            asked.request_id,
-            attempt.number,
-            deadline_seconds=max(0.0, asked.deadline - now),
-            age_seconds=now - asked.arrived,
-            traceparent=asked.caller.traceparent,
-            tenant_salt=asked.tenant.salt,
-        )
-        address = WorkerAddress(decode.beat.worker_id, decode.beat.address, decode.beat.epoch)
-        return PrefillOrder(context, prefill_epoch, address, around.router_id, request, digest)
 
     async def _follow_prefill(self, attempt: Attempt, order: PrefillOrder) -> None:
         """Until the hand-off; a failure counts unless decode has been heard of already."""
