@@ -1,0 +1,112 @@
+"""A conversation in the terminal, and `explain`, with a router that has no workers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from rich.console import Console
+from tests.client.fake_router import FakeRouter, serving
+
+from ferryman.client import Client, SamplingParams
+from ferryman.errors import CorruptState
+from ferryman_cli.app import run
+from ferryman_cli.chat import Chat, Conversation
+
+ANSWER = " word0 word1 word2 word3 word4."
+
+
+@contextmanager
+def chatting(router: FakeRouter, *lines: str) -> Iterator[str]:
+    """What the terminal shows after these lines and the end of the input."""
+    typed, shown = iter(lines), io.StringIO()
+
+    def read_line() -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    with asyncio.Runner() as runner:
+        server = serving(router)
+        address = runner.run(_entered(server))
+        client = runner.run(_opened(address))
+        try:
+            console = Console(file=shown, width=200)
+            Chat(client, console, SamplingParams(max_tokens=9)).run(runner, read_line)
+            yield shown.getvalue()
+        finally:
+            runner.run(client.close())
+            runner.run(_left(server))
+
+
+async def _entered(server: object) -> str:
+    return await server.__aenter__()  # type: ignore[attr-defined,no-any-return]
+
+
+async def _left(server: object) -> None:
+    await server.__aexit__(None, None, None)  # type: ignore[attr-defined]
+
+
+async def _opened(address: str) -> Client:
+    return Client(address)
+
+
+def contents(router: FakeRouter) -> list[list[str]]:
+    """What each request had for turns."""
+    return [[m.content for m in request.prompt.chat.messages] for request in router.requests]
+
+
+def test_every_turn_carries_the_conversation() -> None:
+    router = FakeRouter()
+    with chatting(router, "hi", "", "again") as shown:
+        assert shown.count(ANSWER) == 2
+        assert "64 prompt tokens, 48 of them cached (32 on the device, 16 from the host)" in shown
+    assert contents(router) == [["hi"], ["hi", ANSWER, "again"]]
+
+
+def test_reset_forgets_and_quit_ends() -> None:
+    router = FakeRouter()
+    with chatting(router, "hi", "/reset", "anew", "/quit", "never") as shown:
+        assert "forgotten" in shown
+    assert contents(router) == [["hi"], ["anew"]]
+
+
+def test_an_unknown_command_shows_the_known_ones() -> None:
+    router = FakeRouter()
+    with chatting(router, "/what") as shown:
+        assert "/reset" in shown
+    assert router.requests == []
+
+
+def test_a_failed_answer_is_shown_and_its_question_taken_back() -> None:
+    router = FakeRouter()
+
+    async def before(_: int) -> None:
+        if len(router.requests) == 1:
+            raise CorruptState("bad page")
+
+    router.before = before
+    with chatting(router, "hi", "again") as shown:
+        assert "CorruptState: bad page" in shown
+    assert contents(router) == [["hi"], ["again"]]
+
+
+def test_what_was_said_before_an_interruption_stays() -> None:
+    conversation = Conversation()
+    conversation.ask("hi")
+    conversation.pieces += ["well", ", "]
+    conversation.answered()
+    assert [turn.content for turn in conversation.turns] == ["hi", "well, "]
+
+
+async def test_a_route_is_explained_with_its_runner_up(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(FakeRouter()) as address:
+        assert await asyncio.to_thread(run, ["explain", "some-id", "--grpc", address]) == 0
+    said = capsys.readouterr().out
+    assert "some-id, attempt 1" in said
+    assert "chosen" in said
+    assert "next" in said

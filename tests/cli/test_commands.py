@@ -1,0 +1,150 @@
+"""Mistakes on the command line: one line each on stderr, exit status 2, nothing started."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ferryman.errors import ConfigError
+from ferryman_cli.app import run
+from ferryman_cli.choices import Choices, Doors, EngineChoices, check, demo_model
+from ferryman_cli.state_folder import Cluster, StateFolder, running_cluster
+from ferryman_cli.where import grpc_address, nats_and_name
+
+CLUSTER = Cluster("http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", os.getpid())
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FERRYMAN_STATE_DIR", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        pytest.param("up --nonsense", "No such option: --nonsense", id="unknown flag"),
+        pytest.param("up --http-port x", "--http-port", id="a port that is a word"),
+        pytest.param("up --http-port 70000", "--http-port", id="a port too high"),
+        pytest.param("up --prefill 0", "--prefill", id="no prefill worker"),
+        pytest.param("up --model nowhere", "there is no such folder", id="no model"),
+        pytest.param("up --model .", "no config.json", id="no model in the folder"),
+        pytest.param("up more", "unexpected extra argument", id="an argument too many"),
+        pytest.param("nonsense", "No such command", id="unknown command"),
+        pytest.param("trace", "Missing argument", id="no id"),
+        pytest.param("trace a.b --nats nats://h:1", "request id", id="an id that cannot be"),
+        pytest.param("explain x --grpc http://h:1", "HOST:PORT", id="a URL of another kind"),
+        pytest.param("trace x", "no cluster runs in .ferryman", id="no cluster"),
+        pytest.param("chat", "no cluster runs", id="nobody to chat with"),
+        pytest.param("generate --prompt x --temperature nan", "temperature", id="not a number"),
+        pytest.param("generate --prompt x --model nowhere", "no such folder", id="no such model"),
+    ],
+)
+def test_a_mistake_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: ")
+    assert words in said.err
+
+
+def test_nobody_there_is_a_failure_and_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "x", "--nats", f"nats://127.0.0.1:{_free_port()}"]) == 1
+    assert "no broker answers" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    said = capsys.readouterr().out
+    for command in ("up", "chat", "generate", "trace", "explain", "top", "events"):
+        assert f"  {command} " in said
+
+
+def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel is not supported"):
+        check(Choices(tmp_path, "x"))
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        doors = Doors(http_port=0, grpc_port=port)
+        with pytest.raises(ConfigError, match=rf"--grpc-port {port} on 127.0.0.1: is taken"):
+            check(Choices(demo_model(), "x", doors=doors))
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    doors = Doors("192.0.2.1", _free_port(), 0)
+    with pytest.raises(ConfigError, match=r"--http-port \d+ on 192\.0\.2\.1"):
+        check(Choices(demo_model(), "x", doors=doors))
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (EngineChoices(page_size=24), "power of two"),
+        (EngineChoices(page_size=64, chunk_tokens=32), "less than a page"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(engine: EngineChoices, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(Choices(demo_model(), "x", engine, Doors(http_port=0, grpc_port=0)))
+
+
+def test_two_doors_on_one_port_are_refused() -> None:
+    with pytest.raises(ConfigError, match="are both 9"):
+        check(Choices(demo_model(), "x", doors=Doors(http_port=9, grpc_port=9)))
+
+
+def test_two_clusters_do_not_share_a_folder(tmp_path: Path) -> None:
+    with StateFolder(tmp_path).locked():
+        with pytest.raises(ConfigError, match="another ferryman up"):
+            StateFolder(tmp_path).locked().__enter__()
+    with StateFolder(tmp_path).locked():
+        pass
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--state-dir"):
+        StateFolder(tmp_path / "file")
+
+
+def test_commands_find_the_running_cluster(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.write(CLUSTER)
+    assert running_cluster(tmp_path) == CLUSTER
+    assert grpc_address("", tmp_path) == "h:2"
+    assert nats_and_name("", "", tmp_path) == ("nats://h:3", "blue")
+    folder.forget()
+    with pytest.raises(ConfigError):
+        running_cluster(tmp_path)
+
+
+def test_a_cluster_that_was_killed_is_no_cluster(tmp_path: Path) -> None:
+    StateFolder(tmp_path).write(Cluster("", "", "", "", "", "", _dead_pid()))
+    with pytest.raises(ConfigError, match="no cluster runs"):
+        running_cluster(tmp_path)
+
+
+def test_what_is_given_counts_more_than_the_folder(tmp_path: Path) -> None:
+    StateFolder(tmp_path).write(CLUSTER)
+    assert grpc_address("grpc://other:5", tmp_path) == "other:5"
+    assert nats_and_name("nats://other:6", "", tmp_path) == ("nats://other:6", "local")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _dead_pid() -> int:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+    return pid

@@ -1,0 +1,114 @@
+"""`trace`, `events` and `top` against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+from tests.cli.recorded import recorded_request
+from tests.servers import nats_server
+
+from ferryman.cache.manifest import Kind
+from ferryman.handoff.lifecycle import LifecycleEvent
+from ferryman.runtime.lifecycle import encode_event
+from ferryman.wire.beats import Beat, ServedState, beat_to_bytes
+from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.subjects import Subjects
+from ferryman_cli.app import run
+from ferryman_cli.events import event_line
+from ferryman_cli.lifecycle_reader import follow_events
+from ferryman_cli.top import GONE_SECONDS, Roll
+
+SUBJECTS = Subjects("local")
+STATE = ServedState("f", 16, "d", (Kind.FULL,))
+BEAT = Beat("decode", "decode-0000000c", 1, "h:1", True, STATE, 4096, free_slots={Kind.FULL: 77})
+
+
+@pytest.fixture(scope="module")
+def nats_url() -> Iterator[str]:
+    with nats_server() as url:
+        yield url
+
+
+def publish(bus: NatsBus, events: list[LifecycleEvent]) -> None:
+    for event in events:
+        subject = SUBJECTS.life(event.role, event.worker_id, event.request_id, event.name)
+        bus.publish(subject, encode_event(event))
+
+
+def logged(url: str, events: list[LifecycleEvent]) -> None:
+    """Puts events into the lifecycle log and waits until they are there."""
+
+    pattern = SUBJECTS.all_life_of(events[0].request_id)
+
+    async def log() -> None:
+        async with nats_bus(NatsOptions(url)) as bus:
+            publish(bus, events)
+            await bus.connected()
+            while len(await bus.history(pattern, max_events=99)) < len(events):
+                await bus.flush()
+
+    asyncio.run(log())
+
+
+def test_a_legal_request_is_drawn_and_passes(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged(nats_url, recorded_request("good"))
+    assert run(["trace", "good", "--check", "--nats", nats_url]) == 0
+    said = capsys.readouterr().out
+    assert "good: 11 events, 100.0 ms" in said
+    assert "legal: 11 events" in said
+
+
+def test_an_illegal_request_fails_the_check(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged(nats_url, [one for one in recorded_request("bad") if one.name != "queued"])
+    assert run(["trace", "bad", "--check", "--json", "--nats", nats_url]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert {found["rule"] for found in told["violations"]} >= {"illegal_order", "missing_seq"}
+    assert run(["trace", "bad", "--nats", nats_url]) == 0
+
+
+def test_an_unknown_request_is_not_found(nats_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "nobody", "--nats", nats_url]) == 1
+    assert capsys.readouterr().err == "error: the lifecycle log has nothing of nobody\n"
+
+
+async def test_events_are_followed_as_they_happen(nats_url: str) -> None:
+    wanted, other = recorded_request("live"), recorded_request("other")
+    async with aclosing(follow_events(nats_url, "local", "live")) as events:
+        first = asyncio.ensure_future(anext(events))
+        async with nats_bus(NatsOptions(nats_url)) as bus:
+            while not first.done():  # until the subscription has reached the broker
+                publish(bus, [other[0], wanted[0]])
+                await asyncio.wait([first], timeout=0.05)
+        message, event = await first
+    assert message.subject.endswith(".live.received")
+    assert event == wanted[0]
+    assert "live#1 received" in event_line(event).plain
+
+
+async def test_the_fleet_is_shown_by_its_beats(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with nats_bus(NatsOptions(nats_url)) as bus:
+        shown = asyncio.ensure_future(asyncio.to_thread(run, ["top", "--json", "--nats", nats_url]))
+        while not shown.done():
+            bus.offer(SUBJECTS.beat(BEAT.role, BEAT.worker_id), beat_to_bytes(BEAT))
+            await asyncio.wait([shown], timeout=0.1)
+    assert await shown == 0
+    (worker,) = json.loads(capsys.readouterr().out)["workers"]
+    assert worker["worker_id"] == BEAT.worker_id
+    assert worker["free_slots"] == {"full": 77}
+
+
+def test_the_silent_are_struck_off() -> None:
+    roll = Roll()
+    roll.heard(BEAT, 0.0)
+    assert [one.beat for one in roll.workers(GONE_SECONDS - 1)] == [BEAT]
+    assert roll.workers(GONE_SECONDS + 1) == []
