@@ -54,7 +54,7 @@ class IndexAnnouncer:
         self._waiting: deque[Change] = deque()
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
-        self._is_incomplete = False
+        self._is_incomplete = self._is_stopping = False
         self._num_dropped = 0
         self._refresh_at = clock() + REFRESH_SECONDS
         self._announced = self._refreshes = 0
@@ -78,8 +78,8 @@ class IndexAnnouncer:
         await self._told.wait()
 
     async def run(self) -> None:
-        """Beat, announce, forget; forever."""
-        while True:
+        """Beat, announce, forget; until cancelled or stopped."""
+        while not self._is_stopping:
             await self._index.announce(self._node, LIFE_SECONDS)
             if not self.is_away:
                 if self._lacks_something():
@@ -87,6 +87,11 @@ class IndexAnnouncer:
                 await self._send()
             self._is_incomplete |= self.is_away
             await self._pause()
+
+    def stop(self) -> None:
+        """End `run`. One cancelled in its very first calls was seen to go on: so ask, too."""
+        self._is_stopping = True
+        self._wake.set()
 
     def _lacks_something(self) -> bool:
         dropped = self._index.statistics().num_dropped

@@ -116,6 +116,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         await stack.enter_async_context(bus.discoverable(found))
         jobs = (announcer.run(), _tick(host), _beat(bus, subjects, service))
         await stack.enter_async_context(alongside(*jobs))
+        stack.callback(announcer.stop)
         yield service
 
 
