@@ -26,6 +26,7 @@ async def connected_bus(url: str) -> AsyncIterator[NatsBus]:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await bus.connected()
+                await bus.flush()  # the log is there from now on
         except TimeoutError:
             raise Unavailable(f"no broker answers at {url}") from None
         yield bus

@@ -67,12 +67,14 @@ class _Up:
                 await self._supervisor.watch()
         except BaseExceptionGroup as group:
             status = _status_of(group)
-        _say("draining; once more kills" if status == EXIT_STOPPED else "ending what was started")
+        if status == EXIT_STOPPED:
+            _say("draining; asked once more it kills")
         ended_well = await self._supervisor.drain(self._choices.drain_seconds)
         return status if ended_well or status else EXIT_FAILED
 
     async def _start(self) -> None:
-        _say(f"starting in {self._folder.path}")
+        if sys.stderr.isatty():
+            _say("starting")
         await self._supervisor.start(self._roster.servers)
         said = await self._supervisor.start(self._roster.services)
         self._doors = said["router"]

@@ -48,6 +48,7 @@ def logged(url: str, events: list[LifecycleEvent]) -> None:
         async with nats_bus(NatsOptions(url)) as bus:
             publish(bus, events)
             await bus.connected()
+            await bus.flush()
             while len(await bus.history(pattern, max_events=99)) < len(events):
                 await bus.flush()
 
