@@ -5,29 +5,39 @@ from __future__ import annotations
 from ferryman.cache.resume import Costs
 from ferryman.engine.assembly import FIRST_GUESS
 
-# The weight of the newest step: the last ten or so count.
-NEWEST = 0.1
+# What is left of the past after each step: the last ten or so count.
+KEPT = 0.9
 
 
 class Pace:
-    """Moving averages of prefill seconds per token and seconds per decode step."""
+    """Decaying sums: prefill seconds over the tokens they computed, decode seconds over steps.
+
+    A step of one token costs about what one of fifty does, so tokens are weighed, not steps.
+    """
 
     def __init__(self) -> None:
-        self.seconds_per_token = 0.0
-        self.step_seconds = 0.0
+        self._tokens = self._prefill_seconds = 0.0
+        self._steps = self._decode_seconds = 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """0 until a prompt was computed."""
+        return self._prefill_seconds / self._tokens if self._tokens else 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """0 until a step has decoded."""
+        return self._decode_seconds / self._steps if self._steps else 0.0
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
-        if num_tokens:
-            self.seconds_per_token = _moved(self.seconds_per_token, seconds / num_tokens)
+        self._tokens = KEPT * self._tokens + num_tokens
+        self._prefill_seconds = KEPT * self._prefill_seconds + seconds
 
     def decoded(self, seconds: float) -> None:
-        self.step_seconds = _moved(self.step_seconds, seconds)
+        self._steps = KEPT * self._steps + 1
+        self._decode_seconds = KEPT * self._decode_seconds + seconds
 
     def costs(self) -> Costs:
         """What a plan weighs loading against; guesses until there is a measurement."""
         per_token = self.seconds_per_token or FIRST_GUESS.prefill_seconds_per_token
         return Costs(per_token, FIRST_GUESS.load_seconds_per_byte)
-
-
-def _moved(average: float, newest: float) -> float:
-    return newest if average == 0.0 else average + NEWEST * (newest - average)

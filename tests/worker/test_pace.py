@@ -1,0 +1,28 @@
+"""What a worker says of its speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferryman.worker.pace import Pace
+
+
+def test_a_step_of_one_token_hardly_changes_the_seconds_per_token() -> None:
+    pace = Pace()
+    for _ in range(5):
+        pace.prefilled(500, 0.5)
+    pace.prefilled(1, 0.02)
+    assert pace.seconds_per_token == pytest.approx(0.001, rel=0.05)
+
+
+def test_the_newest_steps_count_most() -> None:
+    pace = Pace()
+    for seconds in [1.0] * 50 + [2.0] * 50:
+        pace.decoded(seconds)
+    assert pace.step_seconds == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_worker_that_has_measured_nothing_says_so_and_plans_with_a_guess() -> None:
+    pace = Pace()
+    assert (pace.seconds_per_token, pace.step_seconds) == (0.0, 0.0)
+    assert pace.costs().prefill_seconds_per_token > 0
