@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
+from ferryman.runtime.logs import LEVELS
 from ferryman.wire.host_arena import SHARED_MEMORY
 
 DEMO_NAME = "ferryman-demo"
 DEFAULT_HOST_BYTES = 256 << 20
+DTYPES = ("float32", "bfloat16", "float64")
+PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}
+EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0.0.1:6379/0"}
+ANSWER_SECONDS = 3.0
 _SPARE_SHARE = 2
+_CLUSTER_NAME = re.compile(r"[a-z0-9-]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,10 @@ def check(choices: Choices) -> None:
     for flag, port in (("--http-port", doors.http_port), ("--grpc-port", doors.grpc_port)):
         _check_port(flag, doors.host, port)
     _check_engine(choices.engine)
+    _check_words(choices)
+    _check_arena(choices.host_memory_bytes)
+    for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
+        _check_answers(flag, url)
 
 
 def check_model(folder: Path) -> None:
@@ -105,6 +117,46 @@ def _check_engine(engine: EngineChoices) -> None:
         raise ConfigError(
             f"--chunk-tokens {engine.chunk_tokens} is less than a page of {engine.page_size} tokens"
         )
+
+
+def _check_words(choices: Choices) -> None:
+    for flag, word, known in (
+        ("--dtype", choices.engine.dtype, DTYPES),
+        ("--log-level", choices.log_level, LEVELS),
+    ):
+        if word not in known:
+            raise ConfigError(f"{flag} {word}: it should be one of {', '.join(known)}")
+    if not _CLUSTER_NAME.fullmatch(choices.cluster):
+        raise ConfigError(f"--cluster {choices.cluster}: 1 to 32 of a-z, 0-9 and - make a name")
+
+
+def _check_arena(num_bytes: int) -> None:
+    room = _shared_memory_bytes() * _SPARE_SHARE
+    if num_bytes > room:
+        raise ConfigError(
+            f"--host-memory-bytes {num_bytes}: {SHARED_MEMORY} has room for {room} bytes"
+        )
+
+
+def _check_answers(flag: str, url: str) -> None:
+    """Whether anybody listens at a URL, or at one of several with commas between them."""
+    if not url:
+        return
+    wheres = [urlsplit(one.strip()) for one in url.split(",")]
+    try:
+        targets = [(where.hostname or "", where.port or PORTS[where.scheme]) for where in wheres]
+    except (KeyError, ValueError):
+        raise ConfigError(f"{flag} {url}: it should be a URL such as {EXAMPLES[flag]}") from None
+    if not any(_answers(*target) for target in targets):
+        raise ConfigError(f"{flag} {url}: nobody answers there")
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _check_port(flag: str, host: str, port: int) -> None:

@@ -15,6 +15,7 @@ from ferryman_cli.choices import Choices, Doors, EngineChoices, check, demo_mode
 from ferryman_cli.state_folder import Cluster, StateFolder, running_cluster
 from ferryman_cli.where import grpc_address, nats_and_name
 
+ANY = "--http-port 0 --grpc-port 0"
 CLUSTER = Cluster("http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", os.getpid())
 
 
@@ -34,6 +35,16 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("up --model nowhere", "there is no such folder", id="no model"),
         pytest.param("up --model .", "no config.json", id="no model in the folder"),
         pytest.param("up more", "unexpected extra argument", id="an argument too many"),
+        pytest.param(f"up {ANY} --dtype float8", "float32, bfloat16, float64", id="unknown dtype"),
+        pytest.param(f"up {ANY} --log-level LOUD", "DEBUG", id="unknown level"),
+        pytest.param(f"up {ANY} --cluster A.b", "--cluster A.b", id="a cluster of no name"),
+        pytest.param(f"up {ANY} --nats-url here", "nats://127.0.0.1:4222", id="no NATS URL"),
+        pytest.param(
+            f"up {ANY} --redis-url redis://127.0.0.1:1/0", "nobody answers", id="no Redis"
+        ),
+        pytest.param(
+            f"up {ANY} --host-memory-bytes 99999999999999", "/dev/shm", id="too much memory"
+        ),
         pytest.param("nonsense", "No such command", id="unknown command"),
         pytest.param("trace", "Missing argument", id="no id"),
         pytest.param("trace a.b --nats nats://h:1", "request id", id="an id that cannot be"),

@@ -1,0 +1,160 @@
+"""`ferryman up` with the real servers, the real services and the demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.system.cluster import wait_until
+
+from ferryman_cli.app import run
+from ferryman_cli.state_folder import running_cluster
+
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
+
+SMALL = ("--memory-bytes", "67108864", "--host-memory-bytes", "33554432", "--max-running", "8")
+NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router"}
+
+
+@dataclass
+class Up:
+    """A running `ferryman up --json`: what it said when it was ready, and its folder."""
+
+    process: subprocess.Popen[str]
+    state_dir: Path
+    said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return dict(running_cluster(self.state_dir).pids)
+
+    @property
+    def arena(self) -> Path:
+        for line in (self.state_dir / "logs" / "hostcache.log").read_text().splitlines():
+            if line.startswith('{"event": "ready"'):
+                return Path(json.loads(line)["arena"])
+        raise AssertionError("the host-cache never said where its arena is")
+
+    def complete(self, request_id: str) -> dict[str, Any]:
+        answer = httpx.post(
+            f"{self.said['http']}/v1/completions",
+            json={"prompt": "The red box is in the", "max_tokens": 6, "temperature": 0},
+            headers={"x-request-id": request_id},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def is_gone(self, pids: dict[str, int]) -> bool:
+        return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@contextmanager
+def up(state_dir: Path, *arguments: str) -> Iterator[Up]:
+    """A cluster that is ready; killed, if the block leaves it running."""
+    command = (sys.executable, "-m", "ferryman_cli", "up", "--json", "--state-dir", str(state_dir))
+    ports = ("--http-port", "0", "--grpc-port", "0")
+    process = subprocess.Popen(
+        (*command, *ports, *SMALL, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        try:
+            line = process.stdout.readline()
+            assert line, f"it ended before it was ready: {process.stderr.read()}"
+            yield Up(process, state_dir, json.loads(line))
+        finally:
+            process.kill()
+            process.wait()
+
+
+def is_listening(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with up(tmp_path) as cluster:
+        assert set(cluster.said) == {"event", "http", "grpc", "nats", "redis", "pids"}
+        assert set(cluster.said["pids"]) == NAMES
+        answer = cluster.complete("first")
+        assert answer["usage"]["completion_tokens"] == 6
+        assert run(["trace", "first", "--check", "--state-dir", str(tmp_path)]) == 0
+        assert run(["explain", "first", "--state-dir", str(tmp_path)]) == 0
+        assert "legal" in capsys.readouterr().out
+
+        before, arena = cluster.pids, cluster.arena
+        assert arena.exists()
+        os.kill(before["decode"], signal.SIGKILL)
+        wait_until(
+            lambda: cluster.pids["decode"] != before["decode"], "decode's return", seconds=90
+        )
+        wait_until(lambda: _is_ready(cluster), "the router to know it", seconds=30)
+        again = cluster.complete("second")
+        assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+
+        pids = cluster.pids
+        assert {name: pid for name, pid in pids.items() if name != "decode"} == {
+            name: pid for name, pid in before.items() if name != "decode"
+        }
+        cluster.process.send_signal(signal.SIGINT)
+        out, err = cluster.process.communicate(timeout=90)
+        assert cluster.process.returncode == 0, err
+        assert out == "", "one line on stdout, no more"
+        assert "decode was ended by signal 9" in err
+        assert "decode is back" in err
+        assert cluster.is_gone(pids)
+        assert not arena.exists()
+        assert not (tmp_path / "cluster.json").exists()
+        places = [
+            cluster.said["grpc"],
+            *(urlsplit(cluster.said[k]).netloc for k in ("http", "nats", "redis")),
+        ]
+        assert not any(is_listening(place) for place in places)
+
+
+def test_nothing_outlives_an_up_that_was_killed(tmp_path: Path) -> None:
+    with up(tmp_path) as cluster:
+        pids = cluster.pids
+        cluster.process.kill()
+        cluster.process.wait()
+        wait_until(lambda: cluster.is_gone(pids), f"the end of {pids}", seconds=60)
+        assert not cluster.arena.exists()
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "ferryman_cli", "up", "--state-dir", str(tmp_path))
+    ports = ("--http-port", "0", "--grpc-port", "0")
+    found = subprocess.run(
+        (*command, *ports, "--memory-bytes", "1000"), capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert found.stderr.count("\n") == 1
+    assert "memory_bytes=1000 is too little" in found.stderr
+
+
+def _is_ready(cluster: Up) -> bool:
+    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=10)
+    return answer.status_code == 200
