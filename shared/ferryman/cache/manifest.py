@@ -110,7 +110,7 @@ class StateManifest:
         if (self.window_len > 0) != (Kind.WINDOW in self.kinds):
             raise ValueError("window_len and the window layout come together")
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         return tuple(layout.kind for layout in self.layouts)
 

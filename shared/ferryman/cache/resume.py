@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -32,8 +32,10 @@ class Reason(StrEnum):
     NO_ROOM = "no_room"
 
 
-@dataclass(frozen=True, slots=True)
-class Uncached:
+# Small values that every plan makes are named tuples: a frozen dataclass takes three times as long.
+
+
+class Uncached(NamedTuple):
     """Pages [first_page, end_page) are computed anew, for one reason."""
 
     reason: Reason
@@ -41,25 +43,27 @@ class Uncached:
     end_page: int
 
 
-@dataclass(frozen=True, slots=True)
-class PageSpan:
+class PageSpan(NamedTuple):
     """Absolute pages [first, end)."""
 
     first: int
     end: int
 
-    def __len__(self) -> int:
-        return max(0, self.end - self.first)
+    @property
+    def num_pages(self) -> int:
+        return self.end - self.first
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeSet:
-    """What position `position` needs, per kind; `snapshot` says whether a recurrent state at it."""
+class ResumeSet(NamedTuple):
+    """What position `position` needs: pages of each kind, and perhaps a recurrent state at it."""
 
     position: int
     full: PageSpan
     window: PageSpan
     needs_snapshot: bool
+
+
+NO_PAGES = PageSpan(0, 0)
 
 
 def resume_set(manifest: StateManifest, position: int) -> ResumeSet:
@@ -69,8 +73,8 @@ def resume_set(manifest: StateManifest, position: int) -> ResumeSet:
     has = manifest.kinds
     return ResumeSet(
         position,
-        PageSpan(0, pages if Kind.FULL in has else 0),
-        PageSpan(oldest, pages) if Kind.WINDOW in has else PageSpan(0, 0),
+        PageSpan(0, pages) if Kind.FULL in has else NO_PAGES,
+        PageSpan(oldest, pages) if Kind.WINDOW in has else NO_PAGES,
         Kind.RECURRENT in has and position > 0,
     )
 
@@ -139,8 +143,7 @@ class Costs:
     load_seconds_per_byte: float
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePlan:
+class ResumePlan(NamedTuple):
     """How a request of `prompt_len` tokens will resume at `position`.
 
     `anchor_pages` pages are read from the device tree; `window_pages` are the window pages reused
@@ -160,8 +163,7 @@ class ResumePlan:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """A depth at which the whole resume set is resident, and what must be loaded for it."""
 
     depth: int
@@ -241,8 +243,8 @@ class Planner:
             snapshots=(),
             uncached=(),
             demand=self._per_kind(
-                full=len(needs.full) - matched,
-                window=len(needs.window) - len(window_pages),
+                full=needs.full.num_pages - matched,
+                window=needs.window.num_pages - len(window_pages),
                 recurrent=1,
             ),
             seconds=0.0,
@@ -290,14 +292,15 @@ class Planner:
     ) -> Iterator[int]:
         """Depths to consider, deepest first."""
         if Kind.RECURRENT not in self.manifest.kinds:
-            yield from range(limit, 0, -1)
-            return
+            return iter(range(limit, 0, -1))
+        on_device = device.snapshot_depths(keys, min(matched, limit))
+        if not host.units:
+            return on_device
         on_host = sorted(
             (page + 1 for kind, page in host.units if kind is Kind.RECURRENT and page < limit),
             reverse=True,
         )
-        on_device = device.snapshot_depths(keys, min(matched, limit))
-        yield from _merge_descending(iter(on_host), on_device)
+        return _merge_descending(iter(on_host), on_device)
 
     def _candidate(
         self,
@@ -312,7 +315,7 @@ class Planner:
         needs = resume_set(self.manifest, depth * self.manifest.page_size)
         loads = [host.units[Kind.FULL, page] for page in range(matched, needs.full.end)]
         window_pages = []
-        for page in range(needs.window.first, needs.window.end):
+        for page in range(*needs.window):
             if page < matched and device.has(Kind.WINDOW, keys[page]):
                 window_pages.append(page)
             elif unit := host.units.get((Kind.WINDOW, page)):
@@ -321,12 +324,10 @@ class Planner:
                 return None
         if needs.needs_snapshot and not device.has(Kind.RECURRENT, keys[depth - 1]):
             loads.append(host.units[Kind.RECURRENT, depth - 1])
-        num_bytes = sum(unit.num_bytes for unit in loads)
         compute = prompt_len - depth * self.manifest.page_size
-        seconds = (
-            num_bytes * self.costs.load_seconds_per_byte
-            + compute * self.costs.prefill_seconds_per_token
-        )
+        seconds = compute * self.costs.prefill_seconds_per_token
+        if loads:
+            seconds += sum(u.num_bytes for u in loads) * self.costs.load_seconds_per_byte
         return _Candidate(depth, tuple(loads), tuple(window_pages), seconds)
 
     # Spelling out the choice.
@@ -343,8 +344,8 @@ class Planner:
         """The prompt's last full page and the junction: where a known path is left."""
         if Kind.RECURRENT not in self.manifest.kinds:
             return ()
-        wanted = {page for page in (junction, end) if page > depth}
-        return tuple(page * self.manifest.page_size for page in sorted(wanted))
+        wanted = sorted({page for page in (junction, end) if page > depth})
+        return tuple([page * self.manifest.page_size for page in wanted])
 
     def _uncached(
         self, depth: int, limit: int, seen: int, prompt_len: int, refused: Reason
@@ -354,27 +355,28 @@ class Planner:
         all_seen = seen >= prompt_len // self.manifest.page_size
         aligned = pages if all_seen else max(usable, seen)
         spans = (
-            Uncached(refused, depth, usable),
-            Uncached(Reason.PAGE_ALIGNMENT, usable, aligned),
-            Uncached(Reason.NEVER_SEEN, aligned, pages),
+            (refused, depth, usable),
+            (Reason.PAGE_ALIGNMENT, usable, aligned),
+            (Reason.NEVER_SEEN, aligned, pages),
         )
-        return tuple(span for span in spans if span.first_page < span.end_page)
+        return tuple([Uncached(*span) for span in spans if span[1] < span[2]])
 
     def _demand(
         self, best: _Candidate, matched: int, prompt_len: int, num_snapshots: int
     ) -> Mapping[Kind, int]:
         """Fresh slots for the whole prompt: what is reused on the device is not among them."""
         pages = -(-prompt_len // self.manifest.page_size)
-        loaded_windows = sum(unit.kind is Kind.WINDOW for unit in best.loads)
-        computed = min(pages - best.depth, self._window_pages_alive(num_snapshots))
-        return self._per_kind(
-            full=pages - min(best.depth, matched),
-            window=loaded_windows + computed,
-            recurrent=1 + num_snapshots,
-        )
+        window = 0
+        if Kind.WINDOW in self.manifest.kinds:
+            window = min(pages - best.depth, self._window_pages_alive(num_snapshots))
+            window += sum(unit.kind is Kind.WINDOW for unit in best.loads)
+        full = pages - min(best.depth, matched)
+        return self._per_kind(full=full, window=window, recurrent=1 + num_snapshots)
 
     def _per_kind(self, *, full: int, window: int, recurrent: int) -> Mapping[Kind, int]:
         demand = {Kind.FULL: full, Kind.WINDOW: window, Kind.RECURRENT: recurrent}
+        if len(demand) == len(self.manifest.kinds):
+            return demand
         return {kind: demand[kind] for kind in self.manifest.kinds}
 
     def _window_pages_alive(self, num_snapshots: int) -> int:
