@@ -1,0 +1,203 @@
+"""`ferryman bench core`: what the pure core and the slot operations cost on this machine.
+
+plan      matching a prompt's keys against a trie of 10,000 nodes and planning how to resume
+keys      the page keys of a prompt
+step      plan + commit + events of one decode step, requests at random places in their pages
+slots     copying and clearing whole recurrent slots, against memcpy of the same bytes
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from ferryman.cache.capacity import Concurrency
+from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
+from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
+from ferryman.cache.resume import EMPTY_HOST, Costs, Planner
+from ferryman.cache.slots import SlotHandle
+from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.schedule.batch import Sampled, StepOutcome, StepPlan
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.schedule.sequence import Goal
+from ferryman_cli.bench.report import Row, aimed, compared, show
+from ferryman_cli.bench.timing import Timing, seconds_of, time_in_turn
+from ferryman_kernels.slots import clear_slots, copy_slots
+
+PAGE_SIZE = 64
+TRIE_NODES = 10_000
+STORY_PAGES = 64
+PLAN_AIMS = {8_192: 5.0, 65_536: 10.0}
+STEP_AIMS = {32: 150.0, 256: 1_000.0}
+STEPS = 400
+SLOTS_MOVED = 4
+COSTS = Costs(prefill_seconds_per_token=1e-4, load_seconds_per_byte=1e-10)
+
+
+def run_bench_core(*, as_json: bool) -> int:
+    rows = [*plan_rows(), *key_rows(), *step_rows(), *slot_rows()]
+    show("ferryman bench core", rows, as_json=as_json)
+    return 0
+
+
+def granite_manifest() -> StateManifest:
+    """The state of the shape that `ferryman bench` measures, float32 recurrences and all."""
+    pages = [
+        SectionSpec(name, layer, (4, PAGE_SIZE, 64), "bfloat16", 0)
+        for layer in range(3, 16, 4)
+        for name in ("key", "value")
+    ]
+    states = [
+        spec
+        for layer in range(16)
+        if layer % 4 != 3
+        for spec in (
+            SectionSpec("conv", layer, (1792, 3), "bfloat16", 0),
+            SectionSpec("ssm", layer, (48, 32, 128), "float32", 0),
+        )
+    ]
+    layouts = (lay_out(Kind.FULL, pages), lay_out(Kind.RECURRENT, states))
+    return StateManifest("bench", PAGE_SIZE, PAGE_SIZE, 0, layouts)
+
+
+# Planning.
+
+
+def plan_rows() -> Iterator[Row]:
+    manifest = granite_manifest()
+    planner = Planner(manifest, COSTS, 512)
+    for prompt_len, aim in PLAN_AIMS.items():
+        keys = _keys_of(prompt_len, story=0)
+        tree = _grown_tree(manifest, keys)
+        matches = {"all of it cached": keys, "half of it cached": _half_new(keys, prompt_len)}
+        for what, asked in matches.items():
+            depth = planner.plan(asked, prompt_len + 1, tree, EMPTY_HOST).position
+            assert depth >= prompt_len // 2, "the trie holds what is asked for"
+
+            def plan(asked: tuple[PageKey, ...] = asked) -> None:
+                planner.plan(asked, prompt_len + 1, tree, EMPTY_HOST)
+
+            name = f"plan {prompt_len:,} tokens, {what}"
+            yield aimed(name, "µs", _micro(seconds_of(plan, 2_000)), aim)
+
+
+def _keys_of(prompt_len: int, story: int) -> tuple[PageKey, ...]:
+    tokens = np.random.default_rng(story).integers(0, 2**16, prompt_len)
+    return page_keys(root_key(granite_manifest()), as_token_ids(tokens), PAGE_SIZE)
+
+
+def _half_new(keys: tuple[PageKey, ...], prompt_len: int) -> tuple[PageKey, ...]:
+    half = len(keys) // 2
+    return keys[:half] + _keys_of(prompt_len, story=1)[half:]
+
+
+def _grown_tree(manifest: StateManifest, keys: tuple[PageKey, ...]) -> PrefixTree:
+    """TRIE_NODES pages, `keys` among them; a snapshot in the middle and at the end of each path."""
+    tree = PrefixTree(manifest.kinds)
+    _insert(tree, keys)
+    story = 2
+    while len(tree) < TRIE_NODES:
+        _insert(tree, _keys_of(STORY_PAGES * PAGE_SIZE, story))
+        story += 1
+    return tree
+
+
+def _insert(tree: PrefixTree, keys: tuple[PageKey, ...]) -> None:
+    first, ends = len(tree), (len(keys) // 2 - 1, len(keys) - 1)
+    full = {page: SlotHandle(Kind.FULL, first + page, 1) for page in range(len(keys))}
+    recurrent = {page: SlotHandle(Kind.RECURRENT, first + page, 1) for page in ends}
+    tree.insert(Branch(keys, {Kind.FULL: full, Kind.RECURRENT: recurrent}), 0.0)
+
+
+# Keys.
+
+
+def key_rows() -> Iterator[Row]:
+    root = root_key(granite_manifest())
+    for prompt_len in PLAN_AIMS:
+        tokens = as_token_ids(np.arange(prompt_len))
+
+        def name_pages(tokens: np.ndarray = tokens) -> None:  # type: ignore[type-arg]
+            page_keys(root, tokens, PAGE_SIZE)
+
+        yield aimed(
+            f"keys of {prompt_len:,} tokens", "µs", _micro(seconds_of(name_pages, 50)), None
+        )
+
+
+# A scheduler's step.
+
+
+def step_rows() -> Iterator[Row]:
+    for running, aim in STEP_AIMS.items():
+        yield aimed(f"step of {running} requests", "µs", _micro(step_timing(running)), aim)
+
+
+def step_timing(running: int) -> Timing:
+    """Decode steps with `running` requests; some come to a page's end in each of them."""
+    scheduler = decoding_scheduler(running)
+
+    def step() -> None:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.commit(plan, outcome_of(plan), 0.0)
+        scheduler.take_events()
+
+    return seconds_of(step, STEPS)
+
+
+def decoding_scheduler(running: int) -> Scheduler:
+    """A scheduler all of whose requests have their prompt behind them."""
+    manifest, pages = granite_manifest(), 4 + STEPS // PAGE_SIZE
+    concurrency = Concurrency(running, 0, 1)
+    limits = SchedulerLimits(concurrency, 8_192, PAGE_SIZE * pages, running, 1, prefix_cache=True)
+    sizes = {Kind.FULL: 2 * running * pages, Kind.RECURRENT: 4 * running}
+    scheduler = Scheduler(manifest, sizes, limits, COSTS, root_key(manifest))
+    for index in range(running):
+        tokens = as_token_ids(np.full(PAGE_SIZE + index % PAGE_SIZE, index))
+        keys = page_keys(root_key(manifest), tokens, PAGE_SIZE)
+        sampling = SamplingParams(max_tokens=STEPS + 2)
+        scheduler.submit(Request(f"request-{index}", tokens, keys, sampling), Goal.DECODE)
+    while scheduler.statistics().decoding < running:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.commit(plan, outcome_of(plan), 0.0)
+    scheduler.take_events()
+    return scheduler
+
+
+def outcome_of(plan: StepPlan) -> StepOutcome:
+    """As if a device had run it."""
+    return StepOutcome(plan.step_id, tuple([Sampled(7, {})] * len(plan.draws)))
+
+
+# Slots.
+
+
+def slot_rows() -> Iterator[Row]:
+    slot_bytes = granite_manifest().layout(Kind.RECURRENT).slot_bytes
+    slab = torch.randint(0, 256, (2 * SLOTS_MOVED, slot_bytes), dtype=torch.uint8)
+    src, dst = torch.arange(SLOTS_MOVED), torch.arange(SLOTS_MOVED, 2 * SLOTS_MOVED)
+    num_bytes = SLOTS_MOVED * slot_bytes
+    jobs = {
+        "copy": lambda: copy_slots(slab, src, dst),
+        "clear": lambda: clear_slots(slab, dst),
+        "memcpy": lambda: ctypes.memmove(slab.data_ptr() + num_bytes, slab.data_ptr(), num_bytes),
+        "memset": lambda: ctypes.memset(slab.data_ptr() + num_bytes, 0, num_bytes),
+    }
+    found = {name: _rate(num_bytes, timing) for name, timing in time_in_turn(jobs, 30).items()}
+    size = f"{SLOTS_MOVED} slots of {slot_bytes / 1e6:.1f} MB"
+    for name, peer in (("copy", "memcpy"), ("clear", "memset")):
+        yield compared(f"{name} {size}", "GB/s", found[name], peer, found[peer])
+
+
+def _rate(num_bytes: int, timing: Timing) -> tuple[float, float]:
+    return num_bytes / timing.median / 1e9, num_bytes / timing.least / 1e9
+
+
+def _micro(timing: Timing) -> tuple[float, float]:
+    return timing.median * 1e6, timing.least * 1e6
