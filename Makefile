@@ -1,32 +1,52 @@
 # Two commands matter: `make up` starts a cluster with the demo model, `make test` proves the tree.
+# Choices for up go into ARGS: make up ARGS="--prefill 2 --http-port 9000"
 PYTHON ?= python3
+ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test proto format clean
+.PHONY: up test format proto clean
 
 up: $(STAMP)
-	exec $(BIN)/ferryman up
+	exec $(BIN)/ferryman up $(ARGS)
 
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n 2 --dist loadgroup
+	$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
 
-format: $(STAMP)
+format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(STAMP)
+proto: $(DEV_STAMP)
 	$(BIN)/python proto/build.py
-
-$(STAMP): pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
-	touch $@
 
 clean:
 	rm -rf $(VENV) shared/ferryman/wire/v1
+
+# What serving needs; then what developing needs beside it.
+$(STAMP): $(MADE_FROM) | $(BIN)/pip
+	@echo "installing into $(VENV); the first time takes some minutes"
+	$(PIP) install --quiet --editable .
+	touch $@
+
+$(DEV_STAMP): $(MADE_FROM) | $(BIN)/pip
+	@echo "installing into $(VENV); the first time takes some minutes"
+	$(PIP) install --quiet --editable '.[dev]'
+	touch $(STAMP) $@
+
+# A virtual environment whose making broke off has no pip, and is made again.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: ferryman needs Python 3.11 or newer; say where it is: make PYTHON=/path/to/python3" >&2; \
+	  exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "error: $(PYTHON) has no venv; on Debian: apt install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv --clear $(VENV)

@@ -24,6 +24,7 @@ from ferryman_cli.supervisor import GivenUp, Supervisor, with_environment
 EXIT_STOPPED = 0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 READY_SECONDS = 60.0
+ECHO_SECONDS = 1.0
 
 Announce = Callable[[Cluster], None]
 
@@ -55,6 +56,7 @@ class _Up:
         self._roster: Roster = roster(choices, folder)
         self._supervisor = Supervisor(folder, os.environ, say=_say, changed=self._write)
         self._stopping = asyncio.Event()
+        self._signalled: dict[signal.Signals, float] = {}
         self._doors: Said = {}
 
     async def run(self, announce: Announce) -> int:
@@ -114,10 +116,13 @@ class _Up:
     def _end_on_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self) -> None:
-        if self._stopping.is_set():
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The same signal again is impatience, unless it is an echo: make passes on what the
+        terminal sent to all."""
+        now = asyncio.get_running_loop().time()
+        if now - self._signalled.setdefault(number, now) > ECHO_SECONDS:
             self._supervisor.hurry()
         self._stopping.set()
 
