@@ -224,7 +224,8 @@ class NatsBus:
     async def close(self) -> None:
         """Without servers a reconnection ends; just cancelled, it might go on for ever."""
         self._up.clear()
-        with suppress(OSError, nats.errors.Error):
+        # RuntimeError: uvloop's word for a transport that the broker has closed.
+        with suppress(OSError, RuntimeError, nats.errors.Error):
             if self._was_up:
                 self._client.set_server_pool([])
             await self._client.close()
