@@ -103,6 +103,12 @@ def test_ports_are_published_on_loopback_unless_chosen_otherwise() -> None:
     assert all(port.startswith("${BIND:-127.0.0.1}:") for port in ports)
 
 
+@pytest.mark.parametrize("door", ["HTTP", "GRPC"])
+def test_the_router_listens_where_its_published_port_leads(door: str) -> None:
+    published = [port.rpartition(":")[2] for port in compose()["services"]["router"]["ports"]]
+    assert environment("router")[f"FERRYMAN_ROUTER_{door}__PORT"] in published
+
+
 def test_the_image_has_the_demo_model_where_compose_looks() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "ferryman_cli/demo_model /models/demo" in dockerfile
