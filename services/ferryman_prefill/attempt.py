@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
-from ferryman.wire.data_plane import OutgoingUnit, Sent
-
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.engine.assembly import Engine
@@ -32,6 +30,7 @@ from ferryman.schedule.events import (
 )
 from ferryman.schedule.sequence import Goal
 from ferryman.wire import values
+from ferryman.wire.data_plane import OutgoingUnit, Sent
 from ferryman.wire.host_client import HostLease
 from ferryman.wire.rpc import CallTags
 from ferryman.wire.status import failure_of
