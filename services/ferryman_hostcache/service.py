@@ -18,7 +18,7 @@ from ferryman.runtime.listening import listening as http_listening
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
 from ferryman.wire.beats import BEAT_SECONDS, Beat, ServedState, beat_to_bytes
 from ferryman.wire.bus import Bus, Discoverable
-from ferryman.wire.host_arena import arena_name
+from ferryman.wire.host_arena import arena_name, sweep_stale_arenas
 from ferryman.wire.index import NodeLife
 from ferryman.wire.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.redis_index import redis_index
@@ -122,9 +122,14 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 
 @asynccontextmanager
 async def _arena(settings: Settings, identity: NodeLife) -> AsyncIterator[Arena]:
-    """Allocated before anything is served; its name is gone when the block ends."""
+    """Allocated before anything is served; its name is gone when the block ends.
+
+    A life before this one that was killed could not take its arena away: that is done first.
+    """
     name = arena_name(settings.bus.cluster, identity.node_id, identity.epoch)
     path = settings.arena_folder / name
+    for left in sweep_stale_arenas(name.removesuffix(f"{identity.epoch:016x}"), path.parent):
+        log.warning("removed %s, whose owner is gone", left)
     began = time.monotonic()
     arena = await asyncio.to_thread(Arena.create, path, settings.memory_bytes)
     log.info("arena %s bytes=%d seconds=%.3f", path, arena.num_bytes, time.monotonic() - began)

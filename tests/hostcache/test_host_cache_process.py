@@ -89,6 +89,18 @@ async def test_after_a_kill_its_arena_is_swept_and_workers_miss(
             assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 0
 
 
+def test_a_restart_after_a_kill_takes_the_old_arena_away(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    arenas = []
+    for _ in range(2):
+        with host_cache_process(environment(tmp_path, nats_url, redis_url)) as process:
+            arenas.append(Path(ready_line(process)["arena"]))
+            process.kill()
+            process.wait()
+    assert list(tmp_path.iterdir()) == arenas[1:]
+
+
 async def test_a_stopped_host_cache_is_a_miss_and_then_serves_again(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
