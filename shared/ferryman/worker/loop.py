@@ -44,6 +44,8 @@ class StepLoop:
             oldest = self._pipeline.oldest
             if oldest is None or not oldest.outcome.done():
                 await self._bell.wait()
+            else:
+                await asyncio.sleep(0)  # however fast steps are, the servers get their turn
 
     def _commit_finished(self) -> None:
         while (flight := self._pipeline.oldest) is not None and flight.outcome.done():

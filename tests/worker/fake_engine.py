@@ -1,0 +1,121 @@
+"""A worker's parts around the stamped engine: the services run as they are, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import numpy as np
+
+from ferryman.cache.capacity import CapacityPlan, Concurrency, tracking_slots
+from ferryman.cache.keys import page_keys, root_key
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.assembly import FIRST_GUESS, Engine
+from ferryman.engine.fake import FakeEngine, at_once
+from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.stamps import fake_manifest
+from ferryman.engine.stream import ForwardStream
+from ferryman.ids import make_epoch, make_worker_id
+from ferryman.runtime.background import Background
+from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.metrics import Metrics
+from ferryman.schedule.batch import StepPlan
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.wire.rpc import Channels
+from ferryman.wire.subjects import Subjects
+from ferryman.worker.host import NoHostTier
+from ferryman.worker.shell import Parts
+
+PAGE_SIZE = 4
+VOCAB = 1000
+MANIFEST = fake_manifest(PAGE_SIZE, kinds=list(Kind), window_len=6)
+
+
+class SilentBus:
+    """Where lifecycle events go in these tests."""
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        """Nobody listens."""
+
+
+class SlowClock:
+    """The monotonic clock, which a test can put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def request(request_id: str, token_ids: list[int], max_tokens: int = 6) -> Request:
+    ids = np.array(token_ids, dtype="<u4")
+    keys = page_keys(root_key(MANIFEST), ids, PAGE_SIZE)
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return Request(request_id, ids, keys, sampling)
+
+
+@contextmanager
+def fake_engine(
+    manifest: StateManifest = MANIFEST,
+    *,
+    num_slots: int = 60,
+    pace: Callable[[StepPlan], None] = at_once,
+    stream_type: type[ForwardStream] = ForwardStream,
+) -> Iterator[Engine]:
+    """An engine whose steps are stamps, with room for a few requests."""
+    tracking = tracking_slots(prefix_cache=True, overlap=True)
+    limits = SchedulerLimits(
+        concurrency=Concurrency(4, 4, tracking),
+        chunk_tokens=8,
+        max_len=64,
+        max_waiting=8,
+        steps_in_flight=2,
+        prefix_cache=True,
+    )
+    slots = dict.fromkeys(manifest.kinds, num_slots)
+    fake = FakeEngine(
+        manifest,
+        slots,
+        max_rows=limits.concurrency.rows,
+        max_len=limits.max_len + 1,
+        vocab_size=VOCAB,
+        pace=pace,
+    )
+    scheduler = Scheduler(manifest, slots, limits, FIRST_GUESS, root_key(manifest))
+    with stream_type(fake) as stream:
+        yield Engine(
+            manifest=manifest,
+            capacity=CapacityPlan(slots, 0, "stamps", ()),
+            max_len=limits.max_len,
+            vocab_size=VOCAB,
+            eos_token_ids=frozenset(),
+            scheduler=scheduler,
+            stream=stream,
+            pipeline=Pipeline(scheduler, stream.submit),
+            transfer=fake.transfer,
+            host_tier=fake.host_tier,
+        )
+
+
+@asynccontextmanager
+async def parts_of(
+    role: str, engine: Engine, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Parts]:
+    """What a service is made from, without a broker and a host tier."""
+    who = role, make_worker_id(role), make_epoch()
+    async with Channels() as channels, Background() as background:
+        yield Parts(
+            *who,
+            engine=engine,
+            bell=asyncio.Event(),
+            host=NoHostTier(),
+            lifecycle=LifecyclePublisher(SilentBus(), Subjects("test"), Publisher(*who)),
+            channels=channels,
+            background=background,
+            metrics=Metrics(role),
+            clock=clock,
+        )
