@@ -24,6 +24,10 @@ class Outlet:
         self._frames: asyncio.Queue[StepFrame | Exception] = asyncio.Queue(MAX_WAITING_FRAMES + 1)
         self._is_closed = False
 
+    @property
+    def num_waiting(self) -> int:
+        return self._frames.qsize()
+
     def send(self, requests: list[RequestTokens]) -> None:
         """Never waits; a reader that is too far behind is cut off."""
         if self._is_closed:
@@ -68,6 +72,7 @@ class Outlets:
         """The reader is gone."""
         if self._open.get(router_id) is outlet:
             del self._open[router_id]
+            self._gathered.pop(router_id, None)
 
     def gather(self, router_id: str, tokens: RequestTokens) -> None:
         """Belongs to the frame that `flush` sends."""
