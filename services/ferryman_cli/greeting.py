@@ -9,7 +9,7 @@ from pathlib import Path
 from ferryman.wire.subjects import Subjects
 from ferryman_cli.state_folder import Cluster
 
-QUESTION = "The red box is in the garden. Where is the red box?"
+QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red kite?"
 
 
 def greeting(cluster: Cluster, logs: Path, program: str) -> str:
