@@ -20,6 +20,7 @@ from tools.demo.training import (  # noqa: E402
     Progress,
     load_checkpoint,
     save_checkpoint,
+    saved_tokenizer,
     train,
     tutor,
 )
@@ -32,6 +33,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "services/ferryman_cli/demo_model")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/ferryman-demo.pt"))
+    parser.add_argument("--talk", type=float, default=0.5, help="share of small-talk steps")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="only print the table")
     parser.add_argument("--papers", type=int, default=200, help="papers an exam")
@@ -42,10 +44,11 @@ def options() -> argparse.Namespace:
 def teach(chosen: argparse.Namespace) -> None:
     """Train, and write the model folder."""
     torch.manual_seed(7)
-    tokenizer = train_tokenizer()
+    tokenizer = saved_tokenizer(chosen.checkpoint) if chosen.resume else train_tokenizer()
     network = Network(Shape(vocab=tokenizer.get_vocab_size()))
     prepare(network)
-    teaching = tutor(network, tokenizer, Course(seconds=chosen.minutes * 60))
+    course = Course(seconds=chosen.minutes * 60, talk_steps=chosen.talk)
+    teaching = tutor(network, tokenizer, course)
     progress = load_checkpoint(chosen.checkpoint, teaching) if chosen.resume else Progress()
     train(teaching, progress, chosen.checkpoint)
     save_checkpoint(chosen.checkpoint, teaching, progress)

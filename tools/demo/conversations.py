@@ -76,7 +76,7 @@ LAYOUTS: dict[str, Layout] = {
     "in parts": in_parts,
     "plain text": in_plain_text,
 }
-OTHER_TURNS = (*4 * (sum_turn,), *3 * (copy_turn,), greeting_turn)
+OTHER_TURNS = (*4 * (sum_turn,), *4 * (copy_turn,), greeting_turn)
 
 # Tokens that a fact, a distraction and a question with its answer take, about.
 FACT_LEN, DISTRACTION_LEN, QUESTION_LEN = 7, 9, 17

@@ -104,4 +104,4 @@ def exams(tokenizer: Tokenizer, papers: int) -> list[Exam]:
         Exam("8 questions and talk, 1,024", papers // 4, Mixed(Recall(tokenizer, 1024, 8)))
     )
     table.append(Exam("copies of 2 to 10 words", papers, copy_turn))
-    return [*table, Exam("sums to 49 + 49", papers, sum_turn)]
+    return [*table, Exam("sums to 20 + 20", papers, sum_turn)]

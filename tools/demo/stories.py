@@ -12,7 +12,7 @@ from random import Random
 
 from tools.demo import words
 
-LARGEST_TERM = 49
+LARGEST_TERM = 20
 
 
 @dataclass(frozen=True, slots=True)

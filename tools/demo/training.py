@@ -33,7 +33,7 @@ class Course:
     peak_rate: float = 2e-3
     tokens_per_step: int = 4096
     talk_steps: float = 0.5
-    cooling: float = 0.3
+    cooling: float = 0.5
 
 
 @dataclass(slots=True)
@@ -102,13 +102,14 @@ class Tutor:
     cities: Tensor
     course: Course
 
-    def next_lesson(self, progress: Progress) -> Lesson:
-        """Small talk in short rows, or mostly recall at the present length, by turns."""
+    def next_lesson(self, progress: Progress) -> tuple[Lesson, bool]:
+        """Small talk in short rows, or recall at the present length; True if it is recall."""
         rng = Random(f"{self.course.seed} {progress.step}")
-        talk = rng.random() < self.course.talk_steps
-        length, share, most = (TALK_LEN, 0.8, 16) if talk else (progress.length, 0.05, 32)
+        is_recall = rng.random() >= self.course.talk_steps
+        length, share, most = (progress.length, 0.05, 32) if is_recall else (TALK_LEN, 0.9, 16)
         rows = max(1, min(most, self.course.tokens_per_step // length))
-        return lesson(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
+        given = lesson(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
+        return given, is_recall
 
     def learn(self, given: Lesson, warmth: float) -> tuple[float, float]:
         """One step; the loss, and the share of cities that were right."""
@@ -139,6 +140,7 @@ def save_checkpoint(path: Path, teaching: Tutor, progress: Progress) -> None:
     """Everything a later run needs to go on."""
     numbers = {name: getattr(progress, name) for name in Progress.__slots__}
     state = {
+        "tokenizer": teaching.tokenizer.to_str(),
         "network": teaching.network.state_dict(),
         "optimisers": [part.state_dict() for part in teaching.optimisers.parts],
         "progress": numbers,
@@ -146,8 +148,13 @@ def save_checkpoint(path: Path, teaching: Tutor, progress: Progress) -> None:
     torch.save(state, path)
 
 
+def saved_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a saved training."""
+    return Tokenizer.from_str(torch.load(path, weights_only=True)["tokenizer"])
+
+
 def load_checkpoint(path: Path, teaching: Tutor) -> Progress:
-    """Go on where a saved training stopped."""
+    """Go on where a saved training stopped; the tutor has that training's tokenizer."""
     state = torch.load(path, weights_only=True)
     teaching.network.load_state_dict(state["network"])
     for part, saved in zip(teaching.optimisers.parts, state["optimisers"], strict=True):
@@ -160,11 +167,11 @@ def train(teaching: Tutor, progress: Progress, checkpoint: Path) -> None:
     start = time.monotonic()
     spoken = start
     while (spent := time.monotonic() - start) < teaching.course.seconds:
-        given = teaching.next_lesson(progress)
+        given, is_recall = teaching.next_lesson(progress)
         loss, correct = teaching.learn(given, warmth(teaching.course, progress, spent))
         progress.step += 1
         progress.seen_tokens += given.counts.numel()
-        if given.counts.shape[1] == progress.length:
+        if is_recall:
             progress.record(correct)
         if time.monotonic() - spoken > 20:
             spoken = time.monotonic()
