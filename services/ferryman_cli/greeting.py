@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 from ferryman.wire.subjects import Subjects
-from ferryman_cli.state_folder import Cluster
+from ferryman_cli.state_folder import DEFAULT, Cluster
 
 QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red kite?"
 
 
-def greeting(cluster: Cluster, logs: Path, program: str) -> str:
+def greeting(cluster: Cluster, state_dir: Path, program: str) -> str:
     """Endpoints, and lines to try; `program` is how this command was called.
 
     The example's id is another one every time: the log may remember the last cluster.
@@ -20,20 +20,21 @@ def greeting(cluster: Cluster, logs: Path, program: str) -> str:
     request_id = f"hello-{cluster.up_pid}"
     body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
     command = os.path.relpath(program) if "/" in program else program
+    where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
     return f"""Ferryman is up and serves {cluster.model}.
 
   HTTP   {cluster.http}/v1
   gRPC   {cluster.grpc}
   NATS   {cluster.nats}
   Redis  {cluster.redis}
-  logs   {logs}
+  logs   {state_dir / "logs"}
 
 Try in another terminal:
 
   curl {cluster.http}/v1/chat/completions -H 'x-request-id: {request_id}' \\
     -H 'content-type: application/json' -d '{json.dumps(body)}'
-  {command} trace {request_id}
-  {command} chat
+  {command} trace {request_id}{where}
+  {command} chat{where}
   nats -s {cluster.nats} sub '{Subjects(cluster.name).all_life}'
 
 Ctrl-C drains and ends everything."""

@@ -169,7 +169,7 @@ def _announce_json(cluster: Cluster) -> None:
 
 def _announcer(folder: StateFolder) -> Announce:
     def announce(cluster: Cluster) -> None:
-        print(greeting(cluster, folder.logs, sys.argv[0]), flush=True)
+        print(greeting(cluster, folder.path, sys.argv[0]), flush=True)
 
     return announce
 

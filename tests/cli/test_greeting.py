@@ -1,0 +1,30 @@
+"""The lines that a newcomer is given to try."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from ferryman_cli.greeting import greeting
+from ferryman_cli.state_folder import DEFAULT, Cluster
+
+CLUSTER = Cluster("http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", 77)
+
+
+def test_the_lines_can_be_pasted_into_a_shell() -> None:
+    said = greeting(CLUSTER, DEFAULT.absolute(), "ferryman")
+    _, _, rest = said.partition("  curl ")
+    words = shlex.split("curl " + rest.partition("\n  ferryman trace")[0])
+    assert words[1] == "http://h:1/v1/chat/completions"
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "demo"
+    assert "\n  ferryman trace hello-77\n" in said
+    assert "\n  ferryman chat\n" in said
+    assert "nats -s nats://h:3 sub 'ferryman.v1.blue.life.>'" in said
+
+
+def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:
+    said = greeting(CLUSTER, tmp_path, "ferryman")
+    assert f"ferryman trace hello-77 --state-dir {tmp_path}" in said
+    assert f"ferryman chat --state-dir {tmp_path}" in said
