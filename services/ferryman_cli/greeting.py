@@ -15,9 +15,8 @@ QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red
 def greeting(cluster: Cluster, state_dir: Path, program: str) -> str:
     """Endpoints, and lines to try; `program` is how this command was called.
 
-    The example's id is another one every time: the log may remember the last cluster.
+    Whoever pastes them again asks under another id: an id names one request.
     """
-    request_id = f"hello-{cluster.up_pid}"
     body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
     command = os.path.relpath(program) if "/" in program else program
     where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
@@ -31,9 +30,10 @@ def greeting(cluster: Cluster, state_dir: Path, program: str) -> str:
 
 Try in another terminal:
 
-  curl {cluster.http}/v1/chat/completions -H 'x-request-id: {request_id}' \\
+  ID=hello-$(date +%s)
+  curl {cluster.http}/v1/chat/completions -H "x-request-id: $ID" \\
     -H 'content-type: application/json' -d '{json.dumps(body)}'
-  {command} trace {request_id}{where}
+  {command} trace $ID{where}
   {command} chat{where}
   nats -s {cluster.nats} sub '{Subjects(cluster.name).all_life}'
 

@@ -19,12 +19,12 @@ def test_the_lines_can_be_pasted_into_a_shell() -> None:
     assert words[1] == "http://h:1/v1/chat/completions"
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "demo"
-    assert "\n  ferryman trace hello-77\n" in said
+    assert "\n  ferryman trace $ID\n" in said
     assert "\n  ferryman chat\n" in said
     assert "nats -s nats://h:3 sub 'ferryman.v1.blue.life.>'" in said
 
 
 def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:
     said = greeting(CLUSTER, tmp_path, "ferryman")
-    assert f"ferryman trace hello-77 --state-dir {tmp_path}" in said
+    assert f"ferryman trace $ID --state-dir {tmp_path}" in said
     assert f"ferryman chat --state-dir {tmp_path}" in said
