@@ -1,0 +1,63 @@
+"""A decode worker whose pages run out pushes requests back and resumes them, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    Shape,
+    generate_all,
+    running_cluster,
+    save_served_model,
+)
+
+from ferryman.cache.manifest import Kind
+from ferryman.client import Client
+from ferryman.llm import LLM
+from ferryman.model.registry import load_model
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.schedule.request import SamplingParams
+from ferryman.wire.subjects import Subjects
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("bamba cluster"),
+]
+
+GREEDY = SamplingParams(max_tokens=100, temperature=0.0, logprobs=3, ignore_eos=True)
+PROMPTS = [[(5 * i + 17 * n) % 120 + 3 for i in range(60)] for n in range(4)]
+# Four requests reach ten pages each; decode's rows: 4 running, 8 preallocated, 3 slots each.
+NUM_PAGES, NUM_STATES = 26, 36
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = save_served_model(tmp_path_factory.mktemp("model"), "bamba")
+    manifest = load_model(model, "float64", page_size=PAGE_SIZE).manifest
+    page, state = (manifest.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
+    scarce = Shape(max_running=4, memory_bytes=NUM_PAGES * page + NUM_STATES * state)
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), scarce) as cluster:
+        yield cluster
+
+
+async def test_retracted_requests_go_on_exactly_where_they_were(cluster: Cluster) -> None:
+    with LLM(
+        cluster.model, dtype="float64", page_size=PAGE_SIZE, prefix_cache=False, overlap=False
+    ) as llm:
+        expected = llm.generate(PROMPTS, GREEDY)
+    async with cluster.bus() as bus, Client(cluster.grpc) as client:
+        answers = await generate_all(client, PROMPTS, GREEDY)
+        retracted = await bus.history(
+            f"{Subjects().root}.life.decode.*.*.retracted", max_events=100
+        )
+    assert retracted, "the decode worker's pages were meant to run out"
+    assert all(decode_event(entry.payload).name == "retracted" for entry in retracted)
+    for found, wanted in zip(answers, expected, strict=True):
+        assert tuple(found.token_ids) == wanted.token_ids
+        for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+    cluster.assert_ledgers_balance()
