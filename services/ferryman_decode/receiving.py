@@ -53,15 +53,15 @@ class Receiving:
     def num_reserved(self) -> int:
         return len(self._slots)
 
-    def reserve(self, order: ReserveOrder) -> tuple[Reservation, int]:
-        """A reservation and how many tokens decode holds already. Raises OutOfSlots, Stale."""
+    def reserve(self, order: ReserveOrder) -> Reservation:
+        """Slots for all that decode lacks. Raises OutOfSlots, Stale."""
         context, now = order.context, self._clock()
         writer = Writer(order.writer.worker_id, order.writer.epoch)
         self.carry_out(self.table.writer_seen(writer))
         self.table.check_new(context.request_id, context.attempt, now)
         reservation_id = make_reservation_id()
         request = replace(order.request, request_id=name_of(context.request_id, context.attempt))
-        sequence = self._engine.scheduler.reserve(reservation_id, request, now)
+        self._engine.scheduler.reserve(reservation_id, request, now)
         slots = self._slots[reservation_id] = self._wanted(reservation_id, request.prompt_len)
         reservation = Reservation(
             reservation_id,
@@ -71,7 +71,7 @@ class Receiving:
             LEASE_SECONDS,
         )
         self.carry_out(self.table.offer(context.request_id, reservation, writer, now))
-        return reservation, sequence.anchor_pages * self._engine.manifest.page_size
+        return reservation
 
     def _wanted(self, reservation_id: str, prompt_len: int) -> dict[UnitName, SlotHandle]:
         units_at = self._engine.scheduler.reserved_units_at
@@ -152,6 +152,13 @@ class Sink:
 
     def finish(self, unit: WantedUnit) -> None:
         self._receiving.written(self._fence, unit)
+
+
+def reused_tokens(manifest: StateManifest, reservation: Reservation, prompt_len: int) -> int:
+    """The prefix that decode holds already: the full pages that it does not want."""
+    pages = resume_set(manifest, prompt_len).full.num_pages
+    wanted = sum(unit.kind is Kind.FULL for unit in reservation.wanted)
+    return (pages - wanted) * manifest.page_size
 
 
 def spans_of(manifest: StateManifest, prompt_len: int) -> list[tuple[Kind, int, int]]:

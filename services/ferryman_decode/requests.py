@@ -15,7 +15,7 @@ from ferryman.schedule.events import Admitted, Cached, Drawn, Event, Finished, R
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.rpc import CallTags
 from ferryman.wire.status import failure_of
-from ferryman.wire.values import CommitOrder, RequestTokens, TokenCursor
+from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor
 from ferryman.worker.shell import Parts
 from ferryman_decode.outlets import Outlets
 from ferryman_decode.running import RunningRequest, name_of
@@ -88,12 +88,14 @@ class Requests:
             self._parts.bell.set()
         return bool(found)
 
-    def expire(self, now: float) -> None:
-        """Ends what has outlived its deadline; forgets what ended long ago."""
-        for name in [name for name, end in self._deadlines.items() if now >= end]:
-            self._overdue(self._by_name[name])
+    def expire(self, now: float) -> list[RequestContext]:
+        """Ends and names what has outlived its deadline; forgets what ended long ago."""
+        overdue = [self._by_name[name] for name, end in self._deadlines.items() if now >= end]
+        for request in overdue:
+            self._overdue(request)
         for name in [name for name, end in self._ended.items() if now >= end]:
             del self._ended[name], self._by_name[name]
+        return [request.context for request in overdue]
 
     def _overdue(self, request: RunningRequest) -> None:
         request.fail(failure_of(DeadlineExceeded("the deadline passed while decoding")))

@@ -17,6 +17,7 @@ from ferryman.errors import (
     WrongEpoch,
 )
 from ferryman.handoff.effects import Fence
+from ferryman.handoff.values import Reservation
 from ferryman.schedule.events import Event
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
@@ -32,7 +33,7 @@ from ferryman.wire.values import ReserveOrder
 from ferryman.worker.shell import Parts
 from ferryman.worker.telemetry import Load
 from ferryman_decode.outlets import Outlets
-from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink
+from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink, reused_tokens
 from ferryman_decode.requests import Requests
 from ferryman_decode.running import RunningRequest
 
@@ -63,14 +64,21 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
     ) -> decode_pb2.ReserveResponse:
         order = reserve_order_from_wire(request)
         self._check(order)
-        digest = self._parts.engine.manifest.digest
-        table = self._receiving.table
-        known = table.reserved(order.context.request_id, order.context.attempt)
-        if known is not None:
-            return reserve_answer_to_wire(ReserveAnswer(known, digest))
-        reservation, reused = self._receiving.reserve(order)
+        reservation = self._promised(order) or self._promise(order)
+        manifest = self._parts.engine.manifest
+        reused = reused_tokens(manifest, reservation, order.request.prompt_len)
+        return reserve_answer_to_wire(ReserveAnswer(reservation, manifest.digest, reused))
+
+    def _promised(self, order: ReserveOrder) -> Reservation | None:
+        return self._receiving.table.reserved(order.context.request_id, order.context.attempt)
+
+    def _promise(self, order: ReserveOrder) -> Reservation:
+        """A new reservation; what an earlier attempt still decodes here is decoded for nobody."""
+        reservation = self._receiving.reserve(order)
+        context = order.context
+        self._requests.abort(context.request_id, context.attempt - 1, "superseded")
         self._requests.reserved(RunningRequest(order, reservation.reservation_id), reservation)
-        return reserve_answer_to_wire(ReserveAnswer(reservation, digest, reused))
+        return reservation
 
     def _check(self, order: ReserveOrder) -> None:
         self._check_epoch(order.worker_epoch)
@@ -119,10 +127,13 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         if order.epoch:
             self._check_epoch(order.epoch)
         was_known = self._requests.abort(order.request_id, order.attempt, order.cause)
-        answer = self._receiving.table.abort(order.request_id, order.attempt, self._parts.clock())
-        self._receiving.carry_out(answer.effects)
+        self._free_reservation(order.request_id, order.attempt)
         # Over gRPC the writer stops within the tick in which it is told, so nothing is pending.
         return decode_pb2.AbortResponse(has_pending_writes=False, was_known=was_known)
+
+    def _free_reservation(self, request_id: str, attempt: int) -> None:
+        answer = self._receiving.table.abort(request_id, attempt, self._parts.clock())
+        self._receiving.carry_out(answer.effects)
 
     # Tokens.
 
@@ -173,7 +184,9 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
             await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
             self._receiving.carry_out(self._receiving.table.expire(now))
-            self._requests.expire(now)
+            for context in self._requests.expire(now):
+                self._free_reservation(context.request_id, context.attempt)
+            self._outlets.flush()
 
 
 def _differences(parts: Parts, order: ReserveOrder) -> tuple[str, ...]:

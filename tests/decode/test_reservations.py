@@ -1,0 +1,133 @@
+"""What decode promises: the same answer twice, refusals by fence, and slots that come back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.worker.fake_engine import request
+from tests.worker.pair import Pair, pair_of_workers, until
+
+from ferryman.errors import LeaseLost, Stale, WrongEpoch
+from ferryman.wire.status import typed_errors
+from ferryman.wire.v1 import decode_pb2
+from ferryman_decode.receiving import LEASE_SECONDS
+
+PROMPT = [1] * 13
+
+
+def renewal(promise: decode_pb2.ReserveResponse) -> decode_pb2.RenewRequest:
+    return decode_pb2.RenewRequest(
+        reservation_id=promise.reservation_id, epoch=promise.epoch, attempt=1
+    )
+
+
+async def renewed(pair: Pair, asked: decode_pb2.RenewRequest) -> decode_pb2.RenewResponse:
+    with typed_errors():
+        answer: decode_pb2.RenewResponse = await pair.decode_stub.Renew(asked, timeout=10)
+    return answer
+
+
+async def renewed_for_ever(pair: Pair, asked: decode_pb2.RenewRequest) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            await renewed(pair, asked)
+
+
+async def test_a_repeated_reserve_is_answered_as_the_first_was() -> None:
+    async with pair_of_workers() as pair:
+        await pair.run_prefill(pair.order(request("r0", PROMPT)))
+        await pair.read_tokens("r0")
+        wish = pair.wish(request("r1", PROMPT))
+        first, second = await pair.reserve(wish), await pair.reserve(wish)
+        assert first == second
+        assert first.reused_tokens == 12, "the first request left three pages here"
+
+
+async def test_a_lease_that_is_over_frees_every_slot() -> None:
+    async with pair_of_workers() as pair:
+        promise = await pair.reserve(pair.wish(request("r1", PROMPT)))
+        assert pair.decode.leased() == {"transfer_in"}
+        pair.decode.clock.ahead = LEASE_SECONDS + 1
+        await until(lambda: not pair.decode.leased())
+        with pytest.raises(LeaseLost):
+            await renewed(pair, renewal(promise))
+        pair.decode.engine.scheduler.check_integrity()
+
+
+async def test_a_message_with_a_stale_fence_is_refused() -> None:
+    async with pair_of_workers() as pair:
+        promise = await pair.reserve(pair.wish(request("r1", PROMPT)))
+        asked = renewal(promise)
+        asked.epoch += 1
+        with pytest.raises(WrongEpoch):
+            await renewed(pair, asked)
+        asked = renewal(promise)
+        asked.attempt = 2
+        with pytest.raises(LeaseLost):
+            await renewed(pair, asked)
+        await renewed(pair, renewal(promise))
+        wish = pair.wish(request("r2", PROMPT))
+        with pytest.raises(WrongEpoch):
+            await pair.reserve(replace(wish, worker_epoch=wish.worker_epoch + 1))
+
+
+async def test_a_piece_for_another_generation_of_a_slot_is_refused() -> None:
+    async with pair_of_workers() as pair:
+        promise = await pair.reserve(pair.wish(request("r1", PROMPT)))
+        wanted = promise.wanted[0]
+        header = decode_pb2.WriteHeader(
+            reservation_id=promise.reservation_id,
+            epoch=promise.epoch,
+            request_id="r1",
+            attempt=1,
+            manifest_digest=promise.manifest_digest,
+        )
+        piece = decode_pb2.UnitPiece(
+            kind=wanted.kind,
+            page_index=wanted.first_page,
+            generation=wanted.generations[0] + 1,
+            data=b"\x01" * 8,
+        )
+        call = pair.decode_stub.WritePages(
+            iter(
+                [
+                    decode_pb2.WritePagesRequest(header=header),
+                    decode_pb2.WritePagesRequest(pieces=[piece]),
+                ]
+            )
+        )
+        with pytest.raises(Stale, match="generation"), typed_errors():
+            await call
+
+
+async def test_a_newer_attempt_ends_the_older_wherever_it_stands() -> None:
+    async with pair_of_workers() as pair:
+        first = request("r1", PROMPT, max_tokens=40)
+        await pair.reserve(pair.wish(first))
+        await pair.reserve(pair.wish(first, attempt=2))
+        assert pair.decode.engine.scheduler.statistics().reserved == 1
+        with pytest.raises(Stale):
+            await pair.reserve(pair.wish(first))
+
+
+async def test_an_attempt_that_decodes_ends_when_the_next_reserves() -> None:
+    async with pair_of_workers() as pair:
+        pair.decode.hold()
+        asked = request("r1", PROMPT, max_tokens=40)
+        await pair.run_prefill(pair.order(asked))
+        assert pair.decode.engine.scheduler.statistics().decoding == 1
+        await pair.reserve(pair.wish(asked, attempt=2))
+        assert pair.decode.engine.scheduler.statistics().decoding == 0
+        pair.decode.go_on()
+
+
+async def test_a_deadline_that_passes_while_slots_are_reserved_frees_them() -> None:
+    async with pair_of_workers() as pair:
+        promise = await pair.reserve(pair.wish(request("r1", PROMPT), deadline=1.0))
+        assert pair.decode.leased() == {"transfer_in"}
+        pair.decode.clock.ahead = 2.0
+        with pytest.raises(LeaseLost):
+            await renewed_for_ever(pair, renewal(promise))
+        assert not pair.decode.leased()

@@ -1,0 +1,191 @@
+"""A prefill and a decode worker in this process, over real gRPC on loopback, on stamped engines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.worker.fake_engine import MANIFEST, VOCAB, fake_engine, parts_of
+
+from ferryman.engine.assembly import Engine
+from ferryman.engine.stamps import fake_tokens
+from ferryman.runtime.life import alongside
+from ferryman.schedule.events import Event
+from ferryman.schedule.request import Request
+from ferryman.wire.codec.handoff import reserve_order_to_wire
+from ferryman.wire.codec.prefill import prefill_order_to_wire
+from ferryman.wire.codec.tokens import step_frame_from_wire
+from ferryman.wire.rpc import channel, ending, listening
+from ferryman.wire.status import typed_errors
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from ferryman.wire.values import (
+    GoesOn,
+    PrefillOrder,
+    RequestContext,
+    RequestTokens,
+    ReserveOrder,
+    WorkerAddress,
+)
+from ferryman.worker.loop import StepLoop
+from ferryman.worker.shell import Parts
+from ferryman_decode.server import Decode
+from ferryman_prefill.server import Prefill
+
+Register = Callable[[Any], None]
+
+
+class Clock:
+    """The monotonic clock, which a test can put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as a test sees it."""
+
+    service: Any
+    parts: Parts
+    address: str
+    clock: Clock
+    gate: threading.Event
+
+    def hold(self) -> None:
+        """No step runs until `go_on`."""
+        self.gate.clear()
+
+    def go_on(self) -> None:
+        self.gate.set()
+
+    @property
+    def engine(self) -> Engine:
+        return self.parts.engine
+
+    def leased(self) -> set[str]:
+        """Who holds slots besides the tree."""
+        ledgers = self.engine.scheduler.ledgers().values()
+        return {role for ledger in ledgers for role in ledger.by_role} - {"tree"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both workers, and stubs to speak to them as a router does."""
+
+    prefill: Worker
+    decode: Worker
+    prefill_stub: prefill_pb2_grpc.PrefillServiceStub
+    decode_stub: decode_pb2_grpc.DecodeServiceStub
+
+    def order(self, request: Request, attempt: int = 1, deadline: float = 20.0) -> PrefillOrder:
+        context = RequestContext(request.request_id, attempt, deadline)
+        parts = self.decode.parts
+        where = WorkerAddress(parts.worker_id, self.decode.address, parts.epoch)
+        epoch = self.prefill.parts.epoch
+        return PrefillOrder(context, epoch, where, "router-1", request, MANIFEST.digest)
+
+    def wish(self, request: Request, attempt: int = 1, deadline: float = 20.0) -> ReserveOrder:
+        """What a prefill worker would ask decode for."""
+        order, me = self.order(request, attempt, deadline), self.prefill.parts
+        writer = WorkerAddress(me.worker_id, "", me.epoch)
+        epoch = self.decode.parts.epoch
+        return ReserveOrder(order.context, epoch, writer, "router-1", request, MANIFEST.digest, "")
+
+    async def reserve(self, wish: ReserveOrder) -> decode_pb2.ReserveResponse:
+        with typed_errors():
+            answer: decode_pb2.ReserveResponse = await self.decode_stub.Reserve(
+                reserve_order_to_wire(wish), timeout=10
+            )
+        return answer
+
+    async def run_prefill(self, order: PrefillOrder) -> list[prefill_pb2.PrefillResponse]:
+        """All progress until the hand-off; raises what ended it."""
+        with typed_errors():
+            with ending(self.prefill_stub.Prefill(prefill_order_to_wire(order))) as call:
+                return [progress async for progress in call]
+
+    async def read_tokens(self, request_id: str) -> tuple[list[int], RequestTokens]:
+        """Tokens of a request to its end, and the last that was said of it."""
+        found: list[int] = []
+        asked = decode_pb2.TokensRequest(router_id="router-1", worker_epoch=self.decode.parts.epoch)
+        asked.resume.add(request_id=request_id, attempt=1, offset=0)
+        with ending(self.decode_stub.Tokens(asked)) as call:
+            async for message in call:
+                for tokens in step_frame_from_wire(message).requests:
+                    if tokens.request_id == request_id:
+                        found += tokens.frame.token_ids[len(found) - tokens.frame.offset :]
+                        if not isinstance(tokens.ending, GoesOn):
+                            return found, tokens
+        raise AssertionError("the stream ended before the request did")
+
+
+def expected(request: Request) -> list[int]:
+    return fake_tokens(request.token_ids, request.sampling.max_tokens, VOCAB)
+
+
+@asynccontextmanager
+async def worker(role: str, make: Callable[[Parts], Any], num_slots: int) -> AsyncIterator[Worker]:
+    """A service, its step loop and its server, as the shell joins them."""
+    clock, gate = Clock(), threading.Event()
+    gate.set()
+    with fake_engine(num_slots=num_slots, pace=lambda _plan: held_by(gate)) as engine:
+        async with (
+            parts_of(role, engine, clock) as parts,
+            _served(make(parts), parts, clock, gate) as found,
+        ):
+            try:
+                yield found
+            finally:
+                gate.set()
+
+
+def held_by(gate: threading.Event) -> None:
+    gate.wait(30)
+
+
+@asynccontextmanager
+async def _served(
+    service: Any, parts: Parts, clock: Clock, gate: threading.Event
+) -> AsyncIterator[Worker]:
+    def on_events(events: list[Event]) -> None:
+        service.on_events(events)
+
+    loop = StepLoop(parts.engine, parts.bell, on_events, clock)
+    async with (
+        listening("127.0.0.1:0", service.register, grace=0.5) as server,
+        alongside(loop.run()),
+    ):
+        yield Worker(service, parts, f"127.0.0.1:{server.port}", clock, gate)
+
+
+@asynccontextmanager
+async def pair_of_workers(
+    make_decode: Callable[[Parts], Any] = Decode, num_slots: int = 60
+) -> AsyncIterator[Pair]:
+    """Both workers, ready."""
+    async with AsyncExitStack() as stack:
+        prefill = await stack.enter_async_context(worker("prefill", Prefill, num_slots))
+        decode = await stack.enter_async_context(worker("decode", make_decode, num_slots))
+        to_prefill = await stack.enter_async_context(channel(prefill.address))
+        to_decode = await stack.enter_async_context(channel(decode.address))
+        yield Pair(
+            prefill,
+            decode,
+            prefill_pb2_grpc.PrefillServiceStub(to_prefill),
+            decode_pb2_grpc.DecodeServiceStub(to_decode),
+        )
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits until something that other tasks bring about is so."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  # what brings it about tells nobody
+            await asyncio.sleep(0.001)
