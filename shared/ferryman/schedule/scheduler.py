@@ -414,7 +414,8 @@ class Scheduler:
     ) -> None:
         sampled = iter(outcome.sampled)
         for load_id in dict.fromkeys(load.request_id for load in plan.ops.loads):
-            self._events.append(LoadsDone(load_id))
+            if load_id not in outcome.corrupt:  # its lease ends with the report of what is corrupt
+                self._events.append(LoadsDone(load_id))
         for chunk, sequence in zip(plan.chunks, sequences, strict=True):
             drawn = [next(sampled) for _ in chunk.draws]
             if sequence.phase is Phase.DONE:
