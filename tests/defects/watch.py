@@ -1,0 +1,172 @@
+"""A worker that is watched: after every step its books, its tree and its initialisers must be true.
+
+books         whoever says that it holds a slot is in the ledger, and nobody else is
+tree          every cached unit holds the state of the prefix that its key names
+initialisers  a working slot is given its first state once in each generation
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from tests.schedule.cluster import FakeWorker
+
+from ferryman.cache.keys import PageKey, page_keys, root_key
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import Receive
+from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
+from ferryman.engine.ops import working_slots_of
+from ferryman.engine.stamps import extended, fake_manifest
+from ferryman.schedule.batch import StepPlan
+from ferryman.schedule.residence import slot_op_holder
+from ferryman.schedule.sequence import Running
+
+PAGE = 4
+HYBRID = fake_manifest(PAGE)
+ALL_KINDS = fake_manifest(PAGE, kinds=list(Kind), window_len=6)
+ATTENTION = fake_manifest(PAGE, kinds=[Kind.FULL, Kind.WINDOW], window_len=6)
+MANIFESTS = {"hybrid": HYBRID, "all kinds": ALL_KINDS, "attention": ATTENTION}
+
+Holders = dict[SlotHandle, list[Holder]]
+
+BESIDE = (Role.TRANSFER_OUT, Role.STORE)
+"""Who holds slots beside the schedule, which therefore cannot say so."""
+
+
+class CountingPool(SlotPool):
+    """Counts how often each generation of a slot became free."""
+
+    def __init__(self, kind: Kind, num_slots: int) -> None:
+        super().__init__(kind, num_slots)
+        self.freed: Counter[SlotHandle] = Counter()
+
+    def release(self, handle: SlotHandle, holder: Holder) -> bool:
+        is_free = super().release(handle, holder)
+        self.freed[handle] += is_free
+        return is_free
+
+
+class WatchedWorker(FakeWorker):
+    """Fails at the first step after which something is not as it must be."""
+
+    def __init__(
+        self,
+        manifest: StateManifest,
+        sizes: Demand,
+        *,
+        overlap: bool = True,
+        max_running: int = 4,
+        chunk_tokens: int = 8,
+    ) -> None:
+        super().__init__(
+            manifest,
+            sizes,
+            overlap=overlap,
+            max_running=max_running,
+            chunk_tokens=chunk_tokens,
+        )
+        pools = self.scheduler.residence.pools.by_kind
+        self.pools = {kind: CountingPool(kind, pools[kind].num_slots) for kind in pools}
+        pools.update(self.pools)
+        self.initialised: Counter[SlotHandle] = Counter()
+        self.prefixes: dict[PageKey, tuple[int, ...]] = {}
+
+    def plan(self) -> bool:
+        before = len(self.queued)
+        planned = super().plan()
+        for plan in list(self.queued)[before:]:
+            self._check_initialisers(plan)
+        return planned
+
+    def collect(self) -> None:
+        super().collect()
+        check_books(self)
+        self._check_tree()
+
+    def _check_initialisers(self, plan: StepPlan) -> None:
+        ops, now = plan.ops, self.scheduler.residence.pools
+        named = [*ops.clears, *(copy.dst for copy in ops.copies)]
+        named += [load.dst for load in ops.loads if load.unit.kind is Kind.RECURRENT]
+        self.initialised.update(current(now[Kind.RECURRENT], slot) for slot in named)
+        received = {
+            sequence.working
+            for sequence in self.scheduler._by_id.values()
+            if isinstance(sequence.plan.initialiser, Receive)
+        }
+        for slot in working_slots_of(plan):
+            if slot >= 0:
+                handle = current(now[Kind.RECURRENT], slot)
+                times = self.initialised[handle] + (handle in received)
+                assert times == 1, f"{handle} was given a first state {times} times"
+
+    def _check_tree(self) -> None:
+        self._name_prefixes()
+        tree = self.scheduler.residence.tree
+        for kind, key in tree.units():
+            token_ids = self.prefixes[key]
+            hashes = extended(0, token_ids)
+            slot = tree.slot(kind, key).slot
+            found = self.engine.slabs.stamps(kind)[slot].tolist()
+            if kind is Kind.RECURRENT:
+                assert found[:2] == [hashes[-1], len(token_ids)], "a state under another length"
+            else:
+                assert found[:PAGE] == hashes[-PAGE:], f"{kind} page of another prefix"
+
+    def _name_prefixes(self) -> None:
+        root = root_key(self.manifest)
+        for request_id, asked in self.requests.items():
+            tokens = [*asked.token_ids.tolist(), *self.tokens[request_id]]
+            keys = page_keys(root, np.array(tokens, dtype="<u4"), PAGE)
+            for page, key in enumerate(keys):
+                self.prefixes.setdefault(key, tuple(tokens[: (page + 1) * PAGE]))
+
+
+def current(pool: SlotPool, slot: int) -> SlotHandle:
+    """The slot as of its newest allocation."""
+    return SlotHandle(pool.kind, slot, pool._generations[slot])
+
+
+def books(worker: FakeWorker) -> Holders:
+    """What the pools say: every leased slot and who holds it, in a fixed order."""
+    return {
+        current(pool, slot): sorted(holders)
+        for pool in worker.scheduler.residence.pools.by_kind.values()
+        for slot, holders in enumerate(pool._holders)
+        if holders
+    }
+
+
+def check_books(worker: FakeWorker) -> None:
+    """The ledger, recounted from the other side: from those who hold."""
+    said: Holders = defaultdict(list)
+    for handle, holder in _claims(worker):
+        said[handle].append(holder)
+    found = {
+        handle: [holder for holder in holders if holder.role not in BESIDE]
+        for handle, holders in books(worker).items()
+    }
+    assert {handle: sorted(holders) for handle, holders in said.items()} == {
+        handle: holders for handle, holders in found.items() if holders
+    }
+
+
+def _claims(worker: FakeWorker) -> Iterator[tuple[SlotHandle, Holder]]:
+    scheduler = worker.scheduler
+    yield from ((handle, TREE) for handle in scheduler.residence.tree.handles())
+    for sequence in (*scheduler._by_id.values(), *scheduler._reserved.values()):
+        yield from _claims_of(sequence)
+    for retired in scheduler.residence._retired:
+        yield from ((handle, retired.holder) for handle in retired.slots)
+
+
+def _claims_of(sequence: Running) -> Iterator[tuple[SlotHandle, Holder]]:
+    yield from ((handle, sequence.holder) for handle in sequence.slots())
+    source = slot_op_holder(sequence.request_id)
+    yield from ((handle, source) for handle in sequence.copy_source)
+
+
+def is_all_cached(worker: FakeWorker) -> bool:
+    """Whether nobody but the tree holds anything."""
+    return all(set(ledger.by_role) <= {"tree"} for ledger in worker.scheduler.ledgers().values())
