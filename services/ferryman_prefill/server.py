@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ferryman.errors import ManifestMismatch, QueueFull, Stale, Unavailable, WrongEpoch
+from ferryman.errors import (
+    InvalidRequest,
+    ManifestMismatch,
+    QueueFull,
+    Stale,
+    Unavailable,
+    WrongEpoch,
+)
 from ferryman.schedule.events import Cached, Event
 from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wire
 from ferryman.wire.rpc import CallTags
@@ -82,6 +89,9 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         if order.manifest_digest != digest:
             raise ManifestMismatch((f"digest: {digest} here, {order.manifest_digest} there",))
         self._around.engine.scheduler.check(order.request)
+        largest = int(order.request.token_ids.max())
+        if largest >= self._around.engine.vocab_size:
+            raise InvalidRequest(f"token id {largest} is beyond the vocabulary", "prompt")
 
     def _end(self, attempt: Attempt) -> None:
         self._attempts.pop(attempt.name, None)
