@@ -76,6 +76,7 @@ class Attempt:
         self._num_chunks = 0
         self._transfer = Holder(Role.TRANSFER_OUT, self.name)
         self._leaving: list[SlotHandle] = []
+        self._end = around.clock() + order.context.deadline_seconds
         self.is_scheduled = False
 
     async def run(self, position: int) -> None:
@@ -124,19 +125,24 @@ class Attempt:
     @asynccontextmanager
     async def _reserved(self) -> AsyncIterator[Reservation]:
         """Slots at decode and here; on any error decode hears that nothing more will be written."""
-        answer = await self._decode.reserve(self.order.context.deadline_seconds)
+        answer = await self._decode.reserve(self._end - self._around.clock())
         try:
             yield answer.reservation
         except BaseException as error:
+            self._give_back()  # before decode is told: it may take its time to answer
             cause = "cancelled" if isinstance(error, asyncio.CancelledError) else "prefill_failed"
             with suppress(FerrymanError):
                 await asyncio.shield(self._decode.abort(answer.reservation, cause))
             raise
-        finally:
-            scheduler = self._around.engine.scheduler
-            scheduler.release(self._leaving, self._transfer)
-            scheduler.cancel(self.name, self._around.clock())
-            self._around.bell.set()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Everything held here; by now nothing of it is being sent."""
+        scheduler = self._around.engine.scheduler
+        leaving, self._leaving = self._leaving, []
+        scheduler.release(leaving, self._transfer)
+        scheduler.cancel(self.name, self._around.clock())
+        self._around.bell.set()
 
     async def _hand_off(self, reservation: Reservation, lease: HostLease) -> tuple[Sampled, Sent]:
         """Computes and sends side by side; ends when decode has every unit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from ferryman.cache.manifest import StateManifest, manifest_to_json
 from ferryman.handoff.values import Reservation
@@ -48,10 +49,13 @@ class DecodeSide:
         self._metadata = tags_to_metadata(tags)
 
     async def reserve(self, deadline_seconds: float) -> ReserveAnswer:
-        """Slots for all that decode lacks. Raises what decode says, OutOfSlots among it."""
+        """Slots for all that decode lacks. Raises what decode says, OutOfSlots among it.
+
+        `deadline_seconds` are left: less than the order said, for it has waited here.
+        """
         order = self._order
         wish = ReserveOrder(
-            context=order.context,
+            context=replace(order.context, deadline_seconds=deadline_seconds),
             worker_epoch=order.decode.epoch,
             writer=self._writer,
             router_id=order.router_id,

@@ -112,15 +112,17 @@ class Pair:
             with ending(self.prefill_stub.Prefill(prefill_order_to_wire(order))) as call:
                 return [progress async for progress in call]
 
-    async def read_tokens(self, request_id: str) -> tuple[list[int], RequestTokens]:
+    async def read_tokens(
+        self, request_id: str, attempt: int = 1
+    ) -> tuple[list[int], RequestTokens]:
         """Tokens of a request to its end, and the last that was said of it."""
         found: list[int] = []
         asked = decode_pb2.TokensRequest(router_id="router-1", worker_epoch=self.decode.parts.epoch)
-        asked.resume.add(request_id=request_id, attempt=1, offset=0)
+        asked.resume.add(request_id=request_id, attempt=attempt, offset=0)
         with ending(self.decode_stub.Tokens(asked)) as call:
             async for message in call:
                 for tokens in step_frame_from_wire(message).requests:
-                    if tokens.request_id == request_id:
+                    if (tokens.request_id, tokens.frame.attempt) == (request_id, attempt):
                         found += tokens.frame.token_ids[len(found) - tokens.frame.offset :]
                         if not isinstance(tokens.ending, GoesOn):
                             return found, tokens

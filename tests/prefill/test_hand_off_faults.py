@@ -1,0 +1,201 @@
+"""The hand-off under faults on the wire: recomputed or refused, never answered wrongly.
+
+Each fault counts when it takes effect. Afterwards nobody holds a slot but the trees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.worker.fake_engine import request
+from tests.worker.pair import Pair, expected, pair_of_workers, until
+
+from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, OutOfSlots, Unavailable
+from ferryman.wire.v1 import decode_pb2
+from ferryman_decode.server import Decode
+
+PROMPT = [3] * 21
+
+
+async def nothing_is_held(pair: Pair) -> None:
+    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    for side in (pair.prefill, pair.decode):
+        side.engine.scheduler.check_integrity()
+
+
+async def second_attempt_succeeds(pair: Pair) -> None:
+    asked = request("r1", PROMPT)
+    reading = asyncio.create_task(pair.read_tokens("r1", attempt=2))
+    await pair.run_prefill(pair.order(asked, attempt=2))
+    tokens, _ = await asyncio.wait_for(reading, 10)
+    assert tokens == expected(asked)
+
+
+class FlipsOneBit(Decode):
+    """Bytes change on the wire, once."""
+
+    num_flipped = 0
+
+    async def WritePages(self, request_iterator: Any, context: Any) -> Any:
+        return await super().WritePages(self._flipped(request_iterator), context)
+
+    async def _flipped(self, frames: Any) -> AsyncIterator[decode_pb2.WritePagesRequest]:
+        async for frame in frames:
+            if frame.pieces and not self.num_flipped:
+                data = bytearray(frame.pieces[0].data)
+                data[0] ^= 1
+                frame.pieces[0].data = bytes(data)
+                self.num_flipped += 1
+            yield frame
+
+
+async def test_corrupted_pages_are_recomputed_not_answered() -> None:
+    async with pair_of_workers(FlipsOneBit) as pair:
+        with pytest.raises(CorruptState):
+            await pair.run_prefill(pair.order(request("r1", PROMPT)))
+        assert pair.decode.service.num_flipped == 1
+        await nothing_is_held(pair)
+        await second_attempt_succeeds(pair)
+        await nothing_is_held(pair)
+
+
+class DropsTheStream(Decode):
+    """The first stream of pages breaks behind its first pieces."""
+
+    num_dropped = 0
+
+    async def WritePages(self, request_iterator: Any, context: Any) -> Any:
+        return await super().WritePages(self._cut(request_iterator), context)
+
+    async def _cut(self, frames: Any) -> AsyncIterator[decode_pb2.WritePagesRequest]:
+        async for frame in frames:
+            yield frame
+            if frame.pieces and not self.num_dropped:
+                self.num_dropped += 1
+                raise Unavailable("the stream was dropped")
+
+
+async def test_a_dropped_stream_of_pages_ends_the_attempt_and_frees_both_sides() -> None:
+    async with pair_of_workers(DropsTheStream) as pair:
+        with pytest.raises(Unavailable):
+            await pair.run_prefill(pair.order(request("r1", PROMPT)))
+        assert pair.decode.service.num_dropped == 1
+        await nothing_is_held(pair)
+        await second_attempt_succeeds(pair)
+        await nothing_is_held(pair)
+
+
+class AnswersTwice(Decode):
+    """Every Commit comes twice, as from a writer that lost the first answer."""
+
+    answers: list[decode_pb2.CommitResponse]
+
+    async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
+        first = await super().Commit(request, context)
+        second = await super().Commit(request, context)
+        self.answers = [first, second]
+        return second
+
+
+async def test_a_repeated_commit_is_answered_as_the_first_and_starts_nothing_anew() -> None:
+    async with pair_of_workers(AnswersTwice) as pair:
+        asked = request("r1", PROMPT)
+        await pair.run_prefill(pair.order(asked))
+        tokens, _ = await pair.read_tokens("r1")
+        first, second = pair.decode.service.answers
+        assert first == second
+        assert tokens == expected(asked)
+        await nothing_is_held(pair)
+
+
+class LosesTheAnswer(Decode):
+    """Decode runs the request, but the first answer to Commit never arrives."""
+
+    num_lost = 0
+
+    async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
+        answer = await super().Commit(request, context)
+        if not self.num_lost:
+            self.num_lost += 1
+            raise Unavailable("the answer was lost")
+        return answer
+
+
+async def test_a_lost_answer_to_commit_ends_what_had_begun_at_decode() -> None:
+    async with pair_of_workers(LosesTheAnswer) as pair:
+        with pytest.raises(Unavailable):
+            await pair.run_prefill(pair.order(request("r1", PROMPT, max_tokens=40)))
+        assert pair.decode.service.num_lost == 1
+        await nothing_is_held(pair)
+        assert pair.decode.engine.scheduler.statistics().decoding == 0
+        await second_attempt_succeeds(pair)
+
+
+class RemembersDeadlines(Decode):
+    """Notes how much time each Reserve says is left."""
+
+    left: list[float]
+
+    async def Reserve(self, request: Any, context: Any) -> decode_pb2.ReserveResponse:
+        self.left = [request.context.deadline_ms / 1000]
+        return await super().Reserve(request, context)
+
+
+async def test_the_time_spent_in_prefills_queue_is_taken_off_the_deadline() -> None:
+    async with pair_of_workers(RemembersDeadlines) as pair:
+        turnstile = pair.prefill.service._around.turnstile
+        for _ in range(4):
+            await turnstile.acquire()
+        running = asyncio.create_task(
+            pair.run_prefill(pair.order(request("r1", PROMPT), deadline=30.0))
+        )
+        await until(lambda: pair.prefill.service.load().num_queued == 1)
+        pair.prefill.clock.ahead = 7.0
+        turnstile.release()
+        await running
+        assert pair.decode.service.left[0] <= 23.0
+
+
+@pytest.mark.parametrize("phase", ["computing", "sending"])
+async def test_a_cancelled_prefill_gives_everything_back(phase: str) -> None:
+    async with pair_of_workers() as pair:
+        if phase == "computing":
+            pair.prefill.hold()
+        running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
+        roles = {"request"} if phase == "computing" else {"transfer_out"}
+        await until(lambda: roles <= pair.prefill.leased() or running.done())
+        running.cancel()
+        await asyncio.wait([running])
+        pair.prefill.go_on()
+        await until(lambda: pair.prefill.service.load().num_queued == 0)
+        if phase == "computing":
+            await nothing_is_held(pair)
+
+
+async def test_a_full_decode_worker_costs_prefill_nothing() -> None:
+    async with pair_of_workers(num_slots=14) as pair:
+        for index in range(2):
+            await pair.reserve(pair.wish(request(f"held{index}", [index] * 21)))
+        with pytest.raises(OutOfSlots):
+            await pair.run_prefill(pair.order(request("r1", PROMPT)))
+        assert not pair.prefill.leased()
+
+
+async def test_a_token_id_beyond_the_vocabulary_is_refused_at_the_door() -> None:
+    async with pair_of_workers() as pair:
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            await pair.run_prefill(pair.order(request("r1", [1, 5000, 1])))
+        await pair.run_prefill(pair.order(request("r2", PROMPT)))
+
+
+async def test_a_stale_epoch_of_decode_ends_the_attempt() -> None:
+    async with pair_of_workers() as pair:
+        order = pair.order(request("r1", PROMPT))
+        gone = replace(order.decode, epoch=order.decode.epoch + 1)
+        with pytest.raises(FerrymanError, match="epoch"):
+            await pair.run_prefill(replace(order, decode=gone))
+        await nothing_is_held(pair)
