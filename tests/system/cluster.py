@@ -26,6 +26,7 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.client import Client
+from ferryman.llm import LLM
 from ferryman.model.registry import load_model
 from ferryman.runtime.embedded import free_port
 from ferryman.runtime.settings import as_environment
@@ -249,6 +250,7 @@ def wait_until(
 @contextmanager
 def running_cluster(model: Path, folder: Path, shape: Shape) -> Iterator[Cluster]:
     """A cluster that is ready, for the length of a block; ends with every process gone."""
+    compile_kernels(model, shape)
     with ExitStack() as stack:
         nats, redis = stack.enter_context(nats_server()), stack.enter_context(redis_server())
         cluster = Cluster(model, folder, shape, nats, redis)
@@ -259,6 +261,12 @@ def running_cluster(model: Path, folder: Path, shape: Shape) -> Iterator[Cluster
             service.await_ready()
         cluster.await_workers(prefill=shape.num_prefill, decode=shape.num_decode)
         yield cluster
+
+
+def compile_kernels(model: Path, shape: Shape) -> None:
+    """Once, here, into the cache on disk; or every worker would, all at the same time."""
+    with LLM(model, dtype=shape.dtype, page_size=PAGE_SIZE, memory_bytes=32 << 20):
+        pass
 
 
 async def generate(
