@@ -170,6 +170,7 @@ async def _serve(
         log.info("draining")
         await listening.drain()
         draining = parts.background.start(service.drain())
+        await asyncio.sleep(0)  # the drain has begun: the next beat says so
         telemetry.beat()
         await draining
         parts.lifecycle.flush_gaps()

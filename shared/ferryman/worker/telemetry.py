@@ -104,6 +104,21 @@ def _by_kind(names: Iterable[tuple[Kind, PageKey]]) -> dict[Kind, tuple[PageKey,
     return {kind: tuple(keys) for kind, keys in found.items()}
 
 
+class Progress:
+    """Whether steps go on, as seen from one beat to the next; a rest is no standstill."""
+
+    def __init__(self) -> None:
+        self._steps_done = -1
+        self._moved_at = 0.0
+
+    def is_stuck(self, engine: Engine, now: float) -> bool:
+        """A step has been under way for STUCK_SECONDS of beats, and none has ended."""
+        steps_done = engine.stream.steps_done
+        if steps_done != self._steps_done or not engine.scheduler.num_in_flight:
+            self._steps_done, self._moved_at = steps_done, now
+        return now - self._moved_at > STUCK_SECONDS
+
+
 class Telemetry:
     """Beats once a second, cache events after each step, and orders from the control subject."""
 
@@ -126,6 +141,7 @@ class Telemetry:
         self._load = load
         self._order_drain = order_drain
         self._cache_events = CacheEvents(bus, subjects, who)
+        self._progress = Progress()
 
     def publish_cache_changes(self) -> None:
         """Called after every step and every call that may have evicted."""
@@ -141,11 +157,9 @@ class Telemetry:
 
     def beat(self) -> None:
         """Says that the engine goes on; silent while a step is stuck."""
-        stream = self._engine.stream
         now = asyncio.get_running_loop().time()
-        is_stuck = now - stream.last_progress > STUCK_SECONDS
-        if self._engine.scheduler.num_in_flight and is_stuck:
-            log.warning("engine stuck steps=%d", stream.steps_done)
+        if self._progress.is_stuck(self._engine, now):
+            log.warning("engine stuck steps=%d", self._engine.stream.steps_done)
             return
         subject = self._subjects.beat(self._who.role, self._who.worker_id)
         self._bus.offer(subject, beat_to_bytes(self._beat()))
