@@ -95,12 +95,21 @@ def plan_capacity(
     return CapacityPlan(slots, num_bytes, _explain(slots, slot_bytes, concurrency), tuple(warnings))
 
 
+def most_window_pages(manifest: StateManifest, step_tokens: int, num_windows: int = 1) -> int:
+    """Pages that lie in a window at once while chunks run: window, one step, a ragged end.
+
+    Every snapshot on the way gives a window to the tree, which the request cannot reuse: then a
+    prompt needs `num_windows`.
+    """
+    window_pages = -(-manifest.window_len // manifest.page_size) + 1
+    return window_pages * num_windows + -(-step_tokens // manifest.page_size)
+
+
 def _least(manifest: StateManifest, concurrency: Concurrency, step_tokens: int) -> dict[Kind, int]:
     """The least that lets every row make progress: two pages each, one window each."""
-    window_pages = -(-(manifest.window_len + step_tokens) // manifest.page_size) + 1
     least = {
         Kind.FULL: 2 * concurrency.rows,
-        Kind.WINDOW: window_pages * concurrency.rows,
+        Kind.WINDOW: most_window_pages(manifest, step_tokens) * concurrency.rows,
         Kind.RECURRENT: concurrency.recurrent_slots,
     }
     return {kind: least[kind] for kind in manifest.kinds}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from ferryman.cache.capacity import most_window_pages
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import HostUnit
@@ -368,7 +369,10 @@ class Planner:
         pages = -(-prompt_len // self.manifest.page_size)
         window = 0
         if Kind.WINDOW in self.manifest.kinds:
-            window = min(pages - best.depth, self._window_pages_alive(num_snapshots))
+            window = min(
+                pages - best.depth,
+                most_window_pages(self.manifest, self.step_tokens, 1 + num_snapshots),
+            )
             window += sum(unit.kind is Kind.WINDOW for unit in best.loads)
         full = pages - min(best.depth, matched)
         return self._per_kind(full=full, window=window, recurrent=1 + num_snapshots)
@@ -378,15 +382,6 @@ class Planner:
         if len(demand) == len(self.manifest.kinds):
             return demand
         return {kind: demand[kind] for kind in self.manifest.kinds}
-
-    def _window_pages_alive(self, num_snapshots: int) -> int:
-        """Pages that lie in a window at once while chunks run: window, one step, a ragged end.
-
-        Every snapshot on the way gives a window to the tree, which the request cannot reuse.
-        """
-        page_size = self.manifest.page_size
-        window_pages = -(-self.manifest.window_len // page_size) + 1
-        return window_pages * (1 + num_snapshots) + -(-self.step_tokens // page_size)
 
 
 def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
