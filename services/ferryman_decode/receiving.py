@@ -60,7 +60,11 @@ class Receiving:
         self.carry_out(self.table.writer_seen(writer))
         self.table.check_new(context.request_id, context.attempt, now)
         reservation_id = make_reservation_id()
-        request = replace(order.request, request_id=name_of(context.request_id, context.attempt))
+        request = replace(
+            order.request,
+            request_id=name_of(context.request_id, context.attempt),
+            tenant_salt=context.tenant_salt,
+        )
         self._engine.scheduler.reserve(reservation_id, request, now)
         slots = self._slots[reservation_id] = self._wanted(reservation_id, request.prompt_len)
         reservation = Reservation(

@@ -146,7 +146,8 @@ class Attempt:
 
     async def _hand_off(self, reservation: Reservation, lease: HostLease) -> tuple[Sampled, Sent]:
         """Computes and sends side by side; ends when decode has every unit."""
-        request = replace(self.order.request, request_id=self.name)
+        salt = self.order.context.tenant_salt
+        request = replace(self.order.request, request_id=self.name, tenant_salt=salt)
         self._around.engine.scheduler.submit(request, Goal.HAND_OFF, lease.view)
         self.is_scheduled = True
         self._around.bell.set()

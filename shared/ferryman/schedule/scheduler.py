@@ -22,7 +22,7 @@ from itertools import count
 import numpy as np
 
 from ferryman.cache.capacity import Concurrency
-from ferryman.cache.keys import PageKey
+from ferryman.cache.keys import PageKey, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import EMPTY_HOST, Costs, HostView, Planner, Reason, ResumePlan
 from ferryman.cache.slots import Demand, Holder, Ledger, Role, SlotHandle
@@ -165,6 +165,8 @@ class Scheduler:
         only `free_reservation` gives them back: never a timeout alone.
         """
         self.check(request)
+        if self._waiting:
+            raise OutOfSlots(f"{len(self._waiting)} requests wait to come back here")
         keys = request.keys if self.limits.prefix_cache else ()
         plan = self.planner.plan_receive(keys, request.prompt_len, self.residence.tree)
         order = next(self._orders)
@@ -481,7 +483,9 @@ class Scheduler:
         if not self.limits.prefix_cache or not sequence.drawn:
             return
         page_size = self.manifest.page_size
-        sequence.extend_keys_to(self._root, page_size)
+        salt = sequence.request.tenant_salt
+        root = root_key(self.manifest, salt) if salt else self._root
+        sequence.extend_keys_to(root, page_size)
         certain = [track for track in sequence.tracks if track.position <= sequence.computed]
         if certain:
             newest = max(certain, key=lambda track: track.position)
