@@ -13,7 +13,6 @@ the request afterwards.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,10 +41,12 @@ from ferryman.schedule.events import (
     LoadsDone,
     Retracted,
 )
+from ferryman.schedule.line import WaitingLine
 from ferryman.schedule.opening import OpsDraft, open_received
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.sequence import Goal, Phase, Running, Waiting
+from ferryman.schedule.units import held_units, wanted_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Scheduler:
         self.residence = Residence(manifest, sizes, limits.concurrency.rows, limits.max_len)
         self.planner = Planner(manifest, costs, limits.chunk_tokens)
         self._root = root
-        self._waiting: list[Waiting] = []
+        self._line = WaitingLine()
         self._prefilling: list[Running] = []
         self._decoding: list[Running] = []
         self._by_id: dict[str, Running] = {}
@@ -128,33 +129,24 @@ class Scheduler:
     def submit(self, request: Request, goal: Goal, host: HostView = EMPTY_HOST) -> None:
         """Queues a request. Raises InvalidRequest, or QueueFull."""
         self.check(request)
-        if self._knows(request.request_id):
+        if request.request_id in self._by_id or request.request_id in self._line:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
-        if len(self._waiting) >= self.limits.max_waiting:
-            raise QueueFull(f"{len(self._waiting)} requests are waiting here already")
+        if len(self._line) >= self.limits.max_waiting:
+            raise QueueFull(f"{len(self._line)} requests are waiting here already")
         order = next(self._orders)
-        self._enqueue(Waiting(order, request, goal, host, was_retracted=False))
+        self._line.enter(Waiting(order, request, goal, host, was_retracted=False))
 
     def cancel(self, request_id: str, now: float) -> bool:
         """Ends a request wherever it stands; False when it is not here. Slots go back by rule."""
-        for index, waiting in enumerate(self._waiting):
-            if waiting.request.request_id == request_id:
-                del self._waiting[index]
-                num_generated = waiting.request.num_generated
-                self._events.append(Finished(request_id, FinishReason.CANCELLED, num_generated))
-                return True
+        if (waiting := self._line.leave(request_id)) is not None:
+            num_generated = waiting.request.num_generated
+            self._events.append(Finished(request_id, FinishReason.CANCELLED, num_generated))
+            return True
         sequence = self._by_id.get(request_id)
         if sequence is None:
             return False
         self._finish(sequence, FinishReason.CANCELLED, now)
         return True
-
-    def _knows(self, request_id: str) -> bool:
-        waiting = (waiting.request.request_id for waiting in self._waiting)
-        return request_id in self._by_id or request_id in waiting
-
-    def _enqueue(self, waiting: Waiting) -> None:
-        insort(self._waiting, waiting, key=lambda waiting: waiting.order)
 
     # Hand-off, decode's side.
 
@@ -165,8 +157,8 @@ class Scheduler:
         only `free_reservation` gives them back: never a timeout alone.
         """
         self.check(request)
-        if self._waiting:
-            raise OutOfSlots(f"{len(self._waiting)} requests wait to come back here")
+        if self._line:
+            raise OutOfSlots(f"{len(self._line)} requests wait to come back here")
         keys = request.keys if self.limits.prefix_cache else ()
         plan = self.planner.plan_receive(keys, request.prompt_len, self.residence.tree)
         order = next(self._orders)
@@ -206,12 +198,7 @@ class Scheduler:
         sequence = self._reserved.get(reservation_id)
         if sequence is None:
             raise NotFound(f"reservation {reservation_id} holds no slots here")
-        if kind is Kind.RECURRENT:
-            units = {sequence.prompt_len: sequence.working} if sequence.working else {}
-        else:
-            reused = sequence.plan.window_pages if kind is Kind.WINDOW else ()
-            units = {p: h for p, h in sequence.own[kind].items() if p not in reused}
-        return [(index, units[index]) for index in sorted(units) if first <= index < end]
+        return wanted_units(sequence, kind, first, end)
 
     def free_reservation(self, reservation_id: str) -> bool:
         """Quarantine is over: nobody writes to these slots any more."""
@@ -232,14 +219,7 @@ class Scheduler:
         A recurrent unit's index is a position: the prompt's length. Raises NotFound for a request
         that holds no slots, KeyError for a page that it does not have.
         """
-        sequence = self._running(request_id)
-        if kind is Kind.RECURRENT:
-            return [(first, sequence.working)] if sequence.working else []
-        return [(page, self._page_of(sequence, kind, page)) for page in range(first, end)]
-
-    def _page_of(self, sequence: Running, kind: Kind, page: int) -> SlotHandle:
-        own = sequence.own[kind].get(page)
-        return own or self.residence.tree.slot(kind, sequence.keys[page])
+        return held_units(self._running(request_id), self.residence.tree, kind, first, end)
 
     def release_held(self, request_id: str, now: float) -> None:
         """Decode has acknowledged (or will never): the slots of a held prompt go back."""
@@ -284,15 +264,16 @@ class Scheduler:
 
     def _try_admit_next(self, now: float) -> Running | None:
         active = len(self._prefilling) + len(self._decoding)
-        if not self._waiting or active >= self.limits.concurrency.max_running:
+        waiting = self._line.head
+        if waiting is None or active >= self.limits.concurrency.max_running:
             return None
-        waiting = self._waiting[0]
         holder = Holder(Role.REQUEST, waiting.request.request_id)
         for plan in self._resume_plans(waiting):
             headroom = len(self._decoding)
             sequence = self.residence.try_admit(waiting, plan, holder, headroom, now)
             if sequence is not None:
-                self._admit(self._waiting.pop(0), sequence)
+                self._line.leave(sequence.request_id)
+                self._admit(waiting, sequence)
                 return sequence
         return None
 
@@ -392,7 +373,7 @@ class Scheduler:
         )
         self._events.append(Retracted(request.request_id, request.num_generated))
         order = sequence.order
-        self._enqueue(Waiting(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=True))
+        self._line.enter(Waiting(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=True))
 
     # Commit.
 
@@ -447,7 +428,7 @@ class Scheduler:
         self._leave(sequence)
         self._events.append(LoadCorrupt(sequence.request_id))
         request, goal = sequence.request, sequence.goal
-        self._enqueue(Waiting(sequence.order, request, goal, EMPTY_HOST, was_retracted=False))
+        self._line.enter(Waiting(sequence.order, request, goal, EMPTY_HOST, was_retracted=False))
 
     def _apply_draw(self, sequence: Running, sampled: Sampled, now: float) -> None:
         if sequence.phase is Phase.DONE:
@@ -543,7 +524,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._prefilling or self._decoding or self._flights)
+        return bool(self._line or self._prefilling or self._decoding or self._flights)
 
     @property
     def num_in_flight(self) -> int:
@@ -555,12 +536,12 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         under_way = sum(s.prompt_len - s.scheduled for s in self._prefilling)
         return SchedulerStatistics(
-            waiting=len(self._waiting),
+            waiting=len(self._line),
             prefilling=len(self._prefilling),
             decoding=len(self._decoding),
             held=sum(s.phase is Phase.HELD for s in self._by_id.values()),
             reserved=len(self._reserved),
-            tokens_to_prefill=under_way + sum(w.request.prompt_len for w in self._waiting),
+            tokens_to_prefill=under_way + self._line.num_tokens,
             prefill_steps=self._prefill_steps,
             decode_steps=self._decode_steps,
         )
