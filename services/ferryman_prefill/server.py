@@ -58,6 +58,8 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         attempt = self._begin(prefill_order_from_wire(request))
         running = asyncio.create_task(attempt.run(len(self._attempts) - 1), name=attempt.name)
+        # Not in the `finally` below: a second cancellation would skip it, and drain wait for ever.
+        running.add_done_callback(lambda _: self._end(attempt))
         try:
             while not isinstance(progress := await attempt.progress.get(), Over):
                 yield progress_to_wire(progress)
@@ -65,7 +67,6 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         finally:
             running.cancel()
             await asyncio.wait([running])
-            self._end(attempt)
 
     def _begin(self, order: PrefillOrder) -> Attempt:
         self._check(order)

@@ -15,6 +15,7 @@ from tests.worker.fake_engine import request
 from tests.worker.pair import Pair, expected, pair_of_workers, until
 
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, OutOfSlots, Unavailable
+from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.v1 import decode_pb2
 from ferryman_decode.server import Decode
 
@@ -198,4 +199,27 @@ async def test_a_stale_epoch_of_decode_ends_the_attempt() -> None:
         gone = replace(order.decode, epoch=order.decode.epoch + 1)
         with pytest.raises(FerrymanError, match="epoch"):
             await pair.run_prefill(replace(order, decode=gone))
+        await nothing_is_held(pair)
+
+
+async def test_an_attempt_cancelled_twice_is_forgotten_all_the_same() -> None:
+    async with pair_of_workers() as pair:
+        pair.prefill.hold()
+        service = pair.prefill.service
+        call = service.Prefill(prefill_order_to_wire(pair.order(request("r1", PROMPT))), None)
+
+        async def read() -> None:
+            async for _ in call:
+                pass
+
+        reading = asyncio.create_task(read())
+        await until(lambda: "request" in pair.prefill.leased())
+        reading.cancel()
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        await call.aclose()
+        pair.prefill.go_on()
+        async with asyncio.timeout(10):
+            await service.drain()
         await nothing_is_held(pair)
