@@ -49,10 +49,6 @@ class Receiving:
         self._slots: dict[str, dict[UnitName, SlotHandle]] = {}
         self.table = ReservationTable(epoch, ReceiverLimits())
 
-    @property
-    def num_reserved(self) -> int:
-        return len(self._slots)
-
     def reserve(self, order: ReserveOrder) -> Reservation:
         """Slots for all that decode lacks. Raises OutOfSlots, Stale."""
         context, now = order.context, self._clock()

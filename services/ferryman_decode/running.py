@@ -14,7 +14,6 @@ from ferryman.wire.values import (
     GoesOn,
     RequestTokens,
     ReserveOrder,
-    TokenCursor,
     Usage,
 )
 
@@ -27,10 +26,9 @@ def name_of(request_id: str, attempt: int) -> str:
 class RunningRequest:
     """Tokens from offset `base` on, each with the running hash behind it."""
 
-    def __init__(self, order: ReserveOrder, reservation_id: str) -> None:
+    def __init__(self, order: ReserveOrder) -> None:
         self.context = order.context
         self.router_id = order.router_id
-        self.reservation_id = reservation_id
         self.name = name_of(order.context.request_id, order.context.attempt)
         self.base = order.request.num_generated
         self.ending: Ending = GoesOn()
@@ -80,7 +78,3 @@ class RunningRequest:
         with_logprobs = bool(sampled) and all(one.logprobs for one in sampled)
         logprobs = tuple(one.logprobs for one in sampled) if with_logprobs else ()
         return RequestTokens(self.context.request_id, frame, logprobs, self.ending)
-
-    def answers(self, cursor: TokenCursor) -> bool:
-        mine = (self.context.request_id, self.context.attempt)
-        return mine == (cursor.request_id, cursor.attempt)

@@ -35,7 +35,7 @@ from ferryman.worker.telemetry import Load
 from ferryman_decode.outlets import Outlets
 from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink, reused_tokens
 from ferryman_decode.requests import Requests
-from ferryman_decode.running import RunningRequest
+from ferryman_decode.running import RunningRequest, name_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         reservation = self._receiving.reserve(order)
         context = order.context
         self._requests.abort(context.request_id, context.attempt - 1, "superseded")
-        self._requests.reserved(RunningRequest(order, reservation.reservation_id), reservation)
+        self._requests.reserved(RunningRequest(order), reservation)
         return reservation
 
     def _check(self, order: ReserveOrder) -> None:
@@ -117,7 +117,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         fence = Fence(order.epoch, order.reservation_id, order.context.attempt)
         if self._receiving.commit(fence, order):
             self._requests.committed(order)
-        name = f"{order.context.request_id}.{order.context.attempt}"
+        name = name_of(order.context.request_id, order.context.attempt)
         return decode_pb2.CommitResponse(accepted_tokens=self._requests.num_tokens(name))
 
     async def Abort(

@@ -29,10 +29,6 @@ class RowTable:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def max_pages(self) -> int:
-        return next((table.shape[1] for table in self._pages.values()), 0)
-
     def take(self) -> int:
         return self._free.pop()
 
@@ -48,9 +44,6 @@ class RowTable:
 
     def set_pages(self, kind: Kind, row: int, first: int, slots: Sequence[int]) -> None:
         self._pages[kind][row, first : first + len(slots)] = slots
-
-    def page(self, kind: Kind, row: int, page: int) -> int:
-        return int(self._pages[kind][row, page])
 
     def page_tables(self, rows: Ints, num_pages: int) -> Mapping[Kind, Ints]:
         """A copy: what is already submitted never changes under the device."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -162,7 +161,3 @@ class Running:
         held += self.snapshots.values()
         held += [track.handle for track in self.tracks]
         return held + ([self.working] if self.working else [])
-
-
-def by_order(sequences: Seq[Running]) -> list[Running]:
-    return sorted(sequences, key=lambda sequence: sequence.order)
