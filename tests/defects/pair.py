@@ -33,6 +33,7 @@ from ferryman.wire.values import (
     PrefillOrder,
     RequestContext,
     ReserveOrder,
+    Usage,
     WorkerAddress,
 )
 from ferryman.worker.host import HostTierClient, NoHostTier
@@ -191,3 +192,24 @@ class Pair:
 def pair_of(prefill: WatchedWorker, decode: FakeWorker) -> Iterator[Pair]:
     with engine_of(prefill) as first, engine_of(decode) as second:
         yield Pair(prefill, decode, (first, second))
+
+
+async def hand_off(pair: Pair, asked: Request, host: NoHostTier | None = None) -> Usage:
+    """One request from queue to commit; what decode was told of its prompt."""
+    attempt, side = pair.attempt(asked, host)
+    running = asyncio.create_task(attempt.run(0))
+    for _ in range(20):
+        await pair.step()
+    await running
+    pair.decode.drain()
+    assert pair.decode.tokens[attempt.name] == pair.decode.expected(attempt.name)
+    (commit,) = side.commits
+    return commit.usage
+
+
+async def unwrapped(running: asyncio.Task[None]) -> None:
+    """Awaits an attempt; of a group of errors, raises the first."""
+    try:
+        await running
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None

@@ -1,39 +1,27 @@
-"""Known ways to get scheduling wrong: the catalogue's rows 2, 4, 21, 22, 24, 38, 39 and 42."""
+"""Known ways to get scheduling wrong: rows 2, 4, 38, 42, and all at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.defects.hosts import STEMS, Host, host_of, worker_for
 from tests.defects.watch import (
-    ALL_KINDS,
-    ATTENTION,
     HYBRID,
     MANIFESTS,
     PAGE,
     WatchedWorker,
-    books,
-    check_books,
     is_all_cached,
 )
 from tests.schedule.cluster import FakeWorker, request
 
-from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import EMPTY_HOST, HostView
+from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
-from ferryman.cache.units import HostUnit
-from ferryman.engine.transfer import digest_of
-from ferryman.errors import OutOfSlots
 from ferryman.schedule.batch import PrefillStep
-from ferryman.schedule.events import Cached, Finished, Retracted
-from ferryman.schedule.request import FinishReason
-from ferryman.schedule.sequence import Goal
+from ferryman.schedule.events import Cached, Retracted
 
-SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
-STEMS = ([1] * 9, [1] * 17, [2] * 13)
 PROMPTS = st.builds(
     lambda stem, tail: [*stem, *tail],
     st.sampled_from(STEMS),
@@ -44,52 +32,6 @@ ARRIVALS = st.tuples(
 )
 STEPS = st.tuples(st.sampled_from(["plan", "run", "both", "cancel"]), st.integers(1, 12))
 SCRIPTS = st.lists(st.one_of(ARRIVALS, STEPS), max_size=30)
-
-
-def worker_for(manifest: StateManifest, **sizes: int) -> WatchedWorker:
-    asked = {kind: sizes.get(kind.value, SIZES[kind]) for kind in manifest.kinds}
-    return WatchedWorker(manifest, asked)
-
-
-class Host:
-    """What another worker wrote through: an arena, and its units by key."""
-
-    def __init__(self, manifest: StateManifest) -> None:
-        self.arena = bytearray()
-        self.units: dict[tuple[Kind, bytes], HostUnit] = {}
-        writer = FakeWorker(manifest, {kind: SIZES[kind] for kind in manifest.kinds})
-        for index, stem in enumerate(STEMS):
-            writer.submit(request(manifest, f"w{index}", [*stem, 2, 2, 1], 2))
-            writer.drain()
-        for cached in writer.seen(Cached):
-            for unit in writer.scheduler.chain_units(cached.keys):
-                content = bytes(writer.engine.transfer.read(unit.kind, unit.handle.slot))
-                host = HostUnit(
-                    unit.kind,
-                    unit.page_index,
-                    unit.key,
-                    len(self.arena),
-                    len(content),
-                    digest_of(content),
-                )
-                self.units[unit.kind, unit.key] = host
-                self.arena += content
-
-    def view(self, keys: tuple[bytes, ...], how: str) -> HostView:
-        if how == "no":
-            return EMPTY_HOST
-        found = {
-            (kind, page): self.units[kind, key]
-            for page, key in enumerate(keys)
-            for kind in Kind
-            if (kind, key) in self.units
-        }
-        if how == "corrupt":
-            found = {name: replace(unit, digest=bytes(16)) for name, unit in found.items()}
-        return HostView(found)
-
-
-HOSTS = {name: Host(manifest) for name, manifest in MANIFESTS.items()}
 
 
 def play(worker: FakeWorker, host: Host, script: list[tuple[object, ...]]) -> set[str]:
@@ -132,7 +74,7 @@ def test_rows_4_21_22_24_42_books_tree_and_initialisers_are_true_after_every_ste
     worker = WatchedWorker(
         manifest, {kind: sizes[kind] for kind in manifest.kinds}, overlap=overlap
     )
-    cancelled = play(worker, HOSTS[name], script)
+    cancelled = play(worker, host_of(name), script)
     for request_id in set(worker.requests) - cancelled:
         assert worker.tokens[request_id] == worker.expected(request_id)
     assert is_all_cached(worker)
@@ -177,81 +119,6 @@ def test_row_2_a_request_pushed_back_is_cleared_anew_in_its_replacement_slot() -
         assert worker.tokens[request_id] == worker.expected(request_id)
 
 
-# Row 21: a rejection and an abort give back what was taken, and nothing else.
-
-
-def cached_worker(manifest: StateManifest) -> WatchedWorker:
-    """A worker that holds a prefix of [1] * 17."""
-    worker = worker_for(manifest)
-    worker.submit(request(manifest, "r0", [1] * 17, 2))
-    worker.drain()
-    return worker
-
-
-def fill_up(worker: FakeWorker) -> None:
-    """Takes every slot that the tree does not hold; it is not given back."""
-    holder = Holder(Role.TRANSFER_IN, "filler")
-    for handle in worker.scheduler.residence.tree.handles():
-        worker.scheduler.lease((handle,), holder)
-    for pool in worker.scheduler.residence.pools.by_kind.values():
-        pool.try_allocate(pool.num_free, holder)
-
-
-@pytest.mark.parametrize("name", sorted(MANIFESTS))
-def test_row_21_a_request_that_is_not_admitted_holds_nothing(name: str) -> None:
-    worker = cached_worker(MANIFESTS[name])
-    fill_up(worker)
-    before = books(worker)
-    worker.scheduler.submit(request(worker.manifest, "r1", [1] * 17 + [2] * 9, 3), Goal.DECODE)
-    for now in range(3):
-        assert worker.scheduler.plan(float(now)) is None
-        assert books(worker) == before
-    with pytest.raises(OutOfSlots):
-        worker.scheduler.reserve("res", request(worker.manifest, "r2", [1] * 30, 3), 9.0)
-    assert books(worker) == before
-    assert worker.scheduler.cancel("r1", 10.0)
-    assert books(worker) == before
-
-
-@pytest.mark.parametrize("steps", range(9))
-@pytest.mark.parametrize("in_flight", [True, False], ids=["in flight", "committed"])
-@pytest.mark.parametrize("goal", list(Goal))
-def test_row_21_an_abort_at_any_point_leaves_only_what_is_cached(
-    goal: Goal, in_flight: bool, steps: int
-) -> None:
-    worker = cached_worker(ALL_KINDS)
-    worker.submit(request(ALL_KINDS, "r1", [1] * 17 + [2] * 9, 20), goal)
-    for _ in range(steps):
-        worker.plan()
-        worker.run_oldest()
-    if in_flight:
-        worker.plan()
-    assert worker.scheduler.cancel("r1", worker.now)
-    worker.collect()
-    worker.drain()
-    assert is_all_cached(worker)
-    assert len([event for event in worker.seen(Finished) if event.request_id == "r1"]) == 1
-
-
-# Row 24: a window page is freed once, by whoever of slide, swap and eviction is the last.
-
-
-@pytest.mark.parametrize("manifest", [ALL_KINDS, ATTENTION], ids=["all kinds", "attention"])
-def test_row_24_a_window_page_that_slides_out_while_it_is_cached_is_freed_once(
-    manifest: StateManifest,
-) -> None:
-    """Both prompts compute the same windows side by side, donate them, and slide past them."""
-    worker = worker_for(manifest)
-    for index in range(2):
-        worker.submit(request(manifest, f"r{index}", [1] * 17, 20))
-    worker.drain()
-    assert is_all_cached(worker)
-    worker.scheduler.flush()
-    pool = worker.pools[Kind.WINDOW]
-    assert set(pool.freed.values()) == {1}
-    assert pool.num_free == pool.num_slots
-
-
 # Row 38: whether there is room is asked each time, never remembered.
 
 
@@ -294,53 +161,6 @@ def test_row_38_a_full_worker_that_is_emptied_by_cancelling_admits_at_once() -> 
     assert worker.scheduler.cancel("r0", worker.now)
     worker.drain()
     assert worker.tokens["r1"] == worker.expected("r1")
-
-
-# Row 39: what ends, ends once.
-
-
-@pytest.mark.parametrize("steps", range(1, 12))
-def test_row_39_cancelling_what_has_ended_changes_nothing(steps: int) -> None:
-    worker = worker_for(HYBRID)
-    worker.submit(request(HYBRID, "r0", [1] * 6, 4))
-    for _ in range(steps):
-        worker.plan()
-        if steps % 2:
-            worker.run_oldest()
-    is_first = worker.scheduler.cancel("r0", worker.now)
-    before = books(worker)
-    assert not worker.scheduler.cancel("r0", worker.now)
-    assert books(worker) == before
-    worker.drain()
-    finished = worker.seen(Finished)
-    assert [event.request_id for event in finished] == ["r0"]
-    assert is_first == (finished[0].reason is FinishReason.CANCELLED)
-    assert is_all_cached(worker)
-
-
-def test_row_39_a_request_that_ends_while_it_is_being_pushed_back_leaves_once() -> None:
-    """Its last token is on its way when a neighbour needs its pages; then somebody cancels it."""
-    for max_tokens in range(2, 16):
-        for cancels in (False, True):
-            worker = WatchedWorker(HYBRID, {Kind.FULL: 6, Kind.RECURRENT: 12})
-            worker.submit(request(HYBRID, "r0", [1] * 7, 14))
-            worker.submit(request(HYBRID, "r1", [2] * 7, max_tokens))
-            while worker.plan() or worker.run_oldest():
-                if cancels and not worker.scheduler._decoding:
-                    worker.scheduler.cancel("r1", worker.now)
-            worker.drain()
-            ended = sorted(event.request_id for event in worker.seen(Finished))
-            assert ended == ["r0", "r1"]
-            assert is_all_cached(worker)
-
-
-def test_row_39_a_reservation_is_freed_once_and_never_after_it_was_adopted() -> None:
-    worker = worker_for(HYBRID)
-    worker.scheduler.reserve("res", request(HYBRID, "r0", [1] * 9, 3), 1.0)
-    assert worker.scheduler.free_reservation("res")
-    assert not worker.scheduler.free_reservation("res")
-    assert books(worker) == {}
-    check_books(worker)
 
 
 # Row 42: what is cached is what its key says (see also the first test).

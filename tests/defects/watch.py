@@ -1,8 +1,9 @@
-"""A worker that is watched: after every step its books, its tree and its initialisers must be true.
+"""A worker that is watched: after every step what it says must be true.
 
 books         whoever says that it holds a slot is in the ledger, and nobody else is
 tree          every cached unit holds the state of the prefix that its key names
 initialisers  a working slot is given its first state once in each generation
+in flight     no slot that a step on its way names is free
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Receive
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
-from ferryman.engine.ops import working_slots_of
+from ferryman.engine.ops import snapshots_of, working_slots_of
 from ferryman.engine.stamps import extended, fake_manifest
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.residence import slot_op_holder
@@ -84,6 +85,8 @@ class WatchedWorker(FakeWorker):
         super().collect()
         check_books(self)
         self._check_tree()
+        for plan in self.queued:
+            self._check_in_flight(plan)
 
     def _check_initialisers(self, plan: StepPlan) -> None:
         ops, now = plan.ops, self.scheduler.residence.pools
@@ -100,6 +103,17 @@ class WatchedWorker(FakeWorker):
                 handle = current(now[Kind.RECURRENT], slot)
                 times = self.initialised[handle] + (handle in received)
                 assert times == 1, f"{handle} was given a first state {times} times"
+
+    def _check_in_flight(self, plan: StepPlan) -> None:
+        """Whoever is given a slot may write it at once, so no step on its way may name it."""
+        states = {snapshot.dst for snapshot in snapshots_of(plan)} | set(working_slots_of(plan))
+        states |= {copy.src for copy in plan.ops.copies}
+        named = {kind: set(table.ravel().tolist()) for kind, table in plan.page_tables.items()}
+        if Kind.RECURRENT in self.pools:
+            named[Kind.RECURRENT] = states
+        for kind, slots in named.items():
+            freed = slots & set(self.pools[kind]._free)
+            assert not freed, f"{kind} slots {freed} are free, and step {plan.step_id} names them"
 
     def _check_tree(self) -> None:
         self._name_prefixes()

@@ -1,0 +1,67 @@
+"""Watched workers with room to spare, and what a host tier holds of the prompts they share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from tests.defects.watch import MANIFESTS, WatchedWorker
+from tests.schedule.cluster import FakeWorker, request
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import EMPTY_HOST, HostView
+from ferryman.cache.units import HostUnit
+from ferryman.engine.transfer import digest_of
+from ferryman.schedule.events import Cached
+
+SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
+STEMS = ([1] * 9, [1] * 17, [2] * 13)
+"""What prompts begin with, so that prefixes are shared, forked and evicted."""
+
+
+def worker_for(manifest: StateManifest, **sizes: int) -> WatchedWorker:
+    asked = {kind: sizes.get(kind.value, SIZES[kind]) for kind in manifest.kinds}
+    return WatchedWorker(manifest, asked)
+
+
+class Host:
+    """What another worker wrote through: an arena, and its units by key."""
+
+    def __init__(self, manifest: StateManifest) -> None:
+        self.arena = bytearray()
+        self.units: dict[tuple[Kind, bytes], HostUnit] = {}
+        writer = FakeWorker(manifest, {kind: SIZES[kind] for kind in manifest.kinds})
+        for index, stem in enumerate(STEMS):
+            writer.submit(request(manifest, f"w{index}", [*stem, 2, 2, 1], 2))
+            writer.drain()
+        for cached in writer.seen(Cached):
+            for unit in writer.scheduler.chain_units(cached.keys):
+                content = bytes(writer.engine.transfer.read(unit.kind, unit.handle.slot))
+                host = HostUnit(
+                    unit.kind,
+                    unit.page_index,
+                    unit.key,
+                    len(self.arena),
+                    len(content),
+                    digest_of(content),
+                )
+                self.units[unit.kind, unit.key] = host
+                self.arena += content
+
+    def view(self, keys: tuple[bytes, ...], how: str) -> HostView:
+        if how == "no":
+            return EMPTY_HOST
+        found = {
+            (kind, page): self.units[kind, key]
+            for page, key in enumerate(keys)
+            for kind in Kind
+            if (kind, key) in self.units
+        }
+        if how == "corrupt":
+            found = {name: replace(unit, digest=bytes(16)) for name, unit in found.items()}
+        return HostView(found)
+
+
+@lru_cache
+def host_of(name: str) -> Host:
+    return Host(MANIFESTS[name])
