@@ -8,15 +8,13 @@ Computed in float32 (float64 for float64) and rounded once, at the end.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels._compiled import Loop, as_array, narrow, prange, serves, silu, wide
+from ferryman_kernels._compiled import serves
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._rms_norm_compiled import gated_rms_norm_compiled, rms_norm_compiled
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
 
@@ -34,57 +32,6 @@ def gated_rms_norm_reference(
     h = (x.to(wide) * F.silu(gate.to(wide))).reshape(len(x), groups, -1)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     return ((h * scale).flatten(1) * weight.to(wide)).to(x.dtype)
-
-
-def _norm_rows(x: Any, weight: Any, eps: Any, y: Any) -> None:
-    """`eps` is an array of one, so that it has the dtype of the sums."""
-    dim = x.shape[1]
-    for row in prange(len(x)):
-        h, scale = np.empty(dim, eps.dtype), np.zeros(1, eps.dtype)
-        for n in range(dim):
-            h[n] = wide(x[row, n])
-        for n in range(dim):
-            scale[0] += h[n] * h[n]
-        scale[0] = 1 / np.sqrt(scale[0] / dim + eps[0])
-        for n in range(dim):
-            y[row, n] = narrow(h[n] * scale[0] * wide(weight[n]), y)
-
-
-def _norm_gated_rows(x: Any, gate: Any, weight: Any, eps: Any, groups: int, y: Any) -> None:
-    dim = x.shape[1] // groups
-    for row in prange(len(x)):
-        h, scale = np.empty(dim, eps.dtype), np.zeros(1, eps.dtype)
-        for first in range(0, x.shape[1], dim):
-            scale[0] = 0
-            line, door = x[row, first : first + dim], gate[row, first : first + dim]
-            out, factor = y[row, first : first + dim], weight[first : first + dim]
-            for n in range(dim):
-                h[n] = wide(line[n]) * silu(wide(door[n]))
-            for n in range(dim):
-                scale[0] += h[n] * h[n]
-            scale[0] = 1 / np.sqrt(scale[0] / dim + eps[0])
-            for n in range(dim):
-                out[n] = narrow(h[n] * scale[0] * wide(factor[n]), out)
-
-
-_norm_loop, _gated_norm_loop = Loop(_norm_rows), Loop(_norm_gated_rows)
-
-
-def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype)
-    small = torch.full((1,), eps, dtype=wide_dtype(x.dtype)).numpy()
-    _norm_loop(x.numel(), as_array(x), as_array(weight), small, as_array(y))
-    return y
-
-
-def gated_rms_norm_compiled(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
-) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype)
-    small = torch.full((1,), eps, dtype=wide_dtype(x.dtype)).numpy()
-    given = (as_array(x), as_array(gate), as_array(weight))
-    _gated_norm_loop(2 * x.numel(), *given, small, groups, as_array(y))
-    return y
 
 
 @Kernel
