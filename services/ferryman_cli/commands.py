@@ -10,6 +10,7 @@ import typer
 
 from ferryman.errors import ConfigError
 from ferryman.schedule.request import SamplingParams
+from ferryman_cli.bench.commands import bench_app
 from ferryman_cli.choices import DEMO_NAME, Choices, Doors, EngineChoices, demo_model
 from ferryman_cli.where import (
     STATE_DIR,
@@ -47,6 +48,7 @@ def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
     for command in (up, chat, generate, trace, explain, top, events):
         app.command()(command)
+    app.add_typer(bench_app)
 
 
 def up(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
+from ferryman_cli.bench.timing import Timing
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure beside what it is held against. `ratio` is in our favour where it is above 1.
+    """One figure beside what it is held against. Ratios are in our favour where they are above 1.
 
-    `median` and `best` are of the same runs; a busy machine drives them apart.
+    `median` and `best` are of the same runs; a busy machine drives them apart. `ratio` is that of
+    the best runs, `cpu_ratio` that of the processor time in the median run.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Row:
     against_median: float | None
     against_best: float | None
     ratio: float | None
+    cpu_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,20 @@ def this_machine() -> Machine:
     return Machine(platform.machine(), os.cpu_count() or 1, round(os.getloadavg()[0], 1))
 
 
-def compared(
-    name: str, unit: str, ours: tuple[float, float], peer: str, theirs: tuple[float, float]
-) -> Row:
-    """Two rates, each (median, best); the ratio is that of the best."""
-    return Row(name, unit, *ours, peer, *theirs, ours[1] / theirs[1])
+def compared(name: str, unit: str, amount: float, peer: str, found: Mapping[str, Timing]) -> Row:
+    """The rates at which `amount` went by; `found` has the timings of "ours" and of the peer."""
+    ours, theirs = found["ours"], found[peer]
+    return Row(
+        name,
+        unit,
+        amount / ours.median,
+        amount / ours.least,
+        peer,
+        amount / theirs.median,
+        amount / theirs.least,
+        ratio=theirs.least / ours.least,
+        cpu_ratio=theirs.cpu / max(ours.cpu, 1e-9),
+    )
 
 
 def aimed(name: str, unit: str, ours: tuple[float, float], aim: float | None) -> Row:
@@ -63,11 +76,13 @@ def show(title: str, rows: Iterable[Row], *, as_json: bool) -> None:
         print(json.dumps(said))
         return
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("", "unit", "median", "best", "against", "median", "best", "ratio"):
-        table.add_column(column, justify="left" if column in ("", "unit", "against") else "right")
+    for column in ("", "unit", "median", "best", "against", "median", "best", "ratio", "of cpu"):
+        justify = "left" if column in ("", "unit", "against") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in listed:
         figures = [_figure(row.median), _figure(row.best)]
-        others = [_figure(row.against_median), _figure(row.against_best), _figure(row.ratio)]
+        beside = (row.against_median, row.against_best, row.ratio, row.cpu_ratio)
+        others = [_figure(value) for value in beside]
         table.add_row(row.name, row.unit, *figures, row.against, *others)
     console = Console()
     console.print(table)

@@ -1,0 +1,75 @@
+"""`ferryman bench`: figures come out whole, and what cannot be measured is said in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from ferryman_cli.app import run
+from ferryman_cli.bench import core
+from ferryman_cli.bench.report import Row, aimed, compared, show
+from ferryman_cli.bench.timing import Timing, time_in_turn
+
+
+def test_jobs_are_timed_in_turn_after_one_run_each_to_warm_up() -> None:
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[[], None]:
+        return lambda: calls.append(name)
+
+    found = time_in_turn({"a": noting("a"), "b": noting("b")}, repeats=3)
+    assert calls == ["a", "b"] * 4
+    assert all(0 <= timing.least <= timing.median for timing in found.values())
+
+
+def test_a_ratio_above_one_is_in_our_favour() -> None:
+    found = {"ours": Timing(2.0, 1.0, 1.0), "peer": Timing(4.0, 3.0, 5.0)}
+    row = compared("decode", "tok/s", 12.0, "peer", found)
+    assert (row.median, row.best, row.against_median, row.against_best) == (6.0, 12.0, 3.0, 4.0)
+    assert (row.ratio, row.cpu_ratio) == (3.0, 5.0)
+    assert aimed("plan", "µs", (4.0, 3.0), 5.0).ratio == 1.25
+
+
+def test_rows_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        Row("plan", "µs", 4.0, 3.0, "aim", 5.0, 5.0, 1.25),
+        aimed("keys", "µs", (9.0, 8.0), None),
+    ]
+    show("bench", rows, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in said["rows"]] == ["plan", "keys"]
+    assert said["rows"][1]["ratio"] is None
+    assert said["machine"]["cores"] >= 1
+
+
+def test_a_measured_step_draws_for_every_request_and_frees_nothing() -> None:
+    scheduler = core.decoding_scheduler(8)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert len(plan.draws) == 8
+    scheduler.commit(plan, core.outcome_of(plan), 0.0)
+    assert len(scheduler.take_events()) == 8
+    assert scheduler.statistics().decoding == 8
+    scheduler.check_integrity()
+
+
+def test_a_shape_that_is_not_known_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["bench", "--model-shape", "granite-9t"]) == 2
+    assert capsys.readouterr().err == ("error: --model-shape granite-9t: known are granite-100m\n")
+
+
+def test_without_transformers_the_missing_package_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run(["bench"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "error: ferryman bench compares with transformers, which is not installed"
+    )
+    assert said.count("\n") == 1
