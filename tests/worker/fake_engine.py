@@ -41,16 +41,6 @@ class SilentBus:
         """Nobody listens."""
 
 
-class SlowClock:
-    """The monotonic clock, which a test can put forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 def request(request_id: str, token_ids: list[int], max_tokens: int = 6) -> Request:
     ids = np.array(token_ids, dtype="<u4")
     keys = page_keys(root_key(MANIFEST), ids, PAGE_SIZE)
