@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.defects.hosts import worker_for
 from tests.defects.watch import (
@@ -14,10 +16,11 @@ from tests.defects.watch import (
     check_books,
     is_all_cached,
 )
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import VOCAB, FakeWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Holder, Role
+from ferryman.engine.stamps import fake_tokens
 from ferryman.errors import OutOfSlots
 from ferryman.schedule.events import Finished
 from ferryman.schedule.request import FinishReason
@@ -117,6 +120,20 @@ def test_row_39_cancelling_what_has_ended_changes_nothing(steps: int) -> None:
     finished = worker.seen(Finished)
     assert [event.request_id for event in finished] == ["r0"]
     assert is_first == (finished[0].reason is FinishReason.CANCELLED)
+    assert is_all_cached(worker)
+
+
+@pytest.mark.parametrize("last", range(6))
+def test_row_39_a_stop_that_is_found_while_the_next_step_runs_ends_once(last: int) -> None:
+    """The extra token is on its way; it is dropped, and its slots stay until it has come."""
+    worker = worker_for(HYBRID)
+    asked = request(HYBRID, "r0", [1] * 6, 7)
+    tokens = fake_tokens(asked.token_ids, 7, VOCAB)
+    stop = tokens.index(tokens[last])
+    worker.submit(replace(asked, stop_token_ids=frozenset({tokens[last]})))
+    worker.drain()
+    assert worker.tokens["r0"] == tokens[: stop + 1]
+    assert [event.reason for event in worker.seen(Finished)] == [FinishReason.STOP]
     assert is_all_cached(worker)
 
 

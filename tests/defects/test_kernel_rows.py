@@ -1,7 +1,7 @@
 """Row 46 of the catalogue: pointer arithmetic beyond 2³¹, and few heads of keys and values.
 
-Slots are touched at the end of a sparse slab of 17 GB, of which only those pages exist. In 32 bits
-the offset of its last slots would wrap to its first ones.
+Slots are touched at the end of a sparse slab of 17 GB or more, of which only those pages exist.
+In 32 bits the offset of its last slots would wrap to its first ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from ferryman_kernels._paged_attention_triton import paged_attention_decode_trit
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.paged_attention import paged_attention_decode
 from ferryman_kernels.pages import write_kv, write_kv_triton
+from ferryman_kernels.slots import (
+    clear_slots,
+    clear_slots_triton,
+    copy_slots,
+    copy_slots_triton,
+)
 from ferryman_kernels.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.ssd_decode import selective_state_update, selective_state_update_triton
 
 SLOT_BYTES = 1 << 16
 WRAP = (1 << 32) // (SLOT_BYTES // 4)
-NUM_SLOTS = WRAP + 16
 MAP_NORESERVE = 0x4000
 """Linux's flag, which the module mmap does not name: a mapping that promises no memory."""
 
@@ -30,12 +35,16 @@ LOW, HIGH = (3, 5), (WRAP + 3, WRAP + 5)
 """Two slots, and those whose offsets in words of 4 bytes differ from them by 2³²."""
 
 
-@pytest.fixture
-def slab() -> Tensor:
+def far_slab(num_slots: int) -> Tensor:
     if torch.cuda.is_available():
         pytest.skip("kernels/test_on_cuda does this in device memory")
-    mapping = mmap.mmap(-1, SLOT_BYTES * NUM_SLOTS, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
-    return torch.frombuffer(mapping, dtype=torch.float32).view(NUM_SLOTS, -1)
+    mapping = mmap.mmap(-1, SLOT_BYTES * num_slots, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
+    return torch.frombuffer(mapping, dtype=torch.float32).view(num_slots, -1)
+
+
+@pytest.fixture
+def slab() -> Tensor:
+    return far_slab(WRAP + 16)
 
 
 def runs_alike(slab: Tensor, run: Callable[[tuple[int, int]], Tensor]) -> None:
@@ -51,6 +60,27 @@ def runs_alike(slab: Tensor, run: Callable[[tuple[int, int]], Tensor]) -> None:
     near = run(LOW)
     torch.testing.assert_close(far, near, rtol=0, atol=0)
     torch.testing.assert_close(found, slab[list(LOW)], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("copy", "clear"),
+    [
+        pytest.param(copy_slots, clear_slots, id="cpu path"),
+        pytest.param(copy_slots_triton, clear_slots_triton, id="triton"),
+    ],
+)
+def test_row_46_whole_slots_are_copied_and_cleared_where_words_of_8_bytes_wrap(
+    copy: Callable[..., None], clear: Callable[..., None]
+) -> None:
+    wide = far_slab(2 * WRAP + 16).view(torch.uint8)
+    low, high = 3, 2 * WRAP + 3
+    wide[low], wide[high] = 7, 8
+    copy(wide, torch.tensor([high]), torch.tensor([high + 2]))
+    assert bool((wide[high + 2] == 8).all())
+    clear(wide, torch.tensor([high]))
+    assert not wide[high].any()
+    assert bool((wide[low] == 7).all())
+    assert not wide[low + 2].any()
 
 
 def pages_of(slab: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,7 @@ async def test_row_28_prefill_keeps_its_slots_until_decode_has_answered(pair: Pa
     offered = [unit for unit, _ in side.offered]
     assert offered
     sending = [h for h, holders in books(pair.prefill).items() if _is_leaving(holders)]
+    assert len(sending) >= len(offered)
     pair.prefill.scheduler.cancel(attempt.name, pair.now)
     pair.prefill.scheduler.flush()
     assert all(_is_leaving(books(pair.prefill)[handle]) for handle in sending)

@@ -179,3 +179,19 @@ def test_row_42_tracks_cached_at_any_length_hold_the_state_of_that_length() -> N
             if unit.kind is Kind.RECURRENT
         ]
         assert max(snapshots) == depth - 1, "the last full page that was consumed has its state"
+
+
+@pytest.mark.parametrize("num_steps", range(2, 12))
+def test_row_42_a_track_that_is_still_to_be_written_is_not_cached(num_steps: int) -> None:
+    """Cancelled at a page's end, say, while the step that freezes the state there is on its way."""
+    worker = worker_for(HYBRID)
+    worker.submit(request(HYBRID, "r0", [1] * 6, 30))
+    for _ in range(num_steps):
+        worker.plan()
+        worker.run_oldest()
+    worker.plan()
+    assert worker.queued
+    assert worker.scheduler.cancel("r0", worker.now)
+    worker.collect()
+    worker.drain()
+    assert is_all_cached(worker)

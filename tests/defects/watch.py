@@ -3,6 +3,7 @@
 books         whoever says that it holds a slot is in the ledger, and nobody else is
 tree          every cached unit holds the state of the prefix that its key names
 initialisers  a working slot is given its first state once in each generation
+endings       of a request that has ended nothing more is heard
 in flight     no slot that a step on its way names is free
 """
 
@@ -21,6 +22,7 @@ from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPoo
 from ferryman.engine.ops import snapshots_of, working_slots_of
 from ferryman.engine.stamps import extended, fake_manifest
 from ferryman.schedule.batch import StepPlan
+from ferryman.schedule.events import Cached, Finished, LoadsDone
 from ferryman.schedule.residence import slot_op_holder
 from ferryman.schedule.sequence import Running
 
@@ -73,6 +75,8 @@ class WatchedWorker(FakeWorker):
         pools.update(self.pools)
         self.initialised: Counter[SlotHandle] = Counter()
         self.prefixes: dict[PageKey, tuple[int, ...]] = {}
+        self.ended: set[str] = set()
+        self._num_heard = 0
 
     def plan(self) -> bool:
         before = len(self.queued)
@@ -83,6 +87,7 @@ class WatchedWorker(FakeWorker):
 
     def collect(self) -> None:
         super().collect()
+        self._check_endings()
         check_books(self)
         self._check_tree()
         for plan in self.queued:
@@ -103,6 +108,15 @@ class WatchedWorker(FakeWorker):
                 handle = current(now[Kind.RECURRENT], slot)
                 times = self.initialised[handle] + (handle in received)
                 assert times == 1, f"{handle} was given a first state {times} times"
+
+    def _check_endings(self) -> None:
+        """What has ended says nothing more."""
+        for event in self.events[self._num_heard :]:
+            passes = isinstance(event, Cached | LoadsDone)  # both are about slots
+            assert passes or event.request_id not in self.ended, event
+            if isinstance(event, Finished):
+                self.ended.add(event.request_id)
+        self._num_heard = len(self.events)
 
     def _check_in_flight(self, plan: StepPlan) -> None:
         """Whoever is given a slot may write it at once, so no step on its way may name it."""
