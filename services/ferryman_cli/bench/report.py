@@ -76,17 +76,25 @@ def show(title: str, rows: Iterable[Row], *, as_json: bool) -> None:
         print(json.dumps(said))
         return
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("", "unit", "median", "best", "against", "median", "best", "ratio", "of cpu"):
-        justify = "left" if column in ("", "unit", "against") else "right"
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for column in ("", "median (best)", "against", "ratio", "of CPU time"):
+        table.add_column(column, justify="right" if column else "left")
     for row in listed:
-        figures = [_figure(row.median), _figure(row.best)]
-        beside = (row.against_median, row.against_best, row.ratio, row.cpu_ratio)
-        others = [_figure(value) for value in beside]
-        table.add_row(row.name, row.unit, *figures, row.against, *others)
+        ours = f"{_pair(row.median, row.best)} {row.unit}"
+        table.add_row(row.name, ours, _against(row), _figure(row.ratio), _figure(row.cpu_ratio))
     console = Console()
     console.print(table)
     console.print(f"{machine.processor}, {machine.cores} cores, load {machine.load}")
+
+
+def _against(row: Row) -> str:
+    if row.against_median is None or row.against_best is None:
+        return row.against
+    return f"{row.against} {_pair(row.against_median, row.against_best)}"
+
+
+def _pair(median: float, best: float) -> str:
+    """An aim has no best that differs."""
+    return _figure(median) if median == best else f"{_figure(median)} ({_figure(best)})"
 
 
 def _figure(value: float | None) -> str:
