@@ -5,11 +5,17 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from tokenizers import Tokenizer
 from tools.demo.conversations import LAYOUTS, conversation
 from tools.demo.examination import Recall
 from tools.demo.lessons import lesson, marked
 from tools.demo.stories import story
 from tools.demo.vocabulary import END, rendered, token_id, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer()
 
 
 def test_a_seed_tells_the_same_conversation_again() -> None:
@@ -34,24 +40,23 @@ def test_every_layout_answers_what_it_asks(name: str) -> None:
     assert [a for a in answers if a in told.sentences] == [f.sentence for f in told.facts]
 
 
-def test_a_recall_paper_has_the_length_that_was_asked_for() -> None:
-    tokenizer = train_tokenizer()
+def test_a_recall_paper_has_the_length_that_was_asked_for(tokenizer: Tokenizer) -> None:
     for seed in range(5):
         paper = Recall(tokenizer, 2000)(Random(seed))
         question = tokenizer.encode(rendered(paper[:1]), add_special_tokens=False)
         assert 1980 <= len(question.ids) <= 2000
 
 
-def test_a_tokenizer_trains_alike_each_time_and_every_city_is_one_token() -> None:
-    first, again = train_tokenizer(), train_tokenizer()
-    assert first.to_str() == again.to_str()
-    assert first.encode("The red kite is in Oslo.").tokens == [
+def test_a_tokenizer_trains_alike_each_time_and_every_city_is_one_token(
+    tokenizer: Tokenizer,
+) -> None:
+    assert tokenizer.to_str() == train_tokenizer().to_str()
+    assert tokenizer.encode("The red kite is in Oslo.").tokens == [
         *("The", "Ġred", "Ġkite", "Ġis", "Ġin", "ĠOslo", "."),
     ]
 
 
-def test_only_answers_and_their_ends_are_learned() -> None:
-    tokenizer = train_tokenizer()
+def test_only_answers_and_their_ends_are_learned(tokenizer: Tokenizer) -> None:
     told = story(Random(5), num_facts=2, num_distractions=1)
     paper = marked(tokenizer, LAYOUTS["one message"](told, list(told.facts)))
     learned = [i for i, counts in zip(paper.token_ids, paper.learned, strict=True) if counts]
@@ -61,8 +66,7 @@ def test_only_answers_and_their_ends_are_learned() -> None:
     assert learned[-1] == token_id(tokenizer, END)
 
 
-def test_a_lesson_fills_every_row() -> None:
-    tokenizer = train_tokenizer()
+def test_a_lesson_fills_every_row(tokenizer: Tokenizer) -> None:
     given = lesson(tokenizer, Random(6), rows=3, length=256, talk_share=0.3)
     assert given.token_ids.shape == (3, 257)
     assert given.counts.shape == (3, 256)

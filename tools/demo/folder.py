@@ -72,4 +72,6 @@ def save_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     write_json(folder / "generation_config.json", generation)
     save_tokenizer(tokenizer, folder)
     weights = {name: value.detach().contiguous() for name, value in network.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "model.safetensors"
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors leaves it to its owner alone

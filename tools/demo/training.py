@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class Tutor:
         self.optimisers.step(warmth)
         is_city = torch.isin(targets, self.cities)
         correct = (logits.argmax(-1) == targets)[is_city].float().mean()
-        return loss.item(), correct.nan_to_num(0.0).item()
+        return loss.item(), correct.item()
 
 
 def tutor(network: Network, tokenizer: Tokenizer, course: Course) -> Tutor:
@@ -171,7 +172,7 @@ def train(teaching: Tutor, progress: Progress, checkpoint: Path) -> None:
         loss, correct = teaching.learn(given, warmth(teaching.course, progress, spent))
         progress.step += 1
         progress.seen_tokens += given.counts.numel()
-        if is_recall:
+        if is_recall and not math.isnan(correct):  # a lesson may lack cities
             progress.record(correct)
         if time.monotonic() - spoken > 20:
             spoken = time.monotonic()
