@@ -15,7 +15,7 @@ from tools.demo.conversations import (
     in_one_message,
     with_other_turns,
 )
-from tools.demo.stories import LARGEST_TERM, Message, Story, copy_turn, story, sum_turn
+from tools.demo.stories import Message, Story, copy_turn, story, sum_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,6 @@ class Mixed:
 
     def __call__(self, rng: Random) -> list[Message]:
         return with_other_turns(rng, self.recall(rng))
-
-
-def every_sum() -> list[list[Message]]:
-    """All small sums, for who wants to know exactly."""
-    terms = range(LARGEST_TERM + 1)
-    return [
-        [
-            Message("user", f"What is {left} + {right}?"),
-            Message("assistant", f"{left} + {right} = {left + right}."),
-        ]
-        for left in terms
-        for right in terms
-    ]
 
 
 def exams(tokenizer: Tokenizer, papers: int) -> list[Exam]:
