@@ -78,6 +78,7 @@ class Attempt:
         self._leaving: list[SlotHandle] = []
         self._end = around.clock() + order.context.deadline_seconds
         self.is_scheduled = False
+        self._is_leased = False
 
     async def run(self, position: int) -> None:
         """From the queue to the hand-off, within the deadline. Raises what ended it."""
@@ -117,10 +118,17 @@ class Attempt:
         context = self.order.context
         tags = CallTags(context.request_id, context.attempt, context.traceparent)
         lease = await self._around.host.lease_for(self.order.request, tags)
+        self._is_leased = True
         try:
             yield lease
         finally:
-            self._around.host.release(lease)
+            self._release(lease)
+
+    def _release(self, lease: HostLease, *, was_corrupt: bool = False) -> None:
+        """Once: as soon as the loads are done, or when the attempt ends without any."""
+        if self._is_leased:
+            self._is_leased = False
+            self._around.host.release(lease, was_corrupt=was_corrupt)
 
     @asynccontextmanager
     async def _reserved(self) -> AsyncIterator[Reservation]:
@@ -180,9 +188,9 @@ class Attempt:
                     self._chunk(chunk)
                     self._offer(ready, outgoing.up_to(chunk.end))
                 case LoadsDone():
-                    self._around.host.release(lease)
+                    self._release(lease)
                 case LoadCorrupt():
-                    self._around.host.release(lease, was_corrupt=True)
+                    self._release(lease, was_corrupt=True)
                 case Held(first=first):
                     self._offer(ready, outgoing.rest(self.order.request.prompt_len))
                     ready.put_nowait([])

@@ -1,11 +1,8 @@
-"""How many tokens of a prompt came from a cache, counted once for both workers.
+"""How many tokens of a prompt were not computed, by the tier their state came from.
 
-    prompt     |============================|
-    prefill    |##### device ##|## host #|       reused before it computed
-    decode     |#############################|   reused instead of received: may overlap all of it
-
-A token that both workers had counts where prefill had it; decode adds only what lies beyond, and
-the sum never exceeds the prompt.
+Prefill alone counts: what decode held already was not sent to it, but was computed all the same
+unless prefill held it too. So a prefix that both workers hold counts once, and never more than the
+prompt has.
 """
 
 from __future__ import annotations
@@ -24,10 +21,3 @@ class CachedTokens:
     @property
     def total(self) -> int:
         return self.device + self.host + self.storage
-
-
-def count_once(prompt_len: int, prefill: CachedTokens, decode_len: int) -> CachedTokens:
-    """Prefill's tokens, and what decode had on its device beyond them."""
-    assert prefill.total <= prompt_len, "prefill reuses at most the prompt"
-    beyond = max(0, min(decode_len, prompt_len) - prefill.total)
-    return CachedTokens(prefill.device + beyond, prefill.host, prefill.storage)
