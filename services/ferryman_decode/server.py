@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -52,7 +52,6 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._requests = Requests(parts, self._outlets)
         self._receiving = Receiving(parts.engine, parts.epoch, parts.clock, self._requests.freed)
         self._is_draining = False
-        self._expiring = parts.background.start(self._expire())
 
     def register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -176,7 +175,10 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._is_draining = True
         await self._requests.idle()
         self._outlets.close(Unavailable("this decode worker has drained"))
-        self._expiring.cancel()
+
+    def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """Run beside the servers; without them the worker ends."""
+        return (self._expire(),)
 
     async def _expire(self) -> None:
         """Leases and deadlines, by this process's own monotonic clock."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from ferryman.errors import (
@@ -107,6 +107,10 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
                 self._around.host.write_through(event, _tags(attempt))
             elif attempt is not None:
                 attempt.inbox.put_nowait(event)
+
+    def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """None: every attempt has its own task and its own deadline."""
+        return ()
 
     async def drain(self) -> None:
         """Takes no further order, and waits until every attempt has ended."""

@@ -163,7 +163,7 @@ async def _served(
     loop = StepLoop(parts.engine, parts.bell, on_events, clock)
     async with (
         listening("127.0.0.1:0", service.register, grace=0.5) as server,
-        alongside(loop.run()),
+        alongside(loop.run(), *service.jobs()),
     ):
         yield Worker(service, parts, f"127.0.0.1:{server.port}", clock, gate)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,6 +74,8 @@ class WorkerService(Protocol):
     def register(self, server: Any) -> None: ...
 
     def on_events(self, events: list[Event]) -> None: ...
+
+    def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]: ...
 
     def load(self) -> Load: ...
 
@@ -163,7 +165,7 @@ async def _serve(
     where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
     found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
     await stack.enter_async_context(bus.discoverable(found))
-    async with alongside(loop.run(), telemetry.run()):
+    async with alongside(loop.run(), telemetry.run(), *service.jobs()):
         observe = f"{settings.observe.host}:{observe_port}"
         announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
         await stopping.wait()
