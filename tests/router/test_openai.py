@@ -164,3 +164,13 @@ async def test_a_request_keeps_its_page_keys_and_settings_on_the_way(
     request = one_pair.prefills[0].orders[0].request
     assert (request.sampling.seed, request.sampling.temperature) == (7, 0.5)
     assert len(request.keys) == len(request.token_ids) // 16
+
+
+async def test_a_request_id_is_taken_once(one_pair: Cluster) -> None:
+    headers, body = {"x-request-id": "once-1"}, {"prompt": "the", "max_tokens": 2}
+    first = await one_pair.http.post("/v1/completions", json=body, headers=headers)
+    assert first.status_code == 200
+    again = await one_pair.http.post("/v1/completions", json=body, headers=headers)
+    assert again.status_code == 400
+    assert again.json()["error"]["param"] == "x-request-id"
+    assert await one_pair.life_of("once-1") == ["received", "routed", "finished"]

@@ -140,12 +140,22 @@ async def _open(desk: Desk, caller: Caller, body: Body) -> list[Journey]:
         for index, prompt in enumerate(body.prompts):
             suffix = f"-{index}" if len(body.prompts) > 1 else ""
             own = replace(caller, request_id=(caller.request_id[: 64 - len(suffix)] + suffix))
+            _check_unused(desk, own.request_id)
             journeys.append(await desk.open(Ask(own, body.model, prompt, body.sampling)))
     except FerrymanError:
         for journey in journeys:
             desk.cancel(journey, "another choice failed")
         raise
     return journeys
+
+
+def _check_unused(desk: Desk, request_id: str) -> None:
+    """HTTP cannot resume: a second request of one id would mix two lives in log and workers."""
+    if desk.journeys.find(request_id) is not None:
+        raise InvalidRequest(
+            f"request id {request_id} was used a moment ago; send another, or none",
+            "x-request-id",
+        )
 
 
 async def _wait(answering: Answering, request: Request, *, until_over: bool) -> None:
