@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -52,6 +52,17 @@ async def serve(stopping):
     say(await loop.run_in_executor(None, sys.stdin.readline))
     await asyncio.Event().wait()
 run_service(serve, drain_seconds=1000)
+"""
+
+TOLD_TWICE = """
+import signal
+async def serve(stopping):
+    for _ in range(2):
+        signal.raise_signal(signal.SIGTERM)
+    await stopping.wait()
+    await asyncio.sleep(0.05)
+    say("drained")
+run_service(serve)
 """
 
 FAILING_JOB = """
@@ -130,7 +141,13 @@ def test_a_signal_drains_and_the_status_is_0(number: signal.Signals) -> None:
         assert service.returncode == 0
 
 
-def test_a_second_signal_of_the_same_kind_ends_it_at_once() -> None:
+def test_one_death_that_signals_twice_is_one_wish() -> None:
+    with process(TOLD_TWICE) as service:
+        assert line(service) == "drained"
+        assert service.wait() == 0
+
+
+def test_a_later_signal_of_the_same_kind_ends_it_at_once() -> None:
     with process(ECHOING) as service:
         assert line(service) == "up"
         service.send_signal(signal.SIGTERM)
@@ -140,8 +157,11 @@ def test_a_second_signal_of_the_same_kind_ends_it_at_once() -> None:
         service.stdin.write("still there\n")
         service.stdin.flush()
         assert line(service) == "still there"
-        service.send_signal(signal.SIGTERM)
-        assert service.wait() == 1
+        while service.poll() is None:
+            service.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                service.wait(timeout=0.05)
+        assert service.returncode == 1
 
 
 def test_a_drain_that_takes_too_long_is_cut_and_says_so() -> None:

@@ -1,8 +1,9 @@
 """The life of a service process: start, say so, serve until told to stop, drain, end.
 
-The first SIGTERM or SIGINT sets the stopping event, and the service drains. A second one of the
+The first SIGTERM or SIGINT sets the stopping event, and the service drains. A later one of the
 same kind ends the process at once: the same kind, because Ctrl-C in a terminal and the supervisor's
-SIGTERM may both come and mean one wish. Exit status: 0 stopped, 1 failed, 2 set up wrongly.
+SIGTERM may both come and mean one wish; later, because one death may send the same signal twice.
+Exit status: 0 stopped, 1 failed, 2 set up wrongly.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]
 
+# A parent that is killed dies thread by thread, and the kernel may signal its children for several.
+ONE_WISH_SECONDS = 0.3
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
 
@@ -104,15 +107,15 @@ async def _limit_drain(limit: asyncio.Timeout, stopping: asyncio.Event, seconds:
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:
-    seen: set[signal.Signals] = set()
+    loop = asyncio.get_running_loop()
+    first_seen: dict[signal.Signals, float] = {}
 
     def on_signal(number: signal.Signals) -> None:
-        if number in seen:
+        now = loop.time()
+        if now - first_seen.setdefault(number, now) >= ONE_WISH_SECONDS:
             os._exit(EXIT_FAILED)
-        seen.add(number)
         stopping.set()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
 
