@@ -7,6 +7,7 @@ when it says so on its output; nobody polls or sleeps.
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import shutil
 import socket
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ferryman.errors import ConfigError
 START_SECONDS = 15.0
 STOP_SECONDS = 10.0
 _PORT_TRIES = 3
+_PORTS = range(20_000, 32_000)
 _SHOWN_LINES = 5
 
 
@@ -117,10 +119,15 @@ def redis_command(directory: Path, port: int = 0, max_bytes: int = 256 << 20) ->
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; `started` tries another when somebody was quicker."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has now, below those that the kernel gives to outgoing connections.
+
+    Between asking and listening somebody else may take it; an outgoing connection will not.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on 127.0.0.1")
 
 
 def start(command: ServerCommand, directory: Path) -> EmbeddedServer:
