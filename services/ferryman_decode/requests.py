@@ -13,7 +13,7 @@ from ferryman.handoff.values import Reservation
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import Admitted, Cached, Drawn, Event, Finished, Retracted
 from ferryman.schedule.request import FinishReason
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.status import failure_of
 from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor
 from ferryman.worker.shell import Parts
@@ -22,7 +22,6 @@ from ferryman_decode.running import RunningRequest, name_of
 
 LINGER_SECONDS = 60.0
 PROGRESS_TOKENS = 64
-NO_TAGS = CallTags()
 
 
 class Requests:
@@ -191,5 +190,4 @@ class Requests:
 def _tags(request: RunningRequest | None) -> CallTags:
     if request is None:
         return NO_TAGS
-    context = request.context
-    return CallTags(context.request_id, context.attempt, context.traceparent)
+    return tags_for(request.context)

@@ -32,7 +32,7 @@ from ferryman.schedule.sequence import Goal
 from ferryman.wire import values
 from ferryman.wire.data_plane import OutgoingUnit, Sent
 from ferryman.wire.host_client import HostLease
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.rpc import tags_for
 from ferryman.wire.status import failure_of
 from ferryman.wire.values import CommitOrder, PrefillOrder, PrefillProgress, Usage
 from ferryman.worker.host import HostTierClient
@@ -116,7 +116,7 @@ class Attempt:
     @asynccontextmanager
     async def _leased(self) -> AsyncIterator[HostLease]:
         context = self.order.context
-        tags = CallTags(context.request_id, context.attempt, context.traceparent)
+        tags = tags_for(context)
         lease = await self._around.host.lease_for(self.order.request, tags)
         self._is_leased = True
         try:

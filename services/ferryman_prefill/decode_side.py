@@ -15,7 +15,7 @@ from ferryman.wire.codec.handoff import (
     reserve_order_to_wire,
 )
 from ferryman.wire.data_plane import OutgoingUnit, Sent, send_units
-from ferryman.wire.rpc import CallTags, Channels, tags_to_metadata
+from ferryman.wire.rpc import Channels, tags_for, tags_to_metadata
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman.wire.values import (
@@ -45,7 +45,7 @@ class DecodeSide:
         self._manifest = manifest
         self._stub = decode_pb2_grpc.DecodeServiceStub(channels.to(order.decode.address))
         context = order.context
-        tags = CallTags(context.request_id, context.attempt, context.traceparent)
+        tags = tags_for(context)
         self._metadata = tags_to_metadata(tags)
 
     async def reserve(self, deadline_seconds: float) -> ReserveAnswer:

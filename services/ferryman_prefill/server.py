@@ -16,7 +16,7 @@ from ferryman.errors import (
 )
 from ferryman.schedule.events import Cached, Event
 from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wire
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.v1 import prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import PrefillOrder, WorkerAddress
 from ferryman.worker.shell import Parts
@@ -25,7 +25,6 @@ from ferryman_prefill.attempt import Attempt, Over, Surroundings
 from ferryman_prefill.decode_side import DecodeSide
 
 SERVICE = "ferryman.wire.v1.PrefillService"
-NO_TAGS = CallTags()
 
 
 class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
@@ -135,5 +134,4 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
 def _tags(attempt: Attempt | None) -> CallTags:
     if attempt is None:
         return NO_TAGS
-    context = attempt.order.context
-    return CallTags(context.request_id, context.attempt, context.traceparent)
+    return tags_for(attempt.order.context)

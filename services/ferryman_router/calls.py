@@ -11,7 +11,7 @@ import grpc.aio
 from ferryman.errors import FerrymanError
 from ferryman.wire.codec.handoff import abort_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire, progress_from_wire
-from ferryman.wire.rpc import CallTags, Channels, tags_to_metadata
+from ferryman.wire.rpc import Channels, tags_for, tags_to_metadata
 from ferryman.wire.status import REASON, typed
 from ferryman.wire.v1 import decode_pb2_grpc, prefill_pb2_grpc
 from ferryman.wire.values import AbortOrder, PrefillOrder, PrefillProgress
@@ -47,7 +47,7 @@ class GrpcWorkers:
         """Progress until the hand-off; leaving the loop cancels the attempt at the worker."""
         stub = prefill_pb2_grpc.PrefillServiceStub(self._channel(name))
         context = order.context
-        tags = CallTags(context.request_id, context.attempt, context.traceparent)
+        tags = tags_for(context)
         call = stub.Prefill(
             prefill_order_to_wire(order),
             timeout=context.deadline_seconds + _MARGIN_SECONDS,

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from ferryman.errors import ConfigError, DeadlineExceeded
 from ferryman.wire.interceptor import StatusInterceptor
+from ferryman.wire.values import RequestContext
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CONCURRENT_RPCS = 4096
@@ -171,6 +172,14 @@ class CallTags:
     request_id: str = ""
     attempt: int = 0
     traceparent: str = ""
+
+
+NO_TAGS = CallTags()
+
+
+def tags_for(context: RequestContext) -> CallTags:
+    """The tags of everything that is done for one attempt."""
+    return CallTags(context.request_id, context.attempt, context.traceparent)
 
 
 def tags_to_metadata(tags: CallTags) -> tuple[tuple[str, str], ...]:
