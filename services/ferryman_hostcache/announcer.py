@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from ferryman.cache.keys import PageKey
-from ferryman.wire.index import IndexedUnit, NodeLife, PrefixIndex, Tier
-from ferryman_hostcache.values import UnitForgotten, UnitStored
+from ferryman.cache.units import Tier
+from ferryman.tiers.values import UnitForgotten, UnitStored
+from ferryman.wire.index import IndexedUnit, NodeLife, PrefixIndex
 
 log = logging.getLogger(__name__)
 

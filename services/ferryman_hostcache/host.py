@@ -12,12 +12,9 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError, ManifestMismatch, Stale, WrongEpoch
 from ferryman.runtime.logs import Tail
-from ferryman.wire.index import NodeLife
-from ferryman.wire.rpc import CallTags
-from ferryman_hostcache.arena import Arena
-from ferryman_hostcache.layout import split_arena
-from ferryman_hostcache.store import HostStore
-from ferryman_hostcache.values import (
+from ferryman.tiers.layout import split_arena
+from ferryman.tiers.store import HostStore
+from ferryman.tiers.values import (
     AcquireAsk,
     EvictionRefused,
     Grant,
@@ -29,6 +26,9 @@ from ferryman_hostcache.values import (
     UnitStored,
     WorkerLife,
 )
+from ferryman.wire.index import NodeLife
+from ferryman.wire.rpc import CallTags
+from ferryman_hostcache.arena import Arena
 from ferryman_hostcache.workers import Workers
 
 log = logging.getLogger(__name__)

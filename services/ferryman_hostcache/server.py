@@ -9,6 +9,7 @@ from typing import Protocol
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest, manifest_from_json
 from ferryman.errors import InvalidRequest, ManifestMismatch
+from ferryman.tiers.values import AcquireAsk, ReserveAsk, WorkerLife
 from ferryman.wire.codec.caches import host_unit_to_wire
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
@@ -24,7 +25,6 @@ from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceServicer
 from ferryman_hostcache.host import HostCache
-from ferryman_hostcache.values import AcquireAsk, ReserveAsk, WorkerLife
 
 MAX_LEASE_ID_LEN = 96
 MAX_MANIFEST_BYTES = 1 << 20

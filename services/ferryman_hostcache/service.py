@@ -16,6 +16,7 @@ from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.listening import Answer, json_answer, observed
 from ferryman.runtime.listening import listening as http_listening
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.tiers.values import StoreLimits, UnitStored
 from ferryman.wire.beats import BEAT_SECONDS, Beat, ServedState, beat_to_bytes
 from ferryman.wire.bus import Bus, Discoverable
 from ferryman.wire.host_arena import arena_name, sweep_stale_arenas
@@ -30,7 +31,6 @@ from ferryman_hostcache.arena import Arena
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.settings import Settings
-from ferryman_hostcache.values import StoreLimits, UnitStored
 
 log = logging.getLogger(__name__)
 

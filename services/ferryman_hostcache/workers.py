@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferryman.errors import Stale
-from ferryman_hostcache.values import WorkerLife
+from ferryman.tiers.values import WorkerLife
 
 # How long a worker may take from the answer to Attach until it holds its lock.
 LOCK_GRACE_SECONDS = 30.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import xxhash
-from tests.hostcache.state_shapes import PAGE_SIZE
+from tests.tiers.state_shapes import PAGE_SIZE
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest

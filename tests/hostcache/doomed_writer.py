@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from tests.hostcache.attached import prompt_of
-from tests.hostcache.state_shapes import chain, manifest_of
+from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.wire.host_attachment import HostCacheOptions

@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.hostcache.attached import load, prompt_of, read_all, worker_at
 from tests.hostcache.conftest import StartHostCache
-from tests.hostcache.state_shapes import chain, manifest_of
+from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ManifestMismatch
+from ferryman.tiers.values import WorkerLife
 from ferryman.wire.host_attachment import HostCacheOptions
 from ferryman.wire.host_client import MISS, host_cache_client
 from ferryman.wire.rpc import CallTags
 from ferryman_hostcache.service import Running
-from ferryman_hostcache.values import WorkerLife
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 TAGS = CallTags("req-1", 1)

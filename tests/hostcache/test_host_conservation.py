@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from tests.hostcache.attached import Worker, load, prompt_of, read_all, worker_at
 from tests.hostcache.conftest import StartHostCache
-from tests.hostcache.state_shapes import chain, manifest_of
+from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.hostcache.attached import load, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
-from tests.hostcache.state_shapes import chain, manifest_of
+from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import check

@@ -16,8 +16,9 @@ from tests.servers import redis_server, running_nats
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
 from ferryman.ids import make_epoch
-from ferryman.wire.index import IndexedUnit, NodeLife, Tier
+from ferryman.wire.index import IndexedUnit, NodeLife
 from ferryman.wire.redis_index import redis_index
 
 

@@ -13,6 +13,7 @@ from tests.servers import running_redis
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
 from ferryman.wire import redis_index as redis_module
 from ferryman.wire.index import (
@@ -20,7 +21,6 @@ from ferryman.wire.index import (
     NodeLife,
     PrefixIndex,
     ResumeShape,
-    Tier,
     usable_depth,
 )
 from ferryman.wire.memory_index import MemoryIndex
@@ -100,7 +100,7 @@ async def test_another_chain_is_another_hash(index: PrefixIndex) -> None:
 async def test_what_is_forgotten_is_gone_in_its_tier_only(index: PrefixIndex) -> None:
     chain = chain_of(4)
     await index.announce(A, TTL)
-    for tier in Tier:
+    for tier in (Tier.HOST, Tier.STORAGE):
         await index.commit(A, chain[0], tier, units(chain, Kind.FULL, 0, 1, 2))
     await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[2]), (Kind.FULL, chain[3])])
     assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 3}

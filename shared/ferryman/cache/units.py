@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+
+
+class Tier(StrEnum):
+    """Where a unit was kept: in a node's memory, on its disk, or at another node."""
+
+    HOST = "host"
+    STORAGE = "storage"
+    PEER = "peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +23,7 @@ class HostUnit:
 
     `page_index` is absolute; a recurrent unit has that of the page that ends at its position.
     `offset` and `num_bytes` locate it in the arena; `digest` is the xxh3-128 of its bytes.
+    `origin` is the tier that it was brought from for this reader: what usage reports.
     """
 
     kind: Kind
@@ -22,3 +32,4 @@ class HostUnit:
     offset: int
     num_bytes: int
     digest: bytes
+    origin: Tier = Tier.HOST

@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.units import Tier
 from ferryman.wire.subjects import check_name
-
-
-class Tier(StrEnum):
-    """Where a node keeps a unit."""
-
-    HOST = "host"
-    STORAGE = "storage"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
 from ferryman.wire.index import (
     IndexedUnit,
     IndexStatistics,
     NodeLife,
     ResumeShape,
-    Tier,
     usable_depth,
 )
 

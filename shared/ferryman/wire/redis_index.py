@@ -25,8 +25,9 @@ from redis.exceptions import RedisError
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
-from ferryman.wire.index import IndexedUnit, IndexStatistics, NodeLife, ResumeShape, Tier
+from ferryman.wire.index import IndexedUnit, IndexStatistics, NodeLife, ResumeShape
 
 log = logging.getLogger(__name__)
 

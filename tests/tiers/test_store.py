@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from tests.hostcache.state_shapes import chain, manifest_of
+from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, InvalidRequest, LeaseLost, QueueFull
-from ferryman_hostcache.layout import ArenaLayout, Region, split_arena
-from ferryman_hostcache.store import HostStore
-from ferryman_hostcache.values import (
+from ferryman.tiers.layout import ArenaLayout, Region, split_arena
+from ferryman.tiers.store import HostStore
+from ferryman.tiers.values import (
     AcquireAsk,
     EvictionRefused,
     Grant,

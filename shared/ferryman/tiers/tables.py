@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from ferryman.cache.keys import PageKey
 from ferryman.cache.slots import Holder, SlotHandle
 from ferryman.errors import LeaseLost, QueueFull
-from ferryman_hostcache.values import UnitName, WorkerLife
+from ferryman.tiers.values import UnitName, WorkerLife
 
 
 @dataclass(slots=True)

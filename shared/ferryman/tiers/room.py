@@ -15,7 +15,7 @@ from typing import Protocol
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
-from ferryman_hostcache.values import UnitName
+from ferryman.tiers.values import UnitName
 
 Group = tuple[UnitName, ...]
 

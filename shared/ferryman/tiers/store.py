@@ -17,10 +17,10 @@ from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
 from ferryman.cache.tree import Branch, PrefixTree
 from ferryman.cache.units import HostUnit
 from ferryman.errors import InvalidRequest, LeaseLost
-from ferryman_hostcache.layout import ArenaLayout
-from ferryman_hostcache.room import Group, Offer, demand_of
-from ferryman_hostcache.tables import LeaseTable, ReadLease, ReleasedNames, Reservation
-from ferryman_hostcache.values import (
+from ferryman.tiers.layout import ArenaLayout
+from ferryman.tiers.room import Group, Offer, demand_of
+from ferryman.tiers.tables import LeaseTable, ReadLease, ReleasedNames, Reservation
+from ferryman.tiers.values import (
     AcquireAsk,
     Effect,
     EvictionRefused,

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.hostcache.state_shapes import PAGE_SIZE, chain, manifest_of
+from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import resume_set
 from ferryman.cache.units import HostUnit
 from ferryman.errors import LeaseLost
-from ferryman_hostcache.layout import ArenaLayout, Region
-from ferryman_hostcache.store import HostStore
-from ferryman_hostcache.values import (
+from ferryman.tiers.layout import ArenaLayout, Region
+from ferryman.tiers.store import HostStore
+from ferryman.tiers.values import (
     AcquireAsk,
     ReserveAsk,
     ReservedUnit,
