@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.units import HostUnit
+from ferryman.cache.units import HostUnit, Tier
 
 UnitName = tuple[Kind, int]
 
@@ -79,6 +79,7 @@ class UnitStored:
     num_bytes: int
     digest: bytes
     generation: int
+    tier: Tier = Tier.HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class UnitForgotten:
     kind: Kind
     key: PageKey
     root: PageKey
+    tier: Tier = Tier.HOST
 
 
 @dataclass(frozen=True, slots=True)

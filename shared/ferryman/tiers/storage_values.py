@@ -1,0 +1,128 @@
+"""What the storage tier is asked, what it answers, and what it wants others to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.tiers.values import UnitForgotten, UnitStored
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUnit:
+    """One unit on disk: the `index`-th of the extent whose number is `generation`.
+
+    `digest` is the xxh3-128 of its bytes, taken where they left the device.
+    """
+
+    kind: Kind
+    page_index: int
+    key: PageKey
+    num_bytes: int
+    digest: bytes
+    generation: int
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What became of an offer: `num_asked` of its units were not here yet, `num_stored` are now.
+
+    Fewer are stored where room for the largest smaller resume point was all there was, and none
+    where the folder failed or is left alone for a while.
+    """
+
+    num_asked: int
+    num_stored: int
+    num_bytes: int
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.num_stored < self.num_asked
+
+
+NOTHING_STORED = StoredGroup(0, 0, 0)
+
+
+class Flaw(StrEnum):
+    """What proved a stored unit to be other bytes than those asked for."""
+
+    LENGTH = "length"
+    SEAL = "seal"
+    OTHER_UNIT = "other_unit"
+    DIGEST = "digest"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCorrupt:
+    """A unit on disk is not what was written; it is dropped, and `num_dropped` with it."""
+
+    kind: Kind
+    key: PageKey
+    flaw: Flaw
+    num_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFailed:
+    """The folder did not do what it was asked; `error` is the name of an errno."""
+
+    operation: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRests:
+    """After so many failures in a row the folder is left alone for `seconds`: all is a miss."""
+
+    num_failures: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoringTruncated:
+    """Bytes were short even after eviction: so many units of a group were stored."""
+
+    num_asked: int
+    num_stored: int
+
+
+StorageEffect = (
+    UnitStored | UnitForgotten | UnitCorrupt | StorageFailed | StorageRests | StoringTruncated
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageKindStatistics:
+    """Units and payload bytes of one kind on disk, and counts since the start."""
+
+    num_units: int = 0
+    num_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    num_stored: int = 0
+    num_evicted: int = 0
+    num_corrupt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StorageStatistics:
+    """`used_bytes` are those on disk, headers included; `foreign_bytes` of them other models'."""
+
+    kinds: Mapping[Kind, StorageKindStatistics]
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    foreign_bytes: int = 0
+    num_extents: int = 0
+    num_leases: int = 0
+    num_truncated: int = 0
+    num_failures: int = 0
+    num_removed_at_start: int = 0
+    num_in_flight: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    is_resting: bool = False
