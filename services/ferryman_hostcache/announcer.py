@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
 from ferryman.cache.keys import PageKey
@@ -63,6 +63,10 @@ class IndexAnnouncer:
     @property
     def is_away(self) -> bool:
         return self._index.statistics().is_away
+
+    def speaks_at(self, address: str) -> None:
+        """Where this node's host-cache is reached; said with its next beat."""
+        self._node = replace(self._node, address=address)
 
     def tell(self, changes: Iterable[Change]) -> None:
         before = len(self._waiting)

@@ -231,7 +231,7 @@ class Journey:
                 continue
             shape = ResumeShape(state.page_size, state.window_len, frozenset(state.kinds))
             found = await self._around.index.usable_pages(chain, shape)
-            return {node: pages * state.page_size for node, pages in found.items()}
+            return {node: one.usable_pages * state.page_size for node, one in found.items()}
         return {}
 
     async def _try(self, explanation: Explanation) -> Verdict:

@@ -27,7 +27,8 @@ PROMPT = prompt_of(MANIFEST, chain(7, 8, 9), snapshots=[0, 2])
 
 
 async def nodes_of(index: PrefixIndex) -> dict[str, int]:
-    return dict(await index.usable_pages(PROMPT.keys, SHAPE))
+    found = await index.usable_pages(PROMPT.keys, SHAPE)
+    return {node_id: holding.usable_pages for node_id, holding in found.items()}
 
 
 async def test_the_index_knows_what_was_stored_and_what_was_dropped(

@@ -11,7 +11,19 @@ from ferryman.errors import InvalidRequest
 from ferryman.wire.beats import Beat, ServedState, beat_from_bytes, beat_to_bytes
 
 STATE = ServedState("f" * 32, 64, "d" * 32, (Kind.FULL, Kind.RECURRENT))
-BEAT = Beat("decode", "decode-00000001", 2**62, "127.0.0.1:1", True, STATE, 2048, node="n1")
+BEAT = Beat(
+    "decode",
+    "decode-00000001",
+    2**62,
+    "127.0.0.1:1",
+    True,
+    STATE,
+    2048,
+    node="n1",
+    load_seconds_per_byte=1e-9,
+    page_bytes=4096,
+    planes=("grpc", "nixl"),
+)
 
 
 def test_a_beat_survives_the_round_trip() -> None:

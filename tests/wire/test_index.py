@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -41,6 +41,13 @@ def units(chain: tuple[PageKey, ...], kind: Kind, *pages: int) -> list[IndexedUn
     return [IndexedUnit(kind, chain[page], 4096, bytes(16), page) for page in pages]
 
 
+async def usable(
+    index: PrefixIndex, chain: Sequence[PageKey], shape: ResumeShape
+) -> dict[str, int]:
+    found = await index.usable_pages(chain, shape)
+    return {node_id: holding.usable_pages for node_id, holding in found.items()}
+
+
 @pytest.fixture(params=["memory", "redis"])
 async def index(request: pytest.FixtureRequest) -> AsyncIterator[PrefixIndex]:
     if request.param == "memory":
@@ -52,8 +59,8 @@ async def index(request: pytest.FixtureRequest) -> AsyncIterator[PrefixIndex]:
 
 
 async def test_an_empty_index_knows_nothing(index: PrefixIndex) -> None:
-    assert await index.usable_pages(chain_of(4), HYBRID) == {}
-    assert await index.usable_pages((), HYBRID) == {}
+    assert await usable(index, chain_of(4), HYBRID) == {}
+    assert await usable(index, (), HYBRID) == {}
     assert index.statistics().num_hits == 0
 
 
@@ -61,11 +68,11 @@ async def test_a_prefix_is_usable_only_as_far_as_all_kinds_reach(index: PrefixIn
     chain = chain_of(10)
     await index.announce(A, TTL)
     await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, *range(8)))
-    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 8}
-    assert await index.usable_pages(chain, HYBRID) == {}
+    assert await usable(index, chain, FULL_ONLY) == {"node-a": 8}
+    assert await usable(index, chain, HYBRID) == {}
     await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.RECURRENT, 2, 5, 9))
-    assert await index.usable_pages(chain, HYBRID) == {"node-a": 6}
-    assert await index.usable_pages(chain[:5], HYBRID) == {"node-a": 3}
+    assert await usable(index, chain, HYBRID) == {"node-a": 6}
+    assert await usable(index, chain[:5], HYBRID) == {"node-a": 3}
     assert index.statistics().num_hits == 3
 
 
@@ -78,7 +85,7 @@ async def test_a_window_is_needed_at_the_end_only(index: PrefixIndex) -> None:
         *units(chain, Kind.RECURRENT, 6, 8),
     ]
     await index.commit(A, chain[0], Tier.HOST, held)
-    assert await index.usable_pages(chain, ALL_KINDS) == {"node-a": 7}
+    assert await usable(index, chain, ALL_KINDS) == {"node-a": 7}
 
 
 async def test_every_node_is_told_apart_and_tiers_add_up(index: PrefixIndex) -> None:
@@ -87,14 +94,26 @@ async def test_every_node_is_told_apart_and_tiers_add_up(index: PrefixIndex) -> 
         await index.announce(node, TTL)
         await index.commit(node, chain[0], Tier.HOST, units(chain, Kind.FULL, *range(depth)))
     await index.commit(A, chain[0], Tier.STORAGE, units(chain, Kind.FULL, 2))
-    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 3, "node-b": 4}
+    assert await usable(index, chain, FULL_ONLY) == {"node-a": 3, "node-b": 4}
+
+
+async def test_the_host_tier_is_told_apart_from_both_tiers_together(index: PrefixIndex) -> None:
+    chain, at = chain_of(6), NodeLife(A.node_id, A.epoch, "127.0.0.1:7001")
+    await index.announce(at, TTL)
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
+    await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.RECURRENT, 1))
+    await index.commit(A, chain[0], Tier.STORAGE, units(chain, Kind.FULL, 2, 3))
+    await index.commit(A, chain[0], Tier.STORAGE, units(chain, Kind.RECURRENT, 3))
+    (holding,) = (await index.usable_pages(chain, HYBRID)).values()
+    assert (holding.usable_pages, holding.host_pages) == (4, 2)
+    assert (holding.node, holding.node.address) == (A, "127.0.0.1:7001")
 
 
 async def test_another_chain_is_another_hash(index: PrefixIndex) -> None:
     await index.announce(A, TTL)
     chain = chain_of(6)
     await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
-    assert await index.usable_pages(chain_of(6, seed=100), FULL_ONLY) == {}
+    assert await usable(index, chain_of(6, seed=100), FULL_ONLY) == {}
 
 
 async def test_what_is_forgotten_is_gone_in_its_tier_only(index: PrefixIndex) -> None:
@@ -103,9 +122,9 @@ async def test_what_is_forgotten_is_gone_in_its_tier_only(index: PrefixIndex) ->
     for tier in (Tier.HOST, Tier.STORAGE):
         await index.commit(A, chain[0], tier, units(chain, Kind.FULL, 0, 1, 2))
     await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[2]), (Kind.FULL, chain[3])])
-    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 3}
+    assert await usable(index, chain, FULL_ONLY) == {"node-a": 3}
     await index.forget(A, chain[0], Tier.STORAGE, [(Kind.FULL, chain[2])])
-    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 2}
+    assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
 
 
 async def test_an_earlier_life_is_void_at_once(index: PrefixIndex) -> None:
@@ -114,19 +133,19 @@ async def test_an_earlier_life_is_void_at_once(index: PrefixIndex) -> None:
     await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1, 2))
     reborn = NodeLife(A.node_id, 12)
     await index.announce(reborn, TTL)
-    assert await index.usable_pages(chain, FULL_ONLY) == {}
+    assert await usable(index, chain, FULL_ONLY) == {}
     await index.commit(reborn, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
-    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 1}
+    assert await usable(index, chain, FULL_ONLY) == {"node-a": 1}
 
 
 async def test_a_node_that_never_spoke_or_left_does_not_count(index: PrefixIndex) -> None:
     chain = chain_of(4)
     await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
-    assert await index.usable_pages(chain, FULL_ONLY) == {}
+    assert await usable(index, chain, FULL_ONLY) == {}
     await index.announce(A, TTL)
-    assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 2}
+    assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
     await index.withdraw(A)
-    assert await index.usable_pages(chain, FULL_ONLY) == {}
+    assert await usable(index, chain, FULL_ONLY) == {}
 
 
 @dataclass
@@ -170,7 +189,7 @@ async def test_redis_agrees_with_the_definition(
                 await index.commit(node, chain[0], Tier.HOST, units(chain, kind, *sorted(pages)))
             if depth := usable_depth(12, shape, some.by_kind):
                 expected[node.node_id] = depth
-        assert await index.usable_pages(chain, shape) == expected
+        assert await usable(index, chain, shape) == expected
 
 
 async def test_entries_of_an_earlier_life_are_removed_when_met(redis_url: str) -> None:
@@ -206,7 +225,7 @@ async def test_redis_that_hangs_or_dies_is_a_miss_and_writes_wait_for_it() -> No
             try:
                 await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
                 assert index.is_away
-                assert await index.usable_pages(chain, FULL_ONLY) == {}
+                assert await usable(index, chain, FULL_ONLY) == {}
                 assert index.statistics().num_misses_away == 1
                 await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[1])])
                 assert index.statistics().num_waiting == 2
@@ -215,7 +234,7 @@ async def test_redis_that_hangs_or_dies_is_a_miss_and_writes_wait_for_it() -> No
             clock.now += redis_module.AWAY_SECONDS
             await index.announce(A, TTL)
             assert index.statistics().num_waiting == 0
-            assert await index.usable_pages(chain, FULL_ONLY) == {"node-a": 1}
+            assert await usable(index, chain, FULL_ONLY) == {"node-a": 1}
 
 
 async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(
@@ -227,7 +246,7 @@ async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(
             chain = chain_of(1, seed=number)
             await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
         await index.withdraw(A)
-        assert await index.usable_pages(chain_of(1), FULL_ONLY) == {}
+        assert await usable(index, chain_of(1), FULL_ONLY) == {}
         statistics = index.statistics()
     assert (statistics.num_waiting, statistics.num_dropped) == (3, 2)
 

@@ -44,11 +44,15 @@ class ServedState:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One heartbeat. Seconds are measured by the worker itself, 0 while it has none.
+    """One heartbeat. Seconds are measured by the sender itself, 0 while it has none.
 
     `is_ready` is false while it drains. `max_len` bounds prompt and output of one request there;
     `queue_tokens` is the prefill work that waits or runs. `node` is the node id of the host-cache
-    the worker is attached to, or empty. `num_steps` counts the engine's steps.
+    the worker is attached to, or its own. `num_steps` counts the engine's steps.
+
+    A worker says what a byte from the host costs it (`load_seconds_per_byte`) and how many bytes
+    one page of all its paged kinds and one snapshot have; a host-cache says what a byte costs to
+    bring from its storage and from a peer. `planes` are the data planes it can write or read.
     """
 
     role: str
@@ -67,6 +71,12 @@ class Beat:
     num_steps: int = 0
     free_slots: Mapping[Kind, int] = field(default_factory=dict)
     node: str = ""
+    load_seconds_per_byte: float = 0.0
+    storage_seconds_per_byte: float = 0.0
+    peer_seconds_per_byte: float = 0.0
+    page_bytes: int = 0
+    snapshot_bytes: int = 0
+    planes: tuple[str, ...] = ("grpc",)
 
 
 def beat_to_bytes(beat: Beat) -> bytes:
@@ -82,6 +92,8 @@ def beat_from_bytes(payload: bytes) -> Beat:
         state = raw.pop("state")
         kinds = tuple(Kind(kind) for kind in state.pop("kinds"))
         slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
-        return Beat(state=ServedState(kinds=kinds, **state), free_slots=slots, **raw)
+        planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
+        served = ServedState(kinds=kinds, **state)
+        return Beat(state=served, free_slots=slots, planes=planes, **raw)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise InvalidRequest(f"these bytes are no beat: {error!r}") from error

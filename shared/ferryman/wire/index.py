@@ -7,7 +7,7 @@ lookups are misses and are counted, never errors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
@@ -18,10 +18,15 @@ from ferryman.wire.subjects import check_name
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """One life of one node's host-cache. What an earlier life announced is void."""
+    """One life of one node's host-cache. What an earlier life announced is void.
+
+    `address` is where its gRPC server is reached, empty while that is not known; two lives are the
+    same life wherever they are reached.
+    """
 
     node_id: str
     epoch: int
+    address: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.node_id, "node id")
@@ -40,6 +45,19 @@ class IndexedUnit:
     num_bytes: int
     digest: bytes
     generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How much of a chain, in pages, a node can make usable: the longest prefix with a resume set.
+
+    `usable_pages` counts what its host and storage tiers hold together, `host_pages` what the host
+    tier alone holds; the first is never less than the second.
+    """
+
+    node: NodeLife
+    usable_pages: int
+    host_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +113,10 @@ class PrefixIndex(Protocol):
         """`node` holds these no longer."""
         ...
 
-    async def usable_pages(self, chain: Sequence[PageKey], shape: ResumeShape) -> Mapping[str, int]:
-        """By node: the longest prefix of the chain, in pages, of which it holds a resume set.
+    async def usable_pages(
+        self, chain: Sequence[PageKey], shape: ResumeShape
+    ) -> Mapping[str, Holding]:
+        """By node id: the longest prefix of the chain of which it holds a resume set.
 
         Nodes that hold nothing usable, or are not known to live, are left out.
         """

@@ -10,6 +10,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.wire.index import (
+    Holding,
     IndexedUnit,
     IndexStatistics,
     NodeLife,
@@ -46,25 +47,33 @@ class MemoryIndex:
     ) -> None:
         self._held[node].difference_update((kind, key, tier) for kind, key in units)
 
-    async def usable_pages(self, chain: Sequence[PageKey], shape: ResumeShape) -> Mapping[str, int]:
+    async def usable_pages(
+        self, chain: Sequence[PageKey], shape: ResumeShape
+    ) -> Mapping[str, Holding]:
         if self.is_away:
             self._num_misses_away += 1
             return {}
-        depths = {
-            node.node_id: self._depth(node, chain, shape)
-            for node, end in self._ends.items()
-            if self._clock() < end
-        }
-        found = {node_id: depth for node_id, depth in depths.items() if depth}
+        living = [node for node, end in self._ends.items() if self._clock() < end]
+        holdings = [
+            Holding(
+                node,
+                self._depth(node, chain, shape, (Tier.HOST, Tier.STORAGE)),
+                self._depth(node, chain, shape, (Tier.HOST,)),
+            )
+            for node in living
+        ]
+        found = {one.node.node_id: one for one in holdings if one.usable_pages}
         self._num_hits += bool(found)
         self._num_misses += not found
         return found
 
-    def _depth(self, node: NodeLife, chain: Sequence[PageKey], shape: ResumeShape) -> int:
+    def _depth(
+        self, node: NodeLife, chain: Sequence[PageKey], shape: ResumeShape, tiers: tuple[Tier, ...]
+    ) -> int:
         pages = {key: page for page, key in enumerate(chain)}
         held: defaultdict[Kind, set[int]] = defaultdict(set)
-        for kind, key, _ in self._held[node]:
-            if key in pages:
+        for kind, key, tier in self._held[node]:
+            if key in pages and tier in tiers:
                 held[kind].add(pages[key])
         return usable_depth(len(chain), shape, held)
 

@@ -1,7 +1,7 @@
 """The index in Redis.
 
     fm:{<root>}:<page key>    hash    <kind>:<tier>:<node>#<epoch> → bytes,digest,generation
-    fm:node:<node>            string  the epoch of the life that is alive, with expiry
+    fm:node:<node>            string  <epoch> <address> of the life that is alive, with expiry
     fm:nodes                  set     the nodes there may be
 
 Keys are in hex. A chain lies in one cluster slot, that of its first page's key; a script touches
@@ -27,7 +27,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
-from ferryman.wire.index import IndexedUnit, IndexStatistics, NodeLife, ResumeShape
+from ferryman.wire.index import Holding, IndexedUnit, IndexStatistics, NodeLife, ResumeShape
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,10 @@ local function page(i)
     local name = KEYS[1] .. ':' .. string.sub(packed, i * 32 - 31, i * 32)
     local held, void = {}, {}
     for _, field in ipairs(redis.call('HKEYS', name)) do
-        local kind, node, epoch = string.match(field, '^(%a+):%a+:(.+)#(%d+)$')
-        if node and living[node] == epoch then held[kind .. ':' .. node] = true
+        local kind, tier, node, epoch = string.match(field, '^(%a+):(%a+):(.+)#(%d+)$')
+        if node and living[node] == epoch then
+            held[kind .. ':any:' .. node] = true
+            held[kind .. ':' .. tier .. ':' .. node] = true
         elseif node and living[node] then void[#void + 1] = field end
     end
     if #void > 0 then redis.call('HDEL', name, unpack(void)) end
@@ -85,22 +87,23 @@ local function page(i)
 end
 
 -- Full pages are evicted leaf first, so presence is prefix-closed, and bisection finds its end.
-local function full_depth(node)
+local function full_depth(tier, node)
     local low, high = 0, #packed / 32
     if not wants.full then return high end
     while low < high do
         local middle = math.ceil((low + high) / 2)
-        if page(middle)['full:' .. node] then low = middle else high = middle - 1 end
+        if page(middle)['full:' .. tier .. ':' .. node] then low = middle else high = middle - 1 end
     end
     return low
 end
 
-local function is_usable(node, depth)
-    if wants.recurrent and not page(depth)['recurrent:' .. node] then return false end
+local function is_usable(tier, node, depth)
+    local whose = ':' .. tier .. ':' .. node
+    if wants.recurrent and not page(depth)['recurrent' .. whose] then return false end
     if wants.window then
         local first = math.floor(math.max(0, depth * page_size - window_len + 1) / page_size)
         for i = first + 1, depth do
-            if not page(i)['window:' .. node] then return false end
+            if not page(i)['window' .. whose] then return false end
         end
     end
     return true
@@ -108,12 +111,16 @@ end
 
 local found = {}
 for at = 5, #ARGV, 2 do
-    local node = ARGV[at]
-    local depth = full_depth(node)
-    while depth > 0 and not is_usable(node, depth) do depth = depth - 1 end
-    if depth > 0 then
+    local node, depths = ARGV[at], {}
+    for _, tier in ipairs({'any', 'host'}) do
+        local depth = full_depth(tier, node)
+        while depth > 0 and not is_usable(tier, node, depth) do depth = depth - 1 end
+        depths[tier] = depth
+    end
+    if depths.any > 0 then
         found[#found + 1] = node
-        found[#found + 1] = depth
+        found[#found + 1] = depths.any
+        found[#found + 1] = depths.host
     end
 end
 return found
@@ -153,7 +160,7 @@ class RedisIndex:
         self._commit = client.register_script(COMMIT)
         self._forget = client.register_script(FORGET)
         self._longest = client.register_script(LONGEST)
-        self._living: tuple[str, ...] = ()
+        self._living: Mapping[str, NodeLife] = {}
         self._living_until = float("-inf")
         self._away_until = float("-inf")
         self._waiting: deque[Write] = deque()
@@ -169,7 +176,7 @@ class RedisIndex:
         async def beat() -> None:
             async with self._client.pipeline(transaction=False) as pipe:
                 pipe.sadd(NODES, node.node_id)
-                pipe.set(_node_key(node.node_id), node.epoch, px=round(ttl_seconds * 1000))
+                pipe.set(_node_key(node.node_id), _life(node), px=round(ttl_seconds * 1000))
                 await pipe.execute()
 
         self._living_until = float("-inf")
@@ -178,7 +185,8 @@ class RedisIndex:
 
     async def withdraw(self, node: NodeLife) -> None:
         async def leave() -> None:
-            if await self._client.get(_node_key(node.node_id)) == str(node.epoch):
+            said = await self._client.get(_node_key(node.node_id))
+            if said is not None and _node_life(node.node_id, str(said)) == node:
                 await self._client.delete(_node_key(node.node_id))
 
         self._living_until = float("-inf")
@@ -202,25 +210,31 @@ class RedisIndex:
             arguments += [key.hex(), kind.value]
         await self._write(lambda: self._forget(keys=[_chain_key(root)], args=arguments))
 
-    async def usable_pages(self, chain: Sequence[PageKey], shape: ResumeShape) -> Mapping[str, int]:
+    async def usable_pages(
+        self, chain: Sequence[PageKey], shape: ResumeShape
+    ) -> Mapping[str, Holding]:
         if not chain:
             return {}
 
-        found: list[str | int] = []
+        found: dict[str, Holding] = {}
 
         async def ask() -> None:
             kinds = " ".join(sorted(shape.kinds))
-            packed = b"".join(chain).hex()
-            head = (packed, str(shape.page_size), str(shape.window_len), kinds)
-            arguments = [*head, *await self._alive()]
-            found.extend(await self._longest(keys=[_chain_key(chain[0])], args=arguments))
+            packed, living = b"".join(chain).hex(), await self._alive()
+            arguments = [packed, str(shape.page_size), str(shape.window_len), kinds]
+            for node in living.values():
+                arguments += [node.node_id, str(node.epoch)]
+            said = await self._longest(keys=[_chain_key(chain[0])], args=arguments)
+            for at in range(0, len(said), 3):
+                node_id, usable, host = str(said[at]), int(said[at + 1]), int(said[at + 2])
+                found[node_id] = Holding(living[node_id], usable, host)
 
         if not await self._succeeds(ask):
             self._num_misses_away += 1
             return {}
         self._num_hits += bool(found)
         self._num_misses += not found
-        return {str(found[at]): int(found[at + 1]) for at in range(0, len(found), 2)}
+        return found
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(
@@ -232,13 +246,13 @@ class RedisIndex:
             is_away=self.is_away,
         )
 
-    async def _alive(self) -> tuple[str, ...]:
-        """(node, epoch) of all living nodes, one behind the other; asked anew every second."""
+    async def _alive(self) -> Mapping[str, NodeLife]:
+        """The living nodes by node id; asked anew every second."""
         if self._clock() >= self._living_until:
             nodes = sorted(str(node) for node in await self._client.smembers(NODES))
-            epochs = await self._client.mget([_node_key(node) for node in nodes]) if nodes else []
-            alive = ((node, str(epoch)) for node, epoch in zip(nodes, epochs, strict=True) if epoch)
-            self._living = tuple(part for pair in alive for part in pair)
+            lives = await self._client.mget([_node_key(node) for node in nodes]) if nodes else []
+            told = zip(nodes, lives, strict=True)
+            self._living = {node: _node_life(node, str(life)) for node, life in told if life}
             self._living_until = self._clock() + LIVING_SECONDS
         return self._living
 
@@ -278,3 +292,13 @@ def _chain_key(root: PageKey) -> str:
 
 def _node_key(node_id: str) -> str:
     return f"fm:node:{node_id}"
+
+
+def _life(node: NodeLife) -> str:
+    return f"{node.epoch} {node.address}"
+
+
+def _node_life(node_id: str, text: str) -> NodeLife:
+    """Inverse of `_life`."""
+    epoch, _, address = text.partition(" ")
+    return NodeLife(node_id, int(epoch), address)
