@@ -102,6 +102,8 @@ def usage_note(usage: Usage, request_id: str) -> str:
     """How much of the conversation was reused, and by which id to trace the answer."""
     cached = usage.cached
     tiers = [f"{cached.device} on the device", f"{cached.host} from the host"]
+    tiers += [f"{cached.storage} from storage"] if cached.storage else []
+    tiers += [f"{cached.peer} from a peer"] if cached.peer else []
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached.total} of them cached"
         f" ({', '.join(tiers)}); {usage.completion_tokens} new; {request_id}]"

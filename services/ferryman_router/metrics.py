@@ -69,9 +69,7 @@ class RouterMetrics:
         """The tokens of one finished request, and where its prompt's came from."""
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("output").inc(usage.completion_tokens)
-        cached = usage.cached
-        by_tier = {"device": cached.device, "host": cached.host, "storage": cached.storage}
-        for tier, tokens in by_tier.items():
+        for tier, tokens in usage.cached.by_tier.items():
             self.cached_tokens.labels(tier).inc(tokens)
         for reason, tokens in uncached_tokens(usage, page_size).items():
             self.uncached_tokens.labels(reason).inc(tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.values import UncachedPages, Usage
 
 
@@ -12,14 +11,7 @@ def settled_usage(counted: Usage | None, prompt_len: int, num_generated: int) ->
     """The first attempt's cache counts, at most the prompt; lengths are the router's own."""
     if counted is None:
         return Usage(prompt_len, num_generated)
-    cached = _clipped(counted.cached, prompt_len)
-    return Usage(prompt_len, num_generated, cached, counted.uncached)
-
-
-def _clipped(cached: CachedTokens, prompt_len: int) -> CachedTokens:
-    device = min(cached.device, prompt_len)
-    host = min(cached.host, prompt_len - device)
-    return CachedTokens(device, host, min(cached.storage, prompt_len - device - host))
+    return Usage(prompt_len, num_generated, counted.cached.at_most(prompt_len), counted.uncached)
 
 
 def uncached_tokens(usage: Usage, page_size: int) -> dict[str, int]:

@@ -106,12 +106,12 @@ async def test_row_34_cached_tokens_stay_within_the_prompt_when_both_sides_have_
         assert usage.cached.total == (0 if index == 0 else 16)
 
 
-@given(st.integers(1, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+@given(st.integers(1, 99), st.tuples(*[st.integers(0, 99)] * 4))
 def test_row_34_a_count_beyond_the_prompt_is_never_shown(
-    prompt_len: int, device: int, host: int, storage: int
+    prompt_len: int, by_tier: tuple[int, int, int, int]
 ) -> None:
     """A retry may count tokens of an answer as its prompt; the client's prompt is shorter."""
-    counted = Usage(500, cached=CachedTokens(device, host, storage))
+    counted = Usage(500, cached=CachedTokens(*by_tier))
     shown = settled_usage(counted, prompt_len, 3)
     assert shown.prompt_tokens == prompt_len
-    assert shown.cached.total == min(prompt_len, device + host + storage)
+    assert shown.cached.total == min(prompt_len, sum(by_tier))

@@ -22,7 +22,7 @@ async def test_a_completion_has_text_reason_and_usage(one_pair: Cluster) -> None
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
     ours = usage["ferryman"]
     assert ours["request_id"] == response.headers["x-request-id"]
-    assert ours["cached_tokens"] == {"device": 16, "host": 0, "storage": 0}
+    assert ours["cached_tokens"] == {"device": 16, "host": 0, "storage": 0, "peer": 0}
     assert ours["uncached_reasons"] == {"never_seen": usage["prompt_tokens"] - 16}
 
 

@@ -215,10 +215,10 @@ def test_three_failures_or_two_deaths_are_enough() -> None:
 
 
 def test_cached_tokens_never_exceed_the_prompt() -> None:
-    counted = Usage(50, 3, CachedTokens(device=30, host=20), (UncachedPages("never_seen", 2),))
-    usage = settled_usage(counted, 40, 7)
+    cached = CachedTokens(device=20, host=10, storage=5, peer=15)
+    usage = settled_usage(Usage(50, 3, cached, (UncachedPages("never_seen", 2),)), 40, 7)
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 7)
-    assert usage.cached == CachedTokens(device=30, host=10)
+    assert usage.cached == CachedTokens(device=20, host=10, storage=5, peer=5)
     assert uncached_tokens(usage, 16) == {}
 
 

@@ -33,7 +33,7 @@ request_ids = st.text(string.ascii_letters + string.digits + "_-", min_size=1, m
 token_lists = st.lists(u32, min_size=1, max_size=9)
 logprobs = st.dictionaries(u32, finite, max_size=4)
 sampled = st.builds(Sampled, u32, logprobs)
-cached = st.builds(CachedTokens, *[st.integers(0, 50)] * 3)
+cached = st.builds(CachedTokens, *[st.integers(0, 37)] * 4)
 uncached = st.lists(st.builds(values.UncachedPages, texts, counts), max_size=3).map(tuple)
 usages = st.builds(values.Usage, st.integers(150, 9999), counts, cached, uncached)
 addresses = st.builds(values.WorkerAddress, texts, texts, epochs)

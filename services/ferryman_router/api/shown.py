@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferryman.handoff.usage import CachedTokens
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import TokenChunk
 from ferryman.wire.values import Usage
@@ -18,7 +19,10 @@ def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> di
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     reasons: dict[str, int] = {}
+    tiers = CachedTokens().by_tier
     for usage in usages:
+        for tier, tokens in usage.cached.by_tier.items():
+            tiers[tier] += tokens
         for reason, tokens in uncached_tokens(usage, page_size).items():
             reasons[reason] = reasons.get(reason, 0) + tokens
     return {
@@ -28,11 +32,7 @@ def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> di
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
         "ferryman": {
             "request_id": request_id,
-            "cached_tokens": {
-                "device": sum(usage.cached.device for usage in usages),
-                "host": sum(usage.cached.host for usage in usages),
-                "storage": sum(usage.cached.storage for usage in usages),
-            },
+            "cached_tokens": tiers,
             "uncached_reasons": reasons,
         },
     }

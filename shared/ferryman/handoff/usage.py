@@ -17,7 +17,26 @@ class CachedTokens:
     device: int = 0
     host: int = 0
     storage: int = 0
+    peer: int = 0
 
     @property
     def total(self) -> int:
-        return self.device + self.host + self.storage
+        return self.device + self.host + self.storage + self.peer
+
+    @property
+    def by_tier(self) -> dict[str, int]:
+        """The counts under the tiers' names, the nearest tier first."""
+        return {
+            "device": self.device,
+            "host": self.host,
+            "storage": self.storage,
+            "peer": self.peer,
+        }
+
+    def at_most(self, num_tokens: int) -> CachedTokens:
+        """The first `num_tokens` of them: the nearest tiers' tokens are kept."""
+        kept = []
+        for tokens in (self.device, self.host, self.storage, self.peer):
+            kept.append(min(tokens, num_tokens))
+            num_tokens -= kept[-1]
+        return CachedTokens(*kept)

@@ -110,13 +110,17 @@ def usage_to_wire(usage: Usage) -> types_pb2.Usage:
         cached_device_tokens=usage.cached.device,
         cached_host_tokens=usage.cached.host,
         cached_storage_tokens=usage.cached.storage,
+        cached_peer_tokens=usage.cached.peer,
         uncached_reasons=uncached_to_wire(usage.uncached),
     )
 
 
 def usage_from_wire(message: types_pb2.Usage) -> Usage:
     cached = CachedTokens(
-        message.cached_device_tokens, message.cached_host_tokens, message.cached_storage_tokens
+        message.cached_device_tokens,
+        message.cached_host_tokens,
+        message.cached_storage_tokens,
+        message.cached_peer_tokens,
     )
     if cached.total > message.prompt_tokens:
         raise InvalidRequest("more tokens are cached than the prompt has", "usage")
