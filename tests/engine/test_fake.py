@@ -154,6 +154,7 @@ def test_corrupt_bytes_void_their_request_until_it_starts_anew() -> None:
     bad = load(bert, Kind.RECURRENT, 4, 0, bytes(64), digest)
     outcome = fake.run(prefill(1, [(bert, 8, 10)], SlotOps(loads=(bad,), seeds=seeds)))
     assert outcome.corrupt == ("bert",)
+    assert outcome.loaded.num_bytes == 0, "what is not verified was not brought"
     # The step that was already in flight computes nothing for it either.
     fake.run(decode(2, [(bert, 10)]))
     anew = replace(bert, pages={Kind.FULL: (8, 9, 10), Kind.WINDOW: (5, 6, 7)})

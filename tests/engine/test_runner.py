@@ -83,6 +83,8 @@ def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads(
     logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 3, logits[seen] * 3)
     assert outcome.sampled[0].token_id == int(logits.argmax())
     assert outcome.corrupt == ()
+    assert outcome.loaded.num_bytes == len(arena)
+    assert outcome.loaded.seconds > 0
 
 
 def test_the_epilogue_freezes_the_state_behind_the_token_of_the_step() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ferryman.engine.assembly import FIRST_GUESS
+from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
 from ferryman.worker.pace import Pace
 
 
@@ -26,3 +28,21 @@ def test_a_worker_that_has_measured_nothing_says_so_and_plans_with_a_guess() -> 
     pace = Pace()
     assert (pace.seconds_per_token, pace.step_seconds) == (0.0, 0.0)
     assert pace.costs().prefill_seconds_per_token > 0
+
+
+def test_loads_are_reckoned_by_the_bandwidth_that_was_measured() -> None:
+    pace = Pace()
+    guess = pace.costs().load_seconds_per_byte
+    assert (pace.load_seconds_per_byte, guess) == (0.0, FIRST_GUESS.load_seconds_per_byte)
+    for seconds in [1.0] * 50 + [4.0] * 50:
+        pace.loaded(LoadReport(1000, seconds))
+        pace.loaded(NOTHING_LOADED)
+    assert pace.load_seconds_per_byte == pytest.approx(0.004, rel=0.01)
+    assert pace.costs().load_seconds_per_byte == pace.load_seconds_per_byte
+
+
+def test_a_small_load_hardly_changes_the_seconds_per_byte() -> None:
+    pace = Pace()
+    pace.loaded(LoadReport(10_000_000, 0.01))
+    pace.loaded(LoadReport(100, 0.0001))
+    assert pace.load_seconds_per_byte == pytest.approx(1e-9, rel=0.05)

@@ -81,11 +81,11 @@ class FakeEngine:
 
     def launch(self, plan: StepPlan) -> Done:
         self._pace(plan)
-        began = perf_counter()
         plan = self.once.consume(plan)
         parts = tuple(parts_of(plan))
         self._readmit(plan.ops, parts)
-        corrupt = self.host_tier.load(plan.ops.loads)
+        corrupt, report = self.host_tier.load(plan.ops.loads)
+        began = perf_counter()
         self._void.update(corrupt)
         self._prologue(plan.ops)
         if isinstance(plan, PrefillStep):
@@ -94,7 +94,7 @@ class FakeEngine:
         sampled = tuple(drawn for part in parts for drawn in self._forward(part))
         for snapshot in plan.ops.snapshots:
             self._freeze(snapshot, parts)
-        return Done(StepOutcome(plan.step_id, sampled, corrupt, perf_counter() - began))
+        return Done(StepOutcome(plan.step_id, sampled, corrupt, perf_counter() - began, report))
 
     def _readmit(self, ops: SlotOps, parts: Sequence[Part]) -> None:
         """A request whose bytes were corrupt computes nothing until it starts anew."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.engine.device import Device, Fetched, HostDevice
 from ferryman.engine.device_transfer import transfer_of
-from ferryman.engine.loads import HostTier
+from ferryman.engine.loads import HostTier, Loaded
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.packing import (
     StepTensors,
@@ -90,13 +90,13 @@ class Runner:
         plan = self.once.consume(plan)
         self._check_bounds(plan.draws)
         packed = pack(plan)
+        loaded = self.host_tier.load(plan.ops.loads)
         timed = self.device.begin()
         tensors = StepTensors(packed, self.device.upload(packed.buffer))
-        corrupt = self.host_tier.load(plan.ops.loads)
         self._prologue(tensors)
         found = self._sampled(plan.draws, self._forward(plan, tensors), tensors)
         self._epilogue(tensors)
-        return Launched(plan, corrupt, timed.fetch(found))
+        return Launched(plan, loaded, timed.fetch(found))
 
     def _check_bounds(self, draws: Sequence[Draw]) -> None:
         rows, length = self._history.shape
@@ -155,9 +155,9 @@ class Runner:
 class Launched:
     """A step whose values are on their way back."""
 
-    def __init__(self, plan: PrefillStep | DecodeStep, corrupt: tuple[str, ...], fetched: Fetched):
+    def __init__(self, plan: PrefillStep | DecodeStep, loaded: Loaded, fetched: Fetched) -> None:
         self._plan = plan
-        self._corrupt = corrupt
+        self._loaded = loaded
         self._fetched = fetched
 
     def is_ready(self) -> bool:
@@ -167,7 +167,8 @@ class Launched:
         """The values; waits for them if need be."""
         sampled = _as_sampled(self._plan.draws, self._fetched)
         seconds = self._fetched.seconds()
-        return StepOutcome(self._plan.step_id, sampled, self._corrupt, seconds)
+        corrupt, report = self._loaded
+        return StepOutcome(self._plan.step_id, sampled, corrupt, seconds, report)
 
 
 def _as_sampled(draws: Sequence[Draw], fetched: Fetched) -> tuple[Sampled, ...]:

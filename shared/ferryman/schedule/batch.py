@@ -148,15 +148,26 @@ class Sampled:
     logprobs: Mapping[int, float]
 
 
+class LoadReport(NamedTuple):
+    """What the loads of a step brought: verified bytes, and the seconds spent copying them."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+NOTHING_LOADED = LoadReport()
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What came back: one `Sampled` per draw of the plan, in order, and the loads that failed.
 
     A request in `corrupt` got bytes from a tier that were not the bytes written; whatever this
-    step computed for it is void.
+    step computed for it is void. `forward_seconds` are without the loads, which `loaded` tells.
     """
 
     step_id: int
     sampled: tuple[Sampled, ...]
     corrupt: tuple[str, ...] = ()
     forward_seconds: float = 0.0
+    loaded: LoadReport = NOTHING_LOADED

@@ -61,6 +61,7 @@ class StepLoop:
         if isinstance(plan, PrefillStep):
             num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
             self.pace.prefilled(num_tokens, outcome.forward_seconds)
+            self.pace.loaded(outcome.loaded)
             self._scheduler.set_costs(self.pace.costs())
         else:
             self.pace.decoded(outcome.forward_seconds)
