@@ -138,6 +138,10 @@ class HostCacheServicer(HostCacheServiceServicer):
         stored = self._host.commit(_lease_id(request.lease_id), digests)
         return pb.HostCacheServiceCommitResponse(stored=stored)
 
+    async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
+        self._host.check_epoch(request.epoch)
+        return pb.PrefetchResponse()  # no slower tier is joined to this process yet
+
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:
         identity = self._host.identity
         said = pb.StatsResponse(

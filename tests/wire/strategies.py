@@ -10,12 +10,13 @@ from hypothesis.strategies import SearchStrategy
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.cache.units import HostUnit
+from ferryman.cache.units import HostUnit, Tier
 from ferryman.handoff.offsets import TokenFrame
 from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import FinishReason, Request, SamplingParams
+from ferryman.tiers.prefetch_values import Prefetched, Traffic
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
@@ -45,7 +46,15 @@ ranges = st.builds(
 )
 digests = st.builds(UnitDigest, kinds, counts, keys)
 wanted = st.lists(st.builds(WantedUnit, kinds, st.integers(0, 6), epochs), max_size=8).map(tuple)
-host_units = st.builds(HostUnit, kinds, counts, keys, epochs, counts, keys)
+host_units = st.builds(HostUnit, kinds, counts, keys, epochs, counts, keys, st.sampled_from(Tier))
+traffic = st.builds(Traffic, counts, epochs, st.integers(0, 10**9).map(lambda us: us / 1_000_000))
+prefetched = st.builds(
+    Prefetched,
+    *[counts] * 4,
+    st.booleans(),
+    texts,
+    st.dictionaries(st.sampled_from(Tier), traffic),
+)
 failures = st.builds(values.Failure, texts, texts, texts, texts, seconds)
 
 

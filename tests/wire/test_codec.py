@@ -17,12 +17,14 @@ from ferryman.errors import InvalidRequest
 from ferryman.handoff.effects import Fence
 from ferryman.handoff.values import WantedUnit
 from ferryman.schedule.request import Request, SamplingParams
+from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy
 from ferryman.wire import public, values
 from ferryman.wire.codec import (
     caches,
     handoff,
     inference,
     pieces,
+    prefetch,
     prefill,
     request,
     scalars,
@@ -158,6 +160,19 @@ def test_the_header_of_a_write_comes_back(
 @given(draw.host_units)
 def test_a_host_unit_comes_back(unit: Any) -> None:
     assert caches.host_unit_from_wire(over_the_wire(caches.host_unit_to_wire(unit))) == unit
+
+
+@given(draw.prefetched)
+def test_what_a_prefetch_brought_comes_back(brought: Prefetched) -> None:
+    message = over_the_wire(prefetch.prefetched_to_wire(brought))
+    assert prefetch.prefetched_from_wire(message) == brought
+
+
+@given(st.sampled_from(PrefetchPolicy))
+def test_a_prefetch_policy_comes_back(policy: PrefetchPolicy) -> None:
+    for otherwise in PrefetchPolicy:
+        assert prefetch.policy_from_wire(prefetch.policy_to_wire(policy), otherwise) is policy
+        assert prefetch.policy_from_wire(0, otherwise) is otherwise
 
 
 @given(draw.cache_events())

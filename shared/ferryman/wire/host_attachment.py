@@ -25,6 +25,7 @@ from ferryman.errors import (
     Stale,
     Unavailable,
 )
+from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchWish
 from ferryman.wire.codec.scalars import kind_to_wire
 from ferryman.wire.host_arena import MappedArena
 from ferryman.wire.rpc import CallTags, channel
@@ -48,13 +49,15 @@ UnitName = tuple[Kind, PageKey]
 @dataclass(frozen=True, slots=True)
 class HostCacheOptions:
     """Where the node's host-cache is and who asks. Whatever takes longer than `call_seconds` is a
-    miss; stores beyond `max_stores` at once are dropped."""
+    miss; stores beyond `max_stores` at once are dropped. A prefetch may take longer: its caller
+    says how long, `prefetch` what for."""
 
     address: str
     worker_id: str
     worker_epoch: int
     call_seconds: float = 0.2
     max_stores: int = 8
+    prefetch: PrefetchWish = DEFAULT_WISH
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +139,14 @@ class HostAttachment:
         options = self._options
         return f"{options.worker_id}.{options.worker_epoch:x}.{next(self._numbers)}"
 
-    async def call(self, method: Callable[..., Any], request: object, link: Link) -> Any:
-        """One rpc within `call_seconds`; a FerrymanError is noted and raised."""
+    async def call(
+        self, method: Callable[..., Any], request: object, link: Link, *, patience: float = 0.0
+    ) -> Any:
+        """One rpc within `call_seconds`, beyond the `patience` that the host-cache was told of; a
+        FerrymanError is noted and raised."""
         try:
             with typed_errors():
-                return await method(request, timeout=self._options.call_seconds)
+                return await method(request, timeout=patience + self._options.call_seconds)
         except FerrymanError as error:
             self._failed(error, link)
             raise

@@ -14,6 +14,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import StateManifest
 from ferryman.cache.resume import EMPTY_HOST, HostView
 from ferryman.errors import FerrymanError
+from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched, PrefetchPolicy, PrefetchWish
 from ferryman.wire.codec.caches import host_unit_from_wire
 from ferryman.wire.codec.scalars import keys_to_bytes
 from ferryman.wire.host_attachment import (
@@ -24,16 +25,21 @@ from ferryman.wire.host_attachment import (
     UnitName,
     context_of,
 )
+from ferryman.wire.host_prefetcher import HostPrefetcher, Wanted
 from ferryman.wire.host_writer import HostWriter, UnitSource, source_of
 from ferryman.wire.rpc import CallTags
 from ferryman.wire.v1 import hostcache_pb2 as pb
 
 __all__ = [
     "MISS",
+    "NOTHING_BROUGHT",
     "HostCacheClient",
     "HostCacheOptions",
     "HostCacheStatistics",
     "HostLease",
+    "PrefetchPolicy",
+    "PrefetchWish",
+    "Prefetched",
     "UnitSource",
     "host_cache_client",
     "source_of",
@@ -71,6 +77,8 @@ class HostCacheStatistics:
     num_stores_dropped: int
     num_stores_failed: int
     num_corrupt: int
+    num_prefetches: int = 0
+    num_prefetch_failures: int = 0
 
 
 @asynccontextmanager
@@ -102,12 +110,50 @@ class HostCacheClient:
         self.attachment = HostAttachment(options, manifest, on_attach)
         self._writer = HostWriter(self.attachment, options)
         self._hits = self._misses = self._corrupt = 0
+        self._prefetcher = HostPrefetcher(self.attachment, options, manifest.page_size)
 
     @property
     def node_id(self) -> str:
         """The node's name in the index, or empty while not attached."""
         link = self.attachment.link
         return link.node_id if link else ""
+
+    # Bringing.
+
+    async def begin_prefetch(
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        *,
+        have_pages: int,
+        tags: CallTags,
+        patience: float,
+    ) -> Prefetched:
+        """Has storage and peers bring what they hold of a chain, and waits for none of it.
+
+        The prefetch goes on for `patience` seconds at most; `prefetch` with the same tags joins it.
+        """
+        return await self._prefetcher.begin(
+            Wanted(keys, prompt_len, have_pages), tags=tags, patience=patience
+        )
+
+    async def prefetch(
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        *,
+        have_pages: int,
+        tags: CallTags,
+        patience: float,
+    ) -> Prefetched:
+        """What storage and peers brought into the host tier, for an `acquire` right after.
+
+        `have_pages` is the prefix that the device can resume from. Waits as the options say, at
+        most `patience` seconds, and begins what nobody began. When anything fails, nothing came.
+        """
+        return await self._prefetcher.finish(
+            Wanted(keys, prompt_len, have_pages), tags=tags, patience=patience
+        )
 
     # Loading.
 
@@ -199,6 +245,8 @@ class HostCacheClient:
             num_stores_dropped=stores.num_dropped,
             num_stores_failed=stores.num_failed,
             num_corrupt=self._corrupt,
+            num_prefetches=self._prefetcher.num_prefetches,
+            num_prefetch_failures=self._prefetcher.num_failures,
         )
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.units import HostUnit
+from ferryman.cache.units import HostUnit, Tier
 from ferryman.errors import InvalidRequest
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
@@ -24,6 +24,13 @@ from ferryman.wire.v1 import events_pb2, hostcache_pb2
 
 M = TypeVar("M", bound=Message)
 Keys = Mapping[Kind, tuple[PageKey, ...]]
+
+_TIERS: dict[Tier, hostcache_pb2.Tier] = {
+    Tier.HOST: hostcache_pb2.TIER_HOST,
+    Tier.STORAGE: hostcache_pb2.TIER_STORAGE,
+    Tier.PEER: hostcache_pb2.TIER_PEER,
+}
+_TIERS_BACK = {number: tier for tier, number in _TIERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,17 @@ def host_unit_to_wire(unit: HostUnit) -> hostcache_pb2.HostUnit:
         offset=unit.offset,
         num_bytes=unit.num_bytes,
         digest=unit.digest,
+        origin=tier_to_wire(unit.origin),
     )
+
+
+def tier_to_wire(tier: Tier) -> hostcache_pb2.Tier:
+    return _TIERS[tier]
+
+
+def tier_from_wire(number: int) -> Tier:
+    """A tier that was not named, or that is not known here, is the host's."""
+    return _TIERS_BACK.get(number, Tier.HOST)  # type: ignore[call-overload,no-any-return]
 
 
 def host_unit_from_wire(message: hostcache_pb2.HostUnit) -> HostUnit:
@@ -67,6 +84,7 @@ def host_unit_from_wire(message: hostcache_pb2.HostUnit) -> HostUnit:
         offset=message.offset,
         num_bytes=message.num_bytes,
         digest=digest_from_bytes(message.digest),
+        origin=tier_from_wire(message.origin),
     )
 
 

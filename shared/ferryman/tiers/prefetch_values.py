@@ -1,0 +1,108 @@
+"""What a prefetch is asked and what it answers: from storage and other nodes into host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.units import Tier
+
+TIMEOUT_SECONDS = 1.0
+TIMEOUT_SECONDS_PER_TOKEN = 0.25 / 1024
+
+
+class PrefetchPolicy(StrEnum):
+    """How long the asker waits for what was granted.
+
+    best_effort: not at all; what has arrived up to a resume point counts.
+    wait_complete: until all is there. timeout: 1 s and 0.25 s for each 1,024 tokens at most.
+    """
+
+    BEST_EFFORT = "best_effort"
+    WAIT_COMPLETE = "wait_complete"
+    TIMEOUT = "timeout"
+
+    def seconds(self, num_tokens: int) -> float:
+        """The longest wait, from the start, for a prefetch of so many tokens."""
+        match self:
+            case PrefetchPolicy.BEST_EFFORT:
+                return 0.0
+            case PrefetchPolicy.WAIT_COMPLETE:
+                return float("inf")
+            case PrefetchPolicy.TIMEOUT:
+                return TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_TOKEN * num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchWish:
+    """When an asker's prefetch ends, and the gain in tokens below which it wants none."""
+
+    policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
+    threshold_tokens: int = 256
+
+
+DEFAULT_WISH = PrefetchWish()
+
+
+class Lack(StrEnum):
+    """Why pages that a slower tier holds were not brought. The words of a plan's reasons."""
+
+    HOST_FULL = "host_full"
+    STORAGE_TIMEOUT = "storage_timeout"
+    BELOW_THRESHOLD = "below_threshold"
+    RATE_LIMITED = "rate_limited"
+    TIER_FAILED = "tier_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchAsk:
+    """A wish for the chain `keys`: resume points above `have_pages` and at `max_pages` at most,
+    if the gain is `threshold_tokens` or more."""
+
+    keys: Sequence[PageKey]
+    have_pages: int
+    max_pages: int
+    threshold_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What came from one tier, verified. The seconds are those of its reads, added up."""
+
+    num_units: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.num_units + other.num_units,
+            self.num_bytes + other.num_bytes,
+            self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """How far the host tier reaches, in pages from page 0, each the end of a resume set.
+
+    `before_pages` at the start; `asked_pages` if all that slower tiers hold had been brought;
+    `granted_pages` with what got room; `brought_pages` now. `reason` is a `Lack`, or empty when
+    nothing is lacking; a shortfall runs from brought_pages to asked_pages.
+    """
+
+    before_pages: int = 0
+    asked_pages: int = 0
+    granted_pages: int = 0
+    brought_pages: int = 0
+    is_truncated: bool = False
+    reason: str = ""
+    traffic: Mapping[Tier, Traffic] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> dict[Tier, int]:
+        return {tier: each.num_bytes for tier, each in self.traffic.items()}
+
+
+NOTHING_BROUGHT = Prefetched()
