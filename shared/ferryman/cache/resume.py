@@ -34,6 +34,11 @@ class Reason(StrEnum):
     CHEAPER_TO_RECOMPUTE = "cheaper_to_recompute"
     CACHE_OFF = "cache_off"
     NO_ROOM = "no_room"
+    HOST_FULL = "host_full"
+    STORAGE_TIMEOUT = "storage_timeout"
+    BELOW_THRESHOLD = "below_threshold"
+    RATE_LIMITED = "rate_limited"
+    TIER_FAILED = "tier_failed"
 
 
 # Small values that every plan makes are named tuples: a frozen dataclass takes three times as long.
@@ -123,11 +128,25 @@ class DeviceView(Protocol):
     def has(self, kind: Kind, key: PageKey) -> bool: ...
 
 
+class Shortfall(NamedTuple):
+    """Pages before `end_page` that a slower tier holds were not brought to the host, and why."""
+
+    end_page: int
+    reason: Reason
+
+
+NO_SHORTFALL = Shortfall(0, Reason.NEVER_SEEN)
+
+
 @dataclass(frozen=True)
 class HostView:
-    """Units of one key chain that the host tier has leased to the reader, by (kind, page index)."""
+    """Units of one key chain that the host tier has leased to the reader, by (kind, page index).
+
+    `shortfall` says what a slower tier holds beyond them: the plan names it as the reason.
+    """
 
     units: Mapping[tuple[Kind, int], HostUnit] = field(default_factory=dict)
+    shortfall: Shortfall = NO_SHORTFALL
 
     def pages_from(self, page: int) -> int:
         """The end of the run of full pages that starts at `page`."""
@@ -153,6 +172,9 @@ class ResumePlan(NamedTuple):
     `anchor_pages` pages are read from the device tree; `window_pages` are the window pages reused
     there. `loads` come from the host. `snapshots` are the positions to freeze on the way.
     `demand` counts the fresh slots of each pool that the whole prompt needs, loads included.
+
+    `seconds` is the sum of `load_seconds`, for `load_bytes`, and `compute_seconds`, for the tokens
+    behind `position`. The loads replace computing of `recompute_seconds` (0 without loads).
     """
 
     position: int
@@ -165,6 +187,10 @@ class ResumePlan(NamedTuple):
     uncached: tuple[Uncached, ...]
     demand: Mapping[Kind, int]
     seconds: float
+    load_bytes: int = 0
+    load_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    recompute_seconds: float = 0.0
 
 
 class _Candidate(NamedTuple):
@@ -173,16 +199,27 @@ class _Candidate(NamedTuple):
     depth: int
     loads: tuple[HostUnit, ...]
     window_pages: tuple[int, ...]
-    seconds: float
+    load_bytes: int
+    load_seconds: float
+    compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.load_seconds + self.compute_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt."""
+    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
+
+    Besides the end and the junction, every multiple of `snapshot_grid` tokens that is computed
+    gets a snapshot (0: none).
+    """
 
     manifest: StateManifest
     costs: Costs
     step_tokens: int
+    snapshot_grid: int = 0
 
     def plan(
         self, keys: Sequence[PageKey], prompt_len: int, device: DeviceView, host: HostView
@@ -192,7 +229,7 @@ class Planner:
         matched = device.match_depth(keys)
         seen = host.pages_from(matched)
         limit = min(seen, (prompt_len - 1) // page_size)
-        best, refused = self._choose(keys, prompt_len, matched, limit, device, host)
+        best, unloaded, refused = self._choose(keys, prompt_len, matched, limit, device, host)
         junction = seen if best.depth < min(seen, limit) else best.depth
         snapshots = self._snapshots(best.depth, junction, prompt_len // page_size)
         return ResumePlan(
@@ -205,7 +242,13 @@ class Planner:
             snapshots=snapshots,
             uncached=self._uncached(best.depth, limit, seen, prompt_len, refused),
             demand=self._demand(best, matched, prompt_len, len(snapshots)),
-            seconds=best.seconds,
+            seconds=best.load_seconds + best.compute_seconds,
+            load_bytes=best.load_bytes,
+            load_seconds=best.load_seconds,
+            compute_seconds=best.compute_seconds,
+            recompute_seconds=unloaded.compute_seconds - best.compute_seconds
+            if best.loads
+            else 0.0,
         )
 
     def plan_cold(self, prompt_len: int, reason: Reason) -> ResumePlan:
@@ -223,6 +266,7 @@ class Planner:
             uncached=(Uncached(reason, 0, pages),),
             demand=self._demand(best, 0, prompt_len, 0),
             seconds=best.seconds,
+            compute_seconds=best.seconds,
         )
 
     def plan_receive(
@@ -264,12 +308,13 @@ class Planner:
         limit: int,
         device: DeviceView,
         host: HostView,
-    ) -> tuple[_Candidate, Reason]:
-        """The cheapest candidate, and why deeper ones that looked possible were not taken.
+    ) -> tuple[_Candidate, _Candidate, Reason]:
+        """The cheapest candidate, the best without loads, and why no deeper one was taken.
 
         Once a candidate needs no load, every shallower one only adds prefill: the search ends.
         """
-        best, refused = self._candidate_zero(prompt_len), Reason.NO_SNAPSHOT
+        best = unloaded = self._candidate_zero(prompt_len)
+        refused = Reason.NO_SNAPSHOT
         for depth in self._depths(keys, matched, limit, device, host):
             candidate = self._candidate(keys, depth, prompt_len, matched, device, host)
             if candidate is None:
@@ -280,11 +325,12 @@ class Planner:
             elif best.depth == 0:
                 refused = Reason.CHEAPER_TO_RECOMPUTE
             if not candidate.loads:
+                unloaded = candidate
                 break
-        return best, refused
+        return best, unloaded, refused
 
     def _candidate_zero(self, prompt_len: int) -> _Candidate:
-        return _Candidate(0, (), (), prompt_len * self.costs.prefill_seconds_per_token)
+        return _Candidate(0, (), (), 0, 0.0, prompt_len * self.costs.prefill_seconds_per_token)
 
     def _depths(
         self,
@@ -329,10 +375,15 @@ class Planner:
         if needs.needs_snapshot and not device.has(_RECURRENT, keys[depth - 1]):
             loads.append(host.units[_RECURRENT, depth - 1])
         compute = prompt_len - depth * self.manifest.page_size
-        seconds = compute * self.costs.prefill_seconds_per_token
-        if loads:
-            seconds += sum(u.num_bytes for u in loads) * self.costs.load_seconds_per_byte
-        return _Candidate(depth, tuple(loads), tuple(window_pages), seconds)
+        num_bytes = sum([unit.num_bytes for unit in loads]) if loads else 0
+        return _Candidate(
+            depth,
+            tuple(loads),
+            tuple(window_pages),
+            num_bytes,
+            num_bytes * self.costs.load_seconds_per_byte,
+            compute * self.costs.prefill_seconds_per_token,
+        )
 
     # Spelling out the choice.
 

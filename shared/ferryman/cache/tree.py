@@ -10,6 +10,7 @@ The tree decides; whoever owns the pools executes: it stores handles and never t
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -220,6 +221,29 @@ class PrefixTree:
         for entry in kept:
             heapq.heappush(heap, entry)
         return dropped
+
+    def next_to_evict(
+        self, kind: Kind, is_only_tree: Callable[[SlotHandle], bool]
+    ) -> Iterator[PageKey]:
+        """Keys in the order in which `evict` would give them up. Changes nothing.
+
+        The tree must not change while this is read.
+        """
+        heap, gone, told = list(self._heaps[kind]), Counter[PageKey](), set[PageKey]()
+        while heap:
+            entry = heapq.heappop(heap)
+            node = entry[2]
+            is_next = 0 < node.children == gone[node.key] or self._is_live(kind, entry)
+            if node.key in told or not is_next or not is_only_tree(node.slots[kind]):
+                continue
+            told.add(node.key)
+            yield node.key
+            parent = node.parent
+            if kind is self._path_kind and parent is not None and parent.depth:
+                gone[parent.key] += 1
+                if gone[parent.key] == parent.children and not parent.holds:
+                    last_use = max(parent.last_use, node.last_use)
+                    heapq.heappush(heap, (last_use, next(self._ticket), parent))
 
     def _is_candidate(self, kind: Kind, node: Node) -> bool:
         if kind not in node.slots or self._nodes.get(node.key) is not node:

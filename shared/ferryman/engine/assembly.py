@@ -32,7 +32,10 @@ FIRST_GUESS = Costs(prefill_seconds_per_token=1e-3, load_seconds_per_byte=1 / 5e
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is made from. `memory_bytes` caps all pools together."""
+    """What an engine is made from. `memory_bytes` caps all pools together.
+
+    `snapshot_grid` in tokens is the distance of the coarse snapshots of a prompt (0: none).
+    """
 
     model: Path
     dtype: str
@@ -47,6 +50,7 @@ class EngineOptions:
     overlap: bool
     device: str
     num_threads: int
+    snapshot_grid: int = 0
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
@@ -57,6 +61,12 @@ class EngineOptions:
         if self.chunk_tokens < self.page_size:
             raise ConfigError(
                 f"chunk_tokens={self.chunk_tokens} must hold a page of {self.page_size} tokens"
+            )
+
+        if self.snapshot_grid < 0 or self.snapshot_grid % self.page_size:
+            raise ConfigError(
+                f"snapshot_grid={self.snapshot_grid} must be a multiple of the page size, "
+                f"{self.page_size} tokens, or 0 for none"
             )
 
     @property
@@ -137,6 +147,7 @@ def _limits(options: EngineOptions, max_len: int) -> SchedulerLimits:
         max_waiting=options.max_waiting,
         steps_in_flight=2 if options.overlap else 1,
         prefix_cache=options.prefix_cache,
+        snapshot_grid=options.snapshot_grid,
     )
 
 

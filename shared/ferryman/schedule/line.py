@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import replace
 
+from ferryman.cache.resume import HostView
 from ferryman.schedule.sequence import Waiting
 
 
@@ -30,6 +32,14 @@ class WaitingLine:
 
     def enter(self, waiting: Waiting) -> None:
         insort(self._waiting, waiting, key=lambda waiting: waiting.order)
+
+    def offer_host(self, request_id: str, host: HostView) -> bool:
+        """Gives a request that waits another view of the host tier; False when it is not here."""
+        for index, waiting in enumerate(self._waiting):
+            if waiting.request.request_id == request_id:
+                self._waiting[index] = replace(waiting, host=host)
+                return True
+        return False
 
     def leave(self, request_id: str) -> Waiting | None:
         """Takes a request out wherever it stands; None when it is not here."""

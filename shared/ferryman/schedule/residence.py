@@ -7,7 +7,7 @@ device may still read or write them, so nobody else may have them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
@@ -122,6 +122,10 @@ class Residence:
     def make_room(self, wanted: Demand) -> None:
         for kind, lack in self.pools.shortage(wanted).items():
             self.pools.release(self.tree.evict(kind, lack, self._is_only_tree), TREE)
+
+    def next_to_evict(self, kind: Kind) -> Iterator[PageKey]:
+        """Keys in the order of eviction, without evicting."""
+        return self.tree.next_to_evict(kind, self._is_only_tree)
 
     def _is_only_tree(self, handle: SlotHandle) -> bool:
         return self.pools[handle.kind].holders(handle) == (TREE,)

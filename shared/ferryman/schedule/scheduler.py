@@ -51,7 +51,11 @@ from ferryman.schedule.units import held_units, wanted_units
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much at once. `chunk_tokens` bounds the tokens of one prefill step."""
+    """How much at once. `chunk_tokens` bounds the tokens of one prefill step.
+
+    `snapshot_grid` is the distance in tokens between the coarse snapshots of a prompt, a multiple
+    of the page size; 0 for none.
+    """
 
     concurrency: Concurrency
     chunk_tokens: int
@@ -59,6 +63,7 @@ class SchedulerLimits:
     max_waiting: int
     steps_in_flight: int
     prefix_cache: bool
+    snapshot_grid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class Scheduler:
         self.manifest = manifest
         self.limits = limits
         self.residence = Residence(manifest, sizes, limits.concurrency.rows, limits.max_len)
-        self.planner = Planner(manifest, costs, limits.chunk_tokens)
+        self.planner = Planner(manifest, costs, limits.chunk_tokens, limits.snapshot_grid)
         self._root = root
         self._line = WaitingLine()
         self._prefilling: list[Running] = []
@@ -147,6 +152,13 @@ class Scheduler:
             return False
         self._finish(sequence, FinishReason.CANCELLED, now)
         return True
+
+    def offer_host(self, request_id: str, view: HostView) -> bool:
+        """Gives a request that waits, a retracted one above all, what the host tier holds of it.
+
+        False when it no longer waits: then nobody will read the view, and its lease may end.
+        """
+        return self._line.offer_host(request_id, view)
 
     # Hand-off, decode's side.
 
@@ -502,6 +514,15 @@ class Scheduler:
             for kind in self.manifest.kinds
             if tree.has(kind, key)
         )
+
+    def next_to_evict(self, kind: Kind) -> Iterator[PageKey]:
+        """Keys of the units that would be evicted next, in that order. Changes nothing."""
+        return self.residence.next_to_evict(kind)
+
+    def free_share(self, kind: Kind) -> float:
+        """The share of a pool's slots that nobody holds."""
+        pool = self.residence.pools[kind]
+        return pool.num_free / pool.num_slots if pool.num_slots else 0.0
 
     def flush(self) -> int:
         """Drops everything cached that nobody uses; how many slots that freed."""
