@@ -73,7 +73,8 @@ class StorageTier(Protocol):
     async def store(self, keys: Sequence[PageKey], units: Sequence[OfferedUnit]) -> StoredGroup:
         """Store one group under a chain as a whole: visible when all of it is on disk.
 
-        Full pages attach where those here end, so offer all that `lookup` does not list.
+        Full pages attach where those here end, so offer all that `lookup` does not list. Raises
+        InvalidRequest when a unit has not the bytes that the manifest gives its kind.
         """
 
     def drop(self, kind: Kind, key: PageKey) -> int:

@@ -49,7 +49,7 @@ PAGE_WEIGHTS = {Kind.FULL: 1.0, Kind.WINDOW: 0.25}
 
 def split_arena(manifest: StateManifest, arena_bytes: int, snapshot_share: float) -> ArenaLayout:
     """`snapshot_share` of the arena for snapshots. ConfigError if a kind gets no slot."""
-    shares = _shares(manifest.kinds, snapshot_share)
+    shares = kind_shares(manifest.kinds, snapshot_share)
     regions, offset = {}, 0
     for kind in manifest.kinds:
         slot_bytes = manifest.layout(kind).slot_bytes
@@ -61,7 +61,7 @@ def split_arena(manifest: StateManifest, arena_bytes: int, snapshot_share: float
     return ArenaLayout(regions)
 
 
-def _shares(kinds: Sequence[Kind], snapshot_share: float) -> dict[Kind, float]:
+def kind_shares(kinds: Sequence[Kind], snapshot_share: float) -> dict[Kind, float]:
     """They sum up to 1; a model without pages, or without snapshots, leaves all to the others."""
     weights = {kind: PAGE_WEIGHTS[kind] for kind in kinds if kind in PAGE_WEIGHTS}
     if Kind.RECURRENT not in kinds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +26,38 @@ class StorageUnit:
     generation: int
     index: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentPlan:
+    """An extent to be written: its units lie at their offsets, `keys` reach as far as they do."""
+
+    generation: int
+    keys: Sequence[PageKey]
+    units: tuple[StorageUnit, ...]
+    file_bytes: int
+    num_asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundExtent:
+    """An extent that was found on disk: `units` are those alive, `num_bytes` what they take."""
+
+    generation: int
+    manifest_digest: str
+    keys: Sequence[PageKey]
+    units: tuple[StorageUnit, ...]
+    header_bytes: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLimits:
+    """`capacity_bytes` are for all files together, headers included."""
+
+    capacity_bytes: int
+    lease_seconds: float = 30.0
+    max_leases: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
