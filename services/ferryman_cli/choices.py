@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,21 +14,22 @@ from urllib.parse import urlsplit
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.runtime.logs import LEVELS
-from ferryman.wire.host_arena import SHARED_MEMORY
+from ferryman_cli.tier_choices import TierChoices, check_tiers
 
 DEMO_NAME = "ferryman-demo"
-DEFAULT_HOST_BYTES = 256 << 20
 DTYPES = ("float32", "bfloat16", "float64")
 PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}
 EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0.0.1:6379/0"}
 ANSWER_SECONDS = 3.0
-_SPARE_SHARE = 2
 _CLUSTER_NAME = re.compile(r"[a-z0-9-]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoices:
-    """What every worker's engine gets. `threads` 0 shares the cores among the workers."""
+    """What every worker's engine gets. `threads` 0 shares the cores among the workers.
+
+    `snapshot_grid` is in tokens, 0 without one.
+    """
 
     dtype: str = "float32"
     page_size: int = 16
@@ -36,6 +37,7 @@ class EngineChoices:
     max_running: int = 32
     memory_bytes: int = 512 << 20
     threads: int = 0
+    snapshot_grid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,7 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A cluster as asked for. Empty URLs mean servers of our own; `host_memory_bytes` 0 means
-    DEFAULT_HOST_BYTES, or less where shared memory is small."""
+    """A cluster as asked for. Empty URLs mean servers of our own."""
 
     model: Path
     served_name: str
@@ -61,7 +62,7 @@ class Choices:
     nats_url: str = ""
     redis_url: str = ""
     cluster: str = "local"
-    host_memory_bytes: int = 0
+    tiers: TierChoices = field(default_factory=TierChoices)
     drain_seconds: float = 30.0
     log_level: str = "INFO"
 
@@ -70,10 +71,6 @@ class Choices:
         """Threads of each worker."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         return self.engine.threads or max(1, cores // (self.num_prefill + self.num_decode))
-
-    @property
-    def arena_bytes(self) -> int:
-        return self.host_memory_bytes or min(DEFAULT_HOST_BYTES, _shared_memory_bytes())
 
 
 def demo_model() -> Path:
@@ -94,7 +91,7 @@ def check(choices: Choices) -> None:
         _check_port(flag, doors.host, port)
     _check_engine(choices.engine)
     _check_words(choices)
-    _check_arena(choices.host_memory_bytes)
+    check_tiers(choices.tiers, choices.num_prefill)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
         _check_answers(flag, url)
 
@@ -117,6 +114,11 @@ def _check_engine(engine: EngineChoices) -> None:
         raise ConfigError(
             f"--chunk-tokens {engine.chunk_tokens} is less than a page of {engine.page_size} tokens"
         )
+    if engine.snapshot_grid % engine.page_size:
+        raise ConfigError(
+            f"--snapshot-grid {engine.snapshot_grid} is no multiple of a page of "
+            f"{engine.page_size} tokens"
+        )
 
 
 def _check_words(choices: Choices) -> None:
@@ -128,14 +130,6 @@ def _check_words(choices: Choices) -> None:
             raise ConfigError(f"{flag} {word}: it should be one of {', '.join(known)}")
     if not _CLUSTER_NAME.fullmatch(choices.cluster):
         raise ConfigError(f"--cluster {choices.cluster}: 1 to 32 of a-z, 0-9 and - make a name")
-
-
-def _check_arena(num_bytes: int) -> None:
-    room = _shared_memory_bytes() * _SPARE_SHARE
-    if num_bytes > room:
-        raise ConfigError(
-            f"--host-memory-bytes {num_bytes}: {SHARED_MEMORY} has room for {room} bytes"
-        )
 
 
 def _check_answers(flag: str, url: str) -> None:
@@ -171,12 +165,3 @@ def _check_port(flag: str, host: str, port: int) -> None:
             is_taken = error.errno == errno.EADDRINUSE
             why = f"is taken; choose another {flag}" if is_taken else str(error.strerror).lower()
             raise ConfigError(f"{flag} {port} on {host}: {why}") from None
-
-
-def _shared_memory_bytes() -> int:
-    """A share of what is free there, in whole mebibytes; a container often has little."""
-    try:
-        room = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return DEFAULT_HOST_BYTES
-    return max(1, (room.f_bavail * room.f_frsize // _SPARE_SHARE) >> 20) << 20

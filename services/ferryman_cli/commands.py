@@ -12,6 +12,8 @@ from ferryman.errors import ConfigError
 from ferryman.schedule.request import SamplingParams
 from ferryman_cli.bench.commands import bench_app
 from ferryman_cli.choices import DEMO_NAME, Choices, Doors, EngineChoices, demo_model
+from ferryman_cli.sizes import parse_size
+from ferryman_cli.tier_choices import TierChoices
 from ferryman_cli.where import (
     STATE_DIR,
     AsJson,
@@ -24,7 +26,7 @@ from ferryman_cli.where import (
     nats_and_name,
 )
 
-ENGINE, DOORS = EngineChoices(), Doors()
+ENGINE, DOORS, TIERS = EngineChoices(), Doors(), TierChoices()
 
 Model = Annotated[
     str, typer.Option(metavar="DIR", help="A Hugging Face folder; by default the demo model.")
@@ -68,9 +70,30 @@ def up(
     chunk_tokens: ChunkTokens = ENGINE.chunk_tokens,
     max_running: MaxRunning = ENGINE.max_running,
     memory_bytes: MemoryBytes = ENGINE.memory_bytes,
-    host_memory_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of the host-cache's arena; 0 takes what is sensible.")
-    ] = 0,
+    snapshot_grid: Annotated[
+        int, typer.Option(min=0, help="Tokens between snapshots kept along a prompt; 0: none.")
+    ] = ENGINE.snapshot_grid,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=16, help="Nodes, each with its host-cache and its workers.")
+    ] = TIERS.num_nodes,
+    host_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Host tier, all pools and nodes: 512M, 2G, bytes.")
+    ] = "",
+    storage_dir: Annotated[
+        str, typer.Option(metavar="DIR", help="Storage tier; by default in the state folder.")
+    ] = "",
+    storage_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Storage tier, all nodes; without size or DIR none.")
+    ] = "",
+    write_policy: Annotated[
+        str, typer.Option(help="write_through, write_through_selective or write_back.")
+    ] = TIERS.write_policy,
+    prefetch_policy: Annotated[
+        str, typer.Option(help="best_effort, wait_complete or timeout.")
+    ] = TIERS.prefetch_policy,
+    prefetch_threshold: Annotated[
+        int, typer.Option(min=0, help="Tokens below which nothing is prefetched.")
+    ] = TIERS.prefetch_threshold,
     threads: Threads = 0,
     drain_seconds: Annotated[
         float, typer.Option(min=0.1, help="How long requests under way may take at the end.")
@@ -88,7 +111,18 @@ def up(
     from ferryman_cli.up import run_up
 
     folder = Path(model) if model else demo_model()
-    engine = EngineChoices(dtype, page_size, chunk_tokens, max_running, memory_bytes, threads)
+    engine = EngineChoices(
+        dtype, page_size, chunk_tokens, max_running, memory_bytes, threads, snapshot_grid
+    )
+    tiers = TierChoices(
+        host_bytes=parse_size("--host-memory", host_memory),
+        storage_dir=storage_dir,
+        storage_bytes=parse_size("--storage-bytes", storage_bytes),
+        write_policy=write_policy,
+        prefetch_policy=prefetch_policy,
+        prefetch_threshold=prefetch_threshold,
+        num_nodes=nodes,
+    )
     choices = Choices(
         model=folder,
         served_name=served_name or (folder.resolve().name if model else DEMO_NAME),
@@ -99,7 +133,7 @@ def up(
         nats_url=nats_url,
         redis_url=redis_url,
         cluster=cluster,
-        host_memory_bytes=host_memory_bytes,
+        tiers=tiers,
         drain_seconds=drain_seconds,
         log_level=log_level,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
@@ -40,8 +41,12 @@ def roster(choices: Choices, folder: StateFolder) -> Roster:
         command = redis_command(folder.path / "redis")
         servers.append(_server(command, folder))
         redis_url = command.url
-    services = _Services(choices, nats_url, redis_url, f"{LOOPBACK}:{free_port()}").all()
+    services = _Services(choices, folder.path, nats_url, redis_url, _nodes(choices)).all()
     return Roster(tuple(servers), services, nats_url, redis_url)
+
+
+def _nodes(choices: Choices) -> tuple[_Node, ...]:
+    return tuple(_Node(name, f"{LOOPBACK}:{free_port()}") for name in choices.tiers.nodes())
 
 
 def _server(command: ServerCommand, folder: StateFolder) -> Job:
@@ -51,23 +56,38 @@ def _server(command: ServerCommand, folder: StateFolder) -> Job:
 
 
 @dataclass(frozen=True, slots=True)
+class _Node:
+    """One host-cache and whoever uses it; `address` is where it will listen."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Services:
     choices: Choices
+    state_folder: Path
     nats_url: str
     redis_url: str
-    host_cache: str
+    nodes: tuple[_Node, ...]
 
     def all(self) -> tuple[Job, ...]:
         choices = self.choices
+        caches = zip(names("hostcache", len(self.nodes)), self.nodes, strict=True)
         return (
-            self._job("hostcache", "hostcache", HOST_CACHE, self._host_cache()),
-            *(self._worker("prefill", name) for name in names("prefill", choices.num_prefill)),
-            *(self._worker("decode", name) for name in names("decode", choices.num_decode)),
+            *(self._job(name, "hostcache", HOST_CACHE, self._host_cache(n)) for name, n in caches),
+            *self._workers("prefill", choices.num_prefill),
+            *self._workers("decode", choices.num_decode),
             self._job("router", "router", ROUTER, self._router()),
         )
 
-    def _worker(self, role: str, name: str) -> Job:
-        engine = self.choices.engine
+    def _workers(self, role: str, number: int) -> Iterator[Job]:
+        """Dealt out over the nodes."""
+        for i, name in enumerate(names(role, number)):
+            yield self._worker(role, name, self.nodes[i % len(self.nodes)])
+
+    def _worker(self, role: str, name: str, node: _Node) -> Job:
+        engine, tiers = self.choices.engine, self.choices.tiers
         worker = {
             "model": self.choices.model.absolute(),
             "dtype": engine.dtype,
@@ -76,17 +96,32 @@ class _Services:
             "max_running": engine.max_running,
             "memory_bytes": engine.memory_bytes,
             "num_threads": self.choices.threads,
+            "snapshot_grid": engine.snapshot_grid,
         }
-        settings = {"worker": worker, "hostcache": {"address": self.host_cache}}
+        host = {
+            "address": node.address,
+            "write_policy": tiers.write_policy,
+            "prefetch_policy": tiers.prefetch_policy,
+            "prefetch_threshold": tiers.prefetch_threshold,
+        }
+        settings = {"worker": worker, "hostcache": host}
         return self._job(name, role, WORKERS, settings, self.choices.threads)
 
-    def _host_cache(self) -> Mapping[str, Any]:
-        host, _, port = self.host_cache.rpartition(":")
-        return {
+    def _host_cache(self, node: _Node) -> Mapping[str, Any]:
+        tiers = self.choices.tiers
+        host, _, port = node.address.rpartition(":")
+        settings = {
             "listen": {"host": host, "port": port},
-            "memory_bytes": self.choices.arena_bytes,
+            "node": node.name,
+            "memory_bytes": tiers.arena_bytes,
+            "write_policy": tiers.write_policy,
+            "prefetch_policy": tiers.prefetch_policy,
+            "prefetch_threshold": tiers.prefetch_threshold,
             "index": {"url": self.redis_url},
         }
+        if folder := tiers.storage_folder(self.state_folder, node.name):
+            settings["storage"] = {"folder": folder, "capacity_bytes": tiers.node_storage_bytes}
+        return settings
 
     def _router(self) -> Mapping[str, Any]:
         doors = self.choices.doors

@@ -9,15 +9,20 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from ferryman.runtime.settings import (
+    PREFETCH_THRESHOLD,
     BusSettings,
     Count,
     IndexSettings,
     LifeSettings,
     ListenSettings,
+    PrefetchPolicyName,
+    PrefetchThreshold,
     Seconds,
+    WritePolicyName,
     settings_config,
 )
 from ferryman.wire.host_arena import SHARED_MEMORY
+from ferryman_hostcache.storage.settings import StorageSettings
 
 
 class Settings(BaseSettings):
@@ -26,6 +31,8 @@ class Settings(BaseSettings):
     `listen` is for gRPC, `observe` for /metrics, /health and /debug/ledger. `node` names this
     machine in the index. `snapshot_share` of the arena is for recurrent states: with half, a model
     whose state weighs as much as the pages of 4,000 tokens has one for each 4,000 tokens kept.
+    `write_policy` says when the host tier is written to storage; the prefetch settings hold for
+    callers that name none.
     """
 
     model_config = settings_config("hostcache")
@@ -36,6 +43,10 @@ class Settings(BaseSettings):
     node: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")] = "local"
     lease_seconds: Seconds = 5.0
     snapshot_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    storage: StorageSettings = StorageSettings()
+    write_policy: WritePolicyName = "write_through"
+    prefetch_policy: PrefetchPolicyName = "timeout"
+    prefetch_threshold: PrefetchThreshold = PREFETCH_THRESHOLD
     bus: BusSettings = BusSettings()
     index: IndexSettings = IndexSettings()
     life: LifeSettings = LifeSettings()

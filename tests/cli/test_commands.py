@@ -42,9 +42,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(
             f"up {ANY} --redis-url redis://127.0.0.1:1/0", "nobody answers", id="no Redis"
         ),
+        pytest.param(f"up {ANY} --host-memory 99T", "/dev/shm", id="too much memory"),
+        pytest.param(f"up {ANY} --host-memory lots", "such as 512M", id="memory of no size"),
+        pytest.param(f"up {ANY} --host-memory-bytes 5", "No such option", id="the old name"),
+        pytest.param(f"up {ANY} --storage-bytes -3", "such as 512M", id="storage of no size"),
+        pytest.param(f"up {ANY} --storage-bytes 5", "1M at least", id="too little storage"),
         pytest.param(
-            f"up {ANY} --host-memory-bytes 99999999999999", "/dev/shm", id="too much memory"
+            f"up {ANY} --storage-dir /proc/none", "--storage-dir /proc/none", id="no folder there"
         ),
+        pytest.param(f"up {ANY} --write-policy never", "write_back", id="unknown write policy"),
+        pytest.param(f"up {ANY} --prefetch-policy x", "best_effort", id="unknown prefetch policy"),
+        pytest.param(f"up {ANY} --prefetch-threshold -1", "--prefetch-threshold", id="below 0"),
+        pytest.param(f"up {ANY} --snapshot-grid 24", "multiple of a page", id="a grid off pages"),
+        pytest.param(f"up {ANY} --nodes 2", "--prefill is 1", id="a node without a worker"),
         pytest.param("nonsense", "No such command", id="unknown command"),
         pytest.param("trace", "Missing argument", id="no id"),
         pytest.param("trace a.b --nats nats://h:1", "request id", id="an id that cannot be"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from ferryman.runtime.settings import read_settings
 from ferryman_cli.choices import Choices, Doors, EngineChoices, demo_model
 from ferryman_cli.roster import Roster, names, roster
+from ferryman_cli.sizes import parse_size, size_text
 from ferryman_cli.state_folder import StateFolder
+from ferryman_cli.tier_choices import TierChoices
 from ferryman_decode.service import DecodeSettings
 from ferryman_hostcache.settings import Settings as HostCacheSettings
 from ferryman_prefill.service import PrefillSettings
@@ -31,7 +34,7 @@ def choices() -> Choices:
     return Choices(
         demo_model(),
         "demo",
-        EngineChoices(dtype="bfloat16", memory_bytes=1 << 27, threads=3),
+        EngineChoices(dtype="bfloat16", memory_bytes=1 << 27, threads=3, snapshot_grid=256),
         Doors(http_port=0, grpc_port=0),
         num_prefill=2,
         cluster="blue",
@@ -76,6 +79,7 @@ def test_every_service_understands_its_settings(
     if isinstance(settings, PrefillSettings | DecodeSettings):
         assert settings.worker.dtype == "bfloat16"
         assert settings.worker.num_threads == 3
+        assert settings.worker.snapshot_grid == 256
 
 
 def test_workers_are_told_where_the_host_cache_will_be(choices: Choices, tmp_path: Path) -> None:
@@ -83,6 +87,51 @@ def test_workers_are_told_where_the_host_cache_will_be(choices: Choices, tmp_pat
     port = jobs["hostcache"].environment["FERRYMAN_HOSTCACHE_LISTEN__PORT"]
     address = jobs["decode"].environment["FERRYMAN_DECODE_HOSTCACHE__ADDRESS"]
     assert address == f"127.0.0.1:{port}"
+
+
+def test_nodes_share_what_there_is(choices: Choices, tmp_path: Path) -> None:
+    tiers = TierChoices(host_bytes=64 << 20, storage_bytes=32 << 20, num_nodes=2)
+    jobs = {job.name: job for job in made(replace(choices, tiers=tiers), tmp_path).services}
+    said = {name: jobs[name].environment for name in jobs}
+    for number in (1, 2):
+        cache = said[f"hostcache-{number}"]
+        assert cache["FERRYMAN_HOSTCACHE_NODE"] == f"node-{number}"
+        assert cache["FERRYMAN_HOSTCACHE_MEMORY_BYTES"] == str(32 << 20)
+        assert cache["FERRYMAN_HOSTCACHE_STORAGE__CAPACITY_BYTES"] == str(16 << 20)
+        folder = cache["FERRYMAN_HOSTCACHE_STORAGE__FOLDER"]
+        assert folder == str(tmp_path / "storage" / f"node-{number}")
+        port = cache["FERRYMAN_HOSTCACHE_LISTEN__PORT"]
+        address = said[f"prefill-{number}"]["FERRYMAN_PREFILL_HOSTCACHE__ADDRESS"]
+        assert address == f"127.0.0.1:{port}"
+    assert "FERRYMAN_DECODE_HOSTCACHE__ADDRESS" in said["decode"]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "folder", "num_bytes"),
+    [
+        pytest.param(TierChoices(), "", 0, id="no storage without being asked"),
+        pytest.param(TierChoices(storage_bytes=5 << 20), "/s/storage", 5 << 20, id="a size"),
+        pytest.param(TierChoices(storage_dir="/d"), "/d", 1 << 30, id="a folder"),
+    ],
+)
+def test_the_storage_tier_is_in_the_state_folder_unless_said_otherwise(
+    tiers: TierChoices, folder: str, num_bytes: int
+) -> None:
+    assert tiers.storage_folder(Path("/s"), "local") == folder
+    assert tiers.node_storage_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("", 0), ("7", 7), ("512M", 512 << 20), ("1.5g", 3 << 29), ("2GiB", 2 << 30), ("4 KB", 4096)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
+    assert parse_size("--host-memory", text) == num_bytes
+
+
+@pytest.mark.parametrize("num_bytes", [7, 4096, 512 << 20, 3 << 29, 5 << 40])
+def test_sizes_are_written_as_they_are_read(num_bytes: int) -> None:
+    assert parse_size("", size_text(num_bytes)) == num_bytes
 
 
 def test_the_cores_are_shared_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:

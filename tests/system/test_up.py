@@ -24,7 +24,7 @@ from ferryman_cli.state_folder import running_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
 
-SMALL = ("--memory-bytes", "67108864", "--host-memory-bytes", "33554432", "--max-running", "8")
+SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
 NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router"}
 
 

@@ -15,9 +15,16 @@ import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
@@ -32,6 +39,11 @@ _GROUP = ConfigDict(frozen=True, extra="forbid")
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
+PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]
+# Tokens; below them a prefetch is not worth its trouble.
+PrefetchThreshold = Annotated[int, Field(ge=0)]
+PREFETCH_THRESHOLD = 64
 
 
 class LifeSettings(BaseModel):
@@ -70,6 +82,8 @@ class WorkerSettings(BaseModel):
     """What a prefill and a decode worker share: the model and what the machine gives it.
 
     `memory_bytes` is a hard bound on all slabs together. `num_threads` 0 takes what torch takes.
+    `snapshot_grid` keeps a snapshot each so many tokens of a prompt, 0 only where a path ends or
+    is left.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -84,6 +98,7 @@ class WorkerSettings(BaseModel):
     num_threads: Annotated[int, Field(ge=0)] = 0
     prefix_cache: bool = True
     overlap: bool = True
+    snapshot_grid: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("page_size")
     @classmethod
@@ -91,6 +106,12 @@ class WorkerSettings(BaseModel):
         if value & (value - 1):
             raise ValueError("should be a power of two")
         return value
+
+    @model_validator(mode="after")
+    def _grid_is_pages(self) -> Self:
+        if self.snapshot_grid % self.page_size:
+            raise ValueError(f"snapshot_grid should be a multiple of page_size={self.page_size}")
+        return self
 
     @field_validator("model")
     @classmethod

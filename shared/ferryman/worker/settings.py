@@ -5,14 +5,27 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from ferryman.engine.assembly import EngineOptions
-from ferryman.runtime.settings import WorkerSettings
+from ferryman.runtime.settings import (
+    PREFETCH_THRESHOLD,
+    PrefetchPolicyName,
+    PrefetchThreshold,
+    WorkerSettings,
+    WritePolicyName,
+)
 
 
 class HostCacheSettings(BaseModel):
-    """Where the node's host-cache is; an empty address is a worker without one."""
+    """Where the node's host-cache is; an empty address is a worker without one.
+
+    `write_policy` says when the device tier is written to it. `prefetch_policy` says how long a
+    request waits for slower tiers, `prefetch_threshold` below how many tokens it does not.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     address: str = ""
+    write_policy: WritePolicyName = "write_through"
+    prefetch_policy: PrefetchPolicyName = "timeout"
+    prefetch_threshold: PrefetchThreshold = PREFETCH_THRESHOLD
 
 
 def engine_options(settings: WorkerSettings, max_prealloc: int) -> EngineOptions:
