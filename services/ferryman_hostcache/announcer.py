@@ -1,6 +1,7 @@
 """Keeps the index told of what is here, in order, as long as it answers.
 
-What it is to hear waits within a bound. Beyond that, and whenever the index was away, everything
+What it is to hear waits within a bound. Beyond that, whenever the index was away, and when it has
+forgotten that this node lives (it was flushed, or is another one that came up empty), everything
 resident is announced anew: the index is a hint, and this process holds the truth.
 """
 
@@ -85,7 +86,8 @@ class IndexAnnouncer:
     async def run(self) -> None:
         """Beat, announce, forget; until cancelled or stopped."""
         while not self._is_stopping:
-            await self._index.announce(self._node, LIFE_SECONDS)
+            was_known = await self._index.announce(self._node, LIFE_SECONDS)
+            self._is_incomplete |= not was_known
             if not self.is_away:
                 if self._lacks_something():
                     self._refresh()
@@ -123,12 +125,12 @@ class IndexAnnouncer:
             self._told.set()
 
     async def _send_run(self, changes: tuple[Change, ...]) -> None:
-        """One sort of change, of one chain."""
-        root = changes[0].root
+        """One sort of change, of one chain, in one tier."""
+        root, tier = changes[0].root, changes[0].tier
         if stored := [_indexed(change) for change in changes if isinstance(change, UnitStored)]:
-            await self._index.commit(self._node, root, Tier.HOST, stored)
+            await self._index.commit(self._node, root, tier, stored)
         if gone := [(c.kind, c.key) for c in changes if isinstance(c, UnitForgotten)]:
-            await self._index.forget(self._node, root, Tier.HOST, gone)
+            await self._index.forget(self._node, root, tier, gone)
 
     async def _pause(self) -> None:
         """A beat's time, or until there is something to tell to an index that answers."""
@@ -151,10 +153,10 @@ class IndexAnnouncer:
 
 
 def _runs(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Neighbours of one sort and one chain: what one call to the index can say."""
+    """Neighbours of one sort, chain and tier: what one call to the index can say."""
 
-    def call(change: Change) -> tuple[type, PageKey]:
-        return type(change), change.root
+    def call(change: Change) -> tuple[type, PageKey, Tier]:
+        return type(change), change.root, change.tier
 
     return (list(run) for _, run in groupby(changes, call))
 
