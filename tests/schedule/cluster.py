@@ -93,6 +93,7 @@ class FakeWorker:
         self.now += 1
         plan = self.scheduler.plan(self.now)
         if plan is not None:
+            self.engine.begin(plan)  # loads run at the earliest moment there is
             self.queued.append(plan)
         self.collect()
         return plan is not None
