@@ -49,7 +49,7 @@ class StorageStore:
 
     def restore(self, found: Iterable[FoundExtent], now: float) -> None:
         """Take in what an earlier life left; what has no place on a chain any more is dropped."""
-        for extent in sorted(found, key=lambda extent: extent.generation):
+        for extent in sorted(found, key=_depth):
             if extent.manifest_digest == self.manifest.digest:
                 self._restore(extent, now)
             else:
@@ -82,6 +82,8 @@ class StorageStore:
         units = []
         for kind, page in dict.fromkeys(names):
             found = self._shelf.unit(kind, keys[page]) if page < len(keys) else None
+            if found and found.page_index != page:
+                found = None  # a caller's chain that is none
             self._shelf.count(kind, num_hits=found is not None, num_misses=found is None)
             units += [found] if found else []
         if units:
@@ -244,6 +246,12 @@ class StorageStore:
         self._shelf.check_integrity()
         used = self._shelf.extents.used_bytes
         assert used <= self.limits.capacity_bytes, f"{used} bytes are more than the capacity"
+
+
+def _depth(extent: FoundExtent) -> tuple[int, int]:
+    """Parents come first: by the first full page; what has none stands on what others have."""
+    pages = [unit.page_index for unit in extent.units if unit.kind is Kind.FULL]
+    return min(pages, default=len(extent.keys)), extent.generation
 
 
 def _pages(names: Iterable[UnitName]) -> dict[Kind, list[int]]:
