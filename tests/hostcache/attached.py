@@ -13,6 +13,7 @@ from tests.tiers.state_shapes import PAGE_SIZE
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import HostUnit
+from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchWish
 from ferryman.wire.host_attachment import HostCacheOptions
 from ferryman.wire.host_client import (
     HostCacheClient,
@@ -39,11 +40,16 @@ class Worker:
 
 @asynccontextmanager
 async def worker_at(
-    address: str, manifest: StateManifest, worker_id: str = "prefill-00000001", **options: float
+    address: str,
+    manifest: StateManifest,
+    worker_id: str = "prefill-00000001",
+    *,
+    call_seconds: float = 2.0,
+    wish: PrefetchWish = DEFAULT_WISH,
 ) -> AsyncIterator[Worker]:
     """A worker that has attached."""
     worker = Worker()
-    asked = HostCacheOptions(address, worker_id, 7, call_seconds=options.get("call_seconds", 2.0))
+    asked = HostCacheOptions(address, worker_id, 7, call_seconds=call_seconds, prefetch=wish)
     async with host_cache_client(asked, manifest, worker.take) as client:
         worker.client = client
         await client.attachment.attached()

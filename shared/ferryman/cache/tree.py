@@ -117,6 +117,15 @@ class PrefixTree:
         """Raises KeyError when that unit is not here."""
         return self._nodes[key].slots[kind]
 
+    def chain(self, key: PageKey) -> tuple[PageKey, ...]:
+        """The keys of all pages up to and with this one. Raises KeyError when it is not here."""
+        node, keys = self._nodes[key], []
+        while node.depth:
+            keys.append(node.key)
+            assert node.parent is not None, "every node but the root has a parent"
+            node = node.parent
+        return tuple(reversed(keys))
+
     def path_slots(self, kind: Kind, key: PageKey, first_page: int) -> list[SlotHandle]:
         """Slots of pages first_page.. up to the page named, in order. Raises KeyError on a hole."""
         node, slots = self._nodes[key], []

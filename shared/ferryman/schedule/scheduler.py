@@ -23,8 +23,7 @@ import numpy as np
 from ferryman.cache.capacity import Concurrency
 from ferryman.cache.keys import PageKey, root_key
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST, Costs, HostView, Reason, ResumePlan
+from ferryman.cache.resume import EMPTY_HOST, Costs, HostView, Planner, Reason, ResumePlan
 from ferryman.cache.slots import Demand, Holder, Ledger, Role, SlotHandle
 from ferryman.cache.tree import CacheChange
 from ferryman.errors import InvalidRequest, NotFound, OutOfSlots, QueueFull
@@ -291,13 +290,14 @@ class Scheduler:
         return None
 
     def _resume_plans(self, waiting: Waiting) -> Iterator[ResumePlan]:
-        """The best plan, then smaller ones; a bare one when nobody is here who will make room."""
+        """The best plan; on an idle worker, where waiting would help nobody, also the smallest."""
         prompt_len = waiting.request.prompt_len
         if not self.limits.prefix_cache:
             yield self.planner.plan_cold(prompt_len, Reason.CACHE_OFF)
             return
         keys = waiting.request.keys
-        yield from self.planner.plans(keys, prompt_len, self.residence.tree, waiting.host)
+        plan = self.planner.plan(keys, prompt_len, self.residence.tree, waiting.host)
+        yield plan
         if not self._by_id and not self._reserved:
             yield self.planner.plan_cold(prompt_len, Reason.NO_ROOM)
 

@@ -43,6 +43,39 @@ class ArenaLayout:
         return self.regions[kind].slot_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PoolBudget:
+    """What one kind gets of the arena."""
+
+    kind: Kind
+    num_bytes: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How one total is split, and what fits: so many tokens' full pages, so many snapshots."""
+
+    pools: tuple[PoolBudget, ...]
+    num_tokens: int
+    num_snapshots: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(pool.num_bytes for pool in self.pools)
+
+
+def budget_of(manifest: StateManifest, layout: ArenaLayout) -> Budget:
+    """A model without full pages counts its window pages as tokens."""
+    slots = layout.num_slots
+    paged = next((kind for kind in (Kind.FULL, Kind.WINDOW) if kind in slots), None)
+    return Budget(
+        tuple(PoolBudget(kind, n * layout.slot_bytes(kind), n) for kind, n in slots.items()),
+        slots[paged] * manifest.page_size if paged else 0,
+        slots.get(Kind.RECURRENT, 0),
+    )
+
+
 # Pages of both sorts divide what snapshots leave. A window's are needed only near resume points.
 PAGE_WEIGHTS = {Kind.FULL: 1.0, Kind.WINDOW: 0.25}
 

@@ -9,7 +9,7 @@ room for 2 pages: pages 3 and 4 with the snapshot at the end of 4
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
@@ -63,25 +63,26 @@ class Offer:
 
     def choices(self) -> Iterator[Group]:
         """What may get room, the most wanted first; never an empty group."""
-        whole = self._up_to(self._top)
+        whole = self.up_to(self._top)
         if not whole:
             return
         yield whole
-        for depth in self._smaller_points():
-            yield from (group for group in (self._up_to(depth), self._least(depth)) if group)
+        for depth in self.points():
+            yield from (group for group in (self.up_to(depth), self.least(depth)) if group)
 
-    def _up_to(self, depth: int) -> Group:
+    def up_to(self, depth: int) -> Group:
+        """All that is offered before page `depth`."""
         return tuple(
             (kind, page) for kind, pages in self._units.items() for page in pages if page < depth
         )
 
-    def _least(self, depth: int) -> Group:
+    def least(self, depth: int) -> Group:
         """Only what the resume set at `depth` needs."""
         needs = resume_set(self._manifest, depth * self._manifest.page_size)
         first = {Kind.FULL: 0, Kind.WINDOW: needs.window.first, Kind.RECURRENT: depth - 1}
-        return tuple((kind, page) for kind, page in self._up_to(depth) if page >= first[kind])
+        return tuple((kind, page) for kind, page in self.up_to(depth) if page >= first[kind])
 
-    def _smaller_points(self) -> Iterator[int]:
+    def points(self) -> Iterator[int]:
         """Depths, descending, at which there would be a whole resume set."""
         for depth in range(self._top, 0, -1):
             if self._would_resume_at(depth):
@@ -98,6 +99,30 @@ class Offer:
 
     def _would_have(self, kind: Kind, page: int) -> bool:
         return page in self._units.get(kind, ()) or self._resident.has(kind, self._keys[page])
+
+
+class RoomPolicy(Protocol):
+    """Which groups of an offer may get room, the most wanted first. The first that fits does."""
+
+    def choices(self, offer: Offer) -> Iterator[Group]: ...
+
+
+class LargestPrefix:
+    """A writer's: all that it has, or the most of it that a reader could resume from."""
+
+    def choices(self, offer: Offer) -> Iterator[Group]:
+        return offer.choices()
+
+
+LARGEST_PREFIX = LargestPrefix()
+
+
+def by_kind(names: Iterable[UnitName]) -> dict[Kind, tuple[int, ...]]:
+    """Pages by kind, ascending."""
+    pages: dict[Kind, list[int]] = {}
+    for kind, page in sorted(set(names)):
+        pages.setdefault(kind, []).append(page)
+    return {kind: tuple(some) for kind, some in pages.items()}
 
 
 def demand_of(group: Group) -> dict[Kind, int]:

@@ -8,7 +8,7 @@ What others have to know, the index above all, comes out of `drain_effects`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -18,7 +18,7 @@ from ferryman.cache.tree import Branch, PrefixTree
 from ferryman.cache.units import HostUnit
 from ferryman.errors import InvalidRequest, LeaseLost
 from ferryman.tiers.layout import ArenaLayout
-from ferryman.tiers.room import Group, Offer, demand_of
+from ferryman.tiers.room import LARGEST_PREFIX, Group, Offer, RoomPolicy, by_kind, demand_of
 from ferryman.tiers.tables import LeaseTable, ReadLease, ReleasedNames, Reservation
 from ferryman.tiers.values import (
     AcquireAsk,
@@ -26,6 +26,7 @@ from ferryman.tiers.values import (
     EvictionRefused,
     Grant,
     KindStatistics,
+    LeaseAsk,
     ReserveAsk,
     ReservedUnit,
     Residency,
@@ -93,6 +94,19 @@ class HostStore:
         found = self._resident.get((kind, key))
         return (found.handle, found.digest) if found else None
 
+    def chain(self, key: PageKey) -> tuple[PageKey, ...]:
+        """The keys of all pages up to and with this one. Raises KeyError when it is not here."""
+        return self._tree.chain(key)
+
+    def free_share(self, kind: Kind) -> float:
+        """How much of a kind's slots is free."""
+        pool = self._pools[kind]
+        return pool.num_free / pool.num_slots
+
+    def next_to_evict(self, kind: Kind) -> Iterator[PageKey]:
+        """Pages in the order in which eviction would give up their units of a kind."""
+        return self._tree.next_to_evict(kind, self._is_only_tree)
+
     # Readers.
 
     def acquire(self, ask: AcquireAsk, now: float) -> Grant:
@@ -109,6 +123,27 @@ class HostStore:
         self._lease(ask, names, max(matched if ask.have_pages < matched else 0, *points, 0), now)
         units = tuple(self._host_unit(kind, page, ask.keys[page]) for kind, page in names)
         return Grant(max(points, default=0), units)
+
+    def lease(
+        self,
+        ask: LeaseAsk,
+        now: float,
+    ) -> tuple[HostUnit, ...]:
+        """Leases those of the units named that are here, to copy them elsewhere; no hit and no use.
+
+        The names of lost leases may be used again by nobody. No lease where nothing is here.
+        """
+        self._released.check(ask.lease_id)
+        self._readers.check_new(ask.lease_id)
+        names = [name for name in ask.names if self._tree.has(name[0], ask.keys[name[1]])]
+        if not names:
+            return ()
+        slots = tuple(self._tree.slot(kind, ask.keys[page]) for kind, page in names)
+        holder = Holder(Role.LOAD, ask.lease_id)
+        lease = ReadLease(ask.worker, holder, slots, now + self.limits.lease_seconds)
+        self._pools.lease(slots, holder)
+        self._readers.add(ask.lease_id, lease)
+        return tuple(self._host_unit(kind, page, ask.keys[page]) for kind, page in names)
 
     def _resume_points(self, ask: AcquireAsk, matched: int) -> list[int]:
         limit = min(matched, ask.max_pages)
@@ -158,11 +193,17 @@ class HostStore:
 
     # Writers.
 
-    def reserve(self, ask: ReserveAsk, now: float) -> tuple[ReservedUnit, ...]:
-        """Room for what is new of an offer: all of it, or of the largest resume point that fits."""
+    def offer(self, keys: Sequence[PageKey], units: Mapping[Kind, Sequence[int]]) -> Offer:
+        """What of these units would be new here, and which resume points they would make."""
+        return Offer(self.manifest, keys, units, self._tree)
+
+    def reserve(
+        self, ask: ReserveAsk, now: float, *, room: RoomPolicy = LARGEST_PREFIX
+    ) -> tuple[ReservedUnit, ...]:
+        """Room for what is new of an offer: of all of it, or of as much as `room` settles for."""
         self._released.check(ask.lease_id)
         self._writers.check_new(ask.lease_id)
-        offer = Offer(self.manifest, ask.keys, ask.units, self._tree)
+        offer = self.offer(ask.keys, ask.units)
         end = now + self.limits.lease_seconds
         below = Holder(Role.REQUEST, ask.lease_id)
         anchor = ReadLease(ask.worker, below, self._anchors(ask.keys, offer.base), end)
@@ -170,7 +211,7 @@ class HostStore:
         if offer.base:
             self._tree.touch(ask.keys[offer.base - 1], now)
         holder = Holder(Role.TRANSFER_IN, ask.lease_id)
-        slots = self._take_room(offer, holder)
+        slots = self._take_room(room.choices(offer), holder)
         if not slots:
             self._pools.release(anchor.slots, below)
             return ()
@@ -178,10 +219,10 @@ class HostStore:
         self._writers.add(ask.lease_id, reservation)
         return tuple(self._reserved_unit(name, slot) for name, slot in slots.items())
 
-    def _take_room(self, offer: Offer, holder: Holder) -> dict[UnitName, SlotHandle]:
+    def _take_room(self, choices: Iterator[Group], holder: Holder) -> dict[UnitName, SlotHandle]:
         """Evicts for the first choice that can fit at all, then takes the first that does."""
         has_evicted = False
-        for group in offer.choices():
+        for group in choices:
             demand = demand_of(group)
             if any(count > self._pools[kind].num_slots for kind, count in demand.items()):
                 continue
@@ -225,6 +266,28 @@ class HostStore:
         self._pools.release(reservation.anchor.slots, reservation.anchor.holder)
         self._stored += stored
         return stored
+
+    def commit_arrived(
+        self, lease_id: str, digests: Mapping[UnitName, bytes], now: float
+    ) -> tuple[UnitName, ...]:
+        """Makes visible, of the units that have arrived, those up to the deepest resume point that
+        they complete; says which. All others stay the writer's, to be written, committed or
+        released. Raises LeaseLost when there is no such reservation any more, and changes nothing.
+        """
+        reservation = self._writers.get(lease_id)
+        if reservation is None or reservation.is_quarantined or now >= reservation.end:
+            raise LeaseLost(f"reservation {lease_id} is over")
+        if not digests.keys() <= reservation.slots.keys():
+            raise InvalidRequest("digests name units that were not reserved", "digests")
+        offer = self.offer(reservation.keys, by_kind(digests))
+        group = offer.up_to(next(offer.points(), 0)) if self._stands(reservation) else ()
+        if not group:
+            return ()
+        arrived = {name: reservation.slots[name] for name in group}
+        rest = {name: slot for name, slot in reservation.slots.items() if name not in arrived}
+        reservation.slots = rest
+        self._stored += self._insert(replace(reservation, slots=arrived), digests, now)
+        return group
 
     def _stands(self, reservation: Reservation) -> bool:
         """Whether the pages below are still here: a corrupt one takes all above along."""

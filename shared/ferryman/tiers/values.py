@@ -42,6 +42,16 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """A copier's wish: just these units of the chain, as far as they are here."""
+
+    lease_id: str
+    worker: WorkerLife
+    keys: Sequence[PageKey]
+    names: Sequence[UnitName]
+
+
+@dataclass(frozen=True, slots=True)
 class ReserveAsk:
     """A writer's offer: pages of `keys` per kind, a recurrent unit at the page it ends."""
 

@@ -163,6 +163,10 @@ class Backups:
         """Whether it is behind, or on its way there."""
         return unit in self._written or unit in self._on_its_way
 
+    def is_written(self, unit: UnitKey) -> bool:
+        """Whether it is behind."""
+        return unit in self._written
+
     def written(self, units: Iterable[UnitKey]) -> None:
         """They are behind now, or came from there."""
         for unit in units:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ferryman.cache.units import Tier
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy, Traffic
 from ferryman.wire.codec.caches import tier_from_wire, tier_to_wire
 from ferryman.wire.v1 import hostcache_pb2 as pb
@@ -25,6 +28,18 @@ def policy_from_wire(number: int, otherwise: PrefetchPolicy) -> PrefetchPolicy:
     return _POLICIES_BACK.get(number, otherwise)  # type: ignore[call-overload,no-any-return]
 
 
+def traffic_to_wire(traffic: Mapping[Tier, Traffic]) -> list[pb.TierTraffic]:
+    return [
+        pb.TierTraffic(
+            tier=tier_to_wire(tier),
+            units=each.num_units,
+            num_bytes=each.num_bytes,
+            micros=round(each.seconds * MICROS),
+        )
+        for tier, each in traffic.items()
+    ]
+
+
 def prefetched_to_wire(prefetched: Prefetched) -> pb.PrefetchResponse:
     return pb.PrefetchResponse(
         before_pages=prefetched.before_pages,
@@ -33,15 +48,7 @@ def prefetched_to_wire(prefetched: Prefetched) -> pb.PrefetchResponse:
         brought_pages=prefetched.brought_pages,
         is_truncated=prefetched.is_truncated,
         reason=prefetched.reason,
-        traffic=[
-            pb.TierTraffic(
-                tier=tier_to_wire(tier),
-                units=each.num_units,
-                num_bytes=each.num_bytes,
-                micros=round(each.seconds * MICROS),
-            )
-            for tier, each in prefetched.traffic.items()
-        ],
+        traffic=traffic_to_wire(prefetched.traffic),
     )
 
 

@@ -1,0 +1,191 @@
+"""What to bring from slower tiers into the host tier: ask what is there, then make room for it.
+
+keys        k0 k1 k2 k3 k4 k5 k6 k7
+host        ####### s                       before = 3: a resume set is there
+storage             ######### s     s       asked = 8: with it, one would be there
+room for 3 pages    ######### s             granted = 6: the deepest resume point that fits
+
+Room is reserved after it is known what there is to bring. Where eviction cannot make enough of it,
+less is brought, down to a gain of `threshold_tokens`; and only what makes a resume point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
+from ferryman.tiers.layout import ArenaLayout
+from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
+from ferryman.tiers.room import Group, Offer, RoomPolicy, by_kind
+from ferryman.tiers.store import HostStore
+from ferryman.tiers.values import ReserveAsk, ReservedUnit, UnitName, WorkerLife
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one slower tier holds of a chain: pages by kind. `name` tells peers apart."""
+
+    tier: Tier
+    name: str
+    pages: Mapping[Kind, Sequence[int]]
+
+    def has(self, name: UnitName) -> bool:
+        return name[1] in self.pages.get(name[0], ())
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLimits:
+    """Resume points at page `floor` or before gain too little; more than `max_bytes` at once are
+    too much."""
+
+    floor: int
+    max_bytes: int
+    layout: ArenaLayout
+
+    def fits(self, group: Group) -> bool:
+        return bool(group) and group_bytes(group, self.layout) <= self.max_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """The deepest resume point that fits, with one half-way to fall back on where that fits too."""
+
+    limits: RoomLimits
+
+    def choices(self, offer: Offer) -> Iterator[Group]:
+        points = [depth for depth in offer.points() if depth > self.limits.floor]
+        for depth in points:
+            half = self.limits.floor + (depth - self.limits.floor) // 2
+            below = next((point for point in points if point <= half), 0)
+            least, both = offer.least(depth), {*offer.least(depth), *offer.least(below)}
+            groups = (tuple(sorted(both)), least) if len(both) > len(least) else (least,)
+            yield from (group for group in groups if self.limits.fits(group))
+
+
+@dataclass(frozen=True, slots=True)
+class AllOrNothing:
+    """The deepest resume point there is, or none: what truncation is measured against."""
+
+    limits: RoomLimits
+
+    def choices(self, offer: Offer) -> Iterator[Group]:
+        depth = next(offer.points(), 0)
+        if depth > self.limits.floor and self.limits.fits(least := offer.least(depth)):
+            yield least
+
+
+RoomPolicyOf = Callable[[RoomLimits], RoomPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a prefetch may bring. `before` to `granted` as in `Prefetched`; `room` is reserved.
+
+    `lack` says why granted is less than asked; it is empty when it is not.
+    """
+
+    before: int
+    asked: int
+    granted: int
+    lack: Lack | None
+    room: tuple[ReservedUnit, ...]
+
+    @property
+    def names(self) -> Group:
+        return tuple((unit.kind, unit.page_index) for unit in self.room)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(unit.num_bytes for unit in self.room)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetcher:
+    """Asks for room in the name of `worker`, the host-cache itself.
+
+    At most `share` of the arena's bytes are on their way at once.
+    """
+
+    worker: WorkerLife
+    policy: RoomPolicyOf
+    share: float
+
+    def ask(
+        self, store: HostStore, ask: PrefetchAsk, sources: Sequence[Source]
+    ) -> tuple[Grant, Offer]:
+        """What there is to bring, and how far it would reach; nothing is changed."""
+        keys = ask.keys[: ask.max_pages]
+        offer = store.offer(keys, offered(sources))
+        before = store.lookup(keys).usable_pages
+        asked = max(before, next(offer.points(), 0))
+        gain = (asked - max(before, ask.have_pages)) * store.manifest.page_size
+        is_wanted = gain >= max(1, ask.threshold_tokens)
+        lack = None if is_wanted or gain <= 0 else Lack.BELOW_THRESHOLD
+        return Grant(before, asked, asked if is_wanted else before, lack, ()), offer
+
+    def reserve(
+        self,
+        store: HostStore,
+        ask: PrefetchAsk,
+        sources: Sequence[Source],
+        *,
+        lease_id: str,
+        bytes_under_way: int,
+        now: float,
+    ) -> Grant:
+        """Room for what is worth bringing, under `lease_id`; no reservation where `room` is empty.
+
+        Raises QueueFull when the store has too many reservations.
+        """
+        wish, offer = self.ask(store, ask, sources)
+        if wish.granted == wish.before:
+            return wish
+        limits = self._limits(store, ask, wish, bytes_under_way)
+        writing = ReserveAsk(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
+        room = store.reserve(writing, now, room=self.policy(limits))
+        names = by_kind((unit.kind, unit.page_index) for unit in room)
+        reach = next(store.offer(writing.keys, names).points(), 0)
+        granted = max(wish.before, reach)
+        is_fast = limits.fits(offer.least(wish.asked))
+        lack = Lack.HOST_FULL if is_fast else Lack.RATE_LIMITED
+        return Grant(wish.before, wish.asked, granted, lack if granted < wish.asked else None, room)
+
+    def _limits(
+        self, store: HostStore, ask: PrefetchAsk, wish: Grant, bytes_under_way: int
+    ) -> RoomLimits:
+        layout, page_size = store.layout, store.manifest.page_size
+        capacity = sum(layout.slot_bytes(kind) * n for kind, n in layout.num_slots.items())
+        have = max(wish.before, ask.have_pages)
+        floor = have + max(0, -(-ask.threshold_tokens // page_size) - 1)
+        return RoomLimits(floor, int(capacity * self.share) - bytes_under_way, layout)
+
+
+def offered(sources: Sequence[Source]) -> dict[Kind, tuple[int, ...]]:
+    """All that any of them holds."""
+    return by_kind(
+        (kind, page) for each in sources for kind, pages in each.pages.items() for page in pages
+    )
+
+
+def group_bytes(group: Sequence[UnitName], layout: ArenaLayout) -> int:
+    return sum(layout.slot_bytes(kind) for kind, _ in group)
+
+
+def in_order(names: Sequence[UnitName]) -> tuple[UnitName, ...]:
+    """The order to bring units in: what completes an earlier resume point first.
+
+    A full page counts where it is. A window page or a snapshot comes with the last page before it
+    is of use: that of the first snapshot at its page or after it.
+    """
+    ends = sorted(page for kind, page in names if kind is Kind.RECURRENT)
+
+    def due(name: UnitName) -> tuple[int, int, UnitName]:
+        kind, page = name
+        if kind is Kind.FULL:
+            return page, 0, name
+        end = next((end for end in ends if end >= page), page)
+        return end, 1, name
+
+    return tuple(sorted(names, key=due))
