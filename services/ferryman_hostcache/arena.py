@@ -46,6 +46,10 @@ class Arena:
         """Whether that worker maps the arena, as the kernel knows."""
         return is_locked(self._fd, liveness_byte(worker_index))
 
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        """Room for, or the bytes of, one unit."""
+        return self._memory[offset : offset + num_bytes]
+
     def digest(self, offset: int, num_bytes: int) -> bytes:
         """What the bytes hash to now; other threads run meanwhile."""
         return xxhash.xxh3_128_digest(self._memory[offset : offset + num_bytes])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError, ManifestMismatch, Stale, WrongEpoch
 from ferryman.runtime.logs import Tail
-from ferryman.tiers.layout import split_arena
+from ferryman.tiers.layout import budget_of, split_arena
+from ferryman.tiers.storage_values import StorageFailed, UnitCorrupt
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import (
     AcquireAsk,
@@ -26,14 +29,18 @@ from ferryman.tiers.values import (
     UnitStored,
     WorkerLife,
 )
+from ferryman.tiers.write_policy import UnitKey
 from ferryman.wire.index import NodeLife
 from ferryman.wire.rpc import CallTags
 from ferryman_hostcache.arena import Arena
+from ferryman_hostcache.backlog import Backlog
+from ferryman_hostcache.storage.tier import StorageTier
 from ferryman_hostcache.workers import Workers
 
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_REQUESTS = 8192
+MAX_REMEMBERED_ORIGINS = 1024
 
 
 class Announcer(Protocol):
@@ -69,13 +76,22 @@ class HostCache:
         announcer: Announcer,
         lifecycle: LifecycleLog,
         clock: Callable[[], float],
+        storage: StorageTier,
+        backlog: Backlog,
     ) -> None:
         self.identity, self.arena, self.limits = identity, arena, limits
+        self.storage, self._backlog = storage, backlog
         self._snapshot_share = snapshot_share
         self.workers = Workers(arena.is_alive)
         self._announcer, self._lifecycle, self._clock = announcer, lifecycle, clock
         self._stores: dict[str, HostStore] = {}  # by manifest digest: none or one
         self._requests: OrderedDict[str, CallTags] = OrderedDict()
+        self._origins: OrderedDict[tuple[str, int], dict[UnitKey, Tier]] = OrderedDict()
+
+    @property
+    def life(self) -> WorkerLife:
+        """The host-cache itself as a reader and writer of its arena."""
+        return WorkerLife(self.identity.node_id, self.identity.epoch)
 
     # Attaching.
 
@@ -86,6 +102,8 @@ class HostCache:
                 raise ManifestMismatch(store.manifest.differences(manifest) or ("digest",))
         if not self._stores:
             self._stores[manifest.digest] = self._make_store(manifest)
+            self.storage.attach(manifest)
+            self.tell_storage(CallTags())
         self._bury(self.workers.sweep(self._clock()))
         log.info("attached %s", Tail(worker=life.worker_id, epoch=life.epoch))
         return self.workers.attach(life, self._clock())
@@ -98,6 +116,10 @@ class HostCache:
             raise ManifestMismatch((str(error),)) from error
         slots = {kind.value: count for kind, count in layout.num_slots.items()}
         log.info("arena laid out %s", Tail(manifest=manifest.digest, **slots))
+        fits = budget_of(manifest, layout)
+        parts = {f"{pool.kind}_bytes": pool.num_bytes for pool in fits.pools}
+        room = Tail(tokens=fits.num_tokens, snapshots=fits.num_snapshots, **parts)
+        log.info("arena bytes=%d %s", self.arena.num_bytes, room)
         return HostStore(manifest, layout, self.limits)
 
     def check_epoch(self, epoch: int) -> None:
@@ -126,14 +148,26 @@ class HostCache:
             for unit in grant.units:
                 counts[unit.kind] += 1
             facts = {f"{kind}_units": count for kind, count in counts.items()}
-            self._say(tags, "loaded", usable_pages=grant.usable_pages, **facts)
-        return grant
+            self.say(tags, "loaded", usable_pages=grant.usable_pages, **facts)
+        self._backlog.hit([(unit.kind, unit.key) for unit in grant.units], tags)
+        return self._with_origins(grant, tags)
+
+    def _with_origins(self, grant: Grant, tags: CallTags) -> Grant:
+        """To the attempt whose prefetch brought a unit it came from there; to others from here."""
+        brought = self._origins.get((tags.request_id, tags.attempt))
+        if not brought:
+            return grant
+        units = (
+            replace(unit, origin=brought.get((unit.kind, unit.key), Tier.HOST))
+            for unit in grant.units
+        )
+        return replace(grant, units=tuple(units))
 
     def reserve(self, ask: ReserveAsk, tags: CallTags) -> tuple[ReservedUnit, ...]:
         room = self.store.reserve(ask, self._clock())
         if room:
             self._remember(ask.lease_id, tags)
-        self._tell(tags)
+        self.tell(tags)
         return room
 
     def commit(self, lease_id: str, digests: Mapping[UnitName, bytes]) -> int:
@@ -141,10 +175,35 @@ class HostCache:
         try:
             stored = self.store.commit(lease_id, digests, self._clock())
         finally:
-            self._tell(tags)
+            self.tell(tags)
         if stored:
-            self._say(tags, "stored", units=stored, reserved_units=len(digests))
+            self.say(tags, "stored", units=stored, reserved_units=len(digests))
         return stored
+
+    def commit_brought(
+        self,
+        lease_id: str,
+        digests: Mapping[UnitName, bytes],
+        origins: Mapping[UnitName, Tier],
+        keys: Sequence[PageKey],
+        *,
+        tags: CallTags,
+    ) -> None:
+        """Makes visible what of a prefetch has arrived up to a resume point. Raises LeaseLost."""
+        names = self.store.commit_arrived(lease_id, digests, self._clock())
+        units = {(kind, keys[page]): origins[kind, page] for kind, page in names}
+        self._backlog.written(unit for unit, tier in units.items() if tier is Tier.STORAGE)
+        self._remember_origins(units, tags)
+        self.tell(tags)
+        for tier in sorted(set(units.values())):
+            count = sum(each is tier for each in units.values())
+            self.say(tags, "stored", units=count, origin=tier.value)
+
+    def _remember_origins(self, units: dict[UnitKey, Tier], tags: CallTags) -> None:
+        if tags.request_id and units:
+            self._origins[tags.request_id, tags.attempt] = units
+            while len(self._origins) > MAX_REMEMBERED_ORIGINS:
+                self._origins.popitem(last=False)
 
     def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
         return self.store.renew(lease_ids, self._clock())
@@ -171,8 +230,8 @@ class HostCache:
             return
         log.error("corrupt unit %s", Tail(kind=kind, key=key.hex(), slot=handle.slot))
         dropped = self.store.drop_corrupt(kind, key)
-        self._tell(tags)
-        self._say(tags, "corrupt", key=key.hex(), kind=kind.value, tier="host", dropped=dropped)
+        self.tell(tags)
+        self.say(tags, "corrupt", key=key.hex(), kind=kind.value, tier="host", dropped=dropped)
 
     # Time.
 
@@ -183,7 +242,9 @@ class HostCache:
         now = self._clock()
         self.store.expire(now)
         self._bury(self.workers.sweep(now))
-        self._tell(CallTags())
+        self.storage.tick()
+        self.tell(CallTags())
+        self.tell_storage(CallTags())
 
     def _bury(self, lives: Iterable[WorkerLife]) -> None:
         for life in lives:
@@ -192,15 +253,38 @@ class HostCache:
 
     # Telling.
 
-    def _tell(self, tags: CallTags) -> None:
+    def tell(self, tags: CallTags) -> None:
+        """What happened in the host tier goes to the index, the storage tier and the log."""
         effects = self.store.drain_effects()
         self._announcer.tell(e for e in effects if not isinstance(e, EvictionRefused))
+        self._backlog.host_changed(effects, tags)
         for effect in effects:
             if isinstance(effect, EvictionRefused):
                 facts = {"kind": effect.kind.value, "units": effect.num_slots}
-                self._say(tags, "evicted_under_lease_refused", **facts)
+                self.say(tags, "evicted_under_lease_refused", **facts)
 
-    def _say(self, tags: CallTags, name: str, **facts: int | str) -> None:
+    def tell_storage(self, tags: CallTags) -> None:
+        """What happened in the storage tier."""
+        effects = self.storage.drain_effects()
+        self._announcer.tell(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
+        self._backlog.storage_changed(effects)
+        for effect in effects:
+            match effect:
+                case UnitCorrupt():
+                    facts = {"key": effect.key.hex(), "kind": effect.kind.value}
+                    dropped = effect.num_dropped
+                    self.say(tags, "corrupt", tier=Tier.STORAGE.value, dropped=dropped, **facts)
+                case StorageFailed():
+                    error, operation = effect.error, effect.operation
+                    self.say(tags, "storage_failed", operation=operation, error=error)
+
+    def holdings(self) -> Iterator[UnitStored]:
+        """Everything here, in both tiers, for an index that was away."""
+        if self._stores:
+            yield from self.store.holdings()
+            yield from self.storage.holdings()
+
+    def say(self, tags: CallTags, name: str, **facts: int | str) -> None:
         if tags.request_id:
             self._lifecycle.publish(
                 tags.request_id, tags.attempt, name, traceparent=tags.traceparent, **facts

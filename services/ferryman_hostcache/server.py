@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
 from typing import Protocol
 
-from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind, StateManifest, manifest_from_json
+from ferryman.cache.manifest import StateManifest, manifest_from_json
 from ferryman.errors import InvalidRequest, ManifestMismatch
-from ferryman.tiers.values import AcquireAsk, ReserveAsk, WorkerLife
+from ferryman.tiers.layout import budget_of
+from ferryman.tiers.prefetch_values import PrefetchAsk
+from ferryman.tiers.values import AcquireAsk, ReserveAsk, Residency, UnitName, WorkerLife
 from ferryman.wire.codec.caches import host_unit_to_wire
+from ferryman.wire.codec.prefetch import policy_from_wire, prefetched_to_wire, traffic_to_wire
+from ferryman.wire.codec.ranges import pages_from_ranges, ranges_of
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
     key_from_bytes,
@@ -18,16 +21,20 @@ from ferryman.wire.codec.scalars import (
     kind_from_wire,
     kind_to_wire,
     milliseconds,
+    seconds,
 )
 from ferryman.wire.host_arena import liveness_byte
-from ferryman.wire.rpc import CallTags, Context
+from ferryman.wire.rpc import CallTags, Context, remaining_seconds
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceServicer
+from ferryman_hostcache.fetching import Fetches, frames_of
 from ferryman_hostcache.host import HostCache
+from ferryman_hostcache.prefetching import Prefetching
 
 MAX_LEASE_ID_LEN = 96
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_PREFETCH_SECONDS = 60.0
 
 
 class IndexState(Protocol):
@@ -40,8 +47,11 @@ class IndexState(Protocol):
 class HostCacheServicer(HostCacheServiceServicer):
     """Every rpc but Attach and Stats names the epoch it speaks to."""
 
-    def __init__(self, host: HostCache, index: IndexState) -> None:
+    def __init__(
+        self, host: HostCache, index: IndexState, prefetching: Prefetching, fetches: Fetches
+    ) -> None:
         self._host, self._index = host, index
+        self._prefetching, self._fetches = prefetching, fetches
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
         manifest = _manifest(request)
@@ -66,9 +76,13 @@ class HostCacheServicer(HostCacheServiceServicer):
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         self._host.check_epoch(request.epoch)
-        found = self._host.store.lookup(keys_from_bytes(request.page_keys))
-        ranges = [each for kind, pages in found.pages.items() for each in _ranges(kind, pages)]
-        return pb.LookupResponse(usable_pages=found.usable_pages, resident=ranges)
+        keys = keys_from_bytes(request.page_keys)
+        found, stored = self._host.store.lookup(keys), self._host.storage.lookup(keys)
+        return pb.LookupResponse(
+            usable_pages=found.usable_pages,
+            resident=_ranges(found),
+            in_storage=_ranges(stored),
+        )
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         self._host.check_epoch(request.epoch)
@@ -112,7 +126,7 @@ class HostCacheServicer(HostCacheServiceServicer):
             lease_id=_lease_id(request.lease_id),
             worker=self._host.workers.living(request.worker_id),
             keys=keys,
-            units=_pages(request.units, keys),
+            units=pages_from_ranges(request.units, len(keys)),
         )
         room = self._host.reserve(ask, _tags(request.context))
         units = [
@@ -140,7 +154,43 @@ class HostCacheServicer(HostCacheServiceServicer):
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
         self._host.check_epoch(request.epoch)
-        return pb.PrefetchResponse()  # no slower tier is joined to this process yet
+        keys = keys_from_bytes(request.page_keys)
+        ask = PrefetchAsk(
+            keys=keys,
+            have_pages=min(request.have_pages, len(keys)),
+            max_pages=min(request.max_pages, len(keys)),
+            threshold_tokens=(
+                request.threshold_tokens
+                if request.HasField("threshold_tokens")
+                else self._prefetching.wish.threshold_tokens
+            ),
+        )
+        patience = _patience(request)
+        run = self._prefetching.start(ask, _tags(request.context), patience)
+        if request.phase != pb.PREFETCH_PHASE_FINISH:
+            return prefetched_to_wire(run.result())
+        policy = policy_from_wire(request.policy, self._prefetching.wish.policy)
+        left = remaining_seconds(context, patience)
+        return prefetched_to_wire(await self._prefetching.finish(run, policy, left))
+
+    async def Fetch(
+        self, request: pb.FetchRequest, context: Context
+    ) -> AsyncIterator[pb.FetchResponse]:
+        self._host.check_epoch(request.epoch)
+        keys = keys_from_bytes(request.page_keys)
+        names = list(_names(request.units, len(keys)))
+        async with aclosing(self._fetches.units(request.manifest_digest, keys, names)) as units:
+            async for unit in units:
+                kind, page = unit.name
+                for offset, data in frames_of(unit.content):
+                    yield pb.FetchResponse(
+                        kind=kind_to_wire(kind),
+                        page_index=page,
+                        num_bytes=len(unit.content),
+                        digest=unit.digest,
+                        offset=offset,
+                        data=data,
+                    )
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:
         identity = self._host.identity
@@ -152,7 +202,28 @@ class HostCacheServicer(HostCacheServiceServicer):
         )
         if self._host.is_laid_out:
             _count(said, self._host)
+            _split(said, self._host)
+        _count_prefetches(said, self._prefetching)
         return said
+
+
+def _split(said: pb.StatsResponse, host: HostCache) -> None:
+    """The one total, and what fits it."""
+    budget = budget_of(host.store.manifest, host.store.layout)
+    said.budget.tokens, said.budget.snapshots = budget.num_tokens, budget.num_snapshots
+    for pool in budget.pools:
+        said.budget.pools.add(
+            kind=kind_to_wire(pool.kind), num_bytes=pool.num_bytes, slots=pool.num_slots
+        )
+
+
+def _count_prefetches(said: pb.StatsResponse, prefetching: Prefetching) -> None:
+    counts = prefetching.statistics()
+    said.prefetch.running, said.prefetch.begun = counts.num_running, counts.num_begun
+    said.prefetch.complete, said.prefetch.truncated = counts.num_complete, counts.num_truncated
+    said.prefetch.fruitless, said.prefetch.corrupt = counts.num_fruitless, counts.num_corrupt
+    said.prefetch.failed_reads = counts.num_failed_reads
+    said.tiers.extend(traffic_to_wire(prefetching.traffic))
 
 
 def _count(said: pb.StatsResponse, host: HostCache) -> None:
@@ -205,25 +276,18 @@ def _tags(context: types_pb2.RequestContext) -> CallTags:
     return CallTags(context.request_id, context.attempt, context.traceparent)
 
 
-def _pages(
-    ranges: Iterable[types_pb2.PageRange], keys: tuple[PageKey, ...]
-) -> dict[Kind, list[int]]:
-    pages: dict[Kind, list[int]] = {}
+def _ranges(found: Residency) -> list[types_pb2.PageRange]:
+    return [each for kind, pages in found.pages.items() for each in ranges_of(kind, pages)]
+
+
+def _names(ranges: Iterable[types_pb2.PageRange], num_pages: int) -> Iterator[UnitName]:
+    """Units in the order in which they were asked for."""
     for each in ranges:
-        if not each.first_page < each.end_page <= len(keys):
-            raise InvalidRequest(
-                f"pages [{each.first_page}, {each.end_page}) are none of {len(keys)}", "units"
-            )
-        pages.setdefault(kind_from_wire(each.kind), []).extend(
-            range(each.first_page, each.end_page)
-        )
-    return pages
+        for kind, pages in pages_from_ranges([each], num_pages).items():
+            yield from ((kind, page) for page in pages)
 
 
-def _ranges(kind: Kind, pages: Iterable[int]) -> list[types_pb2.PageRange]:
-    """Runs of consecutive pages."""
-    runs = [list(run) for _, run in groupby(enumerate(pages), lambda pair: pair[1] - pair[0])]
-    return [
-        types_pb2.PageRange(kind=kind_to_wire(kind), first_page=run[0][1], end_page=run[-1][1] + 1)
-        for run in runs
-    ]
+def _patience(request: pb.PrefetchRequest) -> float:
+    """How long a prefetch may go on by itself."""
+    said = seconds(request.context.deadline_ms)
+    return min(said, MAX_PREFETCH_SECONDS) if said else MAX_PREFETCH_SECONDS

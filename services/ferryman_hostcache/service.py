@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ferryman.ids import make_epoch, make_worker_id
@@ -16,8 +16,9 @@ from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.listening import Answer, json_answer, observed
 from ferryman.runtime.listening import listening as http_listening
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
-from ferryman.tiers.values import StoreLimits, UnitStored
-from ferryman.wire.beats import BEAT_SECONDS, Beat, ServedState, beat_to_bytes
+from ferryman.tiers.values import StoreLimits
+from ferryman.tiers.write_policy import Backups, write_policy_named
+from ferryman.wire.beats import BEAT_SECONDS, beat_to_bytes
 from ferryman.wire.bus import Bus, Discoverable
 from ferryman.wire.host_arena import arena_name, sweep_stale_arenas
 from ferryman.wire.index import NodeLife
@@ -28,17 +29,19 @@ from ferryman.wire.subjects import Subjects
 from ferryman.wire.v1 import hostcache_pb2_grpc
 from ferryman_hostcache.announcer import IndexAnnouncer
 from ferryman_hostcache.arena import Arena
+from ferryman_hostcache.backlog import Backlog
+from ferryman_hostcache.behind import Behind, joined
+from ferryman_hostcache.gauges import ROLE, ledger, make_beat, watch
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.settings import Settings
+from ferryman_hostcache.storage.opening import open_storage
 
 log = logging.getLogger(__name__)
 
-ROLE = "hostcache"
 SERVICE = "ferryman.wire.v1.HostCacheService"
 GRPC_GRACE_SECONDS = 1.0
 TICK_SECONDS = 0.5
-NO_STATE = ServedState("", 0, "", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +53,7 @@ class Running:
     http_port: int
     host: HostCache
     announcer: IndexAnnouncer
-
-
-@dataclass(frozen=True, slots=True)
-class HostGauges:
-    """What the gauges show, summed over the kinds."""
-
-    arena_bytes: int
-    used_bytes: int
-    num_units: int
-    num_leases: int
-    num_reservations: int
-    num_quarantined: int
-    num_hits: int
-    num_misses: int
-    num_stored: int
-    num_evicted: int
-    num_corrupt: int
-    num_workers: int
+    behind: Behind
 
 
 async def serve(settings: Settings, stopping: asyncio.Event) -> None:
@@ -98,8 +84,12 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
         index = await stack.enter_async_context(redis_index(settings.index.url))
         lifecycle = LifecyclePublisher(bus, subjects, Publisher(ROLE, worker_id, identity.epoch))
-        announcer = IndexAnnouncer(index, identity, lambda: _holdings(host), clock=time.monotonic)
+        announcer = IndexAnnouncer(index, identity, lambda: host.holdings(), clock=time.monotonic)
         stack.push_async_callback(announcer.leave)
+        storage = await stack.enter_async_context(
+            open_storage(settings.storage, clock=time.monotonic)
+        )
+        backlog = Backlog(Backups(write_policy_named(settings.write_policy)))
         limits = StoreLimits(lease_seconds=settings.lease_seconds)
         host = HostCache(
             identity,
@@ -109,12 +99,15 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             announcer=announcer,
             lifecycle=lifecycle,
             clock=time.monotonic,
+            storage=storage,
+            backlog=backlog,
         )
-        service = await _open_doors(stack, settings, worker_id, host, announcer)
+        behind = await stack.enter_async_context(joined(settings, host, backlog, index))
+        service = await _open_doors(stack, settings, worker_id, host, announcer, behind)
         about = {"grpc": service.address, "worker_id": worker_id, "node": identity.node_id}
         found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
         await stack.enter_async_context(bus.discoverable(found))
-        jobs = (announcer.run(), _tick(host), _beat(bus, subjects, service))
+        jobs = (announcer.run(), _tick(service), _beat(bus, subjects, service), behind.writer.run())
         await stack.enter_async_context(alongside(*jobs))
         stack.callback(announcer.stop)
         yield service
@@ -139,28 +132,24 @@ async def _arena(settings: Settings, identity: NodeLife) -> AsyncIterator[Arena]
         arena.remove()
 
 
-def _holdings(host: HostCache) -> Iterable[UnitStored]:
-    return host.store.holdings() if host.is_laid_out else ()
-
-
 async def _open_doors(
     stack: AsyncExitStack,
     settings: Settings,
     worker_id: str,
     host: HostCache,
     announcer: IndexAnnouncer,
+    behind: Behind,
 ) -> Running:
     metrics = Metrics(ROLE)
-    metrics.watch("store", lambda: _gauges(host))
-    metrics.watch("index", announcer.statistics)
+    watch(metrics, host, announcer, behind)
     endpoints = {
         "/metrics": lambda: Answer(metrics.render(), CONTENT_TYPE),
         "/health": lambda: json_answer({"status": "ready", "index_away": announcer.is_away}),
-        "/debug/ledger": lambda: _ledger(host),
+        "/debug/ledger": lambda: ledger(host),
     }
     app = observed(endpoints)
     http_port = await stack.enter_async_context(http_listening(app, settings.observe))
-    servicer = HostCacheServicer(host, announcer)
+    servicer = HostCacheServicer(host, announcer, behind.prefetching, behind.fetches)
 
     def register(server: Any) -> None:
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(servicer, server)
@@ -170,12 +159,14 @@ async def _open_doors(
     listening = await stack.enter_async_context(door)
     where = f"{settings.listen.host}:{listening.port}"
     announcer.speaks_at(where)
-    return Running(worker_id, where, http_port, host, announcer)
+    return Running(worker_id, where, http_port, host, announcer, behind)
 
 
-async def _tick(host: HostCache) -> None:
+async def _tick(service: Running) -> None:
     while True:
-        host.tick()
+        if service.host.is_laid_out:
+            service.behind.tick()
+        service.host.tick()
         await asyncio.sleep(TICK_SECONDS)
 
 
@@ -183,61 +174,12 @@ async def _beat(bus: Bus, subjects: Subjects, service: Running) -> None:
     beats = 0
     while True:
         beats += 1
-        beat = _make_beat(service, beats)
+        beat = make_beat(
+            service.host,
+            service.behind.prefetching,
+            worker_id=service.worker_id,
+            address=service.address,
+            beats=beats,
+        )
         bus.offer(subjects.beat(ROLE, service.worker_id), beat_to_bytes(beat))
         await asyncio.sleep(BEAT_SECONDS)
-
-
-def _make_beat(service: Running, beats: int) -> Beat:
-    host = service.host
-    state, free = NO_STATE, {}
-    if host.is_laid_out:
-        state = ServedState.of(host.store.manifest)
-        free = {kind: each.free for kind, each in host.store.statistics().kinds.items()}
-    return Beat(
-        role=ROLE,
-        worker_id=service.worker_id,
-        epoch=host.identity.epoch,
-        address=service.address,
-        is_ready=True,
-        state=state,
-        max_len=0,
-        num_steps=beats,
-        free_slots=free,
-        node=host.identity.node_id,
-    )
-
-
-def _gauges(host: HostCache) -> HostGauges:
-    if not host.is_laid_out:
-        return HostGauges(host.arena.num_bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, len(host.workers))
-    store, counts = host.store, host.store.statistics()
-    used = {kind: each.total - each.free for kind, each in counts.kinds.items()}
-    return HostGauges(
-        arena_bytes=host.arena.num_bytes,
-        used_bytes=sum(store.layout.slot_bytes(kind) * count for kind, count in used.items()),
-        num_units=sum(each.resident for each in counts.kinds.values()),
-        num_leases=counts.num_leases,
-        num_reservations=counts.num_reservations,
-        num_quarantined=counts.num_quarantined,
-        num_hits=counts.num_hits,
-        num_misses=counts.num_misses,
-        num_stored=counts.num_stored,
-        num_evicted=counts.num_evicted,
-        num_corrupt=counts.num_corrupt,
-        num_workers=len(host.workers),
-    )
-
-
-def _ledger(host: HostCache) -> Answer:
-    """Who holds what, per pool, and whether it adds up."""
-    kinds = host.store.statistics().kinds if host.is_laid_out else {}
-    pools = {kind.value: asdict(each) for kind, each in kinds.items()}
-    balances = all(
-        each.total == each.free + each.resident + each.reserved + each.leaving
-        for each in kinds.values()
-    )
-    return json_answer(
-        {"epoch": host.identity.epoch, "balances": balances, "pools": pools},
-        200 if balances else 500,
-    )

@@ -32,7 +32,8 @@ class Settings(BaseSettings):
     machine in the index. `snapshot_share` of the arena is for recurrent states: with half, a model
     whose state weighs as much as the pages of 4,000 tokens has one for each 4,000 tokens kept.
     `write_policy` says when the host tier is written to storage; the prefetch settings hold for
-    callers that name none.
+    callers that name none. Prefetches under way hold at most `prefetch_share` of the arena, and
+    there are at most `max_prefetches`; `max_fetches` other nodes are served at once.
     """
 
     model_config = settings_config("hostcache")
@@ -47,6 +48,9 @@ class Settings(BaseSettings):
     write_policy: WritePolicyName = "write_through"
     prefetch_policy: PrefetchPolicyName = "timeout"
     prefetch_threshold: PrefetchThreshold = PREFETCH_THRESHOLD
+    prefetch_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    max_prefetches: Count = 32
+    max_fetches: Count = 8
     bus: BusSettings = BusSettings()
     index: IndexSettings = IndexSettings()
     life: LifeSettings = LifeSettings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from tests.servers import nats_server, redis_server
@@ -34,6 +34,7 @@ class StartHostCache(Protocol):
         lease_seconds: float = 5.0,
         port: int = 0,
         redis_url: str = "",
+        **settings: Any,
     ) -> AbstractAsyncContextManager[Running]: ...
 
 
@@ -48,6 +49,7 @@ def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHost
         lease_seconds: float = 5.0,
         port: int = 0,
         redis_url: str = shared_redis,
+        **settings: Any,
     ) -> AbstractAsyncContextManager[Running]:
         return running(
             Settings(
@@ -55,9 +57,9 @@ def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHost
                 memory_bytes=memory_bytes,
                 lease_seconds=lease_seconds,
                 arena_folder=tmp_path,
-                node="test-node",
                 bus=BusSettings(url=nats_url),
                 index=IndexSettings(url=redis_url),
+                **{"node": "test-node", **settings},
             )
         )
 

@@ -1,0 +1,174 @@
+"""One prefetch's errand: who holds what, and its bytes into the room that was reserved.
+
+A source that fails, is slow or sends other bytes than it stored is a miss of its units; what the
+next source holds of them is tried there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.units import Tier
+from ferryman.errors import FerrymanError
+from ferryman.runtime.logs import Tail
+from ferryman.tiers.prefetch import Source, in_order
+from ferryman.tiers.prefetch_values import PrefetchAsk, Traffic
+from ferryman.tiers.values import ReservedUnit, UnitName
+from ferryman.wire.index import NodeLife, PrefixIndex, ResumeShape
+from ferryman.wire.rpc import CallTags
+from ferryman_hostcache.host import HostCache
+from ferryman_hostcache.peers import FetchOrder, PeerPlane
+from ferryman_hostcache.storage.tier import StorageTier, UnitRead
+
+log = logging.getLogger(__name__)
+
+# Units read at once: what arrived by then counts when the time is over.
+BATCH_UNITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTiers:
+    """Where a prefetch may bring from. At most `max_peers` nodes are asked what they hold."""
+
+    storage: StorageTier
+    index: PrefixIndex
+    peers: PeerPlane
+    max_peers: int
+
+
+class Bringing:
+    """What arrived so far: digests and origins by unit, and what it took."""
+
+    def __init__(
+        self,
+        host: HostCache,
+        tiers: SlowTiers,
+        tags: CallTags,
+        lease_id: str,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._host, self._tiers, self._tags, self._lease_id = host, tiers, tags, lease_id
+        self._clock = clock
+        self._nodes: dict[str, NodeLife] = {}
+        self._rooms: dict[UnitName, memoryview] = {}
+        self._keys: Sequence[PageKey] = ()
+        self.digests: dict[UnitName, bytes] = {}
+        self.origins: dict[UnitName, Tier] = {}
+        self.traffic: dict[Tier, Traffic] = {}
+        self.num_failed = self.num_corrupt = 0
+
+    # Asking.
+
+    async def sources(self, ask: PrefetchAsk) -> list[Source]:
+        """Storage first, then the peers that the index names, deepest first."""
+        keys = ask.keys[: ask.max_pages]
+        found = [Source(Tier.STORAGE, "", self._tiers.storage.lookup(keys).pages)]
+        have = max(ask.have_pages, self._host.store.lookup(keys).usable_pages)
+        for node in await self._holders(keys, have):
+            try:
+                pages = await self._tiers.peers.lookup(node, keys)
+            except FerrymanError as error:
+                self._missed(node, error)
+                continue
+            self._nodes[node.node_id] = node
+            found.append(Source(Tier.PEER, node.node_id, pages))
+        return found
+
+    async def _holders(self, keys: Sequence[PageKey], have: int) -> list[NodeLife]:
+        shape = ResumeShape.of(self._host.store.manifest)
+        found = await self._tiers.index.usable_pages(keys, shape)
+        me = self._host.identity.node_id
+        better = [
+            each
+            for each in found.values()
+            if each.node.node_id != me and each.node.address and each.usable_pages > have
+        ]
+        better.sort(key=lambda each: (-each.usable_pages, each.node.node_id))
+        return [each.node for each in better[: self._tiers.max_peers]]
+
+    def _missed(self, node: NodeLife, error: FerrymanError) -> None:
+        self.num_failed += 1
+        log.info("a peer is a miss %s: %s", Tail(node=node.node_id, reason=error.reason), error)
+
+    # Bringing.
+
+    async def fill(
+        self, keys: Sequence[PageKey], room: Sequence[ReservedUnit], sources: Sequence[Source]
+    ) -> None:
+        """Brings each unit from the first source that really has it.
+
+        Nothing writes into the room any more once this has ended, however it ended.
+        """
+        self._keys = keys
+        view = self._host.arena.view
+        rooms = {(unit.kind, unit.page_index): view(unit.offset, unit.num_bytes) for unit in room}
+        self._rooms = {name: rooms[name] for name in in_order(tuple(rooms))}
+        for source in sources:
+            names = [name for name in self._rooms if source.has(name) and not self._has(name)]
+            if names and source.tier is Tier.STORAGE:
+                await self._from_storage(names)
+            elif names:
+                await self._from_peer(self._nodes[source.name], names)
+
+    def _has(self, name: UnitName) -> bool:
+        return name in self.digests
+
+    async def _from_storage(self, names: Sequence[UnitName]) -> None:
+        storage = self._tiers.storage
+        try:
+            leased = storage.lease(self._lease_id, self._keys, names)
+            units = {(unit.kind, unit.page_index): unit for unit in leased}
+            reads = (UnitRead(units[name], self._rooms[name]) for name in names if name in units)
+            while batch := tuple(islice(reads, BATCH_UNITS)):
+                began = self._clock()
+                brought = await storage.read(batch)
+                for unit in brought:
+                    self._note((unit.kind, unit.page_index), unit.digest, Tier.STORAGE)
+                self._took(Tier.STORAGE, self._clock() - began)
+                self.num_failed += len(batch) - len(brought)
+                storage.renew((self._lease_id,))
+        except FerrymanError as error:
+            self.num_failed += 1
+            log.info("storage is a miss: %s", error)
+        finally:
+            storage.release(self._lease_id)
+            self._host.tell_storage(self._tags)
+
+    async def _from_peer(self, node: NodeLife, names: Sequence[UnitName]) -> None:
+        rooms = {name: self._rooms[name] for name in names}
+        order = FetchOrder(self._host.store.manifest.digest, self._keys, rooms)
+        began = self._clock()
+        try:
+            await self._tiers.peers.fetch(node, order, self, tags=self._tags)
+            self.num_failed += sum(not self._has(name) for name in names)
+        except FerrymanError as error:
+            self._missed(node, error)
+        finally:
+            self._took(Tier.PEER, self._clock() - began)
+
+    # What peers tell.
+
+    def arrived(self, name: UnitName, digest: bytes) -> None:
+        self._note(name, digest, Tier.PEER)
+
+    def corrupt(self, name: UnitName) -> None:
+        self.num_corrupt += 1
+        key = self._keys[name[1]]
+        log.error("corrupt unit from a peer %s", Tail(kind=name[0], key=key.hex()))
+        self._host.say(
+            self._tags, "corrupt", key=key.hex(), kind=name[0].value, tier=Tier.PEER.value
+        )
+
+    def _note(self, name: UnitName, digest: bytes, tier: Tier) -> None:
+        self.digests[name], self.origins[name] = digest, tier
+        one = Traffic(1, len(self._rooms[name]), 0.0)
+        self.traffic[tier] = self.traffic.get(tier, Traffic()) + one
+
+    def _took(self, tier: Tier, seconds: float) -> None:
+        if tier in self.traffic:
+            self.traffic[tier] += Traffic(0, 0, seconds)

@@ -1,0 +1,249 @@
+"""Prefetches at work: each asks what slower tiers hold, takes room, brings, and gives back.
+
+    start ──> asking ──> bringing ──> settled       FINISH, its policy, the caller's deadline or
+                 └──────────┴──────────┘            the process's end lead there from any state
+
+Settling commits what has arrived up to a resume point and releases the rest. It comes after the
+readers have ended: both sorts of readers promise that nothing writes any more once they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.cache.units import Tier
+from ferryman.errors import FerrymanError, LeaseLost, QueueFull
+from ferryman.runtime.background import Background
+from ferryman.runtime.logs import Tail
+from ferryman.tiers.prefetch import Grant, Prefetcher, Source
+from ferryman.tiers.prefetch_values import (
+    Lack,
+    PrefetchAsk,
+    Prefetched,
+    PrefetchPolicy,
+    PrefetchWish,
+    Traffic,
+)
+from ferryman.wire.rpc import CallTags
+from ferryman_hostcache.bringing import Bringing, SlowTiers
+from ferryman_hostcache.host import HostCache
+
+log = logging.getLogger(__name__)
+
+MAX_REMEMBERED = 1024
+# What is left of a caller's deadline for the answer's way back.
+ANSWER_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchCounts:
+    """Counts since the start. Bytes and seconds are of units that were verified."""
+
+    num_running: int = 0
+    num_begun: int = 0
+    num_complete: int = 0
+    num_truncated: int = 0
+    num_fruitless: int = 0
+    num_failed_reads: int = 0
+    num_corrupt: int = 0
+    num_lost: int = 0
+    bytes_under_way: int = 0
+
+
+class Run:
+    """One prefetch. `stop` ends it early; after `settled` its result stands."""
+
+    def __init__(self, ask: PrefetchAsk, tags: CallTags, began: float) -> None:
+        self.ask, self.tags, self.began = ask, tags, began
+        self.grant = Grant(0, 0, 0, None, ())
+        self.brought = 0
+        self.has_failed = False
+        self.traffic: dict[Tier, Traffic] = {}
+        self.stop, self.settled = asyncio.Event(), asyncio.Event()
+
+    def result(self) -> Prefetched:
+        grant = self.grant
+        return Prefetched(
+            before_pages=grant.before,
+            asked_pages=grant.asked,
+            granted_pages=grant.granted,
+            brought_pages=self.brought,
+            is_truncated=grant.before < grant.granted < grant.asked,
+            reason=self._lack(),
+            traffic=dict(self.traffic),
+        )
+
+    def _lack(self) -> str:
+        """What came short last: the room, or after it the bringing."""
+        if self.brought >= self.grant.asked:
+            return ""
+        if self.brought < self.grant.granted:
+            return Lack.TIER_FAILED if self.has_failed else Lack.STORAGE_TIMEOUT
+        return self.grant.lack or ""
+
+
+class Prefetching:
+    """All prefetches of one host-cache, at most `max_running` at once. `wish` is for callers that
+    name no policy or no threshold."""
+
+    def __init__(
+        self,
+        host: HostCache,
+        tiers: SlowTiers,
+        prefetcher: Prefetcher,
+        background: Background,
+        *,
+        wish: PrefetchWish,
+        max_running: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.wish = wish
+        self._host, self._tiers, self._prefetcher = host, tiers, prefetcher
+        self._background, self._max_running, self._clock = background, max_running, clock
+        self._runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
+        self._running: dict[str, Run] = {}  # by lease id
+        self._begun = self._complete = self._truncated = self._fruitless = 0
+        self._failed_reads = self._corrupt = self._lost = 0
+        self.traffic: dict[Tier, Traffic] = {}
+
+    # Asking for one.
+
+    def start(self, ask: PrefetchAsk, tags: CallTags, patience: float) -> Run:
+        """Begins a prefetch, or finds the one that was begun for this request and attempt.
+
+        It ends by itself, after `patience` seconds at the latest. Raises QueueFull.
+        """
+        name = tags.request_id, tags.attempt
+        if tags.request_id and (found := self._runs.get(name)):
+            return found
+        if len(self._running) >= self._max_running:
+            raise QueueFull(f"{self._max_running} prefetches are under way")
+        run = Run(ask, tags, self._clock())
+        self._begun += 1
+        lease_id = f"prefetch.{self._prefetcher.worker.epoch:x}.{self._begun}"
+        self._running[lease_id] = run
+        if tags.request_id:
+            self._runs[name] = run
+            while len(self._runs) > MAX_REMEMBERED:
+                self._runs.popitem(last=False)
+        self._background.outlive(self._go(lease_id, run, patience))
+        return run
+
+    async def finish(self, run: Run, policy: PrefetchPolicy, patience: float) -> Prefetched:
+        """Waits as long as the policy says, ends the prefetch, and answers what it brought."""
+        num_tokens = len(run.ask.keys) * self._host.store.manifest.page_size
+        end = min(run.began + policy.seconds(num_tokens), self._clock() + patience - ANSWER_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, end - self._clock())):
+                await run.settled.wait()
+        run.stop.set()
+        await run.settled.wait()
+        return run.result()
+
+    # The work.
+
+    async def _go(self, lease_id: str, run: Run, patience: float) -> None:
+        bringing = Bringing(self._host, self._tiers, run.tags, lease_id, clock=self._clock)
+        try:
+            async with asyncio.timeout(patience):
+                await _until(run.stop, self._bring(lease_id, run, bringing))
+        except TimeoutError:
+            log.debug("prefetch out of time %s", Tail(id=run.tags.request_id))
+        finally:
+            self._settle(lease_id, run, bringing)
+
+    async def _bring(self, lease_id: str, run: Run, bringing: Bringing) -> None:
+        sources = await bringing.sources(run.ask)
+        run.grant = self._reserve(lease_id, run, sources)
+        if run.grant.room:
+            await bringing.fill(run.ask.keys, run.grant.room, sources)
+
+    def _reserve(self, lease_id: str, run: Run, sources: Sequence[Source]) -> Grant:
+        under_way = self.bytes_under_way
+        try:
+            return self._prefetcher.reserve(
+                self._host.store,
+                run.ask,
+                sources,
+                lease_id=lease_id,
+                bytes_under_way=under_way,
+                now=self._clock(),
+            )
+        except FerrymanError as error:
+            log.info("no room for a prefetch: %s", error)
+            run.has_failed = True
+            return run.grant
+        finally:
+            self._host.tell(run.tags)
+
+    @property
+    def bytes_under_way(self) -> int:
+        return sum(run.grant.num_bytes for run in self._running.values())
+
+    def _settle(self, lease_id: str, run: Run, bringing: Bringing) -> None:
+        """Whatever happened: what makes a resume point stays, all else is free again."""
+        store = self._host.store
+        run.has_failed |= bringing.num_failed > 0
+        run.traffic = bringing.traffic
+        try:
+            if bringing.digests:
+                self._host.commit_brought(
+                    lease_id, bringing.digests, bringing.origins, run.ask.keys, tags=run.tags
+                )
+        except LeaseLost as error:
+            self._lost += 1
+            log.warning("a prefetch lost its room: %s", error)
+        finally:
+            if run.grant.room:
+                store.release(lease_id)
+            del self._running[lease_id]
+            run.brought = store.lookup(run.ask.keys[: run.ask.max_pages]).usable_pages
+            self._count(run, bringing)
+            run.settled.set()
+
+    def _count(self, run: Run, bringing: Bringing) -> None:
+        result = run.result()
+        self._truncated += result.is_truncated
+        self._complete += result.before_pages < result.brought_pages == result.asked_pages
+        self._fruitless += result.brought_pages <= result.before_pages < result.asked_pages
+        self._failed_reads += bringing.num_failed
+        self._corrupt += bringing.num_corrupt
+        for tier, each in bringing.traffic.items():
+            self.traffic[tier] = self.traffic.get(tier, Traffic()) + each
+
+    def tick(self) -> None:
+        """Prolongs what is under way."""
+        self._host.store.renew(self._running, self._clock())
+
+    def seconds_per_byte(self, tier: Tier) -> float:
+        """Learned from all that came from a tier; 0 before anything did."""
+        traffic = self.traffic.get(tier, Traffic())
+        return traffic.seconds / traffic.num_bytes if traffic.num_bytes else 0.0
+
+    def statistics(self) -> PrefetchCounts:
+        return PrefetchCounts(
+            num_running=len(self._running),
+            num_begun=self._begun,
+            num_complete=self._complete,
+            num_truncated=self._truncated,
+            num_fruitless=self._fruitless,
+            num_failed_reads=self._failed_reads,
+            num_corrupt=self._corrupt,
+            num_lost=self._lost,
+            bytes_under_way=self.bytes_under_way,
+        )
+
+
+async def _until(stop: asyncio.Event, job: Coroutine[Any, Any, None]) -> None:
+    """Runs a job to its end, or cancels it and waits for its end when `stop` is set first."""
+    async with asyncio.TaskGroup() as group:
+        working, stopping = group.create_task(job), group.create_task(stop.wait())
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        working.cancel()
+        stopping.cancel()

@@ -1,0 +1,176 @@
+"""Prefetches through a real host-cache: storage and peers, whole, in part, and not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.hostcache.attached import Prompt, Worker, load, prompt_of, read_all, worker_at
+from tests.hostcache.conftest import StartHostCache
+from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.units import Tier
+from ferryman.tiers.prefetch_values import Lack, Prefetched, PrefetchPolicy, PrefetchWish
+from ferryman.wire.redis_index import redis_index
+from ferryman.wire.rpc import CallTags
+from ferryman_hostcache.service import Running
+from ferryman_hostcache.storage.settings import StorageSettings
+
+MANIFEST = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
+PROMPT = prompt_of(MANIFEST, chain(*range(1, 9)), snapshots=[3, 7], with_windows=True)
+WISH = PrefetchWish(PrefetchPolicy.WAIT_COMPLETE, threshold_tokens=PAGE_SIZE)
+TAGS = CallTags("request", 1)
+PATIENCE = 20.0
+
+
+async def prefetch(worker: Worker, prompt: Prompt = PROMPT, tags: CallTags = TAGS) -> Prefetched:
+    return await worker.client.prefetch(
+        prompt.keys, prompt.prompt_len, have_pages=0, tags=tags, patience=PATIENCE
+    )
+
+
+async def until_stored(service: Running, prompt: Prompt) -> None:
+    """Until storage has all of a prompt; the writer tells nobody."""
+    async with asyncio.timeout(20):
+        while service.host.storage.lookup(prompt.keys).usable_pages < len(prompt.keys):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def node(
+    start: StartHostCache,
+    name: str,
+    folder: Path | None = None,
+    manifest: StateManifest = MANIFEST,
+    **settings: Any,
+) -> AsyncIterator[tuple[Running, Worker]]:
+    """A host-cache with a worker that wants every page."""
+    if folder:
+        settings["storage"] = StorageSettings(folder=str(folder))
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(start(node=name, **settings))
+        worker = worker_at(service.address, manifest, f"prefill-{name}", wish=WISH)
+        yield service, await stack.enter_async_context(worker)
+
+
+def assert_quiet(service: Running) -> None:
+    """Nobody holds anything any more."""
+    counts = service.host.store.statistics()
+    assert counts.num_reservations == counts.num_quarantined == 0
+    assert service.behind.prefetching.statistics().bytes_under_way == 0
+    assert service.host.storage.statistics().num_leases == 0
+    service.host.store.check_integrity()
+
+
+async def test_what_was_stored_before_a_restart_comes_back_with_its_origin(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    folder = tmp_path / "storage"
+    async with node(start_host_cache, "one", folder) as (service, worker):
+        assert await worker.client.store(PROMPT.keys, PROMPT.sources) == len(PROMPT.names)
+        await until_stored(service, PROMPT)
+    async with node(start_host_cache, "one", folder) as (service, worker):
+        brought = await prefetch(worker)
+        assert (brought.before_pages, brought.asked_pages, brought.brought_pages) == (0, 8, 8)
+        assert (brought.granted_pages, brought.is_truncated, brought.reason) == (8, False, "")
+        assert brought.traffic[Tier.STORAGE].num_bytes > 0
+        mine = await worker.client.acquire(PROMPT.keys, PROMPT.prompt_len, 0, tags=TAGS)
+        assert mine.usable_pages == 8
+        assert {unit.origin for unit in mine.view.units.values()} == {Tier.STORAGE}
+        assert read_all(worker, PROMPT, mine) == len(mine.view.units)
+        later = await load(worker, PROMPT)
+        assert {unit.origin for unit in later.view.units.values()} == {Tier.HOST}
+        assert_quiet(service)
+
+
+async def test_what_another_node_holds_comes_over(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    async with (
+        node(start_host_cache, "holder") as (holder, theirs),
+        node(start_host_cache, "asker") as (asker, mine),
+    ):
+        await theirs.client.store(PROMPT.keys, PROMPT.sources)
+        async with asyncio.timeout(20):
+            await holder.announcer.told()
+        brought = await prefetch(mine)
+        assert (brought.asked_pages, brought.brought_pages) == (8, 8)
+        lease = await mine.client.acquire(PROMPT.keys, PROMPT.prompt_len, 0, tags=TAGS)
+        assert {unit.origin for unit in lease.view.units.values()} == {Tier.PEER}
+        assert read_all(mine, PROMPT, lease) == len(lease.view.units)
+        assert_quiet(asker)
+        assert_quiet(holder)
+
+
+async def test_a_holder_serves_straight_from_its_storage(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    folder = tmp_path / "holder"
+    async with node(start_host_cache, "holder", folder) as (holder, theirs):
+        await theirs.client.store(PROMPT.keys, PROMPT.sources)
+        await until_stored(holder, PROMPT)
+    async with (
+        node(start_host_cache, "holder", folder) as (holder, theirs),
+        node(start_host_cache, "asker") as (_, mine),
+    ):
+        async with asyncio.timeout(20):
+            await holder.announcer.told()
+        brought = await prefetch(mine)
+        assert brought.brought_pages == 8
+        assert brought.traffic[Tier.PEER].num_units >= 8
+        assert holder.host.store.lookup(PROMPT.keys).usable_pages == 0, "its host tier is untouched"
+        assert_quiet(holder)
+
+
+async def test_short_of_room_the_deepest_resume_point_that_fits_is_brought(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    manifest = manifest_of(Kind.FULL, Kind.RECURRENT)
+    prompt = prompt_of(manifest, chain(*range(1, 25)), snapshots=[11, 23])
+    folder = tmp_path / "storage"
+    async with node(start_host_cache, "one", folder, manifest) as (service, worker):
+        await worker.client.store(prompt.keys, prompt.sources)
+        await until_stored(service, prompt)
+    small = {"memory_bytes": 8192, "prefetch_share": 1.0}
+    async with node(start_host_cache, "one", folder, manifest, **small) as (service, worker):
+        assert service.host.store.layout.num_slots[Kind.FULL] == 16
+        brought = await prefetch(worker, prompt)
+        assert (brought.asked_pages, brought.granted_pages, brought.brought_pages) == (24, 12, 12)
+        assert (brought.is_truncated, brought.reason) == (True, Lack.HOST_FULL)
+        assert service.behind.prefetching.statistics().num_truncated == 1
+        lease = await worker.client.acquire(prompt.keys, prompt.prompt_len, 0, tags=TAGS)
+        assert lease.usable_pages == 12
+        assert read_all(worker, prompt, lease) == len(lease.view.units)
+        assert_quiet(service)
+
+
+async def test_a_peer_that_is_gone_is_a_miss_and_leaves_nothing_behind(
+    start_host_cache: StartHostCache, redis_url: str
+) -> None:
+    async with node(start_host_cache, "asker") as (asker, mine), redis_index(redis_url) as index:
+        async with node(start_host_cache, "holder") as (holder, theirs):
+            await theirs.client.store(PROMPT.keys, PROMPT.sources)
+            async with asyncio.timeout(20):
+                await holder.announcer.told()
+            dead = replace(holder.host.identity, address=holder.address)
+        await index.announce(dead, 60.0)  # killed, it could not have said goodbye
+        brought = await prefetch(mine)
+        assert brought.brought_pages == 0
+        assert asker.behind.prefetching.statistics().num_failed_reads > 0, "the peer was asked"
+        assert_quiet(asker)
+
+
+async def test_two_calls_of_one_attempt_join_and_another_attempt_does_not(
+    start_host_cache: StartHostCache, tmp_path: Path
+) -> None:
+    async with node(start_host_cache, "one", tmp_path / "storage") as (service, worker):
+        ask = worker.client.begin_prefetch
+        for attempt in (1, 1, 2):
+            tags = CallTags("request", attempt)
+            await ask(PROMPT.keys, PROMPT.prompt_len, have_pages=0, tags=tags, patience=PATIENCE)
+        assert service.behind.prefetching.statistics().num_begun == 2
