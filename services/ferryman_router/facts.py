@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from ferryman.handoff.chain_prints import chain_prints, encode_prints
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.request import FinishReason
+from ferryman.wire.beats import ServedState
 from ferryman.wire.values import Usage
+from ferryman_router.chains import Chains
 from ferryman_router.pace import Pace
 from ferryman_router.policy import Explanation
 
@@ -41,6 +44,14 @@ def finished_facts(reason: FinishReason, usage: Usage, pace: Pace) -> dict[str, 
         "itl_p50_ms": _ms(pace.gap_quantile(0.5)),
         "itl_p99_ms": _ms(pace.gap_quantile(0.99)),
     }
+
+
+def chain_facts(chains: Chains, state: ServedState | None) -> dict[str, Fact]:
+    """What a simulator needs to see which requests share a prefix; nothing while nobody serves."""
+    if state is None:
+        return {}
+    prints = encode_prints(chain_prints(chains.of(state)))
+    return {"page_size": state.page_size, "chain": prints}
 
 
 def _ms(seconds: float) -> float:

@@ -45,7 +45,7 @@ from ferryman_router.asked import Asked
 from ferryman_router.attempt import Attempt
 from ferryman_router.budget import Tries
 from ferryman_router.chains import Chains
-from ferryman_router.facts import finished_facts, routed_facts
+from ferryman_router.facts import chain_facts, finished_facts, routed_facts
 from ferryman_router.fleet import WorkerName
 from ferryman_router.orders import prefill_order
 from ferryman_router.pace import Pace
@@ -123,6 +123,7 @@ class Journey:
             tokens=asked.prompt_len,
             tenant=asked.tenant.name,
             deadline_ms=int(asked.caller.deadline_seconds * 1000),
+            **chain_facts(self._chains, self._around.fleet.state()),
         )
         try:
             async with asyncio.timeout(max(0.0, asked.deadline - clock())):
@@ -390,7 +391,9 @@ class Journey:
         )
         self._enter(events.Finished())
         self._writer.finish(reason, usage)
-        self._report("finished", **finished_facts(reason, usage, self._pace))
+        chains = self._chains.extended(self._all_token_ids())
+        shared = chain_facts(chains, self._around.fleet.state())
+        self._report("finished", **finished_facts(reason, usage, self._pace), **shared)
         log.info(
             "request done %s",
             Tail(

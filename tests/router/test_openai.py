@@ -7,6 +7,8 @@ import json
 import pytest
 from tests.router.cluster import SENTENCE, Cluster, frames
 
+from ferryman.handoff.chain_prints import decode_prints
+
 LONG = SENTENCE * 2
 
 
@@ -154,6 +156,37 @@ async def test_the_lifecycle_of_a_request_is_told(one_pair: Cluster) -> None:
     assert {json.loads(one.payload)["traceparent"][:35] for one in found} == {traceparent[:35]}
     order = one_pair.prefills[0].orders[0]
     assert order.context.traceparent[:35] == traceparent[:35]
+
+
+async def test_the_log_says_which_requests_share_a_prefix_and_nothing_else(
+    one_pair: Cluster,
+) -> None:
+    prints, facts = {}, {}
+    for request_id, prompt in (("first", LONG), ("second", LONG * 2), ("third", "no " + LONG)):
+        await one_pair.http.post(
+            "/v1/completions",
+            json={"prompt": prompt, "max_tokens": 40},
+            headers={"x-request-id": request_id},
+        )
+        await one_pair.life_of(request_id)
+        pattern = one_pair.subjects.all_life_of(request_id)
+        for event in map(json.loads, await payloads(one_pair, pattern)):
+            if event["event"] in ("received", "finished"):
+                facts[request_id, event["event"]] = event["facts"]
+                prints[request_id, event["event"]] = decode_prints(event["facts"]["chain"])
+    prompt_pages = facts["first", "received"]["tokens"] // 16
+    finished_pages = (facts["first", "finished"]["prompt"] + 40) // 16
+    assert facts["first", "received"]["page_size"] == 16
+    assert len(prints["first", "received"].prints) == prompt_pages
+    assert len(prints["first", "finished"].prints) == finished_pages > prompt_pages
+    first = prints["first", "received"]
+    assert first.shared_pages(prints["first", "finished"]) == prompt_pages
+    assert first.shared_pages(prints["second", "received"]) == prompt_pages
+    assert first.shared_pages(prints["third", "received"]) == 0
+
+
+async def payloads(cluster: Cluster, pattern: str) -> list[bytes]:
+    return [one.payload for one in await cluster.bus.history(pattern, max_events=9)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
