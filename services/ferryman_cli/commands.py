@@ -12,6 +12,7 @@ from ferryman.errors import ConfigError
 from ferryman.schedule.request import SamplingParams
 from ferryman_cli.bench.commands import bench_app
 from ferryman_cli.choices import DEMO_NAME, Choices, Doors, EngineChoices, demo_model
+from ferryman_cli.simulate.commands import simulate
 from ferryman_cli.sizes import parse_size
 from ferryman_cli.tier_choices import TierChoices
 from ferryman_cli.where import (
@@ -48,7 +49,7 @@ Workers = typer.Option(min=1, max=64, help="How many workers of this role.")
 
 def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
-    for command in (up, chat, generate, trace, explain, top, events):
+    for command in (up, chat, generate, trace, explain, top, events, simulate):
         app.command()(command)
     app.add_typer(bench_app)
 

@@ -1,6 +1,7 @@
 """Keeps the index told of what is here, in order, as long as it answers.
 
-What it is to hear waits within a bound. Beyond that, and whenever the index was away, everything
+What it is to hear waits within a bound. Beyond that, whenever the index was away, and when it has
+forgotten that this node lives (it was flushed, or is another one that came up empty), everything
 resident is announced anew: the index is a hint, and this process holds the truth.
 """
 
@@ -85,7 +86,8 @@ class IndexAnnouncer:
     async def run(self) -> None:
         """Beat, announce, forget; until cancelled or stopped."""
         while not self._is_stopping:
-            await self._index.announce(self._node, LIFE_SECONDS)
+            was_known = await self._index.announce(self._node, LIFE_SECONDS)
+            self._is_incomplete |= not was_known
             if not self.is_away:
                 if self._lacks_something():
                     self._refresh()
@@ -123,7 +125,7 @@ class IndexAnnouncer:
             self._told.set()
 
     async def _send_run(self, changes: tuple[Change, ...]) -> None:
-        """One sort of change, of one chain in one tier."""
+        """One sort of change, of one chain, in one tier."""
         root, tier = changes[0].root, changes[0].tier
         if stored := [_indexed(change) for change in changes if isinstance(change, UnitStored)]:
             await self._index.commit(self._node, root, tier, stored)

@@ -17,7 +17,8 @@ from tests.schedule.cluster import FakeWorker, request
 from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.resume import Costs, Planner
+from ferryman.cache.planner import Planner
+from ferryman.cache.resume import Costs
 from ferryman.cache.slots import TREE, Holder, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.errors import ConfigError

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.engine.plans import Guest, decode, full_pages, prefill
+from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
 from tests.engine.toy_model import toy_runner, toy_tokens
 
+from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
+from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice
 from ferryman.engine.stream import ForwardStream
-from ferryman.schedule.batch import SlotOps, Snapshot
+from ferryman.engine.transfer import digest_of
+from ferryman.schedule.batch import RowSeed, SlotOps, Snapshot
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))
 
@@ -40,3 +43,27 @@ def test_steps_in_flight_on_a_card_say_what_the_processor_says() -> None:
         copied = stream.call(lambda: runner.transfer.digest(Kind.RECURRENT, 5)).result(60)
     assert found == toy_tokens(ANNA.tokens, 3)
     assert copied == digest
+
+
+def test_loads_beside_the_forward_on_a_card_say_what_the_processor_says() -> None:
+    device = CudaDevice()
+    writer = toy_runner()
+    writer.run(with_snapshots(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))), (8, 4)))
+    arena, loads = bytearray(), []
+    units = [(Kind.RECURRENT, 4, 2), (Kind.FULL, 7, 7), (Kind.FULL, 3, 3)]
+    for kind, slot, dst in units:
+        content = bytes(writer.transfer.read(kind, slot))
+        loads.append(load(ANNA, kind, dst, len(arena), content, digest_of(content)))
+        arena += content
+    seeds = (RowSeed(0, as_token_ids(ANNA.tokens[:8])),)
+    with CopyStream() as copies:
+        runner = toy_runner(device, copies)
+        runner.host_tier.attach(memoryview(arena))
+        with ForwardStream(runner, context=device.entered()) as stream:
+            step = prefill(0, [(ANNA, 8, 9)], SlotOps(loads=tuple(loads), seeds=seeds))
+            outcome = stream.submit(step).result(60)
+            (second,) = stream.submit(decode(1, [(ANNA, 9)])).result(60).sampled
+    assert outcome.corrupt == ()
+    assert outcome.loaded.num_bytes == len(arena)
+    assert outcome.loaded.seconds > 0
+    assert [outcome.sampled[0].token_id, second.token_id] == toy_tokens(ANNA.tokens, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
+from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import HostDevice
 from ferryman.engine.ops import SlotConflict
 from ferryman.engine.runner import Runner
@@ -57,7 +59,15 @@ def test_requests_of_different_length_share_a_step() -> None:
     ]
 
 
-def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads() -> None:
+@pytest.fixture
+def copies() -> Iterator[CopyStream]:
+    with CopyStream() as made:
+        yield made
+
+
+def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads(
+    copies: CopyStream,
+) -> None:
     runner = toy_runner()
     runner.run(with_snapshots(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))), (8, 4)))
     arena, offsets = bytearray(), []
@@ -65,7 +75,7 @@ def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads(
     for kind, slot in units:
         offsets.append(len(arena))
         arena += runner.transfer.read(kind, slot)
-    other = toy_runner()
+    other = toy_runner(copies=copies)
     other.host_tier.attach(memoryview(arena))
     carl = Guest("carl", ANNA.tokens, row=1, working_slot=0, pages=full_pages(10, 11, 12))
     loads = tuple(
@@ -77,7 +87,9 @@ def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads(
     # The load of slot 5 must come before the copy from it.
     ops = SlotOps(loads=loads, copies=(Copy(5, 0),), seeds=seeds)
     params = SamplingParams(temperature=0.0, repetition_penalty=3.0)
-    outcome = other.run(prefill(7, [(replace(carl, params=params), 8, 9)], ops))
+    with ForwardStream(other) as stream:
+        step = prefill(7, [(replace(carl, params=params), 8, 9)], ops)
+        outcome = stream.submit(step).result(60)
     logits = toy_logits(ANNA.tokens)
     seen = torch.tensor(sorted(set(ANNA.tokens)))
     logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 3, logits[seen] * 3)

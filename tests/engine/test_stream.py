@@ -36,6 +36,9 @@ class RecordingEngine:
         self.arrived = [threading.Event() for _ in range(num_steps)]
         self.fails: set[int] = set()
 
+    def begin(self, plan: StepPlan) -> None:
+        """These steps load nothing."""
+
     def launch(self, plan: StepPlan) -> Later:
         if plan.step_id in self.fails:
             raise ValueError(f"no step {plan.step_id}")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import xxhash
 
 from ferryman.cache.manifest import Kind
+from ferryman.engine.copy_side import Fence, HostSide, Run
 from ferryman.engine.device_transfer import DeviceTransfer, transfer_of
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.stamps import StampSlabs, fake_manifest
-from ferryman.engine.transfer import HostTransfer, Transfer
+from ferryman.engine.transfer import (
+    ONE_PIECE_BYTES,
+    PIECE_BYTES,
+    HostTransfer,
+    Transfer,
+    copied,
+    digest_of,
+)
 from ferryman.errors import CorruptState, InvalidRequest
 
 MANIFEST = fake_manifest(16)
@@ -22,12 +31,12 @@ def stamps() -> Transfer:
 
 
 def slabs() -> Transfer:
-    return transfer_of(Slabs.allocate(MANIFEST, SIZES, "cpu"))
+    return transfer_of(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide())
 
 
 def copying() -> Transfer:
     # The accelerator's way runs on any device; here on the one that every machine has.
-    return DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"))
+    return DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide())
 
 
 @pytest.fixture(
@@ -83,6 +92,62 @@ def test_bytes_that_do_not_fit_are_refused(transfer: Transfer) -> None:
         transfer.read(Kind.FULL, 4)
     with pytest.raises(IndexError, match="no slot -1"):
         transfer.write(Kind.FULL, -1, 0, CONTENT)
+
+
+@pytest.mark.parametrize(
+    "num_bytes", [0, 1, ONE_PIECE_BYTES, ONE_PIECE_BYTES + 1, 3 * PIECE_BYTES, 5 * PIECE_BYTES - 7]
+)
+def test_a_copy_in_pieces_has_the_digest_of_the_whole(num_bytes: int) -> None:
+    source = (np.arange(num_bytes, dtype=np.uint32) * 2_654_435_761).view(np.uint8)[:num_bytes]
+    target = bytearray(num_bytes)
+    assert copied(memoryview(target), source.data) == digest_of(source.tobytes())
+    assert target == source.tobytes()
+
+
+class SlowSide(HostSide):
+    """Copies that have ended only when somebody has waited for them."""
+
+    def __init__(self) -> None:
+        self.waits: list[int] = []
+        self._runs = 0
+
+    def begin(self) -> Run:
+        self._runs += 1
+        return _SlowRun(self, self._runs)
+
+
+class _SlowRun:
+    def __init__(self, side: SlowSide, number: int) -> None:
+        self._side, self._number = side, number
+
+    def end(self) -> Fence:
+        return self
+
+    def wait(self) -> None:
+        """The queue's business."""
+
+    def finish(self) -> None:
+        self._side.waits.append(self._number)
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> None:
+    side = SlowSide()
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), side)
+    for slot, waited in enumerate([[], [], [1], [1, 2]]):
+        transfer.load_unit(Kind.FULL, slot, memoryview(CONTENT), digest_of(CONTENT))
+        assert side.waits == waited
+    assert all(bytes(transfer.read(Kind.FULL, slot)) == CONTENT for slot in range(4))
+
+
+def test_corrupt_bytes_never_reach_an_accelerator() -> None:
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide())
+    before = bytes(transfer.read(Kind.FULL, 1))
+    with pytest.raises(CorruptState):
+        transfer.load_unit(Kind.FULL, 1, memoryview(CONTENT), bytes(16))
+    assert bytes(transfer.read(Kind.FULL, 1)) == before
 
 
 def test_host_slots_are_read_in_place() -> None:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
+from ferryman.engine.copy_stream import Copies
 from ferryman.engine.device import Device, HostDevice
+from ferryman.engine.loads import AT_ONCE
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.model.batch import DecodeBatch, PrefillBatch
@@ -112,7 +114,7 @@ SIZES: Mapping[Kind, int] = {Kind.FULL: 16, Kind.RECURRENT: 8}
 HOST = HostDevice()
 
 
-def toy_runner(device: Device = HOST) -> Runner:
+def toy_runner(device: Device = HOST, copies: Copies = AT_ONCE) -> Runner:
     model = ToyModel()
     slabs = Slabs.allocate(model.manifest, SIZES, device.torch_device)
-    return Runner(model, slabs, max_rows=4, max_len=64, device=device)
+    return Runner(model, slabs, max_rows=4, max_len=64, device=device, copies=copies)

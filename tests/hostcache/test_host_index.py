@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 from tests.hostcache.attached import load, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
+from tests.servers import running_redis
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
@@ -90,6 +92,55 @@ async def test_an_index_that_comes_back_empty_is_told_everything(
                 assert await nodes_of(index) == {"test-node": 3}
         finally:
             await asyncio.to_thread(again.stop)
+
+
+async def until_known(index: PrefixIndex, known: dict[str, int]) -> None:
+    async with asyncio.timeout(10):
+        while await nodes_of(index) != known:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_an_index_that_was_flushed_is_told_everything_within_seconds(
+    start_host_cache: StartHostCache,
+) -> None:
+    with running_redis() as redis:
+        async with (
+            start_host_cache(redis_url=redis.url) as host_cache,
+            worker_at(host_cache.address, MANIFEST) as worker,
+            redis_index(redis.url) as index,
+        ):
+            await worker.client.store(PROMPT.keys, PROMPT.sources)
+            await host_cache.announcer.told()
+            await until_known(index, {"test-node": 3})
+            before = host_cache.announcer.statistics().num_refreshes
+            await index._client.flushall()
+            assert await nodes_of(index) == {}
+            await until_known(index, {"test-node": 3})
+            assert host_cache.announcer.statistics().num_refreshes > before
+            (holding,) = (await index.usable_pages(PROMPT.keys, SHAPE)).values()
+            assert holding.node.address == host_cache.address
+
+
+async def test_an_index_that_hung_is_told_what_it_missed(
+    start_host_cache: StartHostCache,
+) -> None:
+    with running_redis() as redis:
+        async with (
+            start_host_cache(redis_url=redis.url) as host_cache,
+            worker_at(host_cache.address, MANIFEST) as worker,
+            redis_index(redis.url) as index,
+        ):
+            await host_cache.announcer.told()
+            redis.process.send_signal(signal.SIGSTOP)
+            try:
+                assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 5
+                assert (await load(worker, PROMPT)).usable_pages == 3
+                async with asyncio.timeout(10):
+                    while not host_cache.announcer.is_away:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            finally:
+                redis.process.send_signal(signal.SIGCONT)
+            await until_known(index, {"test-node": 3})
 
 
 async def test_the_lifecycle_log_says_what_happened_to_a_request(

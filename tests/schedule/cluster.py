@@ -60,6 +60,7 @@ class FakeWorker:
         prefix_cache: bool = True,
         max_running: int = 4,
         chunk_tokens: int = 8,
+        snapshot_grid: int = 0,
     ) -> None:
         tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
         limits = SchedulerLimits(
@@ -69,6 +70,7 @@ class FakeWorker:
             max_waiting=100,
             steps_in_flight=2 if overlap else 1,
             prefix_cache=prefix_cache,
+            snapshot_grid=snapshot_grid,
         )
         self.manifest = manifest
         self.scheduler = Scheduler(manifest, sizes, limits, Costs(1.0, 0.0), root_key(manifest))
@@ -91,6 +93,7 @@ class FakeWorker:
         self.now += 1
         plan = self.scheduler.plan(self.now)
         if plan is not None:
+            self.engine.begin(plan)  # loads run at the earliest moment there is
             self.queued.append(plan)
         self.collect()
         return plan is not None

@@ -11,7 +11,8 @@ from tests.schedule.test_hand_off import KINDS, worker_for
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
-from ferryman.cache.resume import Costs, Planner, Reason
+from ferryman.cache.planner import Planner
+from ferryman.cache.resume import Costs, Reason
 from ferryman.engine.stamps import fake_manifest
 from ferryman.errors import ConfigError, OutOfSlots
 from ferryman.schedule.events import Retracted

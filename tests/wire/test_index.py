@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
 from ferryman.wire import redis_index as redis_module
 from ferryman.wire.index import (
+    Holding,
     IndexedUnit,
     NodeLife,
     PrefixIndex,
@@ -24,7 +26,7 @@ from ferryman.wire.index import (
     usable_depth,
 )
 from ferryman.wire.memory_index import MemoryIndex
-from ferryman.wire.redis_index import RedisIndex, redis_index
+from ferryman.wire.redis_index import redis_index
 
 A, B = NodeLife("node-a", 11), NodeLife("node-b", 22)
 HYBRID = ResumeShape(16, 0, frozenset({Kind.FULL, Kind.RECURRENT}))
@@ -46,6 +48,13 @@ async def usable(
 ) -> dict[str, int]:
     found = await index.usable_pages(chain, shape)
     return {node_id: holding.usable_pages for node_id, holding in found.items()}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is not a hung Redis."""
+    for name in ("SOCKET_SECONDS", "LOOKUP_SECONDS", "WRITE_SECONDS"):
+        monkeypatch.setattr(redis_module, name, 30.0)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -148,25 +157,50 @@ async def test_a_node_that_never_spoke_or_left_does_not_count(index: PrefixIndex
     assert await usable(index, chain, FULL_ONLY) == {}
 
 
-@dataclass
+LENGTH = 300  # more than one chunk of what a script asks a set
+
+
+@dataclass(frozen=True)
 class Held:
-    """What a node holds of a chain, prefix-closed in its full pages as eviction leaves it."""
+    """What a node holds of a chain in each tier.
 
-    full: int
-    window: frozenset[int]
-    recurrent: frozenset[int]
-    by_kind: dict[Kind, set[int]] = field(init=False)
+    Full pages are prefix-closed in the host tier, and in both tiers together, as eviction leaves
+    them: what the host lacks of the prefix, storage has.
+    """
 
-    def __post_init__(self) -> None:
-        self.by_kind = {
-            Kind.FULL: set(range(self.full)),
-            Kind.WINDOW: set(self.window),
-            Kind.RECURRENT: set(self.recurrent),
+    full: tuple[int, int]
+    window: tuple[frozenset[int], frozenset[int]]
+    recurrent: tuple[frozenset[int], frozenset[int]]
+
+    def pages(self, tier: Tier) -> dict[Kind, frozenset[int]]:
+        at, (host, both) = tuple(Tier).index(tier), sorted(self.full)
+        return {
+            Kind.FULL: frozenset((range(host), range(host, both))[at]),
+            Kind.WINDOW: self.window[at],
+            Kind.RECURRENT: self.recurrent[at],
         }
 
+    def depth(self, shape: ResumeShape, *tiers: Tier) -> int:
+        """By the definition."""
+        held = [self.pages(tier) for tier in tiers]
+        kinds = {kind: set[int]().union(*(each[kind] for each in held)) for kind in Kind}
+        return usable_depth(LENGTH, shape, kinds)
 
-some_pages = st.frozensets(st.integers(0, 11))
-holdings = st.builds(Held, st.integers(0, 12), some_pages, some_pages)
+
+lengths = st.integers(0, LENGTH)
+runs = st.builds(
+    lambda first, length: frozenset(range(first, min(LENGTH, first + length))),
+    lengths,
+    st.integers(0, 12),
+)
+windows = st.lists(runs, max_size=4).map(lambda some: frozenset[int]().union(*some))
+snapshots = st.frozensets(st.integers(0, LENGTH - 1), max_size=20)
+holdings = st.builds(
+    Held,
+    st.tuples(lengths, lengths),
+    st.tuples(windows, windows),
+    st.tuples(snapshots, snapshots),
+)
 shapes = st.builds(
     ResumeShape,
     st.sampled_from([1, 16]),
@@ -176,20 +210,21 @@ shapes = st.builds(
 
 
 @given(st.tuples(holdings, holdings), shapes)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_redis_agrees_with_the_definition(
     redis_url: str, held: tuple[Held, Held], shape: ResumeShape
 ) -> None:
-    chain, expected = chain_of(12), {}
+    chain, expected = chain_of(LENGTH), {}
     async with redis_index(redis_url) as index:
         await index._client.flushall()
         for node, some in zip((A, B), held, strict=True):
             await index.announce(node, TTL)
-            for kind, pages in some.by_kind.items():
-                await index.commit(node, chain[0], Tier.HOST, units(chain, kind, *sorted(pages)))
-            if depth := usable_depth(12, shape, some.by_kind):
-                expected[node.node_id] = depth
-        assert await usable(index, chain, shape) == expected
+            for tier in (Tier.HOST, Tier.STORAGE):
+                for kind, pages in some.pages(tier).items():
+                    await index.commit(node, chain[0], tier, units(chain, kind, *sorted(pages)))
+            if depth := some.depth(shape, Tier.HOST, Tier.STORAGE):
+                expected[node.node_id] = Holding(node, depth, some.depth(shape, Tier.HOST))
+        assert await index.usable_pages(chain, shape) == expected
 
 
 async def test_entries_of_an_earlier_life_are_removed_when_met(redis_url: str) -> None:
@@ -205,36 +240,80 @@ async def test_entries_of_an_earlier_life_are_removed_when_met(redis_url: str) -
         assert await index._client.exists(name) == 0
 
 
-class Clock:
-    """Time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+async def test_a_life_that_the_index_no_longer_knows_is_told_so(index: PrefixIndex) -> None:
+    assert not await index.announce(A, TTL), "the first word"
+    assert await index.announce(A, TTL)
+    await index.withdraw(A)
+    assert not await index.announce(A, TTL)
 
 
-async def test_redis_that_hangs_or_dies_is_a_miss_and_writes_wait_for_it() -> None:
-    chain, clock = chain_of(4), Clock()
+async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
+    async with redis_index(redis_url) as index:
+        await index.announce(A, TTL)
+        assert await index.announce(A, TTL)
+        await index._client.flushall()
+        assert not await index.announce(A, TTL)
+
+
+async def test_entries_of_an_earlier_life_go_when_the_next_one_commits(redis_url: str) -> None:
+    chain = chain_of(3)
+    async with redis_index(redis_url) as index:
+        await index._client.flushall()
+        for node in (A, NodeLife(A.node_id, 12), B):
+            await index.commit(node, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
+        name = f"fm:{{{chain[0].hex()}}}:{chain[0].hex()}"
+        assert await index._client.hkeys(name) == ["full:host:node-a#12", "full:host:node-b#22"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which Redis does hang."""
+    for name in ("SOCKET_SECONDS", "LOOKUP_SECONDS", "WRITE_SECONDS", "PROBE_SECONDS"):
+        monkeypatch.setattr(redis_module, name, 0.1)
+
+
+async def test_redis_that_hangs_is_a_miss_and_writes_wait_for_it(impatient: None) -> None:
+    chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url) as connected:
-            index = RedisIndex(connected._client, clock=clock)
+        async with redis_index(server.url) as index:
             await index.announce(A, TTL)
             server.process.send_signal(signal.SIGSTOP)
             try:
                 await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
                 assert index.is_away
-                assert await usable(index, chain, FULL_ONLY) == {}
+                assert await index.usable_pages(chain, FULL_ONLY) == {}
                 assert index.statistics().num_misses_away == 1
                 await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[1])])
                 assert index.statistics().num_waiting == 2
             finally:
                 server.process.send_signal(signal.SIGCONT)
-            clock.now += redis_module.AWAY_SECONDS
+            await index.here()
             await index.announce(A, TTL)
             assert index.statistics().num_waiting == 0
             assert await usable(index, chain, FULL_ONLY) == {"node-a": 1}
+
+
+async def test_a_hung_redis_costs_those_who_ask_just_then_and_nobody_later(
+    impatient: None,
+) -> None:
+    chain = chain_of(4)
+    with running_redis() as server:
+        async with redis_index(server.url) as index:
+            await index.announce(A, TTL)
+            await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
+            assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                asked = [index.usable_pages(chain, FULL_ONLY) for _ in range(40)]
+                assert await asyncio.gather(*asked) == [{}] * 40
+                assert index.statistics().num_failures <= redis_module.MAX_LOOKUPS
+                before = index._client.connection_pool._in_use_connections.copy()
+                for _ in range(1000):
+                    assert await index.usable_pages(chain, FULL_ONLY) == {}
+                assert index._client.connection_pool._in_use_connections == before
+                assert index.statistics().num_misses_away == 1040
+            finally:
+                server.process.send_signal(signal.SIGCONT)
 
 
 async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(

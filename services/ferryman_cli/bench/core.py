@@ -18,7 +18,8 @@ import torch
 from ferryman.cache.capacity import Concurrency
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
-from ferryman.cache.resume import EMPTY_HOST, Costs, Planner
+from ferryman.cache.planner import Planner
+from ferryman.cache.resume import EMPTY_HOST, Costs
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import Branch, PrefixTree
 from ferryman.schedule.batch import Sampled, StepOutcome, StepPlan

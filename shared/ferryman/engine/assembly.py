@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tr
 from ferryman.cache.keys import root_key
 from ferryman.cache.manifest import StateManifest
 from ferryman.cache.resume import Costs
+from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice, Device, HostDevice
 from ferryman.engine.loads import HostTier
 from ferryman.engine.pipeline import Pipeline
@@ -110,7 +111,6 @@ def running_engine(options: EngineOptions) -> Iterator[Engine]:
     slabs = Slabs.allocate(model.manifest, capacity.slots, options.device)
     device = _device(options.device)
     rows = options.concurrency.rows
-    runner = Runner(model, slabs, max_rows=rows, max_len=max_len + 1, device=device)
     scheduler = Scheduler(
         model.manifest,
         capacity.slots,
@@ -118,7 +118,13 @@ def running_engine(options: EngineOptions) -> Iterator[Engine]:
         FIRST_GUESS,
         root_key(model.manifest),
     )
-    with ForwardStream(runner, context=device.entered()) as stream:
+    with ExitStack() as stack:
+        # The forward stream ends first: it waits for copies, they wait for nobody.
+        copies = stack.enter_context(CopyStream())
+        runner = Runner(
+            model, slabs, max_rows=rows, max_len=max_len + 1, device=device, copies=copies
+        )
+        stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         stream.call(lambda: warm_up(runner, model.manifest)).result()
         yield Engine(
             manifest=model.manifest,

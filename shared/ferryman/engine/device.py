@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ferryman.engine.copy_side import CopySide, CudaSide, HostSide, recorded_event
 from ferryman.schedule.batch import Ints
 
 Arrays = tuple[NDArray[Any], ...]
@@ -60,6 +61,10 @@ class Device(Protocol):
 
     def begin(self) -> Timed: ...
 
+    def copy_side(self) -> CopySide:
+        """Where copies run beside the work of this queue."""
+        ...
+
 
 class HostDevice:
     """The processor itself: uploads are views, results are there at once."""
@@ -74,6 +79,9 @@ class HostDevice:
 
     def begin(self) -> Timed:
         return _HostTimed()
+
+    def copy_side(self) -> CopySide:
+        return HostSide()
 
 
 class _HostTimed:
@@ -120,16 +128,19 @@ class CudaDevice:
     def begin(self) -> Timed:
         return _CudaTimed()
 
+    def copy_side(self) -> CopySide:
+        return CudaSide(self.torch_device)
+
 
 class _CudaTimed:
     def __init__(self) -> None:
-        self._began = _recorded_event()
+        self._began = recorded_event()
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         hosts = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        return _CudaFetched(hosts, self._began, _recorded_event())
+        return _CudaFetched(hosts, self._began, recorded_event())
 
 
 class _CudaFetched:
@@ -150,9 +161,3 @@ class _CudaFetched:
     def seconds(self) -> float:
         self._ended.synchronize()
         return float(self._began.elapsed_time(self._ended)) / 1000.0
-
-
-def _recorded_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

@@ -14,7 +14,8 @@ import numpy as np
 
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.loads import HostTier
+from ferryman.engine.copy_stream import Copies
+from ferryman.engine.loads import AT_ONCE, HostTier
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.parts import NOWHERE, Part, parts_of
 from ferryman.engine.stamps import Hashes, StampSlabs, extended, next_token
@@ -54,7 +55,10 @@ def at_once(plan: StepPlan) -> None:
 
 
 class FakeEngine:
-    """Runs steps on stamped slots. `pace` is called before each step and may block it."""
+    """Runs steps on stamped slots. `pace` is called before each step and may block it.
+
+    Loads run when a step is begun, the earliest moment there is, unless `copies` says otherwise.
+    """
 
     def __init__(
         self,
@@ -65,12 +69,13 @@ class FakeEngine:
         max_len: int,
         vocab_size: int = 1000,
         pace: Callable[[StepPlan], None] = at_once,
+        copies: Copies = AT_ONCE,
     ) -> None:
         self.manifest = manifest
         self.vocab_size = vocab_size
         self.slabs = StampSlabs(manifest, num_slots)
         self.transfer = HostTransfer(self.slabs)
-        self.host_tier = HostTier(self.transfer)
+        self.host_tier = HostTier(self.transfer, copies)
         self.once = OnceOnly()
         self._rows = [Row(index, max_len) for index in range(max_rows)]
         self._void: set[str] = set()
@@ -79,12 +84,16 @@ class FakeEngine:
     def run(self, plan: StepPlan) -> StepOutcome:
         return self.launch(plan).outcome()
 
+    def begin(self, plan: StepPlan) -> None:
+        self.host_tier.begin(plan.step_id, plan.ops.loads)
+
     def launch(self, plan: StepPlan) -> Done:
         self._pace(plan)
         plan = self.once.consume(plan)
         parts = tuple(parts_of(plan))
         self._readmit(plan.ops, parts)
-        corrupt, report = self.host_tier.load(plan.ops.loads)
+        loaded = self.host_tier.arrived(plan.step_id, plan.ops.loads)
+        corrupt, report = loaded.corrupt, loaded.report()
         began = perf_counter()
         self._void.update(corrupt)
         self._prologue(plan.ops)

@@ -3,7 +3,9 @@
 A plan's operations are written down when it is submitted, with the generations that its author
 meant; on the stream they run in the order of submission, so that order is theirs too. Edges:
 
-    plan k ──'plan k'──► the step's operations ──'step k'──► commit k       (scheduler ⇄ forward)
+    scheduler   plan k ──'plan k'──┬──────────────────────────────────► commit k
+    copies                         ├─► loads of k ──'loads k'──┐            ▲
+    forward                        └───────────────────────────┴─► step k ──┘ 'step k'
 """
 
 from __future__ import annotations
@@ -23,9 +25,20 @@ from ferryman.engine.transfer import Transfer
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 
 FORWARD = "forward"
+COPIES = "copies"
 SCHEDULER = "scheduler"
 
 HandleOf = Callable[[Kind, int], SlotHandle]
+
+
+def plan_event(step_id: int) -> str:
+    """The event that the scheduler records when it submits a step."""
+    return f"plan {step_id}"
+
+
+def loads_event(step_id: int) -> str:
+    """The event that the copy stream records behind the loads of a step: their fence."""
+    return f"loads {step_id}"
 
 
 def step_event(step_id: int) -> str:
@@ -33,28 +46,20 @@ def step_event(step_id: int) -> str:
     return f"step {step_id}"
 
 
-class RecordingStream:
-    """A forward stream whose plans are written down. `handle_of` tells a slot's generation now."""
+class StepRecorder:
+    """Writes down what plans do to slots. `handle_of` tells a slot's generation now."""
 
-    def __init__(
-        self, stream: ForwardStream, recorder: Recorder, handle_of: HandleOf, *, page_size: int
-    ) -> None:
-        self._stream = stream
+    def __init__(self, recorder: Recorder, handle_of: HandleOf, *, page_size: int) -> None:
         self._recorder = recorder
         self._handle_of = handle_of
         self._page_size = page_size
         self._once = OnceOnly()
 
-    def submit(self, plan: StepPlan) -> Future[StepOutcome]:
-        planned = f"plan {plan.step_id}"
+    def planned(self, plan: StepPlan) -> None:
+        """The scheduler submits this plan."""
+        planned = plan_event(plan.step_id)
         self._recorder.add(Operation(SCHEDULER, planned, records=(planned,)))
         self._recorder.add(*self.operations(self._once.consume(plan)))
-        return self._stream.submit(plan)
-
-    async def run(self, plan: StepPlan) -> StepOutcome:
-        outcome = await asyncio.wrap_future(self.submit(plan))
-        self.committed(outcome.step_id)
-        return outcome
 
     def committed(self, step_id: int) -> None:
         """The scheduler has seen the step's outcome."""
@@ -66,17 +71,23 @@ class RecordingStream:
         self._recorder.add(Operation(SCHEDULER, "free", frees=tuple(handles)))
 
     def operations(self, plan: StepPlan) -> tuple[Operation, ...]:
-        """What the plan does to slots, in order."""
-        found = [*self._prologue(plan.ops), *self._forward(plan), *self._epilogue(plan.ops)]
-        named = [replace(op, name=f"{op.name} of step {plan.step_id}") for op in found]
-        named[0] = replace(named[0], waits=(f"plan {plan.step_id}",))
-        named[-1] = replace(named[-1], records=(step_event(plan.step_id),))
-        return tuple(named)
+        """What the plan does to slots: its loads on the copy stream, all else on the forward."""
+        planned, loaded = plan_event(plan.step_id), loads_event(plan.step_id)
+        loads = list(self._loads(plan.ops))
+        step = [*self._prologue(plan.ops), *self._forward(plan), *self._epilogue(plan.ops)]
+        if loads:
+            loads[0] = replace(loads[0], waits=(planned,))
+            loads[-1] = replace(loads[-1], records=(loaded,))
+        step[0] = replace(step[0], waits=(planned, loaded) if loads else (planned,))
+        step[-1] = replace(step[-1], records=(step_event(plan.step_id),))
+        return tuple(replace(op, name=f"{op.name} of step {plan.step_id}") for op in loads + step)
 
-    def _prologue(self, ops: SlotOps) -> Iterator[Operation]:
+    def _loads(self, ops: SlotOps) -> Iterator[Operation]:
         for load in ops.loads:
             dst = self._handle_of(load.unit.kind, load.dst)
-            yield Operation(FORWARD, f"load for {load.request_id}", initialises=(dst,))
+            yield Operation(COPIES, f"load for {load.request_id}", initialises=(dst,))
+
+    def _prologue(self, ops: SlotOps) -> Iterator[Operation]:
         for copy in ops.copies:
             src, dst = self._recurrent(copy.src), self._recurrent(copy.dst)
             yield Operation(FORWARD, "copy", reads=(src,), initialises=(dst,))
@@ -96,7 +107,8 @@ class RecordingStream:
     def _epilogue(self, ops: SlotOps) -> Iterator[Operation]:
         for snapshot in ops.snapshots:
             src, dst = self._recurrent(snapshot.src), self._recurrent(snapshot.dst)
-            yield Operation(FORWARD, "snapshot", reads=(src,), initialises=(dst,))
+            # Not an initialiser: a track slot is overwritten at every other page's end.
+            yield Operation(FORWARD, "snapshot", reads=(src,), writes=(dst,))
 
     def _pages(self, part: Part) -> tuple[list[SlotHandle], list[SlotHandle]]:
         first, end = part.start // self._page_size, -(-part.end // self._page_size)
@@ -109,6 +121,25 @@ class RecordingStream:
 
     def _recurrent(self, slot: int) -> SlotHandle:
         return self._handle_of(Kind.RECURRENT, slot)
+
+
+class RecordingStream(StepRecorder):
+    """A forward stream whose plans are written down when they are submitted."""
+
+    def __init__(
+        self, stream: ForwardStream, recorder: Recorder, handle_of: HandleOf, *, page_size: int
+    ) -> None:
+        super().__init__(recorder, handle_of, page_size=page_size)
+        self._stream = stream
+
+    def submit(self, plan: StepPlan) -> Future[StepOutcome]:
+        self.planned(plan)
+        return self._stream.submit(plan)
+
+    async def run(self, plan: StepPlan) -> StepOutcome:
+        outcome = await asyncio.wrap_future(self.submit(plan))
+        self.committed(outcome.step_id)
+        return outcome
 
 
 class RecordingTransfer:

@@ -1,6 +1,6 @@
 """Runs steps on a model: prologue, forward, sampling, epilogue, in the order of the calls.
 
-    prologue   loads (verified), copies, clears, seeds         once, whatever is replayed
+    prologue   waits for loads; copies, clears, seeds           once, whatever is replayed
     forward    reads the history for decode, writes it for prefill
     sampling   draws tokens and writes them behind, where the next step finds them on the device
     epilogue   snapshots                                        once
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.copy_stream import Copies
 from ferryman.engine.device import Device, Fetched, HostDevice
 from ferryman.engine.device_transfer import transfer_of
-from ferryman.engine.loads import HostTier, Loaded
+from ferryman.engine.loads import AT_ONCE, HostTier, Loaded
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.packing import (
     StepTensors,
@@ -57,7 +58,8 @@ HOST = HostDevice()
 class Runner:
     """A model, its slabs and each row's history of token ids [max_rows, max_len].
 
-    Call it from one thread, in the order of the steps.
+    Launch steps from one thread, in their order. `copies` is where loads run: by default within
+    the call that begins them.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class Runner:
         max_rows: int,
         max_len: int,
         device: Device = HOST,
+        copies: Copies = AT_ONCE,
     ) -> None:
-        self.transfer = transfer_of(slabs)
-        self.host_tier = HostTier(self.transfer)
+        side = device.copy_side()
+        self.transfer = transfer_of(slabs, side)
+        self.host_tier = HostTier(self.transfer, copies, side)
         self.once = OnceOnly()
         self.device = device
         self._model = model
@@ -84,13 +88,17 @@ class Runner:
         """Runs one step to its end."""
         return self.launch(plan).outcome()
 
+    def begin(self, plan: StepPlan) -> None:
+        """Starts the plan's loads on the copy stream; the launch waits for them."""
+        self.host_tier.begin(plan.step_id, plan.ops.loads)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Runs one step as far as the host is concerned; its values may still be on their way."""
         plan = self.once.consume(plan)
         self._check_bounds(plan.draws)
         packed = pack(plan)
-        loaded = self.host_tier.load(plan.ops.loads)
+        loaded = self.host_tier.arrived(plan.step_id, plan.ops.loads)
         timed = self.device.begin()
         tensors = StepTensors(packed, self.device.upload(packed.buffer))
         self._prologue(tensors)
@@ -167,8 +175,8 @@ class Launched:
         """The values; waits for them if need be."""
         sampled = _as_sampled(self._plan.draws, self._fetched)
         seconds = self._fetched.seconds()
-        corrupt, report = self._loaded
-        return StepOutcome(self._plan.step_id, sampled, corrupt, seconds, report)
+        loaded = self._loaded
+        return StepOutcome(self._plan.step_id, sampled, loaded.corrupt, seconds, loaded.report())
 
 
 def _as_sampled(draws: Sequence[Draw], fetched: Fetched) -> tuple[Sampled, ...]:

@@ -38,6 +38,10 @@ class Launched(Protocol):
 class Engine(Protocol):
     """What runs steps: a runner, or its fake."""
 
+    def begin(self, plan: StepPlan) -> None:
+        """Starts what need not wait for the steps before it: loads. Called where plans are made."""
+        ...
+
     def launch(self, plan: StepPlan) -> Launched: ...
 
 
@@ -104,7 +108,9 @@ class ForwardStream:
         self.close()
 
     def submit(self, plan: StepPlan) -> Future[StepOutcome]:
-        """Queues a step. Its future raises what the step raised."""
+        """Begins a step's loads and queues it. Its future raises what the step raised."""
+        self._check_open()
+        self._engine.begin(plan)
         step = _Step(plan)
         self._put(step)
         return step.future
@@ -127,11 +133,14 @@ class ForwardStream:
             self._jobs.put(_Close())
         self._thread.join()
 
-    def _put(self, job: _Step | _Call) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise StreamClosed("the forward stream is closed")
         if self._poison is not None:
             raise self._poisoned() from self._poison
+
+    def _put(self, job: _Step | _Call) -> None:
+        self._check_open()
         try:
             self._jobs.put_nowait(job)
         except queue.Full:

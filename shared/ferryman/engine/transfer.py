@@ -8,17 +8,40 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import xxhash
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, InvalidRequest
 
 DIGEST_BYTES = 16
+# Hashing in one go is faster than in pieces, as long as what was copied is still in the cache.
+ONE_PIECE_BYTES = 512 * 1024
+PIECE_BYTES = 256 * 1024
 
 
 def digest_of(content: bytes | memoryview) -> bytes:
     """The xxh3-128 of a unit's bytes; other threads run meanwhile."""
     return xxhash.xxh3_128_digest(content)
+
+
+def copied(target: memoryview, source: memoryview) -> bytes:
+    """Copies `source` to `target`, of the same size; the digest of what has arrived.
+
+    Each piece is hashed while it is still in the processor's cache, so memory is read once; other
+    threads run meanwhile. Measured (2 MiB of L2): 9.5 MB in pieces of 256 KiB 14 GB/s, copied whole
+    and then hashed 12, memcpy alone 17; 512 KiB in one piece 17.
+    """
+    arrived, sent = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
+    if len(arrived) <= ONE_PIECE_BYTES:
+        np.copyto(arrived, sent)
+        return digest_of(target)
+    digest = xxhash.xxh3_128()
+    for begin in range(0, len(arrived), PIECE_BYTES):
+        piece = arrived[begin : begin + PIECE_BYTES]
+        np.copyto(piece, sent[begin : begin + PIECE_BYTES])
+        digest.update(piece.data)
+    return digest.digest()
 
 
 class Transfer(Protocol):
@@ -69,15 +92,12 @@ class HostTransfer:
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         source = self._slots.bytes_of(kind, slot)
         check_size(kind, len(arena), len(source))
-        arena[:] = source
-        return digest_of(arena)
+        return copied(arena, source)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
         target = self._slots.bytes_of(kind, slot)
         check_size(kind, len(arena), len(target))
-        target[:] = arena
-        # Of what has arrived, not of what was sent: the copy is warm and this sees more.
-        check_digest(kind, slot, digest_of(target), digest)
+        check_digest(kind, slot, copied(target, arena), digest)
 
 
 def arena_view(arena: memoryview, offset: int, num_bytes: int) -> memoryview:

@@ -23,7 +23,8 @@ import numpy as np
 from ferryman.cache.capacity import Concurrency
 from ferryman.cache.keys import PageKey, root_key
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import EMPTY_HOST, Costs, HostView, Planner, Reason, ResumePlan
+from ferryman.cache.planner import Planner
+from ferryman.cache.resume import EMPTY_HOST, Costs, HostView, Reason, ResumePlan
 from ferryman.cache.slots import Demand, Holder, Ledger, Role, SlotHandle
 from ferryman.cache.tree import CacheChange
 from ferryman.errors import InvalidRequest, NotFound, OutOfSlots, QueueFull
@@ -290,14 +291,13 @@ class Scheduler:
         return None
 
     def _resume_plans(self, waiting: Waiting) -> Iterator[ResumePlan]:
-        """The best plan; on an idle worker, where waiting would help nobody, also the smallest."""
+        """The best plan, then smaller ones; a bare one when nobody is here who will make room."""
         prompt_len = waiting.request.prompt_len
         if not self.limits.prefix_cache:
             yield self.planner.plan_cold(prompt_len, Reason.CACHE_OFF)
             return
         keys = waiting.request.keys
-        plan = self.planner.plan(keys, prompt_len, self.residence.tree, waiting.host)
-        yield plan
+        yield from self.planner.plans(keys, prompt_len, self.residence.tree, waiting.host)
         if not self._by_id and not self._reserved:
             yield self.planner.plan_cold(prompt_len, Reason.NO_ROOM)
 

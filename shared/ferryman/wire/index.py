@@ -80,21 +80,26 @@ class ResumeShape:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """Counts since the start."""
+    """Counts since the start. `num_failures` counts calls that were not answered."""
 
     num_hits: int = 0
     num_misses: int = 0
     num_misses_away: int = 0
     num_waiting: int = 0
     num_dropped: int = 0
+    num_failures: int = 0
     is_away: bool = False
 
 
 class PrefixIndex(Protocol):
     """What both indexes can do; `tests/wire/test_index.py` holds both to it."""
 
-    async def announce(self, node: NodeLife, ttl_seconds: float) -> None:
-        """This life is alive, until `ttl_seconds` after the last such word."""
+    async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
+        """This life is alive, until `ttl_seconds` after the last such word.
+
+        False when the index had no such word, or is away: whatever else it was told may be gone
+        with it, and has to be said anew.
+        """
         ...
 
     async def withdraw(self, node: NodeLife) -> None:

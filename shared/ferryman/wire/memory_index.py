@@ -29,10 +29,12 @@ class MemoryIndex:
         self._held: defaultdict[NodeLife, set[tuple[Kind, PageKey, Tier]]] = defaultdict(set)
         self._num_hits, self._num_misses, self._num_misses_away = 0, 0, 0
 
-    async def announce(self, node: NodeLife, ttl_seconds: float) -> None:
+    async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
+        known = [end for life, end in self._ends.items() if life.node_id == node.node_id]
         for life in [life for life in self._ends if life.node_id == node.node_id]:
             del self._ends[life]
         self._ends[node] = self._clock() + ttl_seconds
+        return not self.is_away and any(self._clock() < end for end in known)
 
     async def withdraw(self, node: NodeLife) -> None:
         self._ends.pop(node, None)

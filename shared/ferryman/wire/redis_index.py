@@ -1,11 +1,14 @@
-"""The index in Redis.
+"""The index in Redis: scripts over one chain (see `redis_scripts`), and which nodes live.
 
-    fm:{<root>}:<page key>    hash    <kind>:<tier>:<node>#<epoch> → bytes,digest,generation
-    fm:node:<node>            string  <epoch> <address> of the life that is alive, with expiry
-    fm:nodes                  set     the nodes there may be
+    fm:node:<node>   string  <epoch> <address> of the life that is alive, with expiry
+    fm:nodes         set     the nodes there may be
 
-Keys are in hex. A chain lies in one cluster slot, that of its first page's key; a script touches
-one chain only, so the living nodes are told to it. A hash expires a day after its last commit.
+A chain lies in one cluster slot, that of its first page's key; a script touches one chain only, so
+the living nodes are told to it. What is said of a chain expires a day after it was last said.
+
+When a call fails or takes too long, Redis is away: nobody asks it any more until a probe, which no
+request waits for, has been answered. So a hung Redis costs each request that asks just then
+LOOKUP_SECONDS, and those that come later nothing.
 """
 
 from __future__ import annotations
@@ -27,104 +30,23 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
+from ferryman.wire import redis_scripts as scripts
 from ferryman.wire.index import Holding, IndexedUnit, IndexStatistics, NodeLife, ResumeShape
 
 log = logging.getLogger(__name__)
 
 SOCKET_SECONDS = 0.25
-AWAY_SECONDS = 1.0
+LOOKUP_SECONDS = 0.2
+WRITE_SECONDS = 1.0
+PROBE_SECONDS = 0.5
 LIVING_SECONDS = 1.0
 HASH_TTL_SECONDS = 86_400
 MAX_CONNECTIONS = 8
+MAX_LOOKUPS = 6  # under way at once: the other connections are for writing and probing
 MAX_WAITING = 1024
 NODES = "fm:nodes"
 
 Write = Callable[[], Awaitable[Any]]
-
-COMMIT = """
--- The whole group or nothing: a script is never interrupted.
--- KEYS: fm:{root}   ARGV: owner, tier, seconds to live, then (page key, kind, value) per unit
-for at = 4, #ARGV, 3 do
-    local name = KEYS[1] .. ':' .. ARGV[at]
-    redis.call('HSET', name, ARGV[at + 1] .. ':' .. ARGV[2] .. ':' .. ARGV[1], ARGV[at + 2])
-    redis.call('EXPIRE', name, ARGV[3])
-end
-"""
-
-FORGET = """
--- KEYS: fm:{root}   ARGV: owner, tier, then (page key, kind) per unit
-for at = 3, #ARGV, 2 do
-    local field = ARGV[at + 1] .. ':' .. ARGV[2] .. ':' .. ARGV[1]
-    redis.call('HDEL', KEYS[1] .. ':' .. ARGV[at], field)
-end
-"""
-
-LONGEST = """
--- The longest usable prefix of a chain, per living node.
--- KEYS: fm:{root}   ARGV: packed page keys, page size, window length, kinds, then (node, epoch)...
-local packed, page_size, window_len = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local wants = {}
-for kind in string.gmatch(ARGV[4], '%a+') do wants[kind] = true end
-local living = {}
-for at = 5, #ARGV, 2 do living[ARGV[at]] = ARGV[at + 1] end
-
--- Who holds what of page i (from 1). Entries of a living node's earlier lives are removed.
-local pages = {}
-local function page(i)
-    if pages[i] then return pages[i] end
-    local name = KEYS[1] .. ':' .. string.sub(packed, i * 32 - 31, i * 32)
-    local held, void = {}, {}
-    for _, field in ipairs(redis.call('HKEYS', name)) do
-        local kind, tier, node, epoch = string.match(field, '^(%a+):(%a+):(.+)#(%d+)$')
-        if node and living[node] == epoch then
-            held[kind .. ':any:' .. node] = true
-            held[kind .. ':' .. tier .. ':' .. node] = true
-        elseif node and living[node] then void[#void + 1] = field end
-    end
-    if #void > 0 then redis.call('HDEL', name, unpack(void)) end
-    pages[i] = held
-    return held
-end
-
--- Full pages are evicted leaf first, so presence is prefix-closed, and bisection finds its end.
-local function full_depth(tier, node)
-    local low, high = 0, #packed / 32
-    if not wants.full then return high end
-    while low < high do
-        local middle = math.ceil((low + high) / 2)
-        if page(middle)['full:' .. tier .. ':' .. node] then low = middle else high = middle - 1 end
-    end
-    return low
-end
-
-local function is_usable(tier, node, depth)
-    local whose = ':' .. tier .. ':' .. node
-    if wants.recurrent and not page(depth)['recurrent' .. whose] then return false end
-    if wants.window then
-        local first = math.floor(math.max(0, depth * page_size - window_len + 1) / page_size)
-        for i = first + 1, depth do
-            if not page(i)['window' .. whose] then return false end
-        end
-    end
-    return true
-end
-
-local found = {}
-for at = 5, #ARGV, 2 do
-    local node, depths = ARGV[at], {}
-    for _, tier in ipairs({'any', 'host'}) do
-        local depth = full_depth(tier, node)
-        while depth > 0 and not is_usable(tier, node, depth) do depth = depth - 1 end
-        depths[tier] = depth
-    end
-    if depths.any > 0 then
-        found[#found + 1] = node
-        found[#found + 1] = depths.any
-        found[#found + 1] = depths.host
-    end
-end
-return found
-"""
 
 
 @asynccontextmanager
@@ -143,45 +65,71 @@ async def redis_index(url: str) -> AsyncIterator[RedisIndex]:
     except ValueError as error:
         raise ConfigError(f"{url!r} is no Redis URL: {error}") from error
     client = aioredis.Redis(connection_pool=pool)
+    index = RedisIndex(client)
+    probing = asyncio.ensure_future(index.keep_probing())
     try:
-        yield RedisIndex(client)
+        yield index
     finally:
+        probing.cancel()
+        await asyncio.wait((probing,))
         await client.aclose()
         await pool.disconnect()
 
 
 class RedisIndex:
-    """A `PrefixIndex` over one Redis. After a failure it is not asked again for AWAY_SECONDS."""
+    """A `PrefixIndex` over one Redis. `keep_probing` is what ends its being away."""
 
     def __init__(
         self, client: aioredis.Redis, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._client, self._clock = client, clock
-        self._commit = client.register_script(COMMIT)
-        self._forget = client.register_script(FORGET)
-        self._longest = client.register_script(LONGEST)
+        self._commit = client.register_script(scripts.COMMIT)
+        self._forget = client.register_script(scripts.FORGET)
+        self._longest = client.register_script(scripts.LONGEST)
         self._living: Mapping[str, NodeLife] = {}
         self._living_until = float("-inf")
-        self._away_until = float("-inf")
+        self._here, self._away = asyncio.Event(), asyncio.Event()
+        self._here.set()
+        self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self._waiting: deque[Write] = deque()
         self._writing = asyncio.Lock()
         self._num_hits, self._num_misses, self._num_misses_away = 0, 0, 0
-        self._num_dropped = 0
+        self._num_dropped = self._num_failures = 0
 
     @property
     def is_away(self) -> bool:
-        return self._clock() < self._away_until
+        return self._away.is_set()
 
-    async def announce(self, node: NodeLife, ttl_seconds: float) -> None:
+    async def here(self) -> None:
+        """Wait until Redis answers."""
+        await self._here.wait()
+
+    async def keep_probing(self) -> None:
+        """Ask now and then whether Redis is back, whenever it is away; until cancelled."""
+        while True:
+            await self._away.wait()
+            await asyncio.sleep(PROBE_SECONDS)
+            if await self._answers(self._client.ping, SOCKET_SECONDS):
+                self._living_until = float("-inf")
+                self._away.clear()
+                self._here.set()
+                log.info("index back")
+                await self._write_waiting()
+
+    async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
+        known: list[object] = []
+
         async def beat() -> None:
+            life, ttl_ms = _life(node), round(ttl_seconds * 1000)
             async with self._client.pipeline(transaction=False) as pipe:
                 pipe.sadd(NODES, node.node_id)
-                pipe.set(_node_key(node.node_id), _life(node), px=round(ttl_seconds * 1000))
-                await pipe.execute()
+                pipe.set(_node_key(node.node_id), life, px=ttl_ms, get=True)
+                known.append((await pipe.execute())[1])
 
         self._living_until = float("-inf")
-        if await self._succeeds(beat):
+        if await self._succeeds(beat, WRITE_SECONDS):
             await self._write_waiting()
+        return bool(known) and known[0] is not None
 
     async def withdraw(self, node: NodeLife) -> None:
         async def leave() -> None:
@@ -190,13 +138,13 @@ class RedisIndex:
                 await self._client.delete(_node_key(node.node_id))
 
         self._living_until = float("-inf")
-        await self._succeeds(leave)
+        await self._succeeds(leave, WRITE_SECONDS)
 
     async def commit(
         self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[IndexedUnit]
     ) -> None:
         """With Redis away it waits, within MAX_WAITING groups; then the oldest is dropped."""
-        arguments: list[str | int] = [node.owner, tier.value, HASH_TTL_SECONDS]
+        arguments: list[str | int] = [node.node_id, node.epoch, tier.value, HASH_TTL_SECONDS]
         for unit in units:
             value = f"{unit.num_bytes},{unit.digest.hex()},{unit.generation}"
             arguments += [unit.key.hex(), unit.kind.value, value]
@@ -229,7 +177,9 @@ class RedisIndex:
                 node_id, usable, host = str(said[at]), int(said[at + 1]), int(said[at + 2])
                 found[node_id] = Holding(living[node_id], usable, host)
 
-        if not await self._succeeds(ask):
+        async with self._lookups:
+            was_here = await self._succeeds(ask, LOOKUP_SECONDS)
+        if not was_here:
             self._num_misses_away += 1
             return {}
         self._num_hits += bool(found)
@@ -243,6 +193,7 @@ class RedisIndex:
             num_misses_away=self._num_misses_away,
             num_waiting=len(self._waiting),
             num_dropped=self._num_dropped,
+            num_failures=self._num_failures,
             is_away=self.is_away,
         )
 
@@ -268,20 +219,29 @@ class RedisIndex:
         async with self._writing:
             while self._waiting and not self.is_away:
                 write = self._waiting[0]
-                if not await self._succeeds(write):
+                if not await self._succeeds(write, WRITE_SECONDS):
                     return
                 if self._waiting and self._waiting[0] is write:
                     self._waiting.popleft()
 
-    async def _succeeds(self, ask: Callable[[], Awaitable[object]]) -> bool:
-        """Whether Redis did it. After a failure nobody asks for a while: a hung one costs once."""
+    async def _succeeds(self, ask: Callable[[], Awaitable[object]], seconds: float) -> bool:
+        """Whether Redis did it. After a failure nobody asks until it has answered a probe."""
         if self.is_away:
             return False
+        if not await self._answers(ask, seconds):
+            self._here.clear()
+            self._away.set()
+            return False
+        return True
+
+    async def _answers(self, ask: Callable[[], Awaitable[object]], seconds: float) -> bool:
         try:
-            await ask()
+            async with asyncio.timeout(seconds):
+                await ask()
         except (RedisError, OSError, TimeoutError) as error:
-            log.warning("index away for %.1f s: %s", AWAY_SECONDS, error)
-            self._away_until = self._clock() + AWAY_SECONDS
+            self._num_failures += 1
+            if not self.is_away:
+                log.warning("index away: %r", error)
             return False
         return True
 

@@ -1,0 +1,58 @@
+"""What things cost: all that is modelled. Decisions are made by what the services run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from ferryman.cache.resume import Costs
+from ferryman.errors import ConfigError
+from ferryman.schedule.batch import PrefillStep, StepPlan
+from ferryman_cli.simulate.trace import MeasuredPace
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds. A step takes `step_seconds` however little it does; `call_seconds` is one rpc.
+
+    Loads are host → device, stores device → host, storage and peer reads → host.
+    """
+
+    prefill_seconds_per_token: float = 1e-3
+    step_seconds: float = 1e-3
+    decode_step_seconds: float = 2e-2
+    load_seconds_per_byte: float = 1 / 5e9
+    store_seconds_per_byte: float = 1 / 5e9
+    storage_seconds_per_byte: float = 1 / 1e9
+    handoff_seconds_per_byte: float = 1 / 1e9
+    call_seconds: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not 0 <= getattr(self, each.name) < 1e6:
+                raise ConfigError(f"{each.name} must be a number of seconds from 0 on")
+
+    @property
+    def plan_costs(self) -> Costs:
+        """What a worker's planner would have learned by now."""
+        return Costs(self.prefill_seconds_per_token, self.load_seconds_per_byte)
+
+    def seconds_of(self, plan: StepPlan) -> float:
+        """How long the device is busy with one step; loads come before the forward."""
+        if not isinstance(plan, PrefillStep):
+            return self.decode_step_seconds
+        num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
+        load_bytes = sum(load.unit.num_bytes for load in plan.ops.loads)
+        forward = self.step_seconds + num_tokens * self.prefill_seconds_per_token
+        return forward + load_bytes * self.load_seconds_per_byte
+
+    def told_by(self, pace: MeasuredPace) -> CostModel:
+        """With what a trace says of time in place of the guesses."""
+        return replace(
+            self,
+            prefill_seconds_per_token=pace.prefill_seconds_per_token
+            or self.prefill_seconds_per_token,
+            decode_step_seconds=pace.decode_step_seconds or self.decode_step_seconds,
+        )
+
+
+GUESSES = CostModel()

@@ -1,0 +1,156 @@
+"""A lifecycle log as a trace: JSON lines as `ferryman events --json` prints them.
+
+`received` and `finished` carry a chain: a name for each `step` pages of the prompt, or of prompt
+and answer. Page keys chain, so where two requests have one name in one place, all before it is the
+same. What lies behind the deepest common name counts as a request's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEvent
+from ferryman.runtime.lifecycle import decode_event
+from ferryman_cli.simulate.content import Content, own
+from ferryman_cli.simulate.trace import (
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    BadTrace,
+    MeasuredPace,
+    Trace,
+    TracedRequest,
+)
+
+_CHAIN = re.compile(r"(\d{1,7}):((?:[0-9a-f]{8})*)")
+_NAME_DIGITS = 8
+
+Names = Mapping[int, str]
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the router said of one request."""
+
+    arrived_ms: int
+    prompt_len: int
+    names: dict[int, str]
+    output_len: int = 0
+
+
+@dataclass(slots=True)
+class _Line:
+    """What one prefill worker said of one attempt: (tokens computed, milliseconds) by event."""
+
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+
+def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int) -> Trace:
+    """The requests that ended well in the log in `path`. Raises BadTrace."""
+    told: dict[str, _Told] = {}
+    chunks: dict[tuple[str, int, str], _Line] = {}
+    gaps_ms: list[float] = []
+    for number, line in lines:
+        event = _event(path, number, line)
+        if event.role == PREFILL and event.name in ("admitted", "chunk"):
+            _note_chunk(chunks, event)
+        elif event.role == ROUTER and event.name == "received":
+            told[event.request_id] = _received(path, number, event)
+        elif event.role == ROUTER and event.name == "finished" and event.request_id in told:
+            _finished(path, number, event, told[event.request_id])
+            gaps_ms.append(_seconds(event.facts.get("itl_p50_ms")))
+        if len(told) > MAX_REQUESTS:
+            raise BadTrace(path, number, f"a trace has at most {MAX_REQUESTS} requests")
+    if not told:
+        raise BadTrace(path, 1, "no request was received in it")
+    whole = {name: one for name, one in told.items() if one.output_len}
+    pace = MeasuredPace(_prefill_pace(chunks.values()), _median(gaps_ms) / 1000)
+    return Trace(list(_requests(whole, page_size)), pace, len(told) - len(whole))
+
+
+def _event(path: Path, number: int, line: str) -> LifecycleEvent:
+    try:
+        return decode_event(line.encode())
+    except ValueError as error:
+        raise BadTrace(path, number, str(error)) from None
+
+
+def _received(path: Path, number: int, event: LifecycleEvent) -> _Told:
+    prompt_len = _count(path, number, event, "tokens")
+    return _Told(event.unix_ms, prompt_len, _chain(path, number, event))
+
+
+def _finished(path: Path, number: int, event: LifecycleEvent, told: _Told) -> None:
+    told.output_len = _count(path, number, event, "tokens")
+    told.names |= _chain(path, number, event)
+
+
+def _count(path: Path, number: int, event: LifecycleEvent, name: str) -> int:
+    value = event.facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
+        raise BadTrace(path, number, f"{name} should be a whole number up to {MAX_TOKENS}")
+    return value
+
+
+def _chain(path: Path, number: int, event: LifecycleEvent) -> dict[int, str]:
+    """Names by the page they end; none when the event had no room for them."""
+    value = event.facts.get("chain", "1:")
+    found = _CHAIN.fullmatch(value) if isinstance(value, str) else None
+    if found is None or not int(found[1]):
+        raise BadTrace(path, number, "chain should be STEP:NAMES, each of 8 hex digits")
+    step, names = int(found[1]), found[2]
+    return {
+        (index + 1) * step: names[at : at + _NAME_DIGITS]
+        for index, at in enumerate(range(0, len(names), _NAME_DIGITS))
+    }
+
+
+def _requests(told: Mapping[str, _Told], page_size: int) -> Iterator[TracedRequest]:
+    """By arrival; what an earlier request is known to share is the earlier one's."""
+    known: dict[tuple[int, str], Content] = {}
+    ordered = sorted(told.items(), key=lambda item: item[1].arrived_ms)
+    start = ordered[0][1].arrived_ms if ordered else 0
+    for index, (request_id, one) in enumerate(ordered):
+        total = one.prompt_len + one.output_len
+        places = sorted((page, name) for page, name in one.names.items())
+        deepest = max((place for place in places if place in known), default=None)
+        content = known[deepest].first(deepest[0] * page_size) if deepest else Content((), ())
+        content = content.first(total)
+        content = content.then(own(index, total - content.num_tokens))
+        for place in places:
+            known.setdefault(place, content)
+        yield TracedRequest(request_id, (one.arrived_ms - start) / 1000, content, one.prompt_len)
+
+
+# What the log says of time.
+
+
+def _note_chunk(chunks: dict[tuple[str, int, str], _Line], event: LifecycleEvent) -> None:
+    key = (event.request_id, event.attempt, event.worker_id)
+    start, end = event.facts.get("start", 0), event.facts.get("end", 0)
+    tokens = end - start if isinstance(start, int) and isinstance(end, int) else 0
+    chunks.setdefault(key, _Line()).points.append((tokens, event.elapsed_ms))
+
+
+def _prefill_pace(lines: Iterable[_Line]) -> float:
+    """Seconds per token: of the middle one of all chunks, as steps also serve other prompts."""
+    paces = [
+        (after[1] - before[1]) / 1000 / after[0]
+        for line in lines
+        for before, after in pairwise(line.points)
+        if after[0]
+    ]
+    return _median(paces)
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _median(values: Iterable[float]) -> float:
+    positive = [value for value in values if value > 0]
+    return median(positive) if positive else 0.0

@@ -1,0 +1,80 @@
+"""One worker without a device: the scheduler's steps take the seconds that the cost model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ferryman.cache.keys import TokenIds, root_key
+from ferryman.cache.manifest import Kind
+from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
+from ferryman.schedule.events import Event
+from ferryman.schedule.scheduler import Scheduler
+from ferryman.tiers.values import WorkerLife
+from ferryman_cli.simulate.clock import VirtualClock
+from ferryman_cli.simulate.setup import Setup, WorkerShape
+
+OnEvents = Callable[[list[Event]], None]
+_EPOCH = 1
+
+
+class SimulatedWorker:
+    """A scheduler and a device that runs its steps one after the other, as the step loop does.
+
+    `tokens` has what each request here was asked and answered: the draws come from there.
+    """
+
+    def __init__(self, name: str, setup: Setup, shape: WorkerShape, clock: VirtualClock) -> None:
+        self.life = WorkerLife(name, _EPOCH)
+        self.tokens: dict[str, TokenIds] = {}
+        self.num_evicted = dict.fromkeys(setup.manifest.kinds, 0)
+        self._clock, self._costs = clock, setup.costs
+        self.scheduler = Scheduler(
+            setup.manifest,
+            shape.slots,
+            shape.limits,
+            setup.costs.plan_costs,
+            root_key(setup.manifest),
+        )
+        self._on_events: OnEvents = lambda _events: None
+        self._free_at = 0.0
+
+    def tell(self, on_events: OnEvents) -> None:
+        """Who is told what happens in the schedule."""
+        self._on_events = on_events
+
+    def ring(self) -> None:
+        """Looks for work: to be called by whoever changed what can be scheduled."""
+        while (plan := self.scheduler.plan(self._clock.now)) is not None:
+            self._submit(plan)
+        self._report()
+
+    def _submit(self, plan: StepPlan) -> None:
+        seconds = self._costs.seconds_of(plan)
+        self._free_at = max(self._free_at, self._clock.now) + seconds
+        self._clock.at(self._free_at, partial(self._done, plan, seconds))
+
+    def _done(self, plan: StepPlan, seconds: float) -> None:
+        outcome = StepOutcome(plan.step_id, self._draws(plan), forward_seconds=seconds)
+        self.scheduler.commit(plan, outcome, self._clock.now)
+        self._report()
+        self.ring()
+
+    def _draws(self, plan: StepPlan) -> tuple[Sampled, ...]:
+        """The tokens that the trace's answers have at these places."""
+        if isinstance(plan, PrefillStep):
+            drawn = [(c.request_id, draw.position) for c in plan.chunks for draw in c.draws]
+        else:
+            positions = [draw.position for draw in plan.draws]
+            drawn = list(zip(plan.request_ids, positions, strict=True))
+        return tuple([Sampled(int(self.tokens[name][place]), {}) for name, place in drawn])
+
+    def _report(self) -> None:
+        for change in self.scheduler.take_cache_changes():
+            self.num_evicted[change.kind] += not change.is_stored
+        if events := self.scheduler.take_events():
+            self._on_events(events)
+
+    def num_cached(self, kind: Kind) -> int:
+        """Slots of `kind` that the prefix tree holds."""
+        return self.scheduler.ledgers()[kind].by_role.get("tree", 0)

@@ -1,0 +1,157 @@
+"""Where a plan puts snapshots, how it asks for less, and what it says of loads and shortfalls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.cache.test_resume import ALL, Device, keys_for, planner, unit
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.planner import Planner
+from ferryman.cache.resume import EMPTY_HOST, CopyFrom, HostView, LoadFrom, Reason, Shortfall
+from ferryman.errors import ConfigError
+
+HYBRID = (Kind.FULL, Kind.RECURRENT)
+
+
+def coarse(*kinds: Kind, grid: int, window_len: int = 0) -> Planner:
+    return replace(planner(*kinds, window_len=window_len), snapshot_grid=grid)
+
+
+def nothing(prompt_len: int) -> Device:
+    return Device(keys_for(prompt_len), 0, frozenset(), frozenset())
+
+
+def test_the_grid_is_counted_from_position_zero_and_lies_beyond_the_resume_position() -> None:
+    subject = coarse(*HYBRID, grid=8)
+    cold = subject.plan(keys_for(30), 30, nothing(30), EMPTY_HOST)
+    assert cold.snapshots == (8, 16, 24, 28)
+    warm = Device(keys_for(30), 3, frozenset(), frozenset({2}))
+    resumed = subject.plan(keys_for(30), 30, warm, EMPTY_HOST)
+    assert (resumed.position, resumed.snapshots) == (12, (16, 24, 28))
+    assert resumed.demand[Kind.RECURRENT] == 1 + 3
+
+
+def test_a_grid_off_the_pages_is_refused() -> None:
+    for grid in (-4, 6):
+        with pytest.raises(ConfigError, match="multiple of the page size"):
+            coarse(*HYBRID, grid=grid)
+
+
+def test_a_model_without_recurrent_state_has_no_grid() -> None:
+    subject = coarse(Kind.FULL, grid=8)
+    assert subject.plan(keys_for(30), 30, nothing(30), EMPTY_HOST).snapshots == ()
+
+
+def test_plans_give_up_the_grid_by_halves_and_then_the_junction() -> None:
+    known = Device(keys_for(38), 3, frozenset(), frozenset())
+    subject = coarse(*HYBRID, grid=8)
+    plans = list(subject.plans(keys_for(38), 38, known, EMPTY_HOST))
+    assert [plan.snapshots for plan in plans] == [
+        (8, 12, 16, 24, 32, 36),
+        (12, 16, 32, 36),
+        (12, 32, 36),
+        (12, 36),
+        (36,),
+    ]
+    assert [plan.demand[Kind.RECURRENT] for plan in plans] == [7, 5, 4, 3, 2]
+    assert {plan.demand[Kind.FULL] for plan in plans} == {10}
+
+
+def test_fewer_snapshots_ask_for_fewer_windows() -> None:
+    subject = coarse(*ALL, grid=8, window_len=6)
+    windows = [
+        plan.demand[Kind.WINDOW]
+        for plan in subject.plans(keys_for(60), 60, nothing(60), EMPTY_HOST)
+    ]
+    assert windows == sorted(windows, reverse=True)
+    assert windows[-1] < windows[0]
+
+
+def test_a_declined_load_is_followed_by_a_plan_without_loads_that_says_why() -> None:
+    """Pages 0 to 3 are on the host; one of them and its snapshot are on the device too."""
+    host = HostView({(k, p): unit(k, p) for k in HYBRID for p in range(4)})
+    warm = Device(keys_for(22), 1, frozenset(), frozenset({0}))
+    *loading, last = planner(*HYBRID).plans(keys_for(22), 22, warm, host)
+    assert all(plan.loads and plan.position == 16 for plan in loading)
+    assert (last.position, last.loads) == (4, ())
+    assert [(span.reason, span.end_page) for span in last.uncached] == [
+        (Reason.NO_ROOM, 4),
+        (Reason.NEVER_SEEN, 6),
+    ]
+
+
+@pytest.mark.parametrize(
+    "lacking", [Kind.RECURRENT, Kind.WINDOW, Kind.FULL], ids=["snapshot", "window", "pages"]
+)
+def test_a_load_brings_the_one_kind_that_the_device_lacks(lacking: Kind) -> None:
+    held = frozenset(range(4))
+    device = Device(
+        keys_for(18),
+        0 if lacking is Kind.FULL else 4,
+        frozenset() if lacking is Kind.WINDOW else held,
+        frozenset() if lacking is Kind.RECURRENT else held,
+    )
+    host = HostView({(kind, page): unit(kind, page) for kind in ALL for page in range(4)})
+    plan = planner(*ALL, window_len=6).plan(keys_for(18), 18, device, host)
+    assert plan.position == 16
+    loaded = {unit.kind for unit in plan.loads}
+    assert loaded == (set(ALL) if lacking is Kind.FULL else {lacking})
+    loads_state = isinstance(plan.initialiser, LoadFrom)
+    assert loads_state == (lacking is not Kind.WINDOW)
+    assert isinstance(plan.initialiser, LoadFrom | CopyFrom)
+    bare = planner(*ALL, window_len=6).plan(keys_for(18), 18, device, EMPTY_HOST)
+    loaded_windows = sum(unit.kind is Kind.WINDOW for unit in plan.loads)
+    assert plan.demand[Kind.WINDOW] >= loaded_windows + 1, "loads count against their pool"
+    assert plan.demand[Kind.FULL] <= bare.demand[Kind.FULL]
+
+
+def test_a_model_of_windows_alone_loads_its_window() -> None:
+    host = HostView({(Kind.WINDOW, page): unit(Kind.WINDOW, page) for page in range(4)})
+    device = nothing(18)
+    plan = planner(Kind.WINDOW, window_len=6).plan(keys_for(18), 18, device, host)
+    assert plan.position == 16
+    assert {unit.page_index for unit in plan.loads} == {2, 3}
+
+
+def test_the_plan_says_what_its_loads_cost_and_what_they_replace() -> None:
+    """Loading 9 units of 64 bytes instead of computing 12 tokens: 4 are on the device."""
+    host = HostView({(k, p): unit(k, p) for k in HYBRID for p in range(4)})
+    warm = Device(keys_for(18), 1, frozenset(), frozenset({0}))
+    plan = planner(*HYBRID, load_cost=0.01).plan(keys_for(18), 18, warm, host)
+    assert plan.load_bytes == sum(unit.num_bytes for unit in plan.loads) == 4 * 64
+    assert plan.load_seconds == pytest.approx(2.56)
+    assert plan.compute_seconds == pytest.approx(2.0)
+    assert plan.recompute_seconds == pytest.approx(12.0)
+    assert plan.seconds == pytest.approx(plan.load_seconds + plan.compute_seconds)
+    cold = planner(*HYBRID).plan(keys_for(18), 18, nothing(18), EMPTY_HOST)
+    assert (cold.load_bytes, cold.recompute_seconds, cold.compute_seconds) == (0, 0.0, 18.0)
+
+
+@pytest.mark.parametrize(
+    ("end_page", "spans"),
+    [
+        (6, [(Reason.HOST_FULL, 2, 6), (Reason.NEVER_SEEN, 6, 8)]),
+        (3, [(Reason.HOST_FULL, 2, 3), (Reason.NO_SNAPSHOT, 3, 5), (Reason.NEVER_SEEN, 5, 8)]),
+        (1, [(Reason.NO_SNAPSHOT, 2, 5), (Reason.NEVER_SEEN, 5, 8)]),
+    ],
+)
+def test_pages_that_a_slower_tier_kept_back_say_why(
+    end_page: int, spans: list[tuple[Reason, int, int]]
+) -> None:
+    device = Device(keys_for(30), 5, frozenset(), frozenset({1}))
+    host = HostView(shortfall=Shortfall(end_page, Reason.HOST_FULL))
+    plan = planner(*HYBRID).plan(keys_for(30), 30, device, host)
+    merged: dict[Reason, tuple[int, int]] = {}
+    for reason, first, end in plan.uncached:
+        merged[reason] = (merged.get(reason, (first, end))[0], end)
+    assert [(reason, *span) for reason, span in merged.items()] == spans
+
+
+def test_recomputing_by_choice_is_not_blamed_on_a_slower_tier() -> None:
+    host = HostView(
+        {(k, p): unit(k, p) for k in HYBRID for p in (0, 1)}, Shortfall(2, Reason.RATE_LIMITED)
+    )
+    plan = planner(*HYBRID, load_cost=10.0).plan(keys_for(9), 9, nothing(9), host)
+    assert plan.uncached[0].reason is Reason.CHEAPER_TO_RECOMPUTE

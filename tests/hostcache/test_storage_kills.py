@@ -1,0 +1,102 @@
+"""kill -9 of a process that stores: what the next life finds is whole.
+
+200 by hand: `python -m tests.hostcache.test_storage_kills 200` in the repository.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.hostcache import doomed_storage
+from tests.hostcache.stored import bytes_of, opened
+
+from ferryman.tiers.storage_values import FoundExtent, StorageFailed, UnitCorrupt
+from ferryman_hostcache.storage.extent import header_from_bytes
+from ferryman_hostcache.storage.tier import StorageTier, UnitRead
+
+HYBRID = doomed_storage.HYBRID
+
+
+@contextmanager
+def nursery(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, doomed_storage.__file__, str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def live_and_die(process: subprocess.Popen[str], seed: int) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{seed}\n")
+    process.stdin.flush()
+    assert int(process.stdout.readline()) == signal.SIGKILL
+
+
+async def check_what_is_left(folder: Path) -> Counter[str]:
+    """Every unit that the next life shows is read, and is what it should be."""
+    unfinished = set(named(folder, ".writing"))
+    async with opened(folder, capacity_bytes=doomed_storage.CAPACITY_BYTES) as storage:
+        storage.attach(HYBRID)
+        counts = storage.statistics()
+        assert counts.num_removed_at_start == len(unfinished), "a file with its name was not whole"
+        assert counts.used_bytes <= doomed_storage.CAPACITY_BYTES
+        num_units = await check_every_unit(storage, folder)
+        effects = storage.drain_effects()
+        assert not [e for e in effects if isinstance(e, (UnitCorrupt, StorageFailed))]
+    assert not named(folder, ".writing")
+    return Counter(units=num_units, extents=counts.num_extents, unfinished=len(unfinished))
+
+
+def named(folder: Path, suffix: str) -> list[Path]:
+    return sorted(folder.glob(f"*{suffix}"))
+
+
+async def check_every_unit(storage: StorageTier, folder: Path) -> int:
+    found = set()
+    for keys in {scanned(path).keys for path in named(folder, ".extent")}:
+        names = [(kind, page) for kind in HYBRID.kinds for page in range(len(keys))]
+        units = storage.lease("look", keys, names)
+        storage.release("look")
+        reads = [UnitRead(unit, memoryview(bytearray(unit.num_bytes))) for unit in units]
+        assert set(await storage.read(reads)) == set(units)
+        for read in reads:
+            unit = read.unit
+            assert bytes(read.memory) == bytes_of(HYBRID, unit.kind, unit.key)
+        found |= {(unit.kind, unit.key) for unit in units}
+    assert found == {(unit.kind, unit.key) for unit in storage.holdings()}
+    return len(found)
+
+
+def scanned(path: Path) -> FoundExtent:
+    data = path.read_bytes()
+    return header_from_bytes(data, generation=int(path.stem, 16), file_bytes=len(data))
+
+
+async def kill(folder: Path, times: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    with nursery(folder) as process:
+        for seed in range(times):
+            live_and_die(process, seed)
+            found += await check_what_is_left(folder)
+    return found
+
+
+async def test_what_a_killed_process_leaves_is_whole(tmp_path: Path) -> None:
+    found = await kill(tmp_path, 20)
+    assert found["units"] > 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        print(asyncio.run(kill(Path(name), int(sys.argv[1]))))  # noqa: T201

@@ -1,0 +1,69 @@
+"""Snapshots on the way of a prompt: where they land, what comes with them, when there are fewer."""
+
+from __future__ import annotations
+
+import pytest
+from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.test_scheduler_machine import MANIFESTS
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import resume_set
+from ferryman.schedule.events import Admitted
+
+HYBRID = MANIFESTS["full and recurrent"]
+EVERYTHING = MANIFESTS["all three kinds"]
+ROOM = {Kind.FULL: 40, Kind.WINDOW: 60, Kind.RECURRENT: 24}
+
+
+def worker_for(
+    manifest: StateManifest, *, overlap: bool = True, grid: int = 8, **sizes: int
+) -> FakeWorker:
+    asked = {kind: sizes.get(kind.value, ROOM[kind]) for kind in manifest.kinds}
+    return FakeWorker(manifest, asked, overlap=overlap, chunk_tokens=12, snapshot_grid=grid)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
+@pytest.mark.parametrize("manifest", [HYBRID, EVERYTHING], ids=["hybrid", "all kinds"])
+def test_every_snapshot_on_the_way_comes_with_its_window(
+    manifest: StateManifest, overlap: bool
+) -> None:
+    """With overlap the next chunk is planned, and its window slides, before the first commits."""
+    worker = worker_for(manifest, overlap=overlap)
+    asked = request(manifest, "r0", [1] * 35, 1)
+    worker.submit(asked)
+    worker.drain()
+    tree = worker.scheduler.residence.tree
+    for position in (8, 16, 24, 32):
+        pages = position // manifest.page_size
+        assert tree.has(Kind.RECURRENT, asked.keys[pages - 1])
+        window = resume_set(manifest, position).window
+        held = [tree.has(Kind.WINDOW, asked.keys[p]) for p in range(window.first, window.end)]
+        assert all(held), f"the snapshot at {position} lacks part of its window"
+
+
+@pytest.mark.parametrize("end", range(9, 36))
+def test_any_prompt_that_shares_a_stem_resumes_at_the_last_grid_point_of_it(end: int) -> None:
+    worker = worker_for(EVERYTHING)
+    worker.submit(request(EVERYTHING, "r0", [1] * 36, 1))
+    worker.drain()
+    worker.submit(request(EVERYTHING, "r1", [*[1] * end, 2, 2, 2, 2], 3))
+    worker.drain()
+    (plan,) = [event.plan for event in worker.seen(Admitted) if event.request_id == "r1"]
+    assert plan.position == (36 if end == 36 else end // 8 * 8)
+    assert worker.tokens["r1"] == worker.expected("r1")
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "expected"),
+    [(9, (8, 16, 24, 32)), (4, (16, 32)), (3, (16, 32)), (2, (32,)), (1, ())],
+)
+def test_a_prompt_takes_the_snapshots_that_the_pool_can_give(
+    recurrent: int, expected: tuple[int, ...]
+) -> None:
+    """Coarse ones go first, and nobody waits for one; on an idle worker not even for the last."""
+    worker = worker_for(HYBRID, recurrent=recurrent)
+    worker.submit(request(HYBRID, "r0", [1] * 33, 3))
+    worker.drain()
+    (admitted,) = worker.seen(Admitted)
+    assert admitted.plan.snapshots == expected
+    assert worker.tokens["r0"] == worker.expected("r0")

@@ -1,0 +1,116 @@
+"""What comes of a run: conservation, and that the services' own decisions are what is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.simulate.runs import PAGE, asked, named, setup_of
+
+from ferryman.cache.manifest import Kind
+from ferryman_cli.simulate.content import own
+from ferryman_cli.simulate.costs import CostModel
+from ferryman_cli.simulate.pair import Pair, simulate
+from ferryman_cli.simulate.trace import MeasuredPace, Trace, TracedRequest
+
+
+def test_every_prompt_token_comes_from_one_tier() -> None:
+    trace = asked(*[(named(1, 2, 3 + i % 3), 150 + i) for i in range(20)])
+    pair = Pair(setup_of(host_bytes=1 << 20, concurrency=3))
+    result = pair.run(trace)
+    assert result.num_requests == 20
+    assert result.prompt_tokens == sum(request.prompt_len for request in trace.requests)
+    assert sum(result.tokens.values()) == result.prompt_tokens
+    assert sum(result.reasons.values()) == result.tokens["computed"]
+    assert result.output_tokens == 20 * 5
+    for worker in (pair.prefill, pair.decode):
+        worker.scheduler.check_integrity()
+        assert all(set(one.by_role) <= {"tree"} for one in worker.scheduler.ledgers().values())
+    assert pair.store is not None
+    pair.store.check_integrity()
+    assert pair.store.statistics().num_leases == 0
+
+
+def test_the_same_run_twice_is_the_same() -> None:
+    trace = asked(*[(named(1, i % 5), 100) for i in range(30)])
+    assert simulate(setup_of(states=40), trace) == simulate(setup_of(states=40), trace)
+
+
+def test_a_prompt_seen_before_is_read_from_the_device_up_to_its_last_full_page() -> None:
+    result = simulate(setup_of(), asked((named(1, 2), 100), (named(1, 2), 100)))
+    assert result.tokens["device"] == 100 // PAGE * PAGE
+    assert result.reasons["never_seen"] == 100
+
+
+def test_what_the_device_gave_up_comes_from_the_host() -> None:
+    contents = [(named(10 + i, 20 + i, 30 + i), 130) for i in range(6)]
+    trace = asked(*contents, *contents)
+    small = setup_of(pages=40, states=24)
+    without = simulate(small, trace)
+    with_host = simulate(setup_of(pages=40, states=24, host_bytes=1 << 20), trace)
+    assert without.hit_rate < with_host.hit_rate
+    assert with_host.tokens["host"] > 0
+    assert without.evicted["prefill"]["full"] > 0
+
+
+def test_a_next_turn_finds_the_answer_that_decode_computed() -> None:
+    first = TracedRequest("a", 0.0, named(1).then(own(1, 48)), 64)
+    turn = first.content.then(own(2, 30))
+    second = TracedRequest("b", 5.0, turn.then(own(3, 5)), turn.num_tokens)
+    result = simulate(setup_of(host_bytes=1 << 20, concurrency=0), Trace([first, second]))
+    assert result.tokens["host"] > 0, "prefill never had these pages on its device"
+    assert result.tokens["device"] + result.tokens["host"] >= 96
+
+
+def test_a_request_that_never_fits_is_refused_and_the_others_run() -> None:
+    trace = asked((named(1), 64), (named(*range(1, 30)), 29 * 64), (named(2), 64))
+    result = simulate(setup_of(pages=40, states=24), trace)
+    assert (result.num_requests, result.num_refused) == (3, 1)
+    assert result.prompt_tokens == 128
+
+
+def test_decode_that_runs_out_of_pages_retracts_and_all_end() -> None:
+    requests = [
+        TracedRequest(f"r{i}", 0.0, named(100 + i, length=60).then(own(i, 100)), 60)
+        for i in range(4)
+    ]
+    result = simulate(setup_of(pages=26, states=36, concurrency=4), Trace(requests))
+    assert result.num_retracted > 0
+    assert result.output_tokens == 400
+
+
+def test_arrivals_go_by_the_trace_unless_concurrency_is_given() -> None:
+    trace = asked(*[(named(i), 64) for i in range(5)])
+    assert simulate(setup_of(concurrency=0), trace).seconds > 4.0
+    assert simulate(setup_of(concurrency=1), trace).seconds < 4.0
+
+
+def test_slower_prefill_makes_the_first_token_later_and_changes_no_hit() -> None:
+    trace = asked(*[(named(1, i), 128) for i in range(8)])
+    fast, slow = setup_of(), replace(setup_of(), costs=CostModel(prefill_seconds_per_token=1e-2))
+    quick, late = simulate(fast, trace), simulate(slow, trace)
+    assert quick.tokens == late.tokens
+    assert quick.ttft_seconds["p50"] < late.ttft_seconds["p50"]
+
+
+def test_loading_that_costs_more_than_computing_is_declined() -> None:
+    contents = [(named(10 + i, 20 + i, 30 + i), 130) for i in range(6)]
+    setup = setup_of(pages=40, states=24, host_bytes=1 << 20)
+    dear = replace(setup, costs=CostModel(load_seconds_per_byte=1.0))
+    result = simulate(dear, asked(*contents, *contents))
+    assert result.tokens["host"] == 0
+    assert result.reasons["cheaper_to_recompute"] > 0
+
+
+def test_what_a_trace_says_of_time_goes_before_guesses() -> None:
+    told = CostModel().told_by(MeasuredPace(prefill_seconds_per_token=0.5))
+    assert told.prefill_seconds_per_token == 0.5
+    assert told.decode_step_seconds == CostModel().decode_step_seconds
+
+
+@pytest.mark.parametrize("states", [24, 60])
+def test_snapshots_kept_are_what_the_ledgers_say(states: int) -> None:
+    pair = Pair(setup_of(states=states))
+    result = pair.run(asked(*[(named(i), 64) for i in range(40)]))
+    ledger = pair.prefill.scheduler.ledgers()[Kind.RECURRENT]
+    assert result.snapshots["prefill"] == ledger.by_role["tree"] <= states

@@ -1,0 +1,113 @@
+"""NIXL behind its wrapper: bytes land where they were sent, and what ended says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ferryman.errors import Unavailable
+from ferryman.wire.nixl_agent import NixlAgent, Region, Run, has_nixl, merged_runs, nixl_agent
+
+needs_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
+NUM_BYTES = 1 << 20
+Bytes = NDArray[np.uint8]
+
+
+class Side:
+    """Memory and the agent that may touch it."""
+
+    def __init__(self, memory: Bytes, agent: NixlAgent) -> None:
+        self.memory, self.agent = memory, agent
+        self.address = int(memory.ctypes.data)
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    source = (np.arange(NUM_BYTES) % 251).astype(np.uint8)
+    target = np.zeros(NUM_BYTES, np.uint8)
+    here, there = (Region(int(m.ctypes.data), NUM_BYTES) for m in (source, target))
+    with nixl_agent("writer", [here]) as writer, nixl_agent("receiver", [there]) as receiver:
+        yield Side(source, writer), Side(target, receiver)
+
+
+async def landed(writer: Side, peer: str, runs: list[Run]) -> None:
+    async with asyncio.timeout(60):
+        await asyncio.wrap_future(writer.agent.write(peer, runs))
+
+
+@needs_nixl
+async def test_runs_land_in_their_places_and_nowhere_else(sides: tuple[Side, Side]) -> None:
+    writer, receiver = sides
+    peer = await writer.agent.add_peer(receiver.agent.metadata)
+    runs = [
+        Run(writer.address, receiver.address + 4096, 1000),
+        Run(writer.address + 5000, receiver.address + 9000, 7),
+    ]
+    with receiver.agent.listening():
+        await landed(writer, peer, runs)
+    expected = np.zeros(NUM_BYTES, np.uint8)
+    expected[4096:5096] = writer.memory[:1000]
+    expected[9000:9007] = writer.memory[5000:5007]
+    assert (receiver.memory == expected).all()
+
+
+@needs_nixl
+async def test_what_is_said_is_heard_once(sides: tuple[Side, Side]) -> None:
+    writer, receiver = sides
+    peer = await writer.agent.add_peer(receiver.agent.metadata)
+    heard: list[bytes] = []
+    with receiver.agent.listening():
+        await writer.agent.notify(peer, b"one")
+        async with asyncio.timeout(60):
+            while not heard:
+                heard += await receiver.agent.notifications()
+    assert heard == [b"one"]
+    assert await receiver.agent.notifications() == []
+
+
+@needs_nixl
+async def test_memory_that_was_not_registered_is_out_of_reach(sides: tuple[Side, Side]) -> None:
+    writer, receiver = sides
+    peer = await writer.agent.add_peer(receiver.agent.metadata)
+    beyond = Run(writer.address, receiver.address + NUM_BYTES - 8, 16)
+    with pytest.raises(Unavailable):
+        await landed(writer, peer, [beyond])
+    with pytest.raises(Unavailable):
+        await writer.agent.add_peer(b"no metadata of anybody")
+
+
+@needs_nixl
+async def test_a_closed_agent_answers_nothing(sides: tuple[Side, Side]) -> None:
+    writer, receiver = sides
+    receiver.agent.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await receiver.agent.notifications()
+    writer.agent.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await writer.agent.add_peer(receiver.agent.metadata)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
+def test_merging_moves_the_same_bytes_with_fewer_descriptors(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    units, local, remote = [], 0, 100
+    for size in sizes:
+        local += data.draw(st.integers(0, 1))
+        remote += data.draw(st.integers(0, 1))
+        units.append(Run(local, remote, size))
+        local, remote = local + size, remote + size
+    runs = merged_runs(units, 12)
+    moved = [(run.local + i, run.remote + i) for run in runs for i in range(run.num_bytes)]
+    assert moved == [(unit.local + i, unit.remote + i) for unit in units for i in range(unit[2])]
+    assert all(run.num_bytes <= 12 for run in runs)
+    for one, other in pairwise(runs):
+        follows = (one[0] + one[2], one[1] + one[2]) == (other[0], other[1])
+        assert not follows or one.num_bytes + other.num_bytes > 12
