@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from ferryman.cache.resume import ResumePlan
 from ferryman.errors import DeadlineExceeded
 from ferryman.handoff.values import Reservation
 from ferryman.runtime.lifecycle import Fact
@@ -17,6 +18,8 @@ from ferryman.wire.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.status import failure_of
 from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor
 from ferryman.worker.shell import Parts
+from ferryman.worker.summary import tier_of
+from ferryman_decode.comebacks import Comebacks
 from ferryman_decode.outlets import Outlets
 from ferryman_decode.running import RunningRequest, name_of
 
@@ -30,6 +33,7 @@ class Requests:
     def __init__(self, parts: Parts, outlets: Outlets) -> None:
         self._parts = parts
         self._outlets = outlets
+        self._comebacks = Comebacks(parts)
         self._by_name: dict[str, RunningRequest] = {}
         self._deadlines: dict[str, float] = {}
         self._ended: dict[str, float] = {}
@@ -131,8 +135,10 @@ class Requests:
         changed: dict[str, int] = {}
         for event in events:
             request = self._by_name.get(event.request_id)
+            tags = _tags(request)
+            self._comebacks.heard(event, tags)
             if isinstance(event, Cached):
-                self._parts.host.write_through(event, _tags(request))
+                self._parts.host.cached(event, tags)
             elif request is not None and not request.is_over:
                 before = request.num_tokens
                 self._apply(request, event)
@@ -153,10 +159,24 @@ class Requests:
                 request.finish(reason)
                 name = "aborted" if reason is FinishReason.CANCELLED else "finished"
                 self._say(request, name, reason=str(reason), tokens=request.num_tokens)
+                if reason is not FinishReason.CANCELLED:
+                    self._parts.host.ended(request.name, _tags(request))
             case Retracted(num_generated=num_generated):
                 self._say(request, "retracted", tokens=num_generated)
-            case Admitted(plan=plan, is_resumed=True):
-                self._say(request, "resumed", position=plan.position, prompt_len=plan.prompt_len)
+            case Admitted(plan=plan, is_resumed=is_resumed):
+                if is_resumed:
+                    self._resumed(request, plan)
+
+    def _resumed(self, request: RunningRequest, plan: ResumePlan) -> None:
+        """From the slowest tier that something came from."""
+        self._say(
+            request,
+            "resumed",
+            position=plan.position,
+            prompt_len=plan.prompt_len,
+            tier=tier_of(plan),
+            load_bytes=plan.load_bytes,
+        )
 
     def _note_progress(self, request: RunningRequest) -> None:
         drawn = request.num_tokens - request.base

@@ -29,6 +29,7 @@ from ferryman.schedule.events import (
     LoadsDone,
 )
 from ferryman.schedule.sequence import Goal
+from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
 from ferryman.wire import values
 from ferryman.wire.data_plane import OutgoingUnit, Sent
 from ferryman.wire.host_client import HostLease
@@ -36,7 +37,7 @@ from ferryman.wire.rpc import tags_for
 from ferryman.wire.status import failure_of
 from ferryman.wire.values import CommitOrder, PrefillOrder, PrefillProgress, Usage
 from ferryman.worker.host import HostTierClient
-from ferryman.worker.summary import plan_facts, plan_summary, prompt_usage
+from ferryman.worker.summary import plan_facts, plan_summary, prefetch_facts, prompt_usage
 from ferryman_prefill.decode_side import DecodeSide
 from ferryman_prefill.outgoing import Outgoing
 
@@ -76,6 +77,7 @@ class Attempt:
         self._num_chunks = 0
         self._transfer = Holder(Role.TRANSFER_OUT, self.name)
         self._leaving: list[SlotHandle] = []
+        self._tags = tags_for(order.context)
         self._end = around.clock() + order.context.deadline_seconds
         self.is_scheduled = False
         self._is_leased = False
@@ -115,14 +117,25 @@ class Attempt:
 
     @asynccontextmanager
     async def _leased(self) -> AsyncIterator[HostLease]:
-        context = self.order.context
-        tags = tags_for(context)
-        lease = await self._around.host.lease_for(self.order.request, tags)
+        brought = await self._prefetched()
+        lease = await self._around.host.lease_for(self.order.request, self._tags, brought)
         self._is_leased = True
         try:
             yield lease
         finally:
             self._release(lease)
+
+    async def _prefetched(self) -> Prefetched:
+        """What slower tiers bring into the host tier, if they are worth asking."""
+        host, request = self._around.host, self.order.request
+        if not host.wants_prefetch(request):
+            return NOTHING_BROUGHT
+        self._say("prefetching", prompt_len=request.prompt_len)
+        seconds_left = self._end - self._around.clock()
+        brought = await host.prefetch(request, self._tags, seconds_left=seconds_left)
+        page_size = self._around.engine.manifest.page_size
+        self._say("prefetched", **prefetch_facts(brought, page_size))
+        return brought
 
     def _release(self, lease: HostLease, *, was_corrupt: bool = False) -> None:
         """Once: as soon as the loads are done, or when the attempt ends without any."""
@@ -214,6 +227,8 @@ class Attempt:
 
     def _admitted(self, plan: ResumePlan) -> None:
         manifest = self._around.engine.manifest
+        request = replace(self.order.request, request_id=self.name)
+        self._around.host.planned(request, plan, self._tags)
         summary = plan_summary(manifest, plan)
         self._usage = prompt_usage(manifest, plan)
         self._say("admitted", **plan_facts(summary))

@@ -103,7 +103,7 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         for event in events:
             attempt = self._attempts.get(event.request_id)
             if isinstance(event, Cached):
-                self._around.host.write_through(event, _tags(attempt))
+                self._around.host.cached(event, _tags(attempt))
             elif attempt is not None:
                 attempt.inbox.put_nowait(event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 from tests.defects.hosts import host_of
@@ -14,12 +15,14 @@ from tests.schedule.cluster import request
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import Unavailable
-from ferryman.runtime.background import Background
 from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request
-from ferryman.wire.host_client import NO_TAGS, HostCacheClient, HostLease, UnitSource
+from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
+from ferryman.tiers.write_policy import WriteThrough
+from ferryman.wire.host_client import NO_TAGS, HostLease, UnitSource
 from ferryman.wire.rpc import CallTags
-from ferryman.worker.host import HostTier, NoHostTier
+from ferryman.worker.backup import DeviceBackup
+from ferryman.worker.host import NoHostTier
 
 # Row 35: what a load is still writing is not sent.
 
@@ -31,7 +34,9 @@ class HostOfOne(NoHostTier):
         self._how = how
         self.releases: list[bool] = []
 
-    async def lease_for(self, request: Request, tags: CallTags) -> HostLease:
+    async def lease_for(
+        self, request: Request, tags: CallTags, brought: Prefetched = NOTHING_BROUGHT
+    ) -> HostLease:
         return HostLease("lease", 1, 0, host_of("all kinds").view(request.keys, self._how))
 
     def release(self, lease: HostLease, *, was_corrupt: bool = False) -> None:
@@ -88,8 +93,10 @@ async def test_row_35_a_device_prefix_below_a_load_goes_early(pair: Pair) -> Non
 # Row 47 (and 48): a page that is being copied out stays as it is until the copy has ended.
 
 
-class SlowHost(HostCacheClient):
+class SlowHost:
     """A host-cache whose stores wait for the test, and then copy or give up."""
+
+    node_id, num_attaches = "local", 1
 
     def __init__(self) -> None:
         self.may_go_on = asyncio.Event()
@@ -115,27 +122,26 @@ async def test_rows_47_and_48_a_slot_that_is_copied_out_is_not_reused_until_the_
 ) -> None:
     worker = WatchedWorker(HYBRID, {Kind.FULL: 8, Kind.RECURRENT: 6})
     with engine_of(worker) as engine:
-        async with Background() as background:
-            client = SlowHost()
-            client.is_away = is_away
-            tier = HostTier(engine, client, background, lambda: None)
-            worker.submit(request(HYBRID, "r0", [1] * 9, 1))
-            worker.drain()
-            held = {
-                (unit.kind, unit.page_index): bytes(engine.transfer.read(unit.kind, slot.slot))
-                for event in worker.seen(Cached)
-                for unit in event.units
-                for slot in (unit.handle,)
-            }
-            for event in worker.seen(Cached):
-                tier.write_through(event, NO_TAGS)
-            await asyncio.sleep(0)
-            # Another prompt needs every slot there is, and gets those that are not being copied.
-            worker.scheduler.flush()
-            worker.submit(request(HYBRID, "r1", [2] * 15, 3))
-            worker.drain()
-            client.may_go_on.set()
-            await background.finish()
+        client = SlowHost()
+        client.is_away = is_away
+        backup = DeviceBackup(engine, client, WriteThrough(), lambda: None)
+        worker.submit(request(HYBRID, "r0", [1] * 9, 1))
+        worker.drain()
+        units = [unit for event in worker.seen(Cached) for unit in event.units]
+        held = {
+            (unit.kind, unit.page_index): bytes(engine.transfer.read(unit.kind, unit.handle.slot))
+            for unit in units
+        }
+        backup.added([(unit.kind, unit.key) for unit in units], NO_TAGS)
+        writing = asyncio.create_task(backup.write_waiting())
+        await asyncio.sleep(0)
+        # Another prompt needs every slot there is, and gets those that are not being copied.
+        worker.scheduler.flush()
+        worker.submit(request(HYBRID, "r1", [2] * 15, 3))
+        worker.drain()
+        client.may_go_on.set()
+        with pytest.raises(Unavailable) if is_away else nullcontext():
+            await writing
         assert client.stored == ({} if is_away else held)
         worker.scheduler.flush()
         assert books(worker) == {}, "the copies have let go, and eviction goes on"

@@ -38,7 +38,9 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     PREFILL: {
         START:         ("queued",),
-        "queued":      ("admitted", "failed", "cancelled"),
+        "queued":      ("prefetching", "admitted", "failed", "cancelled"),
+        "prefetching": ("prefetched", "failed", "cancelled"),
+        "prefetched":  ("admitted", "failed", "cancelled"),
         "admitted":    ("chunk", "admitted", "failed", "cancelled"),
         "chunk":       ("chunk", "admitted", "handed_off", "failed", "cancelled"),
         "handed_off":  (),

@@ -10,7 +10,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import SlotHandle
 from ferryman.schedule.batch import Sampled
-from ferryman.schedule.request import FinishReason
+from ferryman.schedule.request import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Retracted:
-    """Pushed back to wait, with what it has generated so far, because a pool ran out."""
+    """Pushed back to wait, with what it has generated so far, because a pool ran out.
+
+    `request` is what waits now: its tokens are the prompt and all that was generated.
+    """
 
     request_id: str
     num_generated: int
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from ferryman.schedule.opening import OpsDraft, open_received
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.sequence import Goal, Phase, Running, Waiting
-from ferryman.schedule.units import held_units, wanted_units
+from ferryman.schedule.units import held_units, resume_units, wanted_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,8 @@ class Scheduler:
         self._newly_adopted: list[Running] = []
         self._flights: deque[_Flight] = deque()
         self._events: list[Event] = []
+        self._keeps_retracted = False
+        self._kept: dict[str, tuple[SlotHandle, ...]] = {}
         self._prefill_steps = 0
         self._decode_steps = 0
         self._orders = count()
@@ -350,6 +352,8 @@ class Scheduler:
             return False
         position = int(self.residence.rows.positions[sequence.row])
         while not decode.try_grow(self.residence, sequence, position):
+            if self._kept:
+                return False  # what is being copied comes free when the copy ends
             victim = max(self._decoding, key=lambda sequence: sequence.order)
             self._retract(victim, now)
             if victim is sequence or victim.phase is Phase.RETRACTING:
@@ -376,6 +380,8 @@ class Scheduler:
 
     def _push_back(self, sequence: Running, now: float) -> None:
         self._donate(sequence, now)
+        if self._keeps_retracted:
+            self._keep(sequence)
         self._leave(sequence)
         request = replace(
             sequence.request,
@@ -383,9 +389,24 @@ class Scheduler:
             keys=sequence.keys,
             num_generated=sequence.num_generated,
         )
-        self._events.append(Retracted(request.request_id, request.num_generated))
+        self._events.append(Retracted(request.request_id, request.num_generated, request))
         order = sequence.order
         self._line.enter(Waiting(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=True))
+
+    def keep_retracted(self) -> None:
+        """From now on what a retracted request would resume from is kept from eviction until
+        `let_go`: somebody copies it elsewhere, for the room is wanted."""
+        self._keeps_retracted = True
+
+    def _keep(self, sequence: Running) -> None:
+        units = self.resume_units(sequence.keys)
+        if handles := tuple(unit.handle for unit in units):
+            self.lease(handles, _keeper(sequence.request_id))
+            self._kept[sequence.request_id] = handles
+
+    def let_go(self, request_id: str) -> None:
+        """The copy has ended, or will not be made; unknown requests are fine."""
+        self.release(self._kept.pop(request_id, ()), _keeper(request_id))
 
     # Commit.
 
@@ -524,6 +545,10 @@ class Scheduler:
         pool = self.residence.pools[kind]
         return pool.num_free / pool.num_slots if pool.num_slots else 0.0
 
+    def resume_units(self, keys: Sequence[PageKey]) -> tuple[CachedUnit, ...]:
+        """All that a resume at the deepest possible point of a chain needs; empty without one."""
+        return resume_units(self.manifest, self.residence.tree, keys)
+
     def flush(self) -> int:
         """Drops everything cached that nobody uses; how many slots that freed."""
         everything = {kind: pool.num_slots for kind, pool in self.residence.pools.by_kind.items()}
@@ -570,3 +595,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Conservation: free and leased add up in every pool, and the tree is a tree."""
         self.residence.check_integrity()
+
+
+def _keeper(request_id: str) -> Holder:
+    """Of what a retracted request left, while it is copied."""
+    return Holder(Role.STORE, f"{request_id} retracted")

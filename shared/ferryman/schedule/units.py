@@ -1,16 +1,22 @@
-"""The units of a hand-off by absolute index: what prefill holds of a prompt, what decode lacks.
+"""Units by absolute index: what prefill holds of a prompt, what decode lacks, what a resume needs.
 
 A page's index is its page; a recurrent unit's is its position, the length of the prompt.
 """
 
 from __future__ import annotations
 
-from ferryman.cache.manifest import Kind
+from collections.abc import Sequence
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
+from ferryman.schedule.events import CachedUnit
 from ferryman.schedule.sequence import Running
 
 Units = list[tuple[int, SlotHandle]]
+Keys = Sequence[PageKey]
 
 
 def held_units(sequence: Running, tree: PrefixTree, kind: Kind, first: int, end: int) -> Units:
@@ -31,3 +37,17 @@ def wanted_units(sequence: Running, kind: Kind, first: int, end: int) -> Units:
         reused = sequence.plan.window_pages if kind is Kind.WINDOW else ()
         units = {p: h for p, h in sequence.own[kind].items() if p not in reused}
     return [(index, units[index]) for index in sorted(units) if first <= index < end]
+
+
+def resume_units(manifest: StateManifest, tree: PrefixTree, keys: Keys) -> tuple[CachedUnit, ...]:
+    """The whole resume set at the deepest point of a chain that the tree can resume from."""
+    matched = tree.match_depth(keys)
+    depths = tree.snapshot_depths(keys, matched) if Kind.RECURRENT in manifest.kinds else (matched,)
+    for depth in depths:
+        needs = resume_set(manifest, depth * manifest.page_size)
+        names = [(Kind.FULL, page) for page in range(*needs.full)]
+        names += [(Kind.WINDOW, page) for page in range(*needs.window)]
+        names += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+        if all(tree.has(kind, keys[page]) for kind, page in names):
+            return tuple(CachedUnit(k, p, keys[p], tree.slot(k, keys[p])) for k, p in names)
+    return ()

@@ -118,6 +118,11 @@ class HostCacheClient:
         link = self.attachment.link
         return link.node_id if link else ""
 
+    @property
+    def num_attaches(self) -> int:
+        """Grows with each attachment: the host-cache may be another one since."""
+        return self.attachment.num_attaches
+
     # Bringing.
 
     async def begin_prefetch(

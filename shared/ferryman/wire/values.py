@@ -90,7 +90,11 @@ class KindPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What a resume plan decided; `recurrent` is clear, copy, load or receive."""
+    """What a resume plan decided; `recurrent` is clear, copy, load or receive.
+
+    Seconds are those that the plan reckoned with: to load `load_bytes`, to compute the rest, and
+    to compute what is loaded instead. `cached` adds up to `position`.
+    """
 
     position: int
     prompt_len: int
@@ -98,6 +102,11 @@ class PlanSummary:
     kinds: tuple[KindPlan, ...]
     uncached: tuple[UncachedPages, ...]
     snapshots: tuple[int, ...]
+    cached: CachedTokens = field(default_factory=CachedTokens)
+    load_bytes: int = 0
+    load_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    recompute_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

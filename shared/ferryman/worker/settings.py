@@ -44,4 +44,5 @@ def engine_options(settings: WorkerSettings, max_prealloc: int) -> EngineOptions
         overlap=settings.overlap,
         device=settings.device,
         num_threads=settings.num_threads,
+        snapshot_grid=settings.snapshot_grid,
     )

@@ -22,6 +22,8 @@ from ferryman.runtime.listening import observed
 from ferryman.runtime.metrics import Metrics
 from ferryman.runtime.settings import BusSettings, LifeSettings, ListenSettings, WorkerSettings
 from ferryman.schedule.events import Event
+from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
+from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.bus import Bus, Discoverable
 from ferryman.wire.host_attachment import HostCacheOptions
 from ferryman.wire.host_client import host_cache_client
@@ -137,10 +139,13 @@ async def _host_tier(
     async def attach(arena: memoryview) -> None:
         await asyncio.wrap_future(engine.stream.call(lambda: engine.host_tier.attach(arena)))
 
-    options = HostCacheOptions(settings.hostcache.address, who[1], who[2])
+    chosen = settings.hostcache
+    wish = PrefetchWish(PrefetchPolicy(chosen.prefetch_policy), chosen.prefetch_threshold)
+    policy = write_policy_named(chosen.write_policy)
+    options = HostCacheOptions(chosen.address, who[1], who[2], prefetch=wish)
     async with (
         host_cache_client(options, engine.manifest, attach) as client,
-        host_tier_of(engine, client, bell.set) as host,
+        host_tier_of(engine, client, policy, wish, bell.set) as host,
     ):
         yield host
 
@@ -190,7 +195,9 @@ def _moving_parts(
 
     def on_events(events: list[Event]) -> None:
         service.on_events(events)
-        telemetry.publish_cache_changes()
+        changes = parts.engine.scheduler.take_cache_changes()
+        parts.host.changed(changes)
+        telemetry.publish_cache_changes(changes)
 
     loop = StepLoop(parts.engine, parts.bell, on_events, parts.clock)
     telemetry = Telemetry(

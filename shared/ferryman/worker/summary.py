@@ -6,8 +6,10 @@ from collections import Counter
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Clear, CopyFrom, LoadFrom, Receive, ResumePlan
+from ferryman.cache.units import Tier
 from ferryman.handoff.usage import CachedTokens
 from ferryman.runtime.lifecycle import Fact
+from ferryman.tiers.prefetch_values import Prefetched
 from ferryman.wire.values import KindPlan, PlanSummary, UncachedPages, Usage
 
 _WORDS = {Clear: "clear", CopyFrom: "copy", LoadFrom: "load", Receive: "receive"}
@@ -22,6 +24,11 @@ def plan_summary(manifest: StateManifest, plan: ResumePlan) -> PlanSummary:
         kinds=tuple(_kind_plan(kind, plan) for kind in manifest.kinds),
         uncached=uncached_pages(plan),
         snapshots=plan.snapshots,
+        cached=cached_tokens(manifest, plan),
+        load_bytes=plan.load_bytes,
+        load_seconds=plan.load_seconds,
+        compute_seconds=plan.compute_seconds,
+        recompute_seconds=plan.recompute_seconds,
     )
 
 
@@ -44,8 +51,27 @@ def uncached_pages(plan: ResumePlan) -> tuple[UncachedPages, ...]:
 
 def cached_tokens(manifest: StateManifest, plan: ResumePlan) -> CachedTokens:
     """Reused tokens by the tier their pages came from; together they are the plan's position."""
-    on_device = min(plan.position, plan.anchor_pages * manifest.page_size)
-    return CachedTokens(device=on_device, host=plan.position - on_device)
+    page_size, found = manifest.page_size, Counter[str]()
+    end_page = plan.position // page_size
+    origins = {unit.page_index: unit.origin for unit in plan.loads if unit.kind is Kind.FULL}
+    state = [unit.origin for unit in plan.loads if unit.kind is Kind.RECURRENT]
+    otherwise = state[0] if state else Tier.HOST
+    for page in range(plan.anchor_pages, end_page):
+        found[origins.get(page, otherwise)] += page_size
+    on_device = min(plan.position, plan.anchor_pages * page_size)
+    return CachedTokens(on_device, found[Tier.HOST], found[Tier.STORAGE], found[Tier.PEER])
+
+
+_SLOWEST_FIRST = (Tier.PEER, Tier.STORAGE, Tier.HOST)
+
+
+def tier_of(plan: ResumePlan) -> str:
+    """The slowest tier that a resume draws on: device without loads, none when all is computed."""
+    origins = {unit.origin for unit in plan.loads}
+    for tier in _SLOWEST_FIRST:
+        if tier in origins:
+            return str(tier)
+    return "device" if plan.position else "none"
 
 
 def prompt_usage(manifest: StateManifest, plan: ResumePlan) -> Usage:
@@ -67,4 +93,22 @@ def plan_facts(summary: PlanSummary) -> dict[str, Fact]:
         "allocated": {str(each.kind): each.allocated for each in summary.kinds},
         "uncached": {each.reason: each.pages for each in summary.uncached},
         "snapshots": list(summary.snapshots),
+        "cached": {tier: tokens for tier, tokens in summary.cached.by_tier.items() if tokens},
+        "load_bytes": summary.load_bytes,
+        "load_seconds": round(summary.load_seconds, 6),
+        "compute_seconds": round(summary.compute_seconds, 6),
+        "recompute_seconds": round(summary.recompute_seconds, 6),
+    }
+
+
+def prefetch_facts(brought: Prefetched, page_size: int) -> dict[str, Fact]:
+    """A prefetch as named facts of the `prefetched` event, in tokens from the prompt's start."""
+    return {
+        "before": brought.before_pages * page_size,
+        "asked": brought.asked_pages * page_size,
+        "granted": brought.granted_pages * page_size,
+        "brought": brought.brought_pages * page_size,
+        "truncated": brought.is_truncated,
+        "reason": brought.reason,
+        "bytes": {str(tier): each.num_bytes for tier, each in brought.traffic.items()},
     }

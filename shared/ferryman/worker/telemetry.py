@@ -143,9 +143,9 @@ class Telemetry:
         self._cache_events = CacheEvents(bus, subjects, who)
         self._progress = Progress()
 
-    def publish_cache_changes(self) -> None:
-        """Called after every step and every call that may have evicted."""
-        self._cache_events.publish(self._engine.scheduler.take_cache_changes())
+    def publish_cache_changes(self, changes: Iterable[CacheChange]) -> None:
+        """Called after every step with what it brought into the cache and put out of it."""
+        self._cache_events.publish(changes)
 
     async def run(self) -> None:
         """Beats and takes orders, for ever."""
@@ -167,6 +167,7 @@ class Telemetry:
     def _beat(self) -> Beat:
         engine, load = self._engine, self._load()
         ledgers = engine.scheduler.ledgers()
+        bytes_of = {layout.kind: layout.slot_bytes for layout in engine.manifest.layouts}
         return Beat(
             role=self._who.role,
             worker_id=self._who.worker_id,
@@ -184,6 +185,9 @@ class Telemetry:
             num_steps=engine.stream.steps_done,
             free_slots={kind: ledger.free for kind, ledger in ledgers.items()},
             node=load.node,
+            load_seconds_per_byte=self._pace.load_seconds_per_byte,
+            page_bytes=sum(bytes_of.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW)),
+            snapshot_bytes=bytes_of.get(Kind.RECURRENT, 0),
         )
 
     async def _obey(self, message: Message) -> bytes:

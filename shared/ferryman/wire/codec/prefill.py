@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ferryman.errors import InvalidRequest
+from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.codec.request import (
     address_from_wire,
     address_to_wire,
@@ -70,6 +71,14 @@ def plan_to_wire(plan: PlanSummary) -> prefill_pb2.PlanSummary:
         kinds=kinds,
         uncached_reasons=uncached_to_wire(plan.uncached),
         snapshots=plan.snapshots,
+        cached_device_tokens=plan.cached.device,
+        cached_host_tokens=plan.cached.host,
+        cached_storage_tokens=plan.cached.storage,
+        cached_peer_tokens=plan.cached.peer,
+        load_bytes=plan.load_bytes,
+        load_seconds=plan.load_seconds,
+        compute_seconds=plan.compute_seconds,
+        recompute_seconds=plan.recompute_seconds,
     )
 
 
@@ -85,6 +94,16 @@ def plan_from_wire(message: prefill_pb2.PlanSummary) -> PlanSummary:
         kinds=kinds,
         uncached=uncached_from_wire(message.uncached_reasons),
         snapshots=tuple(message.snapshots),
+        cached=CachedTokens(
+            message.cached_device_tokens,
+            message.cached_host_tokens,
+            message.cached_storage_tokens,
+            message.cached_peer_tokens,
+        ),
+        load_bytes=message.load_bytes,
+        load_seconds=message.load_seconds,
+        compute_seconds=message.compute_seconds,
+        recompute_seconds=message.recompute_seconds,
     )
 
 
