@@ -31,7 +31,9 @@ def test_every_snapshot_on_the_way_comes_with_its_window(
     worker = worker_for(manifest, overlap=overlap)
     asked = request(manifest, "r0", [1] * 35, 1)
     worker.submit(asked)
-    worker.drain()
+    while worker.plan() or worker.queued:
+        worker.plan()
+        worker.run_oldest()
     tree = worker.scheduler.residence.tree
     for position in (8, 16, 24, 32):
         pages = position // manifest.page_size
