@@ -66,3 +66,25 @@ def test_whatever_the_budget_an_idle_worker_admits_the_longest_prompt(
         assert all(count <= pools.slots[kind] for kind, count in cold.demand.items())
         num_tried += 1
     assert num_tried > 10
+
+
+def test_a_request_that_cannot_be_admitted_evicts_nothing() -> None:
+    """Two run, the head of the line needs more than what they leave: the cache stays as it is."""
+    manifest = KINDS["full and recurrent"]
+    worker = worker_for(manifest, full=20, recurrent=24)
+    worker.submit(request(manifest, "cached", [5] * 14, 1))
+    worker.drain()
+    for index in range(2):
+        worker.submit(request(manifest, f"r{index}", [index] * 14, 8))
+        worker.plan()
+        worker.run_oldest()
+    worker.submit(request(manifest, "head", [7] * 40, 1))
+    cached = list(worker.scheduler.residence.tree.units())
+    for _ in range(3):
+        worker.plan()
+        worker.run_oldest()
+        assert worker.scheduler.statistics().waiting == 1, "the head is meant to wait"
+        units = set(worker.scheduler.residence.tree.units())
+        assert units.issuperset(cached), "it took cached pages and still waits"
+    worker.drain()
+    assert worker.tokens["head"] == worker.expected("head")

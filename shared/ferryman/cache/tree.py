@@ -9,30 +9,15 @@ The tree decides; whoever owns the pools executes: it stores handles and never t
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from typing import NamedTuple
 
+from ferryman.cache.eviction import EvictionOrder, IsFree
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.node import Node
 from ferryman.cache.slots import SlotHandle
-
-
-class Node:
-    """One page: `depth` pages lead up to and include it; `slots` holds what is cached of it."""
-
-    __slots__ = ("children", "depth", "holds", "key", "last_use", "parent", "slots")
-
-    def __init__(self, key: PageKey, parent: Node | None, last_use: float) -> None:
-        self.key = key
-        self.parent = parent
-        self.depth: int = parent.depth + 1 if parent else 0
-        self.children = 0
-        self.holds = 0
-        self.last_use = last_use
-        self.slots: dict[Kind, SlotHandle] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +35,18 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What became of a branch: slots the tree keeps, and (page, canonical slot) for duplicates."""
+    """What became of a branch: slots the tree keeps, and (page, canonical slot) for duplicates.
+
+    `dropped` are snapshots that the tree no longer holds, because their path has too many.
+    """
 
     adopted: tuple[SlotHandle, ...]
     duplicates: tuple[tuple[int, SlotHandle, SlotHandle], ...]
     node: Node
+    dropped: tuple[SlotHandle, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CacheChange:
+class CacheChange(NamedTuple):
     """One unit that came into the tree or left it."""
 
     kind: Kind
@@ -67,16 +55,29 @@ class CacheChange:
 
 
 class PrefixTree:
-    """Pages by key. `path_kind` is the kind every node must hold (None: a node may be bare)."""
+    """Pages by key. `path_kind` is the kind every node must hold (None: a node may be bare).
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
+    `window_pages` are those that a window reaches back from a page's end. A path from the root to
+    a leaf keeps at most `path_snapshots` (0: as many as there are slots for).
+    """
+
+    def __init__(
+        self, kinds: Sequence[Kind], *, window_pages: int = 0, path_snapshots: int = 0
+    ) -> None:
         self.kinds = tuple(kinds)
         self._path_kind = Kind.FULL if Kind.FULL in kinds else None
         self._root = Node(b"", None, 0.0)
         self._nodes: dict[PageKey, Node] = {}
-        self._heaps: dict[Kind, list[tuple[float, int, Node]]] = {kind: [] for kind in kinds}
-        self._ticket = count()
+        self._order = EvictionOrder(kinds, window_pages)
+        self._path_snapshots = path_snapshots
+        self._num_guarded = 0
         self._changes: list[CacheChange] = []
+
+    @classmethod
+    def of(cls, manifest: StateManifest, path_snapshots: int = 0) -> PrefixTree:
+        """A tree for one model's state."""
+        window_pages = -(-max(0, manifest.window_len - 1) // manifest.page_size)
+        return cls(manifest.kinds, window_pages=window_pages, path_snapshots=path_snapshots)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -141,22 +142,30 @@ class PrefixTree:
     def hold(self, key: PageKey, now: float) -> None:
         node = self._nodes[key]
         node.holds += 1
-        self._touch(node, now)
+        self._guard(node, 1)
+        self._order.used(node, now)
 
     def release(self, key: PageKey) -> None:
         node = self._nodes[key]
         assert node.holds > 0, f"page {key.hex()} is released more often than held"
         node.holds -= 1
-        self._offer(node)
+        self._guard(node, -1)
+        self._order.offer(node)
+
+    def _guard(self, held: Node, change: int) -> None:
+        """A page is guarded by its own holds and by its guarded children."""
+        node: Node | None = held
+        while node is not None and node.depth:
+            was_guarded = node.guards > 0
+            node.guards += change
+            if was_guarded == (node.guards > 0):
+                return
+            self._num_guarded += change
+            node = node.parent
 
     def touch(self, key: PageKey, now: float) -> None:
-        """Notes a use, so that the page and its snapshot are evicted later."""
-        self._touch(self._nodes[key], now)
-
-    def _touch(self, node: Node, now: float) -> None:
-        if now > node.last_use:
-            node.last_use = now
-            self._offer(node)
+        """Notes a use, so that the page, its snapshot and its window are evicted later."""
+        self._order.used(self._nodes[key], now)
 
     # Growing.
 
@@ -169,20 +178,29 @@ class PrefixTree:
         if self._path_kind is None:  # bare pages lead to the first unit
             first = min(first, self.match_depth(branch.keys))
         node = self._nodes[branch.keys[first - 1]] if first else self._root
+        changed: list[Node] = []
         for page in range(first, len(branch.keys)):
             node = self._child(node, branch.keys[page], now)
+            before = len(adopted)
             for kind, units in branch.units.items():
                 if page in units:
                     self._settle(node, page, kind, units[page], adopted, duplicates)
+            if len(adopted) > before and len(node.slots) > (self._path_kind in node.slots):
+                changed.append(node)
         node.last_use = max(node.last_use, now)
-        self._offer(node)
-        return Inserted(tuple(adopted), tuple(duplicates), node)
+        if not changed or changed[-1] is not node:
+            changed.append(node)
+        for each in changed:
+            self._order.settled(each)
+        return Inserted(tuple(adopted), tuple(duplicates), node, self._thin_out(changed))
 
     def _child(self, parent: Node, key: PageKey, now: float) -> Node:
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = Node(key, parent, now)
             parent.children += 1
+            if parent.children > 1:
+                self._order.forked(parent)
         return node
 
     def _settle(
@@ -199,90 +217,71 @@ class PrefixTree:
             node.slots[kind] = handle
             adopted.append(handle)
             self._changes.append(CacheChange(kind, node.key, True))
-            if kind is not self._path_kind:
-                self._push(kind, node)
+            self._order.came(kind, node)
         elif canonical != handle:
             duplicates.append((page, handle, canonical))
 
+    def _thin_out(self, changed: Sequence[Node]) -> tuple[SlotHandle, ...]:
+        """Gives up snapshots of paths that have too many since these nodes changed."""
+        dropped: list[SlotHandle] = []
+        for node in changed if self._path_snapshots else ():
+            if Kind.RECURRENT in node.slots:
+                least = self._order.least_of_path(node, self._path_snapshots)
+                dropped += self._drop(Kind.RECURRENT, least) if least else []
+        return tuple(dropped)
+
     # Evicting.
 
-    def evict(
-        self, kind: Kind, num_slots: int, is_only_tree: Callable[[SlotHandle], bool]
-    ) -> list[SlotHandle]:
-        """Gives up slots until `num_slots` of `kind` become free, least recently used first.
+    def evict(self, kind: Kind, num_slots: int, is_only_tree: IsFree) -> list[SlotHandle]:
+        """Gives up slots until `num_slots` of `kind` become free, what is worth least first.
 
         Returns all slots the tree no longer holds, of every kind: dropping a page drops all of it.
         Fewer come back when everything else is held. `is_only_tree` says whether the tree is the
         only holder; other slots would not become free and are left alone.
         """
+        chosen, _ = self._order.choose({kind: num_slots}, is_only_tree)
+        return self._give_up(chosen)
+
+    def try_evict(self, lacks: Mapping[Kind, int], is_only_tree: IsFree) -> list[SlotHandle] | None:
+        """As `evict`, for all kinds at once; None, and nothing is given up, unless all can be met.
+
+        An upper bound answers most of what cannot be met without looking at any page.
+        """
+        for kind, lack in lacks.items():
+            guarded = self._num_guarded if kind is Kind.FULL else 0
+            if lack > self._order.size(kind) - guarded:
+                return None
+        chosen, is_enough = self._order.choose(lacks, is_only_tree)
+        if not is_enough:
+            return None
+        return self._give_up(chosen)
+
+    def _give_up(self, chosen: Sequence[tuple[Kind, Node]]) -> list[SlotHandle]:
         dropped: list[SlotHandle] = []
-        heap, kept, freed = self._heaps[kind], [], 0
-        while freed < num_slots and heap:
-            entry = heapq.heappop(heap)
-            node = entry[2]
-            if not self._is_live(kind, entry):
-                continue
-            if not is_only_tree(node.slots[kind]):
-                kept.append(entry)
-                continue
+        for kind, node in chosen:
+            self._order.passed_over(kind, node)
             dropped += self._drop(kind, node)
-            freed += 1
-        for entry in kept:
-            heapq.heappush(heap, entry)
         return dropped
 
-    def next_to_evict(
-        self, kind: Kind, is_only_tree: Callable[[SlotHandle], bool]
-    ) -> Iterator[PageKey]:
+    def next_to_evict(self, kind: Kind, is_only_tree: IsFree) -> Iterator[PageKey]:
         """Keys in the order in which `evict` would give them up. Changes nothing.
 
         The tree must not change while this is read.
         """
-        heap, gone, told = list(self._heaps[kind]), Counter[PageKey](), set[PageKey]()
-        while heap:
-            entry = heapq.heappop(heap)
-            node = entry[2]
-            is_next = 0 < node.children == gone[node.key] or self._is_live(kind, entry)
-            if node.key in told or not is_next or not is_only_tree(node.slots[kind]):
-                continue
-            told.add(node.key)
-            yield node.key
-            parent = node.parent
-            if kind is self._path_kind and parent is not None and parent.depth:
-                gone[parent.key] += 1
-                if gone[parent.key] == parent.children and not parent.holds:
-                    last_use = max(parent.last_use, node.last_use)
-                    heapq.heappush(heap, (last_use, next(self._ticket), parent))
-
-    def _is_candidate(self, kind: Kind, node: Node) -> bool:
-        if kind not in node.slots or self._nodes.get(node.key) is not node:
-            return False
-        return kind is not self._path_kind or (node.children == 0 and node.holds == 0)
-
-    def _offer(self, node: Node) -> None:
-        """Makes known to the heaps what of a node may be evicted; stale entries are skipped."""
-        for kind in node.slots:
-            if self._is_candidate(kind, node):
-                self._push(kind, node)
-
-    def _push(self, kind: Kind, node: Node) -> None:
-        heap = self._heaps[kind]
-        heapq.heappush(heap, (node.last_use, next(self._ticket), node))
-        if len(heap) > 4 * len(self._nodes) + 64:
-            heap[:] = [entry for entry in heap if self._is_live(kind, entry)]
-            heapq.heapify(heap)
-
-    def _is_live(self, kind: Kind, entry: tuple[float, int, Node]) -> bool:
-        return entry[0] == entry[2].last_use and self._is_candidate(kind, entry[2])
+        return (node.key for node in self._order.nodes(kind, is_only_tree))
 
     def _drop(self, kind: Kind, node: Node) -> list[SlotHandle]:
         if kind is self._path_kind:
             return self._remove(node)
+        self._order.goes(kind, node)
         handle = node.slots.pop(kind)
         self._changes.append(CacheChange(kind, node.key, False))
-        return [handle, *self._prune(node)]
+        self._prune(node)
+        return [handle]
 
     def _remove(self, node: Node) -> list[SlotHandle]:
+        for kind in node.slots:
+            self._order.goes(kind, node)
         dropped = list(node.slots.values())
         self._changes += [CacheChange(kind, node.key, False) for kind in node.slots]
         node.slots.clear()
@@ -291,10 +290,10 @@ class PrefixTree:
         assert parent is not None, "the root is never removed"
         parent.children -= 1
         parent.last_use = max(parent.last_use, node.last_use)
-        self._offer(parent)
+        self._order.offer(parent)
         return dropped
 
-    def _prune(self, node: Node) -> list[SlotHandle]:
+    def _prune(self, node: Node) -> None:
         """Removes bare leaves, which only trees without full pages have."""
         while self._path_kind is None and node.depth and not (node.slots or node.children):
             if node.holds:
@@ -303,7 +302,6 @@ class PrefixTree:
             self._remove(node)
             assert parent is not None, "the root is never removed"
             node = parent
-        return []
 
     def drop(self, kind: Kind, key: PageKey) -> list[SlotHandle]:
         """Gives up one unit whatever it is worth, and with a page all that stands on it.
@@ -342,12 +340,17 @@ class PrefixTree:
     def check_integrity(self) -> None:
         """Raises AssertionError unless parents, children, depths and slots agree."""
         children: dict[int, int] = {}
+        guarded: dict[int, int] = {}
         for node in self._nodes.values():
             assert node.parent is not None, "a node without a parent is in the dictionary"
             parent = node.parent
             assert parent is self._root or self._nodes.get(parent.key) is parent, "orphan page"
             assert node.depth == parent.depth + 1, "depth does not follow the parent"
             assert self._path_kind is None or self._path_kind in node.slots, "a page without a slot"
+            guarded[id(parent)] = guarded.get(id(parent), 0) + (node.guards > 0)
             children[id(parent)] = children.get(id(parent), 0) + 1
         for node in (self._root, *self._nodes.values()):
             assert node.children == children.get(id(node), 0), "children are miscounted"
+        for node in self._nodes.values():
+            assert node.guards == node.holds + guarded.get(id(node), 0), "guards are miscounted"
+        assert self._num_guarded == sum(node.guards > 0 for node in self._nodes.values())

@@ -46,13 +46,18 @@ def slot_op_holder(request_id: str) -> Holder:
     return Holder(Role.SLOT_OP, request_id)
 
 
+def _path_snapshots(sizes: Demand) -> int:
+    """At most a quarter of the snapshots on one path, so that no conversation takes them all."""
+    return max(2, sizes.get(Kind.RECURRENT, 0) // 4)
+
+
 class Residence:
     """The pools, the tree and the rows of one worker, and everything that moves between them."""
 
     def __init__(self, manifest: StateManifest, sizes: Demand, num_rows: int, max_len: int) -> None:
         self.manifest = manifest
         self.pools = Pools(sizes)
-        self.tree = PrefixTree(manifest.kinds)
+        self.tree = PrefixTree.of(manifest, _path_snapshots(sizes))
         max_pages = -(-max_len // manifest.page_size) + 1
         self.rows = RowTable(num_rows, max_pages, manifest.kinds)
         self._retired: deque[_Retired] = deque()
@@ -114,12 +119,21 @@ class Residence:
     ) -> dict[Kind, tuple[SlotHandle, ...]] | None:
         """Fresh slots of all kinds at once, evicting from the tree what that needs; or None."""
         wanted = {k: n + (headroom if k is Kind.FULL else 0) for k, n in demand.items()}
-        self.make_room(wanted)
-        if self.pools.shortage(wanted):
+        if not self._try_make_room(wanted):
             return None
         return self.pools.try_allocate(demand, holder)
 
+    def _try_make_room(self, wanted: Demand) -> bool:
+        """Evicts what is lacking in all pools, or nothing: what cannot be met costs no cache."""
+        if lacks := self.pools.shortage(wanted):
+            dropped = self.tree.try_evict(lacks, self._is_only_tree)
+            if dropped is None:
+                return False
+            self.pools.release(dropped, TREE)
+        return True
+
     def make_room(self, wanted: Demand) -> None:
+        """Evicts as much of what is lacking as can go."""
         for kind, lack in self.pools.shortage(wanted).items():
             self.pools.release(self.tree.evict(kind, lack, self._is_only_tree), TREE)
 
@@ -232,6 +246,7 @@ class Residence:
             return None
         inserted = self.tree.insert(Branch(keys, units), now)
         self.pools.move(inserted.adopted, sequence.holder, TREE)
+        self.pools.release(inserted.dropped, TREE)
         self._swap_duplicates(sequence, inserted.duplicates)
         self._move_anchor(sequence, num_pages, now)
         adopted = set(inserted.adopted)

@@ -48,7 +48,7 @@ class Shelf:
         self.extents = ExtentTable()
         self.effects: list[StorageEffect] = []
         self._is_free = is_free
-        self._tree = PrefixTree(manifest.kinds)
+        self._tree = PrefixTree.of(manifest)
         self._stored: dict[tuple[Kind, PageKey], _Stored] = {}
         self._counts = {kind: StorageKindStatistics() for kind in manifest.kinds}
 

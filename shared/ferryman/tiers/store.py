@@ -55,7 +55,7 @@ class HostStore:
     def __init__(self, manifest: StateManifest, layout: ArenaLayout, limits: StoreLimits) -> None:
         self.manifest, self.layout, self.limits = manifest, layout, limits
         self._pools = Pools(layout.num_slots)
-        self._tree = PrefixTree(manifest.kinds)
+        self._tree = PrefixTree.of(manifest)
         self._resident: dict[tuple[Kind, PageKey], _Resident] = {}
         self._readers: LeaseTable[ReadLease] = LeaseTable(limits.max_leases)
         self._writers: LeaseTable[Reservation] = LeaseTable(limits.max_reservations)
