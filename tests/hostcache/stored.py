@@ -53,7 +53,9 @@ def bytes_of(manifest: StateManifest, kind: Kind, key: PageKey) -> bytes:
 def opened(
     folder: Path, *, clock: Callable[[], float] = time.monotonic, **settings: float
 ) -> AbstractAsyncContextManager[StorageTier]:
-    chosen = StorageSettings.model_validate({"folder": str(folder), **settings})
+    chosen = StorageSettings.model_validate(
+        {"folder": str(folder) if folder.name else "", **settings}
+    )
     return open_storage(chosen, clock=clock)
 
 
