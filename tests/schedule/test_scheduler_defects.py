@@ -78,7 +78,7 @@ def test_a_request_that_cannot_be_admitted_evicts_nothing() -> None:
         worker.submit(request(manifest, f"r{index}", [index] * 14, 8))
         worker.plan()
         worker.run_oldest()
-    worker.submit(request(manifest, "head", [7] * 40, 1))
+    worker.submit(request(manifest, "head", [7] * 50, 1))
     cached = list(worker.scheduler.residence.tree.units())
     for _ in range(3):
         worker.plan()
