@@ -2,18 +2,21 @@
 
 The table in `ferryman.handoff.receiver` decides who may write; this carries its effects out. Over
 gRPC the writer that counts is this process: it copies within one tick, so a writer that must stop
-has stopped as soon as the table says so, and quarantine ends in the same tick.
+has stopped as soon as the table says so, and quarantine ends in the same tick. A writer with a
+grant writes by itself: it has to be asked, and its slots stay leased until it has answered.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
 from ferryman.engine.assembly import Engine
+from ferryman.engine.places import HOST
 from ferryman.errors import CorruptState, LeaseLost, ManifestMismatch
 from ferryman.handoff.effects import (
     Effect,
@@ -29,7 +32,9 @@ from ferryman.handoff.values import Reservation, UnitDigest, UnitName, WantedUni
 from ferryman.handoff.verdict import Corrupt, Gaps, LeaseOver, Verified
 from ferryman.ids import make_reservation_id
 from ferryman.wire.codec.pieces import Piece, WriteHeader
+from ferryman.wire.planes import GrpcPlane, NixlGrant, Plane
 from ferryman.wire.values import CommitOrder, ReserveOrder
+from ferryman_decode.landing import Strip
 from ferryman_decode.running import name_of
 
 LEASE_SECONDS = 5.0
@@ -47,7 +52,13 @@ class Receiving:
         self._clock = clock
         self._freed = freed
         self._slots: dict[str, dict[UnitName, SlotHandle]] = {}
+        self._granted: dict[str, _Granted] = {}
+        self._stop: Callable[[StopWriter], None] = self._stopped_at_once
         self.table = ReservationTable(epoch, ReceiverLimits())
+
+    def on_stop(self, stop: Callable[[StopWriter], None]) -> None:
+        """Who asks writers that write by themselves to stop."""
+        self._stop = stop
 
     def reserve(self, order: ReserveOrder) -> Reservation:
         """Slots for all that decode lacks. Raises OutOfSlots, Stale."""
@@ -80,6 +91,77 @@ class Receiving:
             for kind, first, end in spans_of(self._engine.manifest, prompt_len)
             for index, handle in units_at(reservation_id, kind, first, end)
         }
+
+    def grant(self, reservation: Reservation, order: ReserveOrder, strip: Strip) -> None:
+        """Lets the writer of this reservation write by itself."""
+        places = self._engine.places
+        slots = self._slots[reservation.reservation_id]
+        addresses = tuple(
+            places[unit.kind].address_of(slots[unit.name].slot) for unit in reservation.wanted
+        )
+        device = next(iter(places.values())).device
+        grant = NixlGrant(strip.agent.name, strip.agent.metadata, device, addresses)
+        strip.opened()
+        granted = _Granted(grant, order.writer.address, strip)
+        self._granted[reservation.reservation_id] = granted
+
+    def plane_of(self, reservation_id: str) -> Plane:
+        granted = self._granted.get(reservation_id)
+        return granted.plane if granted else GrpcPlane()
+
+    def address_of(self, reservation_id: str) -> str:
+        """Where the writer listens; empty when nobody has to be asked any more."""
+        granted = self._granted.get(reservation_id)
+        return granted.writer_address if granted else ""
+
+    def writer_stopped(self, fence: Fence) -> None:
+        """Nothing more will land."""
+        self.carry_out(self.table.writer_stopped(fence))
+
+    def has_pending_writes(self, request_id: str, attempt: int) -> bool:
+        """Whether slots of this attempt, or of one before it, are in quarantine."""
+        return self.table.is_quarantined(request_id, attempt)
+
+    def writer_died(self, writer: Writer) -> None:
+        self.carry_out(self.table.writer_died(writer))
+
+    async def examine(self, fence: Fence, units: Iterable[UnitName]) -> None:
+        """Takes digests, in a thread, of what has landed. Raises what the fence raises."""
+        self.table.renew(fence, self._clock())
+        slots = self._slots.get(fence.reservation_id, {})
+        granted = self._granted.get(fence.reservation_id)
+        if granted is None:
+            return
+        names = [name for name in units if name in slots and name not in granted.examined]
+        granted.examined.update(names)
+        examining = asyncio.ensure_future(self._digests([(name, slots[name]) for name in names]))
+        granted.examining.add(examining)
+        try:
+            digests = await asyncio.shield(examining)
+        finally:
+            granted.examining.discard(examining)
+        for digest in digests:
+            self.table.record(fence, digest, self._clock())
+
+    async def examine_all(self, fence: Fence) -> None:
+        """Before a commit of what landed by itself: whatever has no digest yet."""
+        granted = self._granted.get(fence.reservation_id)
+        if granted is None:
+            return
+        await self.examine(fence, tuple(self._slots.get(fence.reservation_id, ())))
+        while granted.examining:
+            await asyncio.wait(granted.examining)
+            await asyncio.sleep(0)  # who waited for them records before this goes on
+
+    async def _digests(self, units: list[tuple[UnitName, SlotHandle]]) -> list[UnitDigest]:
+        transfer = self._engine.transfer
+
+        def digests() -> list[UnitDigest]:
+            return [UnitDigest(*name, transfer.digest(name[0], at.slot)) for name, at in units]
+
+        if all(place.device == HOST for place in self._engine.places.values()):
+            return await asyncio.to_thread(digests)
+        return await asyncio.wrap_future(self._engine.stream.call(digests))
 
     def begin(self, header: WriteHeader) -> None:
         """A writer shows itself. Raises ManifestMismatch, WrongEpoch or LeaseLost."""
@@ -126,14 +208,35 @@ class Receiving:
             reservation = effect.reservation
             match effect:
                 case StopWriter():
-                    fence = Fence(self._epoch, reservation.reservation_id, reservation.attempt)
-                    self.carry_out(self.table.writer_stopped(fence))
+                    is_asked = reservation.reservation_id in self._granted
+                    (self._stop if is_asked else self._stopped_at_once)(effect)
                 case FreeSlots(request_id=request_id):
-                    self._slots.pop(reservation.reservation_id, None)
+                    self._forget(reservation)
                     self._engine.scheduler.free_reservation(reservation.reservation_id)
                     self._freed(name_of(request_id, reservation.attempt))
                 case StartDecoding():
-                    self._slots.pop(reservation.reservation_id, None)
+                    self._forget(reservation)
+
+    def _stopped_at_once(self, order: StopWriter) -> None:
+        """Over gRPC only this process copies, and it has heard."""
+        reservation = order.reservation
+        self.writer_stopped(Fence(self._epoch, reservation.reservation_id, reservation.attempt))
+
+    def _forget(self, reservation: Reservation) -> None:
+        self._slots.pop(reservation.reservation_id, None)
+        if granted := self._granted.pop(reservation.reservation_id, None):
+            granted.strip.closed()
+
+
+@dataclass(slots=True)
+class _Granted:
+    """A reservation into which its writer writes by itself, and what was examined of it."""
+
+    plane: NixlGrant
+    writer_address: str
+    strip: Strip
+    examined: set[UnitName] = field(default_factory=set)
+    examining: set[asyncio.Future[list[UnitDigest]]] = field(default_factory=set)
 
 
 class Sink:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from ferryman.cache.manifest import manifest_from_json
 from ferryman.errors import (
     DeadlineExceeded,
+    FerrymanError,
     InvalidRequest,
     ManifestMismatch,
+    Stale,
     Unavailable,
     WrongEpoch,
 )
-from ferryman.handoff.effects import Fence
-from ferryman.handoff.values import Reservation
+from ferryman.handoff.effects import Fence, StopWriter, Writer
+from ferryman.handoff.values import Reservation, units_of
 from ferryman.schedule.events import Event
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
@@ -27,12 +29,16 @@ from ferryman.wire.codec.handoff import (
     reserve_order_from_wire,
 )
 from ferryman.wire.codec.tokens import cursor_from_wire, step_frame_to_wire
+from ferryman.wire.nixl_plane import landed_from_bytes
 from ferryman.wire.page_intake import receive_pages
+from ferryman.wire.planes import NixlOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
-from ferryman.wire.values import ReserveOrder
+from ferryman.wire.values import AbortOrder, ReserveOrder
 from ferryman.worker.shell import Parts
 from ferryman.worker.telemetry import Load
+from ferryman_decode.landing import Landing, Strip
 from ferryman_decode.outlets import Outlets
+from ferryman_decode.quarantine import Quarantine
 from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink, reused_tokens
 from ferryman_decode.requests import Requests
 from ferryman_decode.running import RunningRequest, name_of
@@ -41,6 +47,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "ferryman.wire.v1.DecodeService"
 EXPIRY_SECONDS = 0.5
+HEAR_SECONDS = 0.002
 
 
 class Decode(decode_pb2_grpc.DecodeServiceServicer):
@@ -51,7 +58,21 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._outlets = Outlets(parts.epoch)
         self._requests = Requests(parts, self._outlets)
         self._receiving = Receiving(parts.engine, parts.epoch, parts.clock, self._requests.freed)
+        self._landing = Landing(
+            parts.planes,
+            f"{parts.worker_id}.{parts.epoch}",
+            parts.background,
+            self._receiving.writer_died,
+        )
+        self._quarantine = Quarantine(self._receiving, self._landing, parts.channels)
+        self._receiving.on_stop(self._ask_to_stop)
         self._is_draining = False
+
+    def _ask_to_stop(self, order: StopWriter) -> None:
+        self._parts.background.start(self._quarantine.until_stopped(order))
+
+    def listens_at(self, address: str) -> None:
+        """Prefill is told by the router."""
 
     def register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -63,17 +84,30 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
     ) -> decode_pb2.ReserveResponse:
         order = reserve_order_from_wire(request)
         self._check(order)
-        reservation = self._promised(order) or self._promise(order)
+        strip = await self._strip_for(order)
+        reservation = self._promised(order) or self._promise(order, strip)
         manifest = self._parts.engine.manifest
         reused = reused_tokens(manifest, reservation, order.request.prompt_len)
-        return reserve_answer_to_wire(ReserveAnswer(reservation, manifest.digest, reused))
+        plane = self._receiving.plane_of(reservation.reservation_id)
+        return reserve_answer_to_wire(ReserveAnswer(reservation, manifest.digest, reused, plane))
+
+    async def _strip_for(self, order: ReserveOrder) -> Strip | None:
+        """Where the writer may write by itself, if it can and its life can be watched."""
+        writer = Writer(order.writer.worker_id, order.writer.epoch)
+        await self._landing.close_other_lives(writer)
+        if not (isinstance(order.offer, NixlOffer) and order.writer.address):
+            return None
+        await self._landing.prepare(writer, order.offer.presence)
+        return self._landing.strip_of(writer)
 
     def _promised(self, order: ReserveOrder) -> Reservation | None:
         return self._receiving.table.reserved(order.context.request_id, order.context.attempt)
 
-    def _promise(self, order: ReserveOrder) -> Reservation:
+    def _promise(self, order: ReserveOrder, strip: Strip | None) -> Reservation:
         """A new reservation; what an earlier attempt still decodes here is decoded for nobody."""
         reservation = self._receiving.reserve(order)
+        if strip is not None and reservation.wanted:
+            self._receiving.grant(reservation, order, strip)
         context = order.context
         self._requests.abort(context.request_id, context.attempt - 1, "superseded")
         self._requests.reserved(RunningRequest(order), reservation)
@@ -114,6 +148,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
     ) -> decode_pb2.CommitResponse:
         order = commit_order_from_wire(request)
         fence = Fence(order.epoch, order.reservation_id, order.context.attempt)
+        await self._receiving.examine_all(fence)
         if self._receiving.commit(fence, order):
             self._requests.committed(order)
         name = name_of(order.context.request_id, order.context.attempt)
@@ -127,8 +162,17 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
             self._check_epoch(order.epoch)
         was_known = self._requests.abort(order.request_id, order.attempt, order.cause)
         self._free_reservation(order.request_id, order.attempt)
-        # Over gRPC the writer stops within the tick in which it is told, so nothing is pending.
-        return decode_pb2.AbortResponse(has_pending_writes=False, was_known=was_known)
+        if order.is_writer_done and order.reservation_id:
+            await self._writer_done(order)
+        # Over gRPC the writer stops within the tick in which it is told.
+        is_pending = self._receiving.has_pending_writes(order.request_id, order.attempt)
+        return decode_pb2.AbortResponse(has_pending_writes=is_pending, was_known=was_known)
+
+    async def _writer_done(self, order: AbortOrder) -> None:
+        """The writer's own word that it is done with a reservation."""
+        fence = Fence(order.epoch, order.reservation_id, order.attempt)
+        with suppress(Stale):
+            await self._quarantine.writer_done(fence, has_failed=order.has_failed_writes)
 
     def _free_reservation(self, request_id: str, attempt: int) -> None:
         answer = self._receiving.table.abort(request_id, attempt, self._parts.clock())
@@ -168,6 +212,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
             num_queued=statistics.waiting + statistics.reserved,
             queue_tokens=statistics.tokens_to_prefill,
             node=self._parts.host.node_id,
+            planes=self._landing.planes,
         )
 
     async def drain(self) -> None:
@@ -178,7 +223,22 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Run beside the servers; without them the worker ends."""
-        return (self._expire(),)
+        return (self._expire(), self._landing.run(), self._hear())
+
+    async def _hear(self) -> None:
+        """What writers say has landed is examined while they go on writing."""
+        while True:
+            await asyncio.sleep(HEAR_SECONDS if self._landing.strips() else EXPIRY_SECONDS / 5)
+            for strip in self._landing.strips():
+                with suppress(Unavailable):
+                    for message in await strip.agent.notifications():
+                        self._parts.background.start(self._examine(message))
+
+    async def _examine(self, message: bytes) -> None:
+        """A message that is odd, or about what is over, is dropped: the commit decides."""
+        with suppress(ValueError, FerrymanError):
+            fence, ranges = landed_from_bytes(message)
+            await self._receiving.examine(fence, units_of(ranges))
 
     async def _expire(self) -> None:
         """Leases and deadlines, by this process's own monotonic clock."""

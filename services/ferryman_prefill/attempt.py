@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ferryman.cache.resume import ResumePlan
-from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.engine.assembly import Engine
-from ferryman.errors import Cancelled, DeadlineExceeded, FerrymanError
+from ferryman.errors import Cancelled, DeadlineExceeded, FerrymanError, LeaseLost
+from ferryman.handoff.holder import Hold
 from ferryman.handoff.values import Reservation, WantedUnit, ranges_of
 from ferryman.runtime.lifecycle import Fact, LifecyclePublisher
 from ferryman.schedule.batch import Sampled
@@ -39,6 +39,7 @@ from ferryman.wire.values import CommitOrder, PrefillOrder, PrefillProgress, Usa
 from ferryman.worker.host import HostTierClient
 from ferryman.worker.summary import plan_facts, plan_summary, prefetch_facts, prompt_usage
 from ferryman_prefill.decode_side import DecodeSide
+from ferryman_prefill.holding import Holding
 from ferryman_prefill.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Surroundings:
     host: HostTierClient
     lifecycle: LifecyclePublisher
     turnstile: asyncio.Semaphore
+    holding: Holding
     clock: Callable[[], float]
 
 
@@ -75,9 +77,8 @@ class Attempt:
         self._around = around
         self._usage = Usage(prompt_tokens=order.request.prompt_len)
         self._num_chunks = 0
-        self._transfer = Holder(Role.TRANSFER_OUT, self.name)
-        self._leaving: list[SlotHandle] = []
         self._tags = tags_for(order.context)
+        self._refused: set[str] = set()
         self._end = around.clock() + order.context.deadline_seconds
         self.is_scheduled = False
         self._is_leased = False
@@ -108,10 +109,10 @@ class Attempt:
                 first, sent = await self._hand_off(reservation, lease)
                 await self._decode.commit(self._commit_order(reservation, first, sent))
             seconds = self._around.clock() - began
-        self._say("handed_off", bytes=sent.num_bytes, seconds=round(seconds, 6), path="grpc")
+        self._say("handed_off", bytes=sent.num_bytes, seconds=round(seconds, 6), path=sent.path)
         self.progress.put_nowait(
             values.HandedOff(
-                reservation.reservation_id, first, self._usage, sent.num_bytes, seconds
+                reservation.reservation_id, first, self._usage, sent.num_bytes, seconds, sent.path
             )
         )
 
@@ -147,22 +148,47 @@ class Attempt:
     async def _reserved(self) -> AsyncIterator[Reservation]:
         """Slots at decode and here; on any error decode hears that nothing more will be written."""
         answer = await self._decode.reserve(self._end - self._around.clock())
+        reservation, holding = answer.reservation, self._around.holding
+        self._begin(reservation)
         try:
-            yield answer.reservation
+            yield reservation
         except BaseException as error:
-            self._give_back()  # before decode is told: it may take its time to answer
+            self._leave_schedule()
             cause = "cancelled" if isinstance(error, asyncio.CancelledError) else "prefill_failed"
-            with suppress(FerrymanError):
-                await asyncio.shield(self._decode.abort(answer.reservation, cause))
+            await holding.leave(self._bow_out(reservation, cause))
             raise
-        self._give_back()
+        self._leave_schedule()
+        holding.answered(reservation.reservation_id, reservation.epoch)
+        self._around.bell.set()
 
-    def _give_back(self) -> None:
-        """Everything held here; by now nothing of it is being sent."""
-        scheduler = self._around.engine.scheduler
-        leaving, self._leaving = self._leaving, []
-        scheduler.release(leaving, self._transfer)
-        scheduler.cancel(self.name, self._around.clock())
+    def _begin(self, reservation: Reservation) -> None:
+        """Raises LeaseLost when decode gave it up before its answer came."""
+        if reservation.reservation_id in self._refused:
+            raise LeaseLost("decode gave up the reservation before it was known here")
+        context = self.order.context
+        hold = Hold(
+            context.request_id,
+            context.attempt,
+            reservation.reservation_id,
+            reservation.epoch,
+            reservation.lease_seconds,
+        )
+        self._around.holding.begin(hold)
+
+    def refuse(self, reservation_id: str) -> None:
+        """Decode gave it up, and maybe its answer to Reserve is still on its way."""
+        self._refused.add(reservation_id)
+
+    async def _bow_out(self, reservation: Reservation, cause: str) -> None:
+        """Waits until nothing is being sent, however long that takes, then tells decode so."""
+        word = await self._around.holding.released(reservation.reservation_id)
+        self._around.bell.set()
+        with suppress(FerrymanError):
+            await self._decode.abort(reservation, cause, word)
+
+    def _leave_schedule(self) -> None:
+        """Everything held here but what is being sent."""
+        self._around.engine.scheduler.cancel(self.name, self._around.clock())
         self._around.bell.set()
 
     async def _hand_off(self, reservation: Reservation, lease: HostLease) -> tuple[Sampled, Sent]:
@@ -175,9 +201,11 @@ class Attempt:
         outgoing = Outgoing(reservation, self._around.engine.manifest.page_size)
         ready: asyncio.Queue[list[OutgoingUnit]] = asyncio.Queue()
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._decode.write(reservation, _units_from(ready)))
+            writing = self._decode.write(reservation, _batches_from(ready))
+            held = self._around.holding.send(reservation.reservation_id, writing)
+            sending = group.create_task(held)
             renewing = group.create_task(self._renew(reservation))
-            first = await self._computed(outgoing, ready, lease)
+            first = await self._computed(reservation, outgoing, ready, lease)
             sent = await sending
             renewing.cancel()
         return first, sent
@@ -186,9 +214,14 @@ class Attempt:
         while True:
             await asyncio.sleep(reservation.lease_seconds / RENEWALS_PER_LEASE)
             await self._decode.renew(reservation)
+            self._around.holding.renew(reservation.reservation_id)
 
     async def _computed(
-        self, outgoing: Outgoing, ready: asyncio.Queue[list[OutgoingUnit]], lease: HostLease
+        self,
+        reservation: Reservation,
+        outgoing: Outgoing,
+        ready: asyncio.Queue[list[OutgoingUnit]],
+        lease: HostLease,
     ) -> Sampled:
         """Follows the schedule's events until the prompt is held; the first token."""
         page_size = self._around.engine.manifest.page_size
@@ -196,32 +229,38 @@ class Attempt:
             match await self.inbox.get():
                 case Admitted(plan=plan):
                     self._admitted(plan)
-                    self._offer(ready, outgoing.up_to(plan.anchor_pages * page_size))
+                    self._offer(reservation, ready, outgoing.up_to(plan.anchor_pages * page_size))
                 case ChunkDone() as chunk:
                     self._chunk(chunk)
-                    self._offer(ready, outgoing.up_to(chunk.end))
+                    self._offer(reservation, ready, outgoing.up_to(chunk.end))
                 case LoadsDone():
                     self._release(lease)
                 case LoadCorrupt():
                     self._release(lease, was_corrupt=True)
                 case Held(first=first):
-                    self._offer(ready, outgoing.rest(self.order.request.prompt_len))
+                    self._offer(reservation, ready, outgoing.rest(self.order.request.prompt_len))
                     ready.put_nowait([])
                     return first
                 case Finished():
                     raise Cancelled("the prompt was given up by this worker")
 
-    def _offer(self, ready: asyncio.Queue[list[OutgoingUnit]], units: list[WantedUnit]) -> None:
+    def _offer(
+        self,
+        reservation: Reservation,
+        ready: asyncio.Queue[list[OutgoingUnit]],
+        units: list[WantedUnit],
+    ) -> None:
         """Leases the slots to the transfer until decode has answered, whatever the tree does."""
-        engine = self._around.engine
+        engine, holding = self._around.engine, self._around.holding
         found = []
         for unit in units:
             ((_, handle),) = engine.scheduler.units_at(
                 self.name, unit.kind, unit.index, unit.index + 1
             )
-            engine.scheduler.lease((handle,), self._transfer)
-            self._leaving.append(handle)
-            found.append(OutgoingUnit(unit, engine.transfer.read(unit.kind, handle.slot)))
+            holding.lease(reservation.reservation_id, handle)
+            content = engine.transfer.read(unit.kind, handle.slot)
+            place = engine.places.get(unit.kind)
+            found.append(OutgoingUnit(unit, content, place.address_of(handle.slot) if place else 0))
         if found:
             ready.put_nowait(found)
 
@@ -260,8 +299,9 @@ class Attempt:
         )
 
 
-async def _units_from(ready: asyncio.Queue[list[OutgoingUnit]]) -> AsyncIterator[OutgoingUnit]:
+async def _batches_from(
+    ready: asyncio.Queue[list[OutgoingUnit]],
+) -> AsyncIterator[list[OutgoingUnit]]:
     """Units as they become ready; an empty batch is the end."""
     while batch := await ready.get():
-        for unit in batch:
-            yield unit
+        yield batch

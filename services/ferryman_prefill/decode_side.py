@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from ferryman.cache.manifest import StateManifest, manifest_to_json
@@ -15,6 +15,7 @@ from ferryman.wire.codec.handoff import (
     reserve_order_to_wire,
 )
 from ferryman.wire.data_plane import OutgoingUnit, Sent, send_units
+from ferryman.wire.planes import GrpcPlane, NixlGrant, Plane
 from ferryman.wire.rpc import Channels, tags_for, tags_to_metadata
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
@@ -25,6 +26,8 @@ from ferryman.wire.values import (
     ReserveOrder,
     WorkerAddress,
 )
+from ferryman_prefill.holding import Word
+from ferryman_prefill.writing import Writing
 
 CALL_SECONDS = 10.0
 ABORT_SECONDS = 2.0
@@ -39,8 +42,11 @@ class DecodeSide:
         channels: Channels,
         writer: WorkerAddress,
         manifest: StateManifest,
+        writing: Writing,
     ) -> None:
         self._order = order
+        self._writing = writing
+        self._plane: Plane = GrpcPlane()
         self._writer = writer
         self._manifest = manifest
         self._stub = decode_pb2_grpc.DecodeServiceStub(channels.to(order.decode.address))
@@ -62,6 +68,7 @@ class DecodeSide:
             request=order.request,
             manifest_digest=self._manifest.digest,
             manifest_json=manifest_to_json(self._manifest),
+            offer=self._writing.offer,
         )
         with typed_errors():
             answer = await self._stub.Reserve(
@@ -69,7 +76,9 @@ class DecodeSide:
                 timeout=min(CALL_SECONDS, deadline_seconds),
                 metadata=self._metadata,
             )
-        return reserve_answer_from_wire(answer, order.context.attempt)
+        found = reserve_answer_from_wire(answer, order.context.attempt)
+        self._plane = found.plane
+        return found
 
     async def renew(self, reservation: Reservation) -> None:
         request = decode_pb2.RenewRequest(
@@ -80,12 +89,16 @@ class DecodeSide:
         with typed_errors():
             await self._stub.Renew(request, timeout=CALL_SECONDS)
 
-    async def write(self, reservation: Reservation, units: AsyncIterator[OutgoingUnit]) -> Sent:
-        """Streams units as they come; returns what was sent once decode has it all."""
+    async def write(
+        self, reservation: Reservation, batches: AsyncIterator[Sequence[OutgoingUnit]]
+    ) -> Sent:
+        """Writes units as they come, on the plane decode chose; what was sent, once it is there."""
+        if isinstance(self._plane, NixlGrant):
+            return await self._writing.writer.send(self._plane, reservation, batches)
         request_id = self._order.context.request_id
         with typed_errors():
             return await send_units(
-                self._stub, reservation, request_id, self._manifest.digest, units
+                self._stub, reservation, request_id, self._manifest.digest, batches
             )
 
     async def commit(self, commit: CommitOrder) -> None:
@@ -95,7 +108,7 @@ class DecodeSide:
                 commit_order_to_wire(commit), timeout=CALL_SECONDS, metadata=self._metadata
             )
 
-    async def abort(self, reservation: Reservation, cause: str) -> None:
+    async def abort(self, reservation: Reservation, cause: str, word: Word) -> None:
         """Says that nothing more will be written. Decode being away is its own answer."""
         order = AbortOrder(
             request_id=self._order.context.request_id,
@@ -103,7 +116,8 @@ class DecodeSide:
             cause=cause,
             reservation_id=reservation.reservation_id,
             epoch=reservation.epoch,
-            is_writer_done=True,
+            is_writer_done=word.is_stopped,
+            has_failed_writes=word.has_failed_writes,
         )
         with typed_errors():
             await self._stub.Abort(abort_order_to_wire(order), timeout=ABORT_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import (
@@ -14,6 +15,7 @@ from ferryman.errors import (
     Unavailable,
     WrongEpoch,
 )
+from ferryman.handoff.effects import Writer
 from ferryman.schedule.events import Cached, Event
 from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wire
 from ferryman.wire.rpc import NO_TAGS, CallTags, tags_for
@@ -23,8 +25,12 @@ from ferryman.worker.shell import Parts
 from ferryman.worker.telemetry import Load
 from ferryman_prefill.attempt import Attempt, Over, Surroundings
 from ferryman_prefill.decode_side import DecodeSide
+from ferryman_prefill.holding import Holding
+from ferryman_prefill.writing import Writing
 
 SERVICE = "ferryman.wire.v1.PrefillService"
+# How long a decode worker that asks for a stop is kept waiting for it; then it asks again.
+STOP_SECONDS = 1.0
 
 
 class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
@@ -38,11 +44,12 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             host=parts.host,
             lifecycle=parts.lifecycle,
             turnstile=asyncio.Semaphore(limits.concurrency.max_running),
+            holding=Holding(parts.engine.scheduler, parts.clock),
             clock=parts.clock,
         )
         self._channels = parts.channels
-        # Nobody calls a writer back: its name and life are enough.
         self._me = WorkerAddress(parts.worker_id, "", parts.epoch)
+        self._writing = Writing(parts.planes, Writer(parts.worker_id, parts.epoch))
         self._max_queued = limits.max_waiting
         self._attempts: dict[str, Attempt] = {}
         self._idle = asyncio.Event()
@@ -51,6 +58,10 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
 
     def register(self, server: Any) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
+
+    def listens_at(self, address: str) -> None:
+        """Where decode may ask for a stop."""
+        self._me = replace(self._me, address=address)
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: Any
@@ -69,13 +80,27 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
 
     def _begin(self, order: PrefillOrder) -> Attempt:
         self._check(order)
-        decode = DecodeSide(order, self._channels, self._me, self._around.engine.manifest)
+        manifest = self._around.engine.manifest
+        decode = DecodeSide(order, self._channels, self._me, manifest, self._writing)
         attempt = Attempt(order, decode, self._around)
         if attempt.name in self._attempts:
             raise Stale(f"attempt {order.context.attempt} of this request runs here already")
         self._attempts[attempt.name] = attempt
         self._idle.clear()
         return attempt
+
+    async def StopWriting(
+        self, request: prefill_pb2.StopWritingRequest, context: Any
+    ) -> prefill_pb2.StopWritingResponse:
+        if request.worker_epoch != self._me.epoch:
+            raise WrongEpoch(f"this is epoch {self._me.epoch}, not {request.worker_epoch}")
+        # Before its answer to Reserve has come, an attempt does not know the reservation's name.
+        if attempt := self._attempts.get(f"{request.request_id}.{request.attempt}"):
+            attempt.refuse(request.reservation_id)
+        word = await self._around.holding.word_on(request.reservation_id, STOP_SECONDS)
+        return prefill_pb2.StopWritingResponse(
+            is_stopped=word.is_stopped, has_failed_writes=word.has_failed_writes
+        )
 
     def _check(self, order: PrefillOrder) -> None:
         """At the door, before anything is taken."""
@@ -108,8 +133,8 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
                 attempt.inbox.put_nowait(event)
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """None: every attempt has its own task and its own deadline."""
-        return ()
+        """Attempts have tasks and deadlines of their own."""
+        return (self._around.holding.expiring(), self._writing.run())
 
     async def drain(self) -> None:
         """Takes no further order, and waits until every attempt has ended."""
@@ -128,6 +153,7 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             num_queued=len(queued),
             queue_tokens=tokens + statistics.tokens_to_prefill,
             node=self._around.host.node_id,
+            planes=self._writing.planes,
         )
 
 

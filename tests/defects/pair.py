@@ -7,7 +7,7 @@ or, for a writer that cannot be recalled, as late as the test says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -40,6 +40,7 @@ from ferryman.worker.host import HostTierClient, NoHostTier
 from ferryman_decode.receiving import Receiving
 from ferryman_prefill.attempt import Attempt, Surroundings
 from ferryman_prefill.decode_side import DecodeSide
+from ferryman_prefill.holding import Holding, Word
 
 EPOCH = 9
 PREFILL = WorkerAddress("prefill-00000001", "", 4)
@@ -92,15 +93,18 @@ class DirectDecode(DecodeSide):
     async def renew(self, reservation: Reservation) -> None:
         self.receiving.table.renew(fence_of(reservation), 0.0)
 
-    async def write(self, reservation: Reservation, units: AsyncIterator[OutgoingUnit]) -> Sent:
+    async def write(
+        self, reservation: Reservation, units: AsyncIterator[Sequence[OutgoingUnit]]
+    ) -> Sent:
         """Notes each unit's bytes when it is offered; they are read when they `arrive`."""
         digest, fence = self.order.manifest_digest, fence_of(reservation)
         self.receiving.begin(WriteHeader(fence, self.order.context.request_id, digest))
         sent: list[UnitDigest] = []
-        async for unit in units:
-            self.offered.append((unit, bytes(unit.content)))
-            await self.arrives.wait()
-            sent.append(write_unit(self.receiving, fence, unit))
+        async for batch in units:
+            for unit in batch:
+                self.offered.append((unit, bytes(unit.content)))
+                await self.arrives.wait()
+                sent.append(write_unit(self.receiving, fence, unit))
         return Sent(tuple(sent), len(sent))
 
     async def commit(self, commit: CommitOrder) -> None:
@@ -109,7 +113,7 @@ class DirectDecode(DecodeSide):
         if self.receiving.commit(fence, commit):
             self.receiving._engine.scheduler.adopt(commit.reservation_id, commit.first, 0.0)
 
-    async def abort(self, reservation: Reservation, cause: str) -> None:
+    async def abort(self, reservation: Reservation, cause: str, word: Word) -> None:
         self.aborts.append(cause)
         self.receiving.carry_out(self.receiving.table.writer_stopped(fence_of(reservation)))
 
@@ -140,6 +144,7 @@ class Pair:
         self.engine, decode_engine = engines
         self.now = 0.0
         self.receiving = Receiving(decode_engine, EPOCH, lambda: self.now, lambda name: None)
+        self.holding = Holding(self.engine.scheduler, lambda: self.now)
         self.attempts: dict[str, Attempt] = {}
         self._seen = 0
 
@@ -155,6 +160,7 @@ class Pair:
                 MemoryBus(), Subjects("local"), Publisher("prefill", "prefill-00000001", 4)
             ),
             turnstile=asyncio.Semaphore(4),
+            holding=self.holding,
             clock=lambda: self.now,
         )
         side = DirectDecode(order, self.receiving)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from ferryman.tiers.prefetch_values import Prefetched, Traffic
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
+from ferryman.wire.planes import GrpcPlane, NixlGrant, NixlOffer
 
 u32 = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)
@@ -109,12 +111,19 @@ def reserve_orders(draw: st.DrawFn) -> values.ReserveOrder:
     request = draw(requests(context.request_id))
     writer, digest, router_id = draw(addresses), draw(texts), draw(texts)
     epoch, manifest = draw(epochs), draw(texts)
-    return values.ReserveOrder(context, epoch, writer, router_id, request, digest, manifest)
+    offer = draw(st.one_of(st.just(GrpcPlane()), st.builds(NixlOffer, texts)))
+    return values.ReserveOrder(context, epoch, writer, router_id, request, digest, manifest, offer)
 
 
 def reserve_answers() -> SearchStrategy[ReserveAnswer]:
     reservations = st.builds(Reservation, texts, epochs, counts, wanted, seconds)
-    return st.builds(ReserveAnswer, reservations, texts, counts)
+    over_grpc = st.builds(ReserveAnswer, reservations, texts, counts)
+    return st.one_of(over_grpc, st.builds(_granted, over_grpc, texts, st.binary(max_size=9)))
+
+
+def _granted(answer: ReserveAnswer, agent: str, metadata: bytes) -> ReserveAnswer:
+    addresses = tuple(2**40 + 64 * nth for nth, _ in enumerate(answer.reservation.wanted))
+    return replace(answer, plane=NixlGrant(agent, metadata, -1, addresses))
 
 
 def commit_orders() -> SearchStrategy[values.CommitOrder]:
@@ -126,7 +135,8 @@ def commit_orders() -> SearchStrategy[values.CommitOrder]:
 
 
 def abort_orders() -> SearchStrategy[values.AbortOrder]:
-    return st.builds(values.AbortOrder, request_ids, counts, texts, texts, epochs, st.booleans())
+    flags = st.booleans()
+    return st.builds(values.AbortOrder, request_ids, counts, texts, texts, epochs, flags, flags)
 
 
 def plans() -> SearchStrategy[values.PlanSummary]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -90,12 +90,14 @@ def filled(unit: WantedUnit) -> OutgoingUnit:
     return OutgoingUnit(unit, memoryview((pattern * (size // 251 + 1))[:size]))
 
 
-async def each(units: Iterable[OutgoingUnit]) -> AsyncIterator[OutgoingUnit]:
-    for unit in units:
-        yield unit
+async def each(units: Iterable[OutgoingUnit]) -> AsyncIterator[Sequence[OutgoingUnit]]:
+    """All of them are ready at once."""
+    yield tuple(units)
 
 
-async def send(stub: decode_pb2_grpc.DecodeServiceStub, units: AsyncIterator[OutgoingUnit]) -> Sent:
+async def send(
+    stub: decode_pb2_grpc.DecodeServiceStub, units: AsyncIterator[Sequence[OutgoingUnit]]
+) -> Sent:
     with typed_errors():
         return await send_units(stub, RESERVATION, "req-1", "digest", units)
 
@@ -117,10 +119,10 @@ async def test_units_arrive_byte_for_byte_with_their_digests() -> None:
 async def test_a_ready_unit_does_not_wait_for_the_next() -> None:
     sink = Sink()
 
-    async def slowly() -> AsyncIterator[OutgoingUnit]:
-        yield filled(PAGE)
+    async def slowly() -> AsyncIterator[Sequence[OutgoingUnit]]:
+        yield [filled(PAGE)]
         await sink.wrote.wait()
-        yield filled(STATE)
+        yield [filled(STATE)]
 
     async with connected(Decode(sink)) as stub:
         sent = await send(stub, slowly())
@@ -138,9 +140,9 @@ async def test_small_units_share_a_frame_and_large_ones_take_several() -> None:
 
 
 async def test_a_refusal_in_the_middle_reaches_the_sender() -> None:
-    async def many() -> AsyncIterator[OutgoingUnit]:
+    async def many() -> AsyncIterator[Sequence[OutgoingUnit]]:
         while True:
-            yield filled(STATE)
+            yield [filled(STATE)]
 
     async with connected(Decode(Sink(LeaseLost("too late")))) as stub:
         with pytest.raises(LeaseLost, match="too late"):
@@ -148,8 +150,8 @@ async def test_a_refusal_in_the_middle_reaches_the_sender() -> None:
 
 
 async def test_a_sender_that_fails_ends_the_stream_at_decode() -> None:
-    async def failing() -> AsyncIterator[OutgoingUnit]:
-        yield filled(PAGE)
+    async def failing() -> AsyncIterator[Sequence[OutgoingUnit]]:
+        yield [filled(PAGE)]
         raise InvalidRequest("the prompt is gone")
 
     async with connected(Decode(Sink())) as stub:
@@ -160,8 +162,8 @@ async def test_a_sender_that_fails_ends_the_stream_at_decode() -> None:
 async def test_a_cancelled_sender_leaves_nothing_behind() -> None:
     sink = Sink()
 
-    async def waiting() -> AsyncIterator[OutgoingUnit]:
-        yield filled(PAGE)
+    async def waiting() -> AsyncIterator[Sequence[OutgoingUnit]]:
+        yield [filled(PAGE)]
         await asyncio.Event().wait()
 
     async with connected(Decode(sink)) as stub:

@@ -64,7 +64,7 @@ async def test_what_is_said_is_heard_once(sides: tuple[Side, Side]) -> None:
     peer = await writer.agent.add_peer(receiver.agent.metadata)
     heard: list[bytes] = []
     with receiver.agent.listening():
-        await writer.agent.notify(peer, b"one")
+        writer.agent.tell(peer, b"one")
         async with asyncio.timeout(60):
             while not heard:
                 heard += await receiver.agent.notifications()

@@ -24,9 +24,11 @@ from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.rpc import Channels
 from ferryman.wire.subjects import Subjects
 from ferryman.worker.host import NoHostTier
+from ferryman.worker.planes import NixlSettings, plane_side
 from ferryman.worker.shell import Parts
 
 PAGE_SIZE = 4
@@ -88,12 +90,16 @@ def fake_engine(
             pipeline=Pipeline(scheduler, stream.submit),
             transfer=fake.transfer,
             host_tier=fake.host_tier,
+            places=fake.slabs.places,
         )
 
 
 @asynccontextmanager
 async def parts_of(
-    role: str, engine: Engine, clock: Callable[[], float] = time.monotonic
+    role: str,
+    engine: Engine,
+    clock: Callable[[], float] = time.monotonic,
+    planes: PlaneChoice = "grpc",
 ) -> AsyncIterator[Parts]:
     """What a service is made from, without a broker and a host tier."""
     who = role, make_worker_id(role), make_epoch()
@@ -108,4 +114,5 @@ async def parts_of(
             background=background,
             metrics=Metrics(role),
             clock=clock,
+            planes=plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings()),
         )

@@ -20,6 +20,7 @@ from ferryman.schedule.request import Request
 from ferryman.wire.codec.handoff import reserve_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.codec.tokens import step_frame_from_wire
+from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.rpc import channel, ending, listening
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
@@ -134,13 +135,15 @@ def expected(request: Request) -> list[int]:
 
 
 @asynccontextmanager
-async def worker(role: str, make: Callable[[Parts], Any], num_slots: int) -> AsyncIterator[Worker]:
+async def worker(
+    role: str, make: Callable[[Parts], Any], num_slots: int, planes: PlaneChoice = "grpc"
+) -> AsyncIterator[Worker]:
     """A service, its step loop and its server, as the shell joins them."""
     clock, gate = Clock(), threading.Event()
     gate.set()
     with fake_engine(num_slots=num_slots, pace=lambda _plan: held_by(gate)) as engine:
         async with (
-            parts_of(role, engine, clock) as parts,
+            parts_of(role, engine, clock, planes) as parts,
             _served(make(parts), parts, clock, gate) as found,
         ):
             try:
@@ -165,19 +168,24 @@ async def _served(
         listening("127.0.0.1:0", service.register, grace=0.5) as server,
         alongside(loop.run(), *service.jobs()),
     ):
-        yield Worker(service, parts, f"127.0.0.1:{server.port}", clock, gate)
+        address = f"127.0.0.1:{server.port}"
+        service.listens_at(address)
+        yield Worker(service, parts, address, clock, gate)
 
 
 @asynccontextmanager
 async def pair_of_workers(
-    make_decode: Callable[[Parts], Any] = Decode, num_slots: int = 60
+    make_decode: Callable[[Parts], Any] = Decode,
+    num_slots: int = 60,
+    planes: PlaneChoice = "grpc",
 ) -> AsyncIterator[Pair]:
-    """Both workers, ready."""
+    """Both workers, ready for hand-offs on the plane that is asked for."""
     async with AsyncExitStack() as stack:
-        prefill = await stack.enter_async_context(worker("prefill", Prefill, num_slots))
-        decode = await stack.enter_async_context(worker("decode", make_decode, num_slots))
+        prefill = await stack.enter_async_context(worker("prefill", Prefill, num_slots, planes))
+        decode = await stack.enter_async_context(worker("decode", make_decode, num_slots, planes))
         to_prefill = await stack.enter_async_context(channel(prefill.address))
         to_decode = await stack.enter_async_context(channel(decode.address))
+        await until(lambda: prefill.service.load().planes[0] == planes)
         yield Pair(
             prefill,
             decode,

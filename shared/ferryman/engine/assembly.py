@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import root_key
-from ferryman.cache.manifest import StateManifest
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Costs
 from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice, Device, HostDevice
 from ferryman.engine.loads import HostTier
 from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.places import SlabPlace
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.stream import ForwardStream
@@ -90,6 +91,7 @@ class Engine:
     pipeline: Pipeline
     transfer: Transfer
     host_tier: HostTier
+    places: Mapping[Kind, SlabPlace] = field(default_factory=dict)
 
 
 @contextmanager
@@ -137,6 +139,7 @@ def running_engine(options: EngineOptions) -> Iterator[Engine]:
             pipeline=Pipeline(scheduler, stream.submit),
             transfer=runner.transfer,
             host_tier=runner.host_tier,
+            places=slabs.places,
         )
 
 

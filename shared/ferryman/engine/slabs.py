@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.places import HOST, SlabPlace
 
 POISON = 0xFF
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
@@ -68,12 +69,22 @@ class Slabs:
         return {kind: slab.tensor for kind, slab in self.by_kind.items()}
 
     @property
+    def places(self) -> Mapping[Kind, SlabPlace]:
+        """For whoever moves bytes by address."""
+        return {kind: _place_of(slab.tensor) for kind, slab in self.by_kind.items()}
+
+    @property
     def num_bytes(self) -> int:
         return sum(slab.tensor.numel() for slab in self.by_kind.values())
 
     def bytes_of(self, kind: Kind, slot: int) -> memoryview:
         """The bytes of one slot in place, writable. Host memory only."""
         return self.by_kind[kind].bytes_of(slot)
+
+
+def _place_of(tensor: Tensor) -> SlabPlace:
+    device = HOST if tensor.device.type == "cpu" else tensor.device.index or 0
+    return SlabPlace(tensor.data_ptr(), tensor.numel(), tensor.shape[1], device)
 
 
 def _on(device: torch.device, kind: Kind, num_slots: int, slot_bytes: int) -> Slab:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
+from ferryman.engine.places import SlabPlace
 
 Hashes = NDArray[np.uint64]
 
@@ -90,6 +91,13 @@ class StampSlabs:
             raise IndexError(f"the {kind} slab has no slot {slot} of {len(slab)}")
         content: memoryview = slab[slot].data
         return content
+
+    @property
+    def places(self) -> Mapping[Kind, SlabPlace]:
+        return {
+            kind: SlabPlace(int(slab.ctypes.data), slab.nbytes, slab.shape[1])
+            for kind, slab in self._bytes.items()
+        }
 
     def stamps(self, kind: Kind) -> Hashes:
         """[num_slots, stamps], in place."""

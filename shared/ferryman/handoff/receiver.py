@@ -154,6 +154,17 @@ class ReservationTable:
         """The writer will not write again: it acknowledged a stop, or gave up by itself."""
         return self._apply(self._entry(fence), WriterStopped())
 
+    def writer_of(self, fence: Fence) -> Writer:
+        """Who may write there. Raises WrongEpoch or LeaseLost."""
+        return self._entry(fence).writer
+
+    def is_quarantined(self, request_id: str, attempt: int) -> bool:
+        """Whether this attempt or one before it waits for its writer."""
+        return any(
+            entry.state is ReservationState.EXPIRING and entry.reservation.attempt <= attempt
+            for entry in self._of_request.get(request_id, ())
+        )
+
     def writer_died(self, writer: Writer) -> tuple[Effect, ...]:
         """This life of the writer is over."""
         return self._apply_to_all([e for e in self._live.values() if e.writer == writer])

@@ -5,13 +5,13 @@
 
 A frame holds pieces of one or many units, so that small pages do not cost a message each. What is
 ready is sent at once: a frame is never held back for a unit that is still being computed.
-Another data plane offers the same: units in, `Sent` out; a sink on the other side.
+Another data plane offers the same (`nixl_plane.py`): units in, `Sent` out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
@@ -33,18 +33,23 @@ WriteCall = grpc.aio.StreamUnaryCall[decode_pb2.WritePagesRequest, decode_pb2.Wr
 
 @dataclass(frozen=True, slots=True)
 class OutgoingUnit:
-    """A wanted unit and its bytes, which must not change until decode has answered."""
+    """A wanted unit and its bytes, which must not change until decode has answered.
+
+    `address` is where they lie in memory that NIXL knows; 0 where it does not matter.
+    """
 
     unit: WantedUnit
     content: memoryview
+    address: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was written: a digest for each unit, and all their bytes."""
+    """What was written: a digest for each unit, and all their bytes. `path` is the plane's name."""
 
     digests: tuple[UnitDigest, ...]
     num_bytes: int
+    path: str = "grpc"
 
 
 async def send_units(
@@ -52,9 +57,9 @@ async def send_units(
     reservation: Reservation,
     request_id: str,
     manifest_digest: str,
-    units: AsyncIterator[OutgoingUnit],
+    batches: AsyncIterator[Sequence[OutgoingUnit]],
 ) -> Sent:
-    """Writes units as they come; returns when decode has them all.
+    """Writes units as they come, in batches that are ready; returns when decode has them all.
 
     Raises gRPC's errors as they are (see `status.typed_errors`), and CorruptState when decode
     counted other bytes than were sent.
@@ -64,7 +69,7 @@ async def send_units(
     ledger = _Ledger()
     call = stub.WritePages()
     try:
-        answer = await _write(call, header, _frames(units, ledger))
+        answer = await _write(call, header, _frames(batches, ledger))
     except grpc.aio.AioRpcError as error:
         if error.details() != _LOST_STATUS:
             raise
@@ -107,17 +112,12 @@ class _Ledger:
 
 
 async def _frames(
-    units: AsyncIterator[OutgoingUnit], ledger: _Ledger
+    batches: AsyncIterator[Sequence[OutgoingUnit]], ledger: _Ledger
 ) -> AsyncGenerator[decode_pb2.WritePagesRequest, None]:
-    """Frames as full as they can be without waiting for the next unit."""
-    frame, room = decode_pb2.WritePagesRequest(), MAX_FRAME_BYTES
-    async with aclosing(_with_pauses(units)) as steps:
-        async for unit in steps:
-            if unit is None:
-                if frame.pieces:
-                    yield frame
-                frame, room = decode_pb2.WritePagesRequest(), MAX_FRAME_BYTES
-                continue
+    """Frames as full as they can be without waiting for the next batch."""
+    async for batch in batches:
+        frame, room = decode_pb2.WritePagesRequest(), MAX_FRAME_BYTES
+        for unit in batch:
             hasher, content, offset = xxhash.xxh3_128(), unit.content.cast("B"), 0
             while offset < len(content):
                 part = content[offset : offset + room]
@@ -129,28 +129,5 @@ async def _frames(
                     frame, room = decode_pb2.WritePagesRequest(), MAX_FRAME_BYTES
             ledger.digests.append(UnitDigest(unit.unit.kind, unit.unit.index, hasher.digest()))
             ledger.num_bytes += len(content)
-    if frame.pieces:
-        yield frame
-
-
-async def _with_pauses(
-    units: AsyncIterator[OutgoingUnit],
-) -> AsyncGenerator[OutgoingUnit | None, None]:
-    """The units, and None where the next is not ready yet."""
-    coming = asyncio.ensure_future(anext(units))
-    try:
-        while True:
-            await asyncio.sleep(0)  # a unit that is ready comes within this one turn of the loop
-            if not coming.done():
-                yield None
-            try:
-                unit = await coming
-            except StopAsyncIteration:
-                return
-            coming = asyncio.ensure_future(anext(units))
-            yield unit
-    finally:
-        coming.cancel()
-        await asyncio.wait((coming,))
-        if not coming.cancelled():
-            coming.exception()
+        if frame.pieces:
+            yield frame

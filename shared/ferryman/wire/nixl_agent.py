@@ -169,20 +169,27 @@ class NixlAgent:
         self._submit(lambda: self._post(peer, runs, device, landed))
         return landed
 
-    async def notify(self, peer: str, message: bytes) -> None:
-        """Sends a message, which takes no part in the order of writes."""
-        await self._call(lambda: self._send(peer, message))
+    def tell(self, peer: str, message: bytes) -> None:
+        """Sends a message, in no order with writes; it may get lost with the connection."""
+        self._submit(lambda: self._send(peer, message))
 
     # What a receiver does.
 
+    def begin_listening(self) -> None:
+        """What others write lands, and what they say is heard, until as many `end_listening`."""
+        self._change_listening(1)
+
+    def end_listening(self) -> None:
+        self._change_listening(-1)
+
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """What others write lands, and what they say is heard, for the length of the block."""
-        self._change_listening(1)
+        """The same for the length of a block."""
+        self.begin_listening()
         try:
             yield
         finally:
-            self._change_listening(-1)
+            self.end_listening()
 
     async def notifications(self) -> list[bytes]:
         """What was said since the last call, by whomever."""

@@ -14,6 +14,7 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import PageRange, UnitDigest
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import FinishReason, Request
+from ferryman.wire.planes import GrpcPlane, PlaneOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,7 @@ class ReserveOrder:
     request: Request
     manifest_digest: str
     manifest_json: str
+    offer: PlaneOffer = field(default_factory=GrpcPlane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class AbortOrder:
     reservation_id: str = ""
     epoch: int = 0
     is_writer_done: bool = False
+    has_failed_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic_settings import BaseSettings
@@ -28,11 +28,13 @@ from ferryman.wire.bus import Bus, Discoverable
 from ferryman.wire.host_attachment import HostCacheOptions
 from ferryman.wire.host_client import host_cache_client
 from ferryman.wire.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.rpc import Channels
 from ferryman.wire.rpc import listening as grpc_listening
 from ferryman.wire.subjects import Subjects
 from ferryman.worker.host import HostTierClient, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
+from ferryman.worker.planes import GrpcSide, NixlSettings, PlaneSide, plane_side
 from ferryman.worker.settings import HostCacheSettings
 from ferryman.worker.telemetry import Identity, Load, Telemetry, debug_endpoints
 
@@ -51,6 +53,8 @@ class ShellSettings(BaseSettings):
     hostcache: HostCacheSettings = HostCacheSettings()
     life: LifeSettings = LifeSettings()
     advertise: str = "127.0.0.1"
+    planes: PlaneChoice = "auto"
+    nixl: NixlSettings = NixlSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Parts:
     background: Background
     metrics: Metrics
     clock: Clock
+    planes: PlaneSide = field(default_factory=GrpcSide)
 
 
 class WorkerService(Protocol):
@@ -80,6 +85,8 @@ class WorkerService(Protocol):
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]: ...
 
     def load(self) -> Load: ...
+
+    def listens_at(self, address: str) -> None: ...
 
     async def drain(self) -> None: ...
 
@@ -125,6 +132,12 @@ async def _parts(
         background=await stack.enter_async_context(Background()),
         metrics=Metrics(who[0]),
         clock=time.monotonic,
+        planes=plane_side(
+            settings.planes,
+            engine.places,
+            (settings.listen.host, settings.advertise),
+            settings.nixl,
+        ),
     )
 
 
@@ -164,6 +177,7 @@ async def _serve(
         grpc_listening(listen, service.register, grace=GRACE_SECONDS, services=(service_name,))
     )
     address = f"{settings.advertise}:{listening.port}"
+    service.listens_at(address)
     app = observed(debug_endpoints(parts.engine, parts.metrics))
     observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
     telemetry, loop = _moving_parts(settings, parts, service, bus, address, stopping)

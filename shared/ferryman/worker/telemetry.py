@@ -54,6 +54,7 @@ class Load:
     num_queued: int
     queue_tokens: int
     node: str
+    planes: tuple[str, ...] = ("grpc",)
 
 
 class CacheEvents:
@@ -188,6 +189,7 @@ class Telemetry:
             load_seconds_per_byte=self._pace.load_seconds_per_byte,
             page_bytes=sum(bytes_of.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW)),
             snapshot_bytes=bytes_of.get(Kind.RECURRENT, 0),
+            planes=load.planes,
         )
 
     async def _obey(self, message: Message) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ferryman.errors import InvalidRequest
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
@@ -27,6 +27,7 @@ from ferryman.wire.codec.scalars import (
     milliseconds,
     seconds,
 )
+from ferryman.wire.planes import GrpcPlane, NixlGrant, NixlOffer, Plane, PlaneOffer
 from ferryman.wire.v1 import decode_pb2, types_pb2
 from ferryman.wire.values import AbortOrder, CommitOrder, ReserveOrder
 
@@ -81,6 +82,7 @@ def reserve_order_to_wire(order: ReserveOrder) -> decode_pb2.ReserveRequest:
         router_id=order.router_id,
         manifest_digest=order.manifest_digest,
         manifest_json=order.manifest_json,
+        nixl=_offer_to_wire(order.offer),
         **request_to_fields(order.request),
     )
 
@@ -94,16 +96,46 @@ def reserve_order_from_wire(message: decode_pb2.ReserveRequest) -> ReserveOrder:
         request=request_from_fields(message),
         manifest_digest=message.manifest_digest,
         manifest_json=message.manifest_json,
+        offer=_offer_from_wire(message),
     )
+
+
+def _offer_to_wire(offer: PlaneOffer) -> decode_pb2.NixlOffer | None:
+    return decode_pb2.NixlOffer(presence=offer.presence) if isinstance(offer, NixlOffer) else None
+
+
+def _offer_from_wire(message: decode_pb2.ReserveRequest) -> PlaneOffer:
+    return NixlOffer(message.nixl.presence) if message.HasField("nixl") else GrpcPlane()
+
+
+def _plane_to_wire(plane: Plane) -> decode_pb2.NixlGrant | None:
+    if not isinstance(plane, NixlGrant):
+        return None
+    return decode_pb2.NixlGrant(
+        agent=plane.agent,
+        metadata=plane.metadata,
+        device=plane.device,
+        addresses=plane.addresses,
+    )
+
+
+def _plane_from_wire(message: decode_pb2.ReserveResponse, num_wanted: int) -> Plane:
+    if not message.HasField("nixl"):
+        return GrpcPlane()
+    grant = message.nixl
+    if len(grant.addresses) != num_wanted:
+        raise InvalidRequest(f"{len(grant.addresses)} addresses for {num_wanted} units", "nixl")
+    return NixlGrant(grant.agent, grant.metadata, grant.device, tuple(grant.addresses))
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveAnswer:
-    """A reservation, what its slots look like, and how long a prefix decode has already."""
+    """A reservation, what its slots look like, how long a prefix decode has, how to write."""
 
     reservation: Reservation
     manifest_digest: str
     reused_tokens: int = 0
+    plane: Plane = field(default_factory=GrpcPlane)
 
 
 def reserve_answer_to_wire(answer: ReserveAnswer) -> decode_pb2.ReserveResponse:
@@ -114,6 +146,7 @@ def reserve_answer_to_wire(answer: ReserveAnswer) -> decode_pb2.ReserveResponse:
         lease_ms=milliseconds(answer.reservation.lease_seconds),
         manifest_digest=answer.manifest_digest,
         reused_tokens=answer.reused_tokens,
+        nixl=_plane_to_wire(answer.plane),
     )
 
 
@@ -126,7 +159,8 @@ def reserve_answer_from_wire(message: decode_pb2.ReserveResponse, attempt: int) 
         wanted=wanted_from_wire(message.wanted),
         lease_seconds=seconds(message.lease_ms),
     )
-    return ReserveAnswer(reservation, message.manifest_digest, message.reused_tokens)
+    plane = _plane_from_wire(message, len(reservation.wanted))
+    return ReserveAnswer(reservation, message.manifest_digest, message.reused_tokens, plane)
 
 
 def commit_order_to_wire(order: CommitOrder) -> decode_pb2.CommitRequest:
@@ -163,6 +197,7 @@ def abort_order_to_wire(order: AbortOrder) -> decode_pb2.AbortRequest:
         epoch=order.epoch,
         cause=order.cause,
         is_writer_done=order.is_writer_done,
+        has_failed_writes=order.has_failed_writes,
     )
 
 
@@ -174,4 +209,5 @@ def abort_order_from_wire(message: decode_pb2.AbortRequest) -> AbortOrder:
         reservation_id=message.reservation_id,
         epoch=message.epoch,
         is_writer_done=message.is_writer_done,
+        has_failed_writes=message.has_failed_writes,
     )

@@ -1,0 +1,197 @@
+"""Units from prefill to decode by NIXL: written where they shall lie, examined when they have.
+
+    writer      units as they become ready → runs → writes, digests beside them → UnitsLanded → Sent
+    receiver    UnitsLanded → digests of what lies there; the rest with Commit
+
+Decode cannot refuse such a write. The writer ends only when every write of it has ended, whatever
+became of it meanwhile, so that its word "nothing more will be written" is worth its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import xxhash
+from google.protobuf.message import DecodeError
+
+from ferryman.errors import Unavailable
+from ferryman.handoff.effects import Fence
+from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, ranges_of
+from ferryman.wire.codec.handoff import range_from_wire, range_to_wire
+from ferryman.wire.data_plane import OutgoingUnit, Sent
+from ferryman.wire.nixl_agent import NixlAgent, Run, merged_runs
+from ferryman.wire.planes import NIXL, NixlGrant
+from ferryman.wire.v1 import decode_pb2
+
+# Large enough for full speed, small enough that digests and landings overlap.
+PART_BYTES = 8 << 20
+PARTS_UNDER_WAY = 3
+# Below this a digest takes less than handing it to a thread.
+INLINE_BYTES = 256 << 10
+
+
+class FailedWrites(Unavailable):
+    """Writes ended without it being known whether they landed, or still will."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    units: tuple[OutgoingUnit, ...]
+    landed: asyncio.Future[None]
+
+
+class NixlWriter:
+    """The writing agent of a process, and the peers it knows."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._agent = agent
+        self._peers: dict[str, str] = {}
+
+    async def send(
+        self,
+        grant: NixlGrant,
+        reservation: Reservation,
+        batches: AsyncIterator[Sequence[OutgoingUnit]],
+    ) -> Sent:
+        """Writes units as they come; returns when all have landed.
+
+        Raises FailedWrites when some ended badly, and whatever else ended it only after the last
+        write has ended. To be cancelled at most once.
+        """
+        peer = await self._peer(grant)
+        sending = _Sending(self._agent, peer, grant, reservation)
+        try:
+            async for batch in batches:
+                await sending.write(batch)
+            await sending.all_landed()
+        except BaseException:
+            if not await sending.ended():
+                await self._forget(grant)
+                raise FailedWrites("a NIXL write did not end well") from None
+            raise
+        return sending.sent()
+
+    async def _peer(self, grant: NixlGrant) -> str:
+        if grant.agent not in self._peers:
+            self._peers[grant.agent] = await self._agent.add_peer(grant.metadata)
+        return self._peers[grant.agent]
+
+    async def _forget(self, grant: NixlGrant) -> None:
+        """A connection that failed is made anew, from the receiver's next agent."""
+        peer = self._peers.pop(grant.agent, "")
+        if peer:
+            try:
+                await self._agent.remove_peer(peer)
+            except Unavailable:
+                return
+
+
+class _Sending:
+    """One reservation's writes."""
+
+    def __init__(
+        self, agent: NixlAgent, peer: str, grant: NixlGrant, reservation: Reservation
+    ) -> None:
+        self._agent, self._peer, self._device = agent, peer, grant.device
+        self._reservation = reservation
+        names = (unit.name for unit in reservation.wanted)
+        self._remote: dict[UnitName, int] = dict(zip(names, grant.addresses, strict=True))
+        self._under_way: list[_Part] = []
+        self._writes: list[Future[None]] = []
+        self._digests: list[UnitDigest] = []
+        self._num_bytes = 0
+
+    async def write(self, batch: Sequence[OutgoingUnit]) -> None:
+        for units in _parts(batch):
+            runs = merged_runs(
+                Run(unit.address, self._remote[unit.unit.name], len(unit.content)) for unit in units
+            )
+            write = self._agent.write(self._peer, runs, self._device)
+            self._writes.append(write)
+            self._under_way.append(_Part(units, asyncio.wrap_future(write)))
+            self._digests += await _digests(units)
+            self._num_bytes += sum(run.num_bytes for run in runs)
+            while len(self._under_way) > PARTS_UNDER_WAY or self._has_landed():
+                await self._first_landed()
+
+    def _has_landed(self) -> bool:
+        return bool(self._under_way) and self._under_way[0].landed.done()
+
+    async def all_landed(self) -> None:
+        while self._under_way:
+            await self._first_landed()
+
+    async def _first_landed(self) -> None:
+        """Waits for the oldest part, and tells decode that it may examine it."""
+        part = self._under_way[0]
+        await asyncio.shield(part.landed)
+        del self._under_way[0]
+        ranges = ranges_of(unit.unit.name for unit in part.units)
+        self._agent.tell(self._peer, landed_to_bytes(fence_of(self._reservation), ranges))
+
+    async def ended(self) -> bool:
+        """Waits until no write is under way; whether all of them landed."""
+        waiting = [part.landed for part in self._under_way]
+        if waiting:
+            await asyncio.wait(waiting)
+        for future in waiting:
+            future.exception()  # looked at, so that nobody complains of it
+        return all(write.exception() is None for write in self._writes)
+
+    def sent(self) -> Sent:
+        return Sent(tuple(self._digests), self._num_bytes, NIXL)
+
+
+def _parts(batch: Sequence[OutgoingUnit]) -> Iterator[tuple[OutgoingUnit, ...]]:
+    """Consecutive units of about PART_BYTES together; a unit is never cut."""
+    part: list[OutgoingUnit] = []
+    num_bytes = 0
+    for unit in batch:
+        part.append(unit)
+        num_bytes += len(unit.content)
+        if num_bytes >= PART_BYTES:
+            yield tuple(part)
+            part, num_bytes = [], 0
+    if part:
+        yield tuple(part)
+
+
+async def _digests(units: Sequence[OutgoingUnit]) -> list[UnitDigest]:
+    """In a thread, while the bytes are being written, unless they are few."""
+    if sum(len(unit.content) for unit in units) <= INLINE_BYTES:
+        return _digests_now(units)
+    return await asyncio.to_thread(_digests_now, units)
+
+
+def _digests_now(units: Sequence[OutgoingUnit]) -> list[UnitDigest]:
+    return [
+        UnitDigest(unit.unit.kind, unit.unit.index, xxhash.xxh3_128_digest(unit.content))
+        for unit in units
+    ]
+
+
+def fence_of(reservation: Reservation) -> Fence:
+    return Fence(reservation.epoch, reservation.reservation_id, reservation.attempt)
+
+
+def landed_to_bytes(fence: Fence, units: Sequence[PageRange]) -> bytes:
+    return decode_pb2.UnitsLanded(
+        reservation_id=fence.reservation_id,
+        epoch=fence.epoch,
+        attempt=fence.attempt,
+        units=[range_to_wire(span) for span in units],
+    ).SerializeToString()
+
+
+def landed_from_bytes(message: bytes) -> tuple[Fence, tuple[PageRange, ...]]:
+    """Raises ValueError or InvalidRequest for bytes that are no such message."""
+    parsed = decode_pb2.UnitsLanded()
+    try:
+        parsed.ParseFromString(message)
+    except DecodeError as error:
+        raise ValueError("no UnitsLanded") from error
+    fence = Fence(parsed.epoch, parsed.reservation_id, parsed.attempt)
+    return fence, tuple(range_from_wire(span) for span in parsed.units)
