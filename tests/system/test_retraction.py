@@ -16,10 +16,12 @@ from tests.system.cluster import (
 
 from ferryman.cache.manifest import Kind
 from ferryman.client import Client
+from ferryman.handoff.lifecycle import LifecycleEvent
 from ferryman.llm import LLM
 from ferryman.model.registry import load_model
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
+from ferryman.wire.nats_bus import NatsBus
 from ferryman.wire.subjects import Subjects
 
 pytestmark = [
@@ -44,20 +46,32 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-async def test_retracted_requests_go_on_exactly_where_they_were(cluster: Cluster) -> None:
+async def test_requests_that_were_retracted_resume_through_the_host_exactly(
+    cluster: Cluster,
+) -> None:
     with LLM(
         cluster.model, dtype="float64", page_size=PAGE_SIZE, prefix_cache=False, overlap=False
     ) as llm:
         expected = llm.generate(PROMPTS, GREEDY)
     async with cluster.bus() as bus, Client(cluster.grpc) as client:
         answers = await generate_all(client, PROMPTS, GREEDY)
-        retracted = await bus.history(
-            f"{Subjects().root}.life.decode.*.*.retracted", max_events=100
-        )
+        retracted, resumed = [await _said(bus, name) for name in ("retracted", "resumed")]
     assert retracted, "the decode worker's pages were meant to run out"
-    assert all(decode_event(entry.payload).name == "retracted" for entry in retracted)
+    assert len(resumed) == len(retracted)
+    from_host = [event.facts for event in resumed if event.facts["tier"] == "host"]
+    assert from_host, "the tree's copy was to be gone when they came back"
+    for facts in from_host:
+        prompt_len, position = (int(str(facts[name])) for name in ("prompt_len", "position"))
+        assert position % PAGE_SIZE == 0
+        assert prompt_len - position <= PAGE_SIZE, "less than a page is computed again"
     for found, wanted in zip(answers, expected, strict=True):
         assert tuple(found.token_ids) == wanted.token_ids
         for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
     cluster.assert_ledgers_balance()
+
+
+async def _said(bus: NatsBus, name: str) -> list[LifecycleEvent]:
+    """All that decode said so far under one name."""
+    entries = await bus.history(f"{Subjects().root}.life.decode.*.*.{name}", max_events=100)
+    return [decode_event(entry.payload) for entry in entries]

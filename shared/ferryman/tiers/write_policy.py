@@ -24,7 +24,7 @@ UnitKey = tuple[Kind, PageKey]
 
 HITS_TO_WRITE = 2
 # With less than this share of a pool free, its coldest units are written ahead, so many at a time.
-LOW_FREE_SHARE = 0.1
+LOW_FREE_SHARE = 0.25
 NUM_WRITTEN_AHEAD = 32
 
 

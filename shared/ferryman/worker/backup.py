@@ -83,11 +83,17 @@ class DeviceBackup:
         self.num_lost += self._books.gone(name for name, is_here in last.items() if not is_here)
 
     def relieve(self) -> None:
-        """Writes ahead what would be evicted next, if the policy says so."""
+        """Writes ahead what would be evicted next, if the policy says so.
+
+        With a full page goes all that stands on it, so all of it is written together.
+        """
+        tree = self._scheduler.residence.tree
         for kind in self._manifest.kinds:
             coldest = ((kind, key) for key in self._scheduler.next_to_evict(kind))
             for unit in self._books.pressed(self._scheduler.free_share(kind), coldest):
-                self._enqueue((unit,), NO_TAGS)
+                node = tree.node(unit[1])
+                beside = [(each, node.key) for each in node.slots] if kind is Kind.FULL else []
+                self._enqueue((unit, *self._books.start(beside)), NO_TAGS)
 
     def keep(self, keys: Sequence[PageKey], tags: CallTags) -> None:
         """The chain's deepest resume set shall be written in its turn, whatever the policy."""

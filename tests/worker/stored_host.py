@@ -1,0 +1,62 @@
+"""A host tier without processes: the real store's decisions over bytes in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.tiers.layout import ArenaLayout, Region
+from ferryman.tiers.store import HostStore
+from ferryman.tiers.values import ReserveAsk, StoreLimits, UnitName, WorkerLife
+from ferryman.wire.host_client import NO_TAGS, UnitSource
+from ferryman.wire.rpc import CallTags
+
+ME = WorkerLife("decode-00000001", 1)
+
+
+class StoredHost:
+    """What a worker's backups see of a host-cache. `offered` has every offer's units."""
+
+    def __init__(self, manifest: StateManifest, slots: Mapping[Kind, int]) -> None:
+        self._manifest, self._slots = manifest, slots
+        self._numbers = count(1)
+        self.num_attaches, self.node_id = 0, "local"
+        self.offered: list[list[UnitName]] = []
+        self.content: dict[tuple[Kind, PageKey], bytes] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Another life, and empty."""
+        regions, offset = {}, 0
+        for kind, num_slots in self._slots.items():
+            slot_bytes = self._manifest.layout(kind).slot_bytes
+            regions[kind] = Region(offset, slot_bytes, num_slots)
+            offset += slot_bytes * num_slots
+        self.store_ = HostStore(self._manifest, ArenaLayout(regions), StoreLimits())
+        self.content.clear()
+        self.num_attaches += 1
+
+    async def store(
+        self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
+    ) -> int:
+        sources = {(unit.kind, unit.page_index): unit for unit in units}
+        self.offered.append(list(sources))
+        if not self.node_id:
+            return 0
+        asked: dict[Kind, list[int]] = {}
+        for kind, page in sources:
+            asked.setdefault(kind, []).append(page)
+        lease_id = f"lease-{next(self._numbers)}"
+        room = self.store_.reserve(ReserveAsk(lease_id, ME, keys, asked), 0.0)
+        digests: dict[UnitName, bytes] = {}
+        for unit in room:
+            content = bytearray(unit.num_bytes)
+            name = unit.kind, unit.page_index
+            digests[name] = sources[name].copy(memoryview(content))
+            self.content[unit.kind, keys[unit.page_index]] = bytes(content)
+        return self.store_.commit(lease_id, digests, 0.0) if room else 0
+
+    def usable_pages(self, keys: Sequence[PageKey]) -> int:
+        return self.store_.lookup(keys).usable_pages

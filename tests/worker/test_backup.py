@@ -1,0 +1,204 @@
+"""What a worker writes to the host tier, by each policy; and what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.defects.pair import engine_of
+from tests.defects.watch import ALL_KINDS, ATTENTION, HYBRID, WatchedWorker, books
+from tests.schedule.cluster import request
+from tests.worker.stored_host import StoredHost
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.assembly import Engine
+from ferryman.schedule.events import Admitted, Cached
+from ferryman.schedule.request import Request
+from ferryman.schedule.sequence import Goal
+from ferryman.tiers.prefetch_values import DEFAULT_WISH
+from ferryman.tiers.write_policy import WRITE_POLICIES, write_policy_named
+from ferryman.wire.rpc import NO_TAGS
+from ferryman.worker.backup import DeviceBackup
+from ferryman.worker.host import HostTier
+
+PAGE, CHUNK = 4, 8
+ROOMY = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 30}
+
+
+class Node:
+    """A worker, its host tier, and the host behind it; events are passed on as the shell does."""
+
+    def __init__(self, worker: WatchedWorker, engine: Engine, host: StoredHost, name: str) -> None:
+        self.worker, self.host = worker, host
+        self.backup = DeviceBackup(engine, host, write_policy_named(name), lambda: None)
+        self.tier = HostTier(engine, host, self.backup, DEFAULT_WISH)  # type: ignore[arg-type]
+        self._num_heard = 0
+
+    async def run(self, asked: Request, goal: Goal = Goal.DECODE) -> tuple[PageKey, ...]:
+        """One request to its end, and all that is written because of it; keys of what it left."""
+        self.worker.submit(asked, goal)
+        keys: tuple[PageKey, ...] = ()
+        while self.worker.plan() | self.worker.run_oldest():
+            keys = self._pass_on() or keys
+            await self.backup.write_waiting()
+        return keys
+
+    def _pass_on(self) -> tuple[PageKey, ...]:
+        keys: tuple[PageKey, ...] = ()
+        for event in self.worker.events[self._num_heard :]:
+            match event:
+                case Admitted(plan=plan):
+                    asked = self.worker.requests[event.request_id]
+                    self.tier.planned(asked, plan, NO_TAGS)
+                case Cached(keys=keys):
+                    self.tier.cached(event, NO_TAGS)
+        self._num_heard = len(self.worker.events)
+        self.tier.changed(self.worker.scheduler.take_cache_changes())
+        return keys
+
+    def flush(self) -> None:
+        self.worker.scheduler.flush()
+        self._pass_on()
+
+
+@contextmanager
+def node(
+    manifest: StateManifest,
+    policy: str,
+    device: dict[Kind, int] = ROOMY,
+    host: dict[Kind, int] = ROOMY,
+) -> Iterator[Node]:
+    worker = WatchedWorker(manifest, {kind: device[kind] for kind in manifest.kinds})
+    with engine_of(worker) as engine:
+        room = StoredHost(manifest, {kind: host[kind] for kind in manifest.kinds})
+        yield Node(worker, engine, room, policy)
+        worker.scheduler.flush()
+        assert books(worker) == {}, "nothing is leased once all is written"
+
+
+def prompt(name: str, length: int, first: int = 1, max_tokens: int = 1) -> Request:
+    return request(HYBRID, name, [first] * length, max_tokens)
+
+
+def full_pages(length: int) -> int:
+    return length // PAGE
+
+
+@pytest.mark.parametrize("tail", range(1, PAGE))
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+@pytest.mark.parametrize("name", ["hybrid", "all kinds", "attention"])
+async def test_row_18_every_prompt_is_backed_up_however_its_last_chunk_ends(
+    name: str, num_chunks: int, tail: int
+) -> None:
+    """Upstream a last chunk shorter than a page inserted nothing and so scheduled no backup."""
+    manifest = {"hybrid": HYBRID, "all kinds": ALL_KINDS, "attention": ATTENTION}[name]
+    length = num_chunks * CHUNK + tail
+    with node(manifest, "write_through") as here:
+        asked = request(manifest, "r0", [1] * length, 1)
+        await here.run(asked, Goal.HAND_OFF)
+        here.worker.scheduler.release_held("r0", here.worker.now)
+        assert here.host.usable_pages(asked.keys) == full_pages(length)
+
+
+async def test_a_unit_is_offered_once() -> None:
+    with node(HYBRID, "write_through") as here:
+        asked = prompt("r0", 3 * CHUNK + 1)
+        await here.run(asked)
+        names = [name for offer in here.host.offered for name in offer]
+        assert len(names) == len(set(names))
+        before = len(here.host.offered)
+        await here.run(prompt("r1", 3 * CHUNK + 1))
+        assert len(here.host.offered) == before, "nothing was new, so nothing was offered"
+
+
+async def test_what_is_written_is_what_lies_on_the_device() -> None:
+    with node(ALL_KINDS, "write_through") as here:
+        await here.run(request(ALL_KINDS, "r0", [1] * 21, 6))
+        tree, transfer = here.worker.scheduler.residence.tree, here.worker.engine.transfer
+        for (kind, key), content in here.host.content.items():
+            assert content == bytes(transfer.read(kind, tree.slot(kind, key).slot))
+
+
+async def test_selective_writes_what_is_reused_twice() -> None:
+    with node(HYBRID, "write_through_selective") as here:
+        for number in range(3):
+            assert here.host.offered == [], f"written before its second hit: run {number}"
+            await here.run(prompt(f"r{number}", 2 * CHUNK + 1))
+        assert here.host.usable_pages(prompt("r", 2 * CHUNK).keys) == full_pages(2 * CHUNK)
+
+
+async def test_write_back_waits_until_room_is_wanted_and_loses_nothing() -> None:
+    scarce = {Kind.FULL: 12, Kind.RECURRENT: 26}
+    with node(HYBRID, "write_back", scarce) as here:
+        first = prompt("r0", 2 * CHUNK + 1)
+        await here.run(first)
+        assert here.host.offered == []
+        for number in range(2, 6):
+            await here.run(prompt(f"r{number}", 3 * CHUNK + 1, number))
+        tree = here.worker.scheduler.residence.tree
+        assert tree.match_depth(first.keys) < full_pages(2 * CHUNK), "it was to be evicted"
+        assert here.host.usable_pages(first.keys) == full_pages(2 * CHUNK)
+        assert here.backup.num_lost == 0
+
+
+@pytest.mark.parametrize("policy", sorted(WRITE_POLICIES))
+async def test_row_48_eviction_goes_on_when_the_host_has_no_room(policy: str) -> None:
+    scarce, none = {Kind.FULL: 10, Kind.RECURRENT: 26}, {Kind.FULL: 0, Kind.RECURRENT: 0}
+    with node(HYBRID, policy, scarce, none) as here:
+        for number in range(1, 7):
+            asked = prompt(f"r{number}", 3 * CHUNK + 1, number, max_tokens=4)
+            await here.run(asked)
+            assert here.worker.tokens[asked.request_id] == here.worker.expected(asked.request_id)
+        assert here.host.content == {}
+
+
+async def test_what_had_to_go_before_it_could_be_written_is_counted() -> None:
+    with node(HYBRID, "write_back") as here:
+        await here.run(prompt("r0", 2 * CHUNK + 1))
+        here.flush()
+        assert here.backup.num_lost >= full_pages(2 * CHUNK)
+        assert here.host.offered == []
+
+
+async def test_a_path_that_the_host_gave_up_is_offered_again_as_a_whole() -> None:
+    with node(HYBRID, "write_through", host={Kind.FULL: 6, Kind.RECURRENT: 6}) as here:
+        await here.run(prompt("r0", 2 * CHUNK + 1))
+        other = prompt("r1", 3 * CHUNK + 1, first=2)
+        await here.run(other)
+        assert here.host.usable_pages(prompt("r0", 2 * CHUNK).keys) == 0, "it was to be given up"
+        longer = request(HYBRID, "r2", [1] * (2 * CHUNK) + [3] * 5, 1)
+        await here.run(longer)
+        assert here.host.usable_pages(longer.keys) == len(longer.keys)
+
+
+async def test_another_host_gets_what_the_last_one_had() -> None:
+    with node(HYBRID, "write_through") as here:
+        await here.run(prompt("r0", 2 * CHUNK + 1))
+        here.host.restart()
+        longer = request(HYBRID, "r1", [1] * (2 * CHUNK) + [3] * 5, 1)
+        await here.run(longer)
+        assert here.host.usable_pages(longer.keys) == len(longer.keys)
+
+
+async def test_a_host_that_is_away_gets_it_with_the_next_of_its_path() -> None:
+    with node(HYBRID, "write_through") as here:
+        here.host.node_id = ""
+        await here.run(prompt("r0", 2 * CHUNK + 1))
+        assert here.host.content == {}
+        here.host.node_id = "local"
+        longer = request(HYBRID, "r1", [1] * (2 * CHUNK) + [3] * 5, 1)
+        await here.run(longer)
+        assert here.host.usable_pages(longer.keys) == len(longer.keys)
+
+
+@pytest.mark.parametrize("policy", sorted(WRITE_POLICIES))
+async def test_an_ended_conversation_is_stored_whatever_the_policy(policy: str) -> None:
+    with node(HYBRID, policy) as here:
+        keys = await here.run(prompt("r0", CHUNK + 1, max_tokens=10))
+        here.tier.ended("r0", NO_TAGS)
+        await here.backup.write_waiting()
+        said = here.worker.requests["r0"].token_ids.tolist() + here.worker.tokens["r0"]
+        resumable = here.host.usable_pages(request(HYBRID, "next", said, 1).keys)
+        assert resumable == len(keys) > full_pages(CHUNK), "and not only its prompt"
