@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ferryman.client import Client, RouteCandidate, RouteExplanation
 
-COLUMNS = ("", "prefill", "decode", "queue", "load", "prefill s", "hand-off", "total", "usable")
+MAX_OTHERS = 3  # fit beside the choice in 80 columns; --json has them all
 
 
 def run_explain(grpc: str, request_id: str, *, as_json: bool) -> int:
@@ -32,27 +32,46 @@ async def _explained(grpc: str, request_id: str) -> tuple[RouteExplanation, ...]
 
 
 def print_route(console: Console, request_id: str, route: RouteExplanation) -> None:
-    """The choice, then the others, best first, with the seconds predicted for each."""
+    """The choice and the best of the others, with the milliseconds predicted for each part.
+
+    What recomputing would cost is no part of the total: it is the price of not loading anything.
+    """
+    shown = (route.chosen, *route.others[:MAX_OTHERS])
     title = f"{request_id}, attempt {route.attempt} (predicted milliseconds)"
     table = Table(title=Text(title), box=None, pad_edge=False, title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in COLUMNS[:3] else "right")
-    table.add_row(*_cells("chosen", route.chosen), style="bold")
-    for index, other in enumerate(route.others):
-        table.add_row(*_cells("" if index else "next", other))
+    table.add_column("")
+    for index, _ in enumerate(shown):
+        table.add_column(("chosen", "next")[index] if index < 2 else "", justify="right")
+    for row in zip(*(_lines(candidate) for candidate in shown), strict=True):
+        table.add_row(row[0][0], *(value for _, value in row))
     console.print(table)
+    if len(route.others) > MAX_OTHERS:
+        console.print(f"and {len(route.others) - MAX_OTHERS} more")
 
 
-def _cells(word: str, candidate: RouteCandidate) -> tuple[str, ...]:
-    parts = (
-        candidate.queue_seconds,
-        candidate.load_seconds,
-        candidate.prefill_seconds,
-        candidate.handoff_seconds,
-        candidate.total_seconds,
-    )
-    usable = f"{candidate.usable_tokens} tokens"
-    if candidate.host_tokens:
-        usable += f", {candidate.host_tokens} from host"
-    times = (f"{seconds * 1000:.2f}" for seconds in parts)
-    return (word, candidate.prefill_worker_id, candidate.decode_worker_id, *times, usable)
+def _lines(candidate: RouteCandidate) -> list[tuple[str, str]]:
+    """A candidate's column: what it says under which name."""
+    seconds = {
+        "queue": candidate.queue_seconds,
+        "fetch": candidate.fetch_seconds,
+        "load": candidate.load_seconds,
+        "prefill": candidate.prefill_seconds,
+        "hand-off": candidate.handoff_seconds,
+        "row at decode": candidate.row_seconds,
+        "total": candidate.total_seconds,
+        "(recomputing)": candidate.recompute_seconds,
+    }
+    tokens = {
+        "device": candidate.device_tokens,
+        "host": candidate.host_tokens,
+        "storage": candidate.storage_tokens,
+        "peer": candidate.peer_tokens,
+    }
+    return [
+        ("prefill worker", candidate.prefill_worker_id),
+        ("decode worker", candidate.decode_worker_id),
+        *((name, f"{value * 1000:.2f}") for name, value in seconds.items()),
+        ("usable tokens", str(candidate.usable_tokens)),
+        *((f"  {tier}", str(count)) for tier, count in tokens.items()),
+        ("data plane", candidate.plane),
+    ]

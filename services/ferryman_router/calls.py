@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from ferryman.errors import FerrymanError
+from ferryman.wire.beats import Beat
 from ferryman.wire.codec.handoff import abort_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire, progress_from_wire
 from ferryman.wire.rpc import Channels, tags_for, tags_to_metadata
@@ -16,6 +17,8 @@ from ferryman.wire.status import REASON, typed
 from ferryman.wire.v1 import decode_pb2_grpc, prefill_pb2_grpc
 from ferryman.wire.values import AbortOrder, PrefillOrder, PrefillProgress
 from ferryman_router.fleet import Fleet, WorkerName
+from ferryman_router.orders import PrefetchOrder
+from ferryman_router.prefetches import Prefetches
 from ferryman_router.verdict import WorkerGone
 
 log = logging.getLogger(__name__)
@@ -37,9 +40,14 @@ class GrpcWorkers:
     """The fleet's addresses, one channel each. `ask_again` is the token streams' business."""
 
     def __init__(
-        self, fleet: Fleet, channels: Channels, ask_again: Callable[[WorkerName], None]
+        self,
+        fleet: Fleet,
+        channels: Channels,
+        prefetches: Prefetches,
+        ask_again: Callable[[WorkerName], None],
     ) -> None:
-        self._fleet, self._channels, self._ask_again = fleet, channels, ask_again
+        self._fleet, self._channels = fleet, channels
+        self._prefetches, self._ask_again = prefetches, ask_again
 
     async def prefill(
         self, name: WorkerName, order: PrefillOrder
@@ -75,6 +83,9 @@ class GrpcWorkers:
                 name.worker_id,
                 error.details(),
             )
+
+    def prefetch(self, host: Beat, order: PrefetchOrder) -> None:
+        self._prefetches.begin(host, order)
 
     def ask_again(self, name: WorkerName) -> None:
         self._ask_again(name)

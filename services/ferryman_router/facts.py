@@ -14,17 +14,20 @@ from ferryman_router.policy import Explanation
 
 def routed_facts(explanation: Explanation) -> dict[str, Fact]:
     """The choice with its numbers, and the runner-up with its total."""
-    chosen = explanation.chosen
+    chosen, arrival = explanation.chosen, explanation.chosen.arrival
     facts: dict[str, Fact] = {
         "prefill": chosen.prefill.worker_id,
         "decode": chosen.decode.worker_id,
         "total_ms": _ms(chosen.total_seconds),
         "queue_ms": _ms(chosen.queue_seconds),
-        "load_ms": _ms(chosen.load_seconds),
+        "fetch_ms": _ms(arrival.fetch_seconds),
+        "load_ms": _ms(arrival.load_seconds),
         "prefill_ms": _ms(chosen.prefill_seconds),
         "handoff_ms": _ms(chosen.handoff_seconds),
-        "usable_tokens": chosen.usable_tokens,
-        "host_tokens": chosen.host_tokens,
+        "row_ms": _ms(chosen.row_seconds),
+        "recompute_ms": _ms(arrival.recompute_seconds),
+        "usable_tokens": chosen.cached.by_tier,
+        "plane": chosen.plane,
     }
     if explanation.others:
         other = explanation.others[0]

@@ -14,6 +14,7 @@ from ferryman.wire.beats import Beat, ServedState
 from ferryman_router.holdings import CacheChange, Holdings, Snapshot
 
 SERVING = ("prefill", "decode")
+HOSTCACHE = "hostcache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,11 @@ class Fleet:
             and not worker.is_suspect
             and worker.avoid_until <= now
         )
+
+    def host_cache(self, node: str) -> Beat | None:
+        """The last beat of a node's host-cache."""
+        found = (worker.beat for worker in self if worker.beat.role == HOSTCACHE)
+        return next((beat for beat in found if node and beat.node == node), None)
 
     def state(self) -> ServedState | None:
         """The state that is served, by the first worker that keeps any."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,7 +27,8 @@ from ferryman.handoff.request import RequestEvent, RequestState, next_state, rea
 from ferryman.runtime.lifecycle import Fact
 from ferryman.runtime.logs import Tail
 from ferryman.schedule.request import FinishReason
-from ferryman.wire.index import ResumeShape
+from ferryman.wire.beats import Beat
+from ferryman.wire.index import Holding, ResumeShape
 from ferryman.wire.status import error_of
 from ferryman.wire.values import (
     AbortOrder,
@@ -47,9 +49,9 @@ from ferryman_router.budget import Tries
 from ferryman_router.chains import Chains
 from ferryman_router.facts import chain_facts, finished_facts, routed_facts
 from ferryman_router.fleet import WorkerName
-from ferryman_router.orders import prefill_order
+from ferryman_router.orders import prefetch_order, prefill_order
 from ferryman_router.pace import Pace
-from ferryman_router.policy import Asking, Explanation
+from ferryman_router.policy import Asking, Candidate, Explanation
 from ferryman_router.queue import Ticket
 from ferryman_router.surroundings import Surroundings
 from ferryman_router.transcript import Broken, Transcript
@@ -209,10 +211,8 @@ class Journey:
             self._enter(events.Queued())
         ticket = Ticket(asked.request_id, asked.tenant.name, asked.arrived, asked.deadline)
         self._chains = self._chains.extended(self._all_token_ids())
-        host_tokens = await self._host_tokens()
-        asking = Asking(
-            self._chains, len(self._chains.token_ids), host_tokens, self._still_excluded
-        )
+        holdings = await self._holdings()
+        asking = Asking(self._chains, len(self._chains.token_ids), holdings, self._still_excluded)
         return await self._around.dispatcher.place(
             ticket, asking, attempt=self._number + 1, is_retry=is_retry
         )
@@ -222,8 +222,8 @@ class Journey:
         generated = np.array(self._ledger.token_ids, dtype="<u4")
         return np.concatenate([self.asked.token_ids, generated])
 
-    async def _host_tokens(self) -> dict[str, int]:
-        """What the nodes' host tiers hold of this prompt; asked once, for the state in use."""
+    async def _holdings(self) -> Mapping[str, Holding]:
+        """What the nodes hold of this prompt; asked once, for the state in use."""
         for worker in self._around.fleet.usable("prefill", self._around.clock()):
             state = worker.beat.state
             reusable = (len(self._chains.token_ids) - 1) // state.page_size
@@ -231,8 +231,7 @@ class Journey:
             if not worker.beat.node or not chain:
                 continue
             shape = ResumeShape(state.page_size, state.window_len, frozenset(state.kinds))
-            found = await self._around.index.usable_pages(chain, shape)
-            return {node: one.usable_pages * state.page_size for node, one in found.items()}
+            return await self._around.index.usable_pages(chain, shape)
         return {}
 
     async def _try(self, explanation: Explanation) -> Verdict:
@@ -252,6 +251,7 @@ class Journey:
             router=around.router_id,
             now=around.clock(),
         )
+        self._begin_prefetch(chosen, prefill.beat, order)
         follower = asyncio.ensure_future(self._follow_prefill(attempt, order))
         follower.add_done_callback(attempt.follower_ended)
         try:
@@ -260,6 +260,13 @@ class Journey:
             follower.cancel()
             around.fleet.settled(chosen.decode, 0)
             self._tell_end(attempt)
+
+    def _begin_prefetch(self, chosen: Candidate, prefill: Beat, order: PrefillOrder) -> None:
+        """What storage or a peer holds is on its way before the worker has read its order."""
+        host = self._around.fleet.host_cache(prefill.node)
+        if chosen.is_worth_fetching and host is not None and host.state == prefill.state:
+            have_tokens = chosen.arrival.device_tokens
+            self._around.workers.prefetch(host, prefetch_order(host, order, have_tokens))
 
     def _begin(self, explanation: Explanation) -> Attempt:
         self._number += 1

@@ -59,6 +59,7 @@ class RouterMetrics:
             "uncached_tokens", "Prompt tokens computed, and why.", "reason"
         )
         self.retries = self._counter("retries", "Attempts after the first, by cause.", "cause")
+        self.prefetches = self._counter("prefetches", "Prefetches, by how they began.", "outcome")
         self.lost_workers = self._counter("lost_workers", "Workers lost.", "role", "cause")
         self.refused_tokens = self._counter("refused_token_frames", "Frames not taken.", "why")
 

@@ -1,12 +1,36 @@
-"""What a prefill worker is told to do. Pure."""
+"""What a prefill worker, and the host-cache of its node, are told to do. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ferryman.cache.keys import PageKey
 from ferryman.schedule.request import Request
 from ferryman.wire.beats import Beat
 from ferryman.wire.values import PrefillOrder, RequestContext, WorkerAddress
 from ferryman_router.asked import Asked
 from ferryman_router.chains import Chains
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchOrder:
+    """To a life of a host-cache: begin to bring what is worth it of `keys`, for a worker that can
+    resume from `have_pages` of them by itself."""
+
+    context: RequestContext
+    epoch: int
+    keys: Sequence[PageKey]
+    have_pages: int
+    max_pages: int
+
+
+def prefetch_order(host: Beat, order: PrefillOrder, have_tokens: int) -> PrefetchOrder:
+    """What the worker will need of its host-cache soon; joined to its own call by the attempt."""
+    page_size = host.state.page_size
+    keys = order.request.keys
+    most = max(0, len(order.request.token_ids) - 1) // page_size
+    return PrefetchOrder(order.context, host.epoch, keys, have_tokens // page_size, most)
 
 
 def prefill_order(

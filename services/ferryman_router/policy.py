@@ -1,9 +1,11 @@
 """Who shall serve a request: the pair of workers with the least predicted seconds. Pure.
 
     seconds(prefill, decode) =  queue    tokens before it at the prefill worker x seconds per token
-                             +  load     host units to bring in, and the wait for a row at decode
+                             +  fetch    bytes that storage or a peer has x seconds per byte
+                             +  load     bytes that the host then has x seconds per byte
                              +  prefill  tokens that nobody has kept x seconds per token
                              +  handoff  tokens that decode does not hold x seconds per token
+                             +  row      the wait for a row at decode
 
 The numbers of the choice and of what else there was are the explanation; they are never computed
 a second time.
@@ -11,22 +13,30 @@ a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ferryman.cache.manifest import Kind
+from ferryman.handoff.usage import CachedTokens
+from ferryman.wire.beats import Beat
+from ferryman.wire.index import Holding
+from ferryman_router.arrivals import Arrival, Rates, Reach, best_arrival
 from ferryman_router.chains import Chains
-from ferryman_router.fleet import Fleet, Worker, WorkerName
+from ferryman_router.fleet import HOSTCACHE, Fleet, Worker, WorkerName
 
 MAX_EXPLAINED = 8
+PLANES = ("nixl", "grpc")  # the fastest first
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Guesses for what workers have not measured yet."""
+    """Guesses for what workers and host-caches have not measured, or not said, yet."""
 
     prefill_seconds_per_token: float = 1e-3
-    load_seconds_per_token: float = 2e-5
+    load_seconds_per_byte: float = 1 / 5e9
+    storage_seconds_per_byte: float = 1 / 1e9
+    peer_seconds_per_byte: float = 1 / 5e8
+    bytes_per_token: float = 100_000
     handoff_seconds_per_token: float = 5e-5
     step_seconds: float = 0.02
     max_queued: int = 64
@@ -34,33 +44,49 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request as the policy sees it. `host_tokens` maps a node to its usable prefix.
+    """A request as the policy sees it. `holdings` says by node how much of it is where.
 
     `excluded` is asked at each try: who failed this request is given another chance in time.
     """
 
     chains: Chains
     prompt_len: int
-    host_tokens: Mapping[str, int] = field(default_factory=dict)
+    holdings: Mapping[str, Holding] = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pair of workers and the seconds predicted for it."""
+    """A pair of workers, the seconds predicted for it, and where the prefix would come from."""
 
     prefill: WorkerName
     decode: WorkerName
     queue_seconds: float
-    load_seconds: float
     prefill_seconds: float
     handoff_seconds: float
-    usable_tokens: int
-    host_tokens: int
+    row_seconds: float
+    arrival: Arrival
+    plane: str
 
     @property
     def total_seconds(self) -> float:
-        return self.queue_seconds + self.load_seconds + self.prefill_seconds + self.handoff_seconds
+        arrival = self.arrival.fetch_seconds + self.arrival.load_seconds
+        at_prefill = self.queue_seconds + arrival + self.prefill_seconds
+        return at_prefill + self.handoff_seconds + self.row_seconds
+
+    @property
+    def cached(self) -> CachedTokens:
+        return self.arrival.cached
+
+    @property
+    def usable_tokens(self) -> int:
+        """The prefix that need not be computed."""
+        return self.cached.total
+
+    @property
+    def is_worth_fetching(self) -> bool:
+        """Whether storage or a peer has some of it."""
+        return self.cached.storage + self.cached.peer > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +103,13 @@ def choose(
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
     excluded = asking.excluded()
+    hosts = {worker.beat.node: worker.beat for worker in fleet if worker.beat.role == HOSTCACHE}
+    decodes = fleet.usable("decode", now)
     candidates = sorted(
         (
-            _candidate(prefill, decode, asking, costs)
-            for prefill in fleet.usable("prefill", now)
-            for decode in fleet.usable("decode", now)
+            _candidate(prefill, decode, arrival, asking, costs)
+            for prefill, arrival in _arrivals(fleet.usable("prefill", now), hosts, asking, costs)
+            for decode in decodes
             if excluded.isdisjoint((prefill.name, decode.name))
             and _may_serve(prefill, decode, asking, costs)
         ),
@@ -106,25 +134,72 @@ def _may_serve(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) ->
     return fits and has_room and prefill.beat.state == decode.beat.state
 
 
-def _candidate(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> Candidate:
-    per_token = prefill.beat.seconds_per_token or costs.prefill_seconds_per_token
-    keys = asking.chains.of(prefill.beat.state)
-    on_device = prefill.holdings.usable_tokens(keys, asking.prompt_len)
-    on_host = max(on_device, asking.host_tokens.get(prefill.beat.node, 0))
-    load = (on_host - on_device) * costs.load_seconds_per_token
-    if load >= (on_host - on_device) * per_token:  # the worker's own plan would recompute
-        on_host, load = on_device, 0.0
+def _arrivals(
+    prefills: Iterable[Worker], hosts: Mapping[str, Beat], asking: Asking, costs: Costs
+) -> Iterator[tuple[Worker, Arrival]]:
+    for prefill in prefills:
+        rates = _rates(prefill.beat, hosts.get(prefill.beat.node), costs)
+        yield prefill, best_arrival(_reach(prefill, asking), rates)
+
+
+def _reach(prefill: Worker, asking: Asking) -> Reach:
+    """A node without a host-cache reaches as far as its device."""
+    page_size, keys = _page_size(prefill), asking.chains.of(prefill.beat.state)
+    device = prefill.holdings.usable_tokens(keys, asking.prompt_len)
+    matched = device
+    if Kind.FULL in prefill.beat.state.kinds:
+        matched = min(prefill.holdings.depth(keys) * page_size, asking.prompt_len - 1)
+    if not prefill.beat.node:
+        return Reach(device, matched, device, device, device)
+    own = asking.holdings.get(prefill.beat.node)
+    host = max(device, own.host_pages * page_size if own else 0)
+    storage = max(host, own.usable_pages * page_size if own else 0)
+    others = (
+        holding.usable_pages * page_size
+        for node_id, holding in asking.holdings.items()
+        if node_id != prefill.beat.node and holding.node.address
+    )
+    return Reach(device, matched, host, storage, max(storage, *others, 0))
+
+
+def _rates(prefill: Beat, host: Beat | None, costs: Costs) -> Rates:
+    storage = host.storage_seconds_per_byte if host is not None else 0.0
+    peer = host.peer_seconds_per_byte if host is not None else 0.0
+    return Rates(
+        load=prefill.load_seconds_per_byte or costs.load_seconds_per_byte,
+        storage=storage or costs.storage_seconds_per_byte,
+        peer=peer or costs.peer_seconds_per_byte,
+        bytes_per_token=prefill.page_bytes / prefill.state.page_size or costs.bytes_per_token,
+        snapshot_bytes=prefill.snapshot_bytes,
+        prefill=_seconds_per_token(prefill, costs),
+    )
+
+
+def _candidate(
+    prefill: Worker, decode: Worker, arrival: Arrival, asking: Asking, costs: Costs
+) -> Candidate:
+    per_token = _seconds_per_token(prefill.beat, costs)
     at_decode = _held_at_decode(decode, asking)
     return Candidate(
         prefill.name,
         decode.name,
         queue_seconds=(prefill.beat.queue_tokens + prefill.sent_tokens) * per_token,
-        load_seconds=load + _row_wait(decode, costs),
-        prefill_seconds=(asking.prompt_len - on_host) * per_token,
+        prefill_seconds=(asking.prompt_len - arrival.cached.total) * per_token,
         handoff_seconds=(asking.prompt_len - at_decode) * costs.handoff_seconds_per_token,
-        usable_tokens=on_host,
-        host_tokens=on_host - on_device,
+        row_seconds=_row_wait(decode, costs),
+        arrival=arrival,
+        plane=_plane(prefill.beat, decode.beat),
     )
+
+
+def _seconds_per_token(prefill: Beat, costs: Costs) -> float:
+    return prefill.seconds_per_token or costs.prefill_seconds_per_token
+
+
+def _plane(prefill: Beat, decode: Beat) -> str:
+    """What the pair will agree on when decode reserves: the fastest plane that both have."""
+    both = frozenset(prefill.planes) & frozenset(decode.planes)
+    return next((plane for plane in PLANES if plane in both), "")
 
 
 def _held_at_decode(decode: Worker, asking: Asking) -> int:

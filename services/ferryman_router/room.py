@@ -21,6 +21,7 @@ from ferryman_router.fleet import Effect, Fleet
 from ferryman_router.journeys import Journeys
 from ferryman_router.metrics import RouterMetrics
 from ferryman_router.policy import Costs
+from ferryman_router.prefetches import Prefetches
 from ferryman_router.queue import WaitQueue
 from ferryman_router.served import ServedModel
 from ferryman_router.settings import LimitSettings
@@ -62,13 +63,18 @@ def make_room(
         clock=clock,
     )
     attendance = Attendance(router_id, fleet, journeys, ways.channels, background, metrics)
+    prefetches = Prefetches(
+        ways.channels,
+        outlive=background.outlive,
+        count=lambda outcome: metrics.prefetches.labels(outcome).inc(),
+    )
     around = Surroundings(
         router_id=router_id,
         model=model,
         fleet=fleet,
         dispatcher=dispatcher,
         budget=RetryBudget(limits.retry_share, limits.retry_floor),
-        workers=GrpcWorkers(fleet, ways.channels, attendance.ask_again),
+        workers=GrpcWorkers(fleet, ways.channels, prefetches, attendance.ask_again),
         lifecycle=ways.lifecycle,
         index=ways.index,
         metrics=metrics,
@@ -84,6 +90,11 @@ def make_room(
 
     listener = Listener(
         ways.bus, ways.subjects, fleet, happened=happened, background=background, clock=clock
+    )
+    index = ways.index.statistics
+    metrics.watch("index_away", "1 while Redis does not answer.", lambda: index().is_away)
+    metrics.watch(
+        "index_misses_away", "Lookups not answered so far.", lambda: index().num_misses_away
     )
     metrics.watch("queue_requests", "Requests that wait for a worker.", lambda: len(dispatcher))
     metrics.watch("in_flight_requests", "Requests under way.", lambda: len(journeys))

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ferryman.runtime.lifecycle import LifecyclePublisher
+from ferryman.wire.beats import Beat
 from ferryman.wire.index import PrefixIndex
 from ferryman.wire.values import AbortOrder, PrefillOrder, PrefillProgress
 from ferryman_router.budget import RetryBudget
 from ferryman_router.dispatch import Dispatcher
 from ferryman_router.fleet import Fleet, WorkerName
 from ferryman_router.metrics import RouterMetrics
+from ferryman_router.orders import PrefetchOrder
 from ferryman_router.served import ServedModel
 
 
@@ -22,6 +24,10 @@ class Workers(Protocol):
     def prefill(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]: ...
 
     async def abort(self, name: WorkerName, order: AbortOrder) -> None: ...
+
+    def prefetch(self, host: Beat, order: PrefetchOrder) -> None:
+        """Has the host-cache begin; nobody waits for it, and it can only be in vain."""
+        ...
 
     def ask_again(self, name: WorkerName) -> None:
         """Tokens are lacking: have the decode worker send from all cursors on."""

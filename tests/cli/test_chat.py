@@ -108,5 +108,12 @@ async def test_a_route_is_explained_with_its_runner_up(capsys: pytest.CaptureFix
         assert await asyncio.to_thread(run, ["explain", "some-id", "--grpc", address]) == 0
     said = capsys.readouterr().out
     assert "some-id, attempt 1" in said
-    assert "chosen" in said
-    assert "next" in said
+    lines = {line[:16].strip(): line[16:].split() for line in said.splitlines()}
+    assert lines["prefill worker"] == ["prefill-00000001", "prefill-00000002"]
+    assert lines["load"] == ["1.00", "0.00"]
+    assert (lines["usable tokens"], lines["host"], lines["peer"]) == (
+        ["64", "0"],
+        ["32", "0"],
+        ["16", "0"],
+    )
+    assert lines["data plane"] == ["nixl", "grpc"]

@@ -44,8 +44,21 @@ QUICK = Retries(max_failures=3, first_seconds=0.001, max_seconds=0.002)
 CARD = ModelCard("demo", "GraniteMoeHybridForCausalLM", "float32", 4096, 16, "d" * 32, 1, 512)
 ROUTE = RouteExplanation(
     1,
-    RouteCandidate("prefill-00000001", "decode-00000001", 0.0, 0.001, 0.02, 0.003, 0.024, 64, 32),
-    (RouteCandidate("prefill-00000002", "decode-00000001", 0.1, 0.0, 0.05, 0.003, 0.153, 0, 0),),
+    RouteCandidate(
+        "prefill-00000001",
+        "decode-00000001",
+        *(0.0, 0.001, 0.02, 0.003, 0.024),
+        usable_tokens=64,
+        host_tokens=32,
+        device_tokens=16,
+        peer_tokens=16,
+        plane="nixl",
+    ),
+    (
+        RouteCandidate(
+            "prefill-00000002", "decode-00000001", 0.1, 0.0, 0.05, 0.003, 0.153, 0, 0, plane="grpc"
+        ),
+    ),
 )
 USAGE = Usage(prompt_tokens=64, completion_tokens=5, cached=CachedTokens(device=32, host=16))
 

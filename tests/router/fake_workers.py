@@ -92,6 +92,7 @@ class FakeWorker:
         self.address = ""
         self.is_ready = True
         self.node = ""
+        self.seconds_per_token = 0.0
         self.dead = asyncio.Event()
 
     @property
@@ -105,6 +106,7 @@ class FakeWorker:
             STATE,
             MAX_LEN,
             node=self.node,
+            seconds_per_token=self.seconds_per_token,
         )
 
     def register(self, server: grpc.aio.Server) -> None:

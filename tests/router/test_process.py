@@ -83,7 +83,7 @@ async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: P
             response = await made.http.post("/v1/completions", json=body, headers=headers)
             assert response.status_code == 200
             (explanation,) = made.router.room.desk.journeys.get("host-1").explanations
-            assert explanation.chosen.host_tokens == 2 * STATE.page_size
+            assert explanation.chosen.cached.host == 2 * STATE.page_size
 
 
 async def test_with_the_broker_away_requests_go_on_and_ready_says_degraded(folder: Path) -> None:

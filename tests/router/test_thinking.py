@@ -13,6 +13,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import QueueFull
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.beats import Beat, ServedState
+from ferryman.wire.index import Holding, NodeLife
 from ferryman.wire.values import UncachedPages, Usage
 from ferryman_router.budget import RetryBudget, Tries
 from ferryman_router.chains import Chains
@@ -99,14 +100,14 @@ def test_nobody_is_lost_or_served_twice(steps: list[tuple[str, int, str]]) -> No
     assert set(_served(queue)) == waiting
 
 
-def _fleet(*beats: Beat) -> Fleet:
+def fleet_of(*beats: Beat) -> Fleet:
     fleet = Fleet(10.0)
     for beat in beats:
         fleet.hear_beat(beat, 0.0)
     return fleet
 
 
-def _beat(role: str, number: int, **more: object) -> Beat:
+def beat_of(role: str, number: int, **more: object) -> Beat:
     beat = Beat(role, f"{role}-{number:08x}", 1, f"{role}:{number}", True, STATE, 100)
     return replace(beat, **more)  # type: ignore[arg-type]
 
@@ -120,15 +121,15 @@ def _chosen(fleet: Fleet, asking: Asking = ASKING) -> tuple[str, str]:
     return explanation.chosen.prefill.worker_id[-1], explanation.chosen.decode.worker_id[-1]
 
 
-def _hold(fleet: Fleet, name: str, num_pages: int) -> None:
+def hold(fleet: Fleet, name: str, num_pages: int) -> None:
     keys = ASKING.chains.of(STATE)[:num_pages]
     held = {Kind.FULL: keys, Kind.RECURRENT: keys[-1:]}
     fleet.hear_snapshot(WorkerName(name, 1), Snapshot(0, held))
 
 
 def test_a_prefix_that_can_be_resumed_draws_the_request() -> None:
-    fleet = _fleet(_beat("prefill", 1), _beat("prefill", 2), _beat("decode", 1))
-    _hold(fleet, "prefill-00000002", 8)
+    fleet = fleet_of(beat_of("prefill", 1), beat_of("prefill", 2), beat_of("decode", 1))
+    hold(fleet, "prefill-00000002", 8)
     explanation = choose(fleet, ASKING, attempt=1, costs=Costs(), now=0.0)
     assert explanation is not None
     assert explanation.chosen.prefill.worker_id == "prefill-00000002"
@@ -137,54 +138,56 @@ def test_a_prefix_that_can_be_resumed_draws_the_request() -> None:
 
 
 def test_a_prefix_without_a_snapshot_draws_nobody() -> None:
-    fleet = _fleet(_beat("prefill", 1), _beat("prefill", 2), _beat("decode", 1))
+    fleet = fleet_of(beat_of("prefill", 1), beat_of("prefill", 2), beat_of("decode", 1))
     keys = ASKING.chains.of(STATE)
     fleet.hear_snapshot(WorkerName("prefill-00000002", 1), Snapshot(0, {Kind.FULL: keys}))
     assert _chosen(fleet) == ("1", "1")
 
 
 def test_a_long_queue_outweighs_a_cached_prefix() -> None:
-    fleet = _fleet(_beat("prefill", 1), _beat("prefill", 2, queue_tokens=50), _beat("decode", 1))
-    _hold(fleet, "prefill-00000002", 8)
+    fleet = fleet_of(
+        beat_of("prefill", 1), beat_of("prefill", 2, queue_tokens=50), beat_of("decode", 1)
+    )
+    hold(fleet, "prefill-00000002", 8)
     assert _chosen(fleet) == ("1", "1")
 
 
 def test_what_was_sent_since_the_last_beat_counts() -> None:
-    fleet = _fleet(_beat("prefill", 1), _beat("prefill", 2), _beat("decode", 1))
+    fleet = fleet_of(beat_of("prefill", 1), beat_of("prefill", 2), beat_of("decode", 1))
     fleet.sent(WorkerName("prefill-00000001", 1), 40)
     assert _chosen(fleet) == ("2", "1")
 
 
 def test_pages_that_decode_holds_need_not_travel() -> None:
-    fleet = _fleet(_beat("prefill", 1), _beat("decode", 1), _beat("decode", 2))
-    _hold(fleet, "decode-00000002", 8)
+    fleet = fleet_of(beat_of("prefill", 1), beat_of("decode", 1), beat_of("decode", 2))
+    hold(fleet, "decode-00000002", 8)
     assert _chosen(fleet) == ("1", "2")
 
 
 def test_the_host_tier_counts_where_loading_is_cheaper() -> None:
-    fleet = _fleet(
-        _beat("prefill", 1, node="n1"), _beat("prefill", 2, node="n2"), _beat("decode", 1)
+    fleet = fleet_of(
+        beat_of("prefill", 1, node="n1"), beat_of("prefill", 2, node="n2"), beat_of("decode", 1)
     )
-    asking = replace(ASKING, host_tokens={"n2": 36})
+    asking = replace(ASKING, holdings={"n2": Holding(NodeLife("n2", 1), 9, 9)})
     explanation = choose(fleet, asking, attempt=1, costs=Costs(), now=0.0)
     assert explanation is not None
     assert explanation.chosen.prefill.worker_id[-1] == "2"
-    assert explanation.chosen.host_tokens == 36
+    assert explanation.chosen.cached.host == 36
     quick = replace(Costs(), prefill_seconds_per_token=1e-9)
     recomputed = choose(fleet, asking, attempt=1, costs=quick, now=0.0)
     assert recomputed is not None
-    assert recomputed.chosen.host_tokens == 0
+    assert recomputed.chosen.cached.total == 0
 
 
 def test_workers_with_other_state_are_never_paired() -> None:
     other = replace(STATE, digest="other")
-    fleet = _fleet(_beat("prefill", 1), _beat("decode", 1, state=other))
+    fleet = fleet_of(beat_of("prefill", 1), beat_of("decode", 1, state=other))
     assert choose(fleet, ASKING, attempt=1, costs=Costs(), now=0.0) is None
     assert longest_request(fleet) == 0
 
 
 def test_a_request_only_goes_where_it_fits() -> None:
-    fleet = _fleet(_beat("prefill", 1, max_len=30), _beat("prefill", 2), _beat("decode", 1))
+    fleet = fleet_of(beat_of("prefill", 1, max_len=30), beat_of("prefill", 2), beat_of("decode", 1))
     assert _chosen(fleet) == ("2", "1")
     assert longest_request(fleet) == 100
 

@@ -206,7 +206,13 @@ def generate_events() -> SearchStrategy[public.GenerateEvent]:
 
 def explanations() -> SearchStrategy[public.RouteExplanation]:
     candidates = st.builds(
-        public.RouteCandidate, texts, texts, finite, finite, finite, finite, finite, counts, counts
+        public.RouteCandidate,
+        *[texts] * 2,
+        *[finite] * 5,
+        *[counts] * 2,
+        *[finite] * 3,
+        *[counts] * 3,
+        texts,
     )
     others = st.lists(candidates, max_size=2).map(tuple)
     return st.builds(public.RouteExplanation, counts, candidates, others)

@@ -76,7 +76,13 @@ GenerateEvent = GenerateStarted | TokenChunk | GenerateFinished
 
 @dataclass(frozen=True, slots=True)
 class RouteCandidate:
-    """A pair of workers, and the seconds predicted for it."""
+    """A pair of workers, the seconds predicted for it, and where the prefix would come from.
+
+    `usable_tokens` is the sum over the tiers. `fetch_seconds` are from storage or a peer into the
+    host tier, `load_seconds` into the device, `row_seconds` the wait for a row at decode;
+    `recompute_seconds` is what computing the tokens fetched and loaded would take instead. `plane`
+    is the data plane that the two have in common.
+    """
 
     prefill_worker_id: str
     decode_worker_id: str
@@ -87,6 +93,13 @@ class RouteCandidate:
     total_seconds: float
     usable_tokens: int
     host_tokens: int
+    fetch_seconds: float = 0.0
+    row_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+    device_tokens: int = 0
+    storage_tokens: int = 0
+    peer_tokens: int = 0
+    plane: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,13 @@ def _candidate_from_wire(message: inference_pb2.RouteCandidate) -> RouteCandidat
         total_seconds=message.total_seconds,
         usable_tokens=message.usable_tokens,
         host_tokens=message.host_tokens,
+        fetch_seconds=message.fetch_seconds,
+        row_seconds=message.row_seconds,
+        recompute_seconds=message.recompute_seconds,
+        device_tokens=message.device_tokens,
+        storage_tokens=message.storage_tokens,
+        peer_tokens=message.peer_tokens,
+        plane=message.plane,
     )
 
 

@@ -1,0 +1,144 @@
+"""The router has host-caches begin to bring what storage or a peer holds, and waits for none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+from tests.router.cluster import SENTENCE, Cluster, cluster
+from tests.router.fake_workers import STATE, FakeWorker, living
+from tests.servers import redis_server
+
+from ferryman.cache.keys import PageKey, page_keys, root_key
+from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
+from ferryman.errors import Exhausted
+from ferryman.wire.index import IndexedUnit, NodeLife
+from ferryman.wire.redis_index import redis_index
+from ferryman.wire.v1 import hostcache_pb2 as pb
+from ferryman.wire.v1 import hostcache_pb2_grpc
+from ferryman_router import prefetches
+
+PROMPT = SENTENCE * 3  # three full pages
+
+
+class FakeHostCache(FakeWorker, hostcache_pb2_grpc.HostCacheServiceServicer):
+    """Remembers what it was asked to prefetch; `gate` holds its answers back."""
+
+    role = "hostcache"
+
+    def __init__(self, script: tuple[int, ...]) -> None:
+        super().__init__(script)
+        self.asked: asyncio.Queue[pb.PrefetchRequest] = asyncio.Queue()
+        self.refuses = False
+
+    def register(self, server: grpc.aio.Server) -> None:
+        hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(self, server)
+
+    async def Prefetch(self, request: Any, context: Any) -> pb.PrefetchResponse:
+        self.asked.put_nowait(request)
+        if self.faults.gate is not None:
+            self.faults.happened["gate"] += 1
+            await self.faults.gate.wait()
+        if self.refuses:
+            raise Exhausted("too many are under way", 0.1)
+        return pb.PrefetchResponse(asked_pages=2)
+
+
+class Held:
+    """A cluster on node-1, whose index knows the prompt's first pages by tier and node."""
+
+    def __init__(self, made: Cluster, host: FakeHostCache, keys: tuple[PageKey, ...]) -> None:
+        self.made, self.host, self.keys = made, host, keys
+
+    async def ask(self, request_id: str) -> int:
+        headers = {"x-request-id": request_id}
+        body = {"prompt": PROMPT, "max_tokens": 2}
+        return (
+            await self.made.http.post("/v1/completions", json=body, headers=headers)
+        ).status_code
+
+    def cached_in(self, request_id: str) -> dict[str, int]:
+        journeys = self.made.router.room.desk.journeys
+        (explanation,) = journeys.get(request_id).explanations
+        return explanation.chosen.cached.by_tier
+
+    async def counted(self, outcome: str, times: int) -> None:
+        line = f'ferryman_router_prefetches_total{{outcome="{outcome}"}} {float(times)}'
+        async with asyncio.timeout(10):
+            metrics = ""
+            while line not in metrics:
+                await asyncio.sleep(0.01)
+                metrics = (await self.made.http.get("/metrics")).text
+
+
+@pytest.fixture
+async def held(nats_url: str, folder: Any) -> AsyncIterator[Held]:
+    with redis_server() as redis_url:
+        async with (
+            redis_index(redis_url) as index,
+            cluster(nats_url, folder, redis_url=redis_url) as made,
+        ):
+            tokenizer = made.router.room.desk.around.model.tokenizer
+            keys = page_keys(root_key(STATE), tokenizer.encode(PROMPT), STATE.page_size)
+            host = FakeHostCache(made.script)
+            host.node = made.prefills[0].node = "node-1"
+            await made.until_node("node-1")
+            async with living(host, made.bus, made.subjects):
+                await made.until_joined(host)
+                for node, tier in ((1, Tier.STORAGE), (2, Tier.HOST)):
+                    life = NodeLife(f"node-{node}", node, f"there:{node}")
+                    await index.announce(life, 60)
+                    await index.commit(life, keys[0], tier, _units(keys[: 2 * node]))
+                yield Held(made, host, keys)
+
+
+def _units(keys: tuple[PageKey, ...]) -> list[IndexedUnit]:
+    units = [IndexedUnit(Kind.FULL, key, 10, b"d" * 16) for key in keys]
+    return [*units, IndexedUnit(Kind.RECURRENT, keys[-1], 10, b"d" * 16)]
+
+
+async def test_what_storage_and_a_peer_hold_is_asked_for_when_the_request_is_routed(
+    held: Held,
+) -> None:
+    assert await held.ask("fetched-1") == 200
+    assert held.cached_in("fetched-1") == {"device": 0, "host": 0, "storage": 32, "peer": 16}
+    request = await asyncio.wait_for(held.host.asked.get(), 10)
+    assert request.phase == pb.PREFETCH_PHASE_START
+    assert (request.epoch, request.context.request_id) == (held.host.epoch, "fetched-1")
+    assert request.context.attempt == 1
+    assert request.page_keys == b"".join(held.keys)
+    assert (request.have_pages, request.max_pages) == (0, len(held.keys))
+    await held.counted("begun", 1)
+
+
+async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetches, "MAX_UNDER_WAY", 2)
+    held.host.faults.gate = asyncio.Event()
+    assert [await held.ask(f"stuck-{i}") for i in range(4)] == [200] * 4
+    await held.counted("too_many", 2)
+    await asyncio.wait_for(held.host.asked.get(), 10)
+    assert held.host.faults.happened["gate"]
+    held.host.faults.gate.set()
+    await held.counted("begun", 2)
+
+
+async def test_a_host_cache_that_refuses_is_counted_and_the_request_goes_on(held: Held) -> None:
+    held.host.refuses = True
+    assert await held.ask("refused-1") == 200
+    await held.counted("failed", 1)
+
+
+async def test_nothing_is_fetched_where_computing_is_cheaper(held: Held) -> None:
+    held.made.prefills[0].seconds_per_token = 1e-12
+    async with asyncio.timeout(10):
+        while not any(one.beat.seconds_per_token for one in held.made.fleet):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await held.ask("computed-1") == 200
+    assert held.cached_in("computed-1") == {"device": 0, "host": 0, "storage": 0, "peer": 0}
+    assert held.host.asked.empty()
