@@ -24,7 +24,8 @@ import tokenizers
 from tests.servers import nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
-from ferryman.cache.keys import as_token_ids, page_keys, root_key
+from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
+from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.llm import LLM
 from ferryman.model.registry import load_model
@@ -41,6 +42,7 @@ from ferryman.wire.values import Usage
 
 START_SECONDS = 90.0
 PAGE_SIZE = 16
+NO_SETTINGS: Mapping[str, Any] = {}
 STARTED = ("decode", "prefill", "hostcache", "router")
 
 
@@ -57,11 +59,12 @@ def save_served_model(folder: Path, variant: str) -> Path:
 
 @dataclass
 class Service:
-    """One process: its ready line, and where its log is."""
+    """One process: its node, its ready line, and where its log is."""
 
     role: str
     process: subprocess.Popen[str]
     log: Path
+    node: int = 0
     ready: Mapping[str, Any] = field(default_factory=dict)
 
     def await_ready(self) -> None:
@@ -87,8 +90,17 @@ class Service:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many workers, and how their engines run."""
+    """How many workers, and how their engines run.
 
+    Each of `num_nodes` has a host-cache, the first `worker_nodes` of them have workers, so many
+    each. With `has_storage` a node has a folder that outlives its processes. `settings` are put
+    over those of a role, group by group.
+    """
+
+    num_nodes: int = 1
+    worker_nodes: int = 1
+    has_storage: bool = False
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     num_prefill: int = 1
     num_decode: int = 1
     overlap: bool = True
@@ -114,14 +126,16 @@ class Cluster:
     def __init__(self, model: Path, folder: Path, shape: Shape, nats: str, redis: str) -> None:
         self.model, self.folder, self.shape = model, folder, shape
         self.nats, self.redis = nats, redis
-        self.hostcache_port = free_port()
+        self.hostcache_ports = [free_port() for _ in range(shape.num_nodes)]
         self.services: list[Service] = []
 
-    def start(self, role: str) -> Service:
+    def start(self, role: str, node: int = 0, settings: Mapping[str, Any] = NO_SETTINGS) -> Service:
+        """A process of this role on a node; `settings` for this one alone come on top."""
         log = self.folder / f"{role}-{len(self.services)}.log"
+        of_shape = _merged(self._settings(role, node), self.shape.settings.get(role, {}))
         environment = {
             **os.environ,
-            **as_environment(f"FERRYMAN_{role.upper()}_", self._settings(role)),
+            **as_environment(f"FERRYMAN_{role.upper()}_", _merged(of_shape, settings)),
             "OMP_NUM_THREADS": "1",
         }
         with log.open("w") as stderr:
@@ -132,17 +146,26 @@ class Cluster:
                 stderr=stderr,
                 text=True,
             )
-        service = Service(role, process, log)
+        service = Service(role, process, log, node)
         self.services.append(service)
         return service
 
-    def _settings(self, role: str) -> dict[str, Any]:
+    def storage_folder(self, node: int = 0) -> Path:
+        """Where the host-cache of a node keeps its storage tier."""
+        return self.folder / f"storage-{node}"
+
+    def _hostcache(self, node: int) -> dict[str, Any]:
+        index, listen = {"url": self.redis}, {"port": self.hostcache_ports[node]}
+        mine = {"listen": listen, "index": index, "memory_bytes": 32 << 20, "node": f"node-{node}"}
+        if self.shape.has_storage:
+            mine["storage"] = {"folder": str(self.storage_folder(node))}
+        return mine
+
+    def _settings(self, role: str, node: int) -> dict[str, Any]:
         life = {"parent_pid": os.getpid(), "drain_seconds": 20}
         common: dict[str, Any] = {"bus": {"url": self.nats}, "life": life}
         if role == "hostcache":
-            listen = {"port": self.hostcache_port}
-            index = {"url": self.redis}
-            return {**common, "listen": listen, "index": index, "memory_bytes": 32 << 20}
+            return {**common, **self._hostcache(node)}
         if role == "router":
             index = {"url": self.redis}
             ports = {"http": {"port": 0}, "grpc": {"port": 0}}
@@ -157,13 +180,18 @@ class Cluster:
             "overlap": self.shape.overlap,
             "num_threads": 1,
         }
-        address = f"127.0.0.1:{self.hostcache_port}"
+        address = f"127.0.0.1:{self.hostcache_ports[node]}"
         return {**common, "worker": worker, "hostcache": {"address": address}}
 
     def of_role(self, role: str) -> list[Service]:
         """Those that run."""
         alive = [service for service in self.services if service.process.poll() is None]
         return [service for service in alive if service.role == role]
+
+    def hostcache(self, node: int = 0) -> Service:
+        """The host-cache of a node, which runs."""
+        (one,) = (service for service in self.of_role("hostcache") if service.node == node)
+        return one
 
     @property
     def http(self) -> str:
@@ -184,6 +212,16 @@ class Cluster:
 
         wait_until(counts, f"workers {wanted}")
 
+    def await_attached(self) -> None:
+        """Until every worker maps its node's arena."""
+        wait_until(lambda: all(map(self._is_attached, self.of_role("hostcache"))), "attachment")
+
+    def _is_attached(self, hostcache: Service) -> bool:
+        workers = [*self.of_role("prefill"), *self.of_role("decode")]
+        wanted = sum(worker.node == hostcache.node for worker in workers)
+        shown = httpx.get(f"http://{hostcache.ready['observe']}/metrics", timeout=10).text
+        return f"ferryman_hostcache_store_workers {wanted}.0" in shown
+
     @asynccontextmanager
     async def bus(self) -> AsyncIterator[NatsBus]:
         async with nats_bus(NatsOptions(self.nats, "tests")) as bus:
@@ -197,19 +235,36 @@ class Cluster:
                 subject = Subjects().control(str(service.ready["worker_id"]), "flush")
                 await bus.request(subject, b"", timeout_seconds=5)
 
-    async def await_stored(self, token_ids: Sequence[int]) -> None:
-        """Until the host-cache holds a usable prefix of all full pages of a prompt."""
+    def keys_of(self, token_ids: Sequence[int]) -> tuple[PageKey, ...]:
+        """Of all full pages of a prompt."""
         manifest = load_model(self.model, self.shape.dtype, page_size=PAGE_SIZE).manifest
-        keys = page_keys(root_key(manifest), as_token_ids(token_ids), PAGE_SIZE)
-        (hostcache,) = self.of_role("hostcache")
+        return page_keys(root_key(manifest), as_token_ids(token_ids), PAGE_SIZE)
+
+    async def await_stored(
+        self, token_ids: Sequence[int], *, node: int = 0, tier: Tier = Tier.HOST
+    ) -> None:
+        """Until a node's tier holds a usable prefix of all full pages of a prompt.
+
+        In storage: all full pages, and the snapshot at their end where the model has snapshots.
+        """
+        keys = self.keys_of(token_ids)
+        hostcache = self.hostcache(node)
         async with channel(str(hostcache.ready["address"])) as way:
             stub = HostCacheServiceStub(way)
             request = hostcache_pb2.LookupRequest(
                 epoch=int(hostcache.ready["epoch"]), page_keys=b"".join(keys)
             )
             async with asyncio.timeout(20):
-                while (await stub.Lookup(request)).usable_pages < len(keys):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)  # another process stores; there is no event here
+                # Another process stores; there is no event here.
+                while not _has_all(await stub.Lookup(request), len(keys), tier):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+
+    async def hostcache_stats(self, node: int = 0) -> hostcache_pb2.StatsResponse:
+        """What a node's host-cache counts."""
+        async with channel(str(self.hostcache(node).ready["address"])) as way:
+            stats = HostCacheServiceStub(way).Stats
+            found: hostcache_pb2.StatsResponse = await stats(hostcache_pb2.StatsRequest())
+            return found
 
     def assert_ledgers_balance(self) -> None:
         """Nothing is held any more but by the prefix trees."""
@@ -247,19 +302,54 @@ def wait_until(
         time.sleep(0.02)
 
 
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` put over `below`, group by group."""
+    groups = {
+        name: _merged(below[name], value)
+        for name, value in above.items()
+        if isinstance(value, Mapping) and isinstance(below.get(name), Mapping)
+    }
+    return {**below, **above, **groups}
+
+
+def _has_all(found: hostcache_pb2.LookupResponse, num_pages: int, tier: Tier) -> bool:
+    if tier is Tier.HOST:
+        return found.usable_pages == num_pages
+    kinds = {each.kind for each in found.resident} or {each.kind for each in found.in_storage}
+    ends = {each.kind for each in found.in_storage if each.end_page == num_pages}
+    return bool(kinds) and kinds <= ends
+
+
 @contextmanager
 def running_cluster(model: Path, folder: Path, shape: Shape) -> Iterator[Cluster]:
     """A cluster that is ready, for the length of a block; ends with every process gone."""
     compile_kernels(model, shape)
+    with (
+        nats_server() as nats,
+        redis_server() as redis,
+        started_cluster(Cluster(model, folder, shape, nats, redis)) as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
+def started_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """All processes of a cluster whose broker and index run already."""
+    shape = cluster.shape
+    numbers = {"prefill": shape.num_prefill, "decode": shape.num_decode}
+    nodes = {"router": 1, "hostcache": shape.num_nodes}
+    places = [
+        (role, node)
+        for role in STARTED
+        for node in range(nodes.get(role, shape.worker_nodes))
+        for _ in range(numbers.get(role, 1))
+    ]
     with ExitStack() as stack:
-        nats, redis = stack.enter_context(nats_server()), stack.enter_context(redis_server())
-        cluster = Cluster(model, folder, shape, nats, redis)
         stack.callback(cluster.stop)
-        numbers = {"prefill": shape.num_prefill, "decode": shape.num_decode}
-        started = [cluster.start(role) for role in STARTED for _ in range(numbers.get(role, 1))]
-        for service in started:
+        for service in [cluster.start(role, node) for role, node in places]:
             service.await_ready()
-        cluster.await_workers(prefill=shape.num_prefill, decode=shape.num_decode)
+        everywhere = {role: number * shape.worker_nodes for role, number in numbers.items()}
+        cluster.await_workers(**everywhere)
         yield cluster
 
 

@@ -1,0 +1,141 @@
+"""Prefixes that come from storage, from another node, and in part: exact in float64.
+
+What each answer says it reused, and what the host-cache counted, proves that it really happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    Generated,
+    Shape,
+    generate,
+    running_cluster,
+    save_served_model,
+)
+
+from ferryman.cache.units import Tier
+from ferryman.client import Client
+from ferryman.handoff.usage import CachedTokens
+from ferryman.llm import LLM, Completion
+from ferryman.schedule.request import SamplingParams
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("cluster of tiers"),
+]
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=5, ignore_eos=True)
+WHOLE_ARENA = {"prefetch_share": 1.0, "prefetch_threshold": PAGE_SIZE}
+# Room for 6 full pages of 16 KiB, and 2 snapshots of 59 KiB.
+SMALL = {"memory_bytes": 256 << 10, "snapshot_share": 0.6}
+SHAPE = Shape(
+    num_nodes=2,
+    has_storage=True,
+    settings={
+        "hostcache": WHOLE_ARENA,
+        "prefill": {"hostcache": {"prefetch_threshold": PAGE_SIZE}},
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), SHAPE) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def llm(cluster: Cluster) -> Iterator[LLM]:
+    """The cold run of one process."""
+    with LLM(
+        cluster.model,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        memory_bytes=32 << 20,
+        prefix_cache=False,
+        overlap=False,
+    ) as llm:
+        yield llm
+
+
+def expected(llm: LLM, prompt: Sequence[int]) -> Completion:
+    return llm.generate([list(prompt)], GREEDY)[0]
+
+
+def assert_same(found: Generated, wanted: Completion) -> None:
+    assert tuple(found.token_ids) == wanted.token_ids
+    for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+
+
+def cached(found: Generated) -> CachedTokens:
+    assert found.usage is not None
+    return found.usage.cached
+
+
+def restart_hostcache(cluster: Cluster, **settings: object) -> None:
+    """A new life with an empty arena; its storage is the old one's."""
+    cluster.hostcache().kill()
+    cluster.start("hostcache", settings=settings).await_ready()
+    cluster.await_attached()
+
+
+async def forget_devices(cluster: Cluster) -> None:
+    await cluster.flush_device("prefill")
+    await cluster.flush_device("decode")
+
+
+async def test_a_storage_hit_after_a_kill_is_exact(cluster: Cluster, llm: LLM) -> None:
+    prompt = [(11 * i + 5) % 120 + 3 for i in range(90)]
+    async with Client(cluster.grpc) as client:
+        await generate(client, prompt, GREEDY)
+        await cluster.await_stored(prompt, tier=Tier.STORAGE)
+        restart_hostcache(cluster)
+        await forget_devices(cluster)
+        found = await generate(client, prompt, GREEDY)
+    assert cached(found) == CachedTokens(storage=80)
+    assert_same(found, expected(llm, prompt))
+    cluster.assert_ledgers_balance()
+
+
+async def test_a_truncated_prefetch_is_exact(cluster: Cluster, llm: LLM) -> None:
+    """Two turns leave two resume points in storage; room is for the first alone."""
+    prompt = [(17 * i + 3) % 120 + 3 for i in range(170)]
+    async with Client(cluster.grpc) as client:
+        for turn in (prompt[:70], prompt):
+            await generate(client, turn, GREEDY)
+            await cluster.await_stored(turn, tier=Tier.STORAGE)
+        restart_hostcache(cluster, **SMALL)
+        await forget_devices(cluster)
+        found = await generate(client, prompt, GREEDY)
+        stats = await cluster.hostcache_stats()
+    assert stats.prefetch.truncated == 1
+    assert cached(found) == CachedTokens(storage=64)
+    assert_same(found, expected(llm, prompt))
+    restart_hostcache(cluster)
+
+
+async def test_a_peer_hit_is_exact(cluster: Cluster, llm: LLM) -> None:
+    prompt = [(19 * i + 7) % 120 + 3 for i in range(90)]
+    async with Client(cluster.grpc) as client:
+        await generate(client, prompt, GREEDY)
+        await cluster.await_stored(prompt)
+        there = cluster.start("prefill", node=1)
+        there.await_ready()
+        cluster.await_workers(prefill=2, decode=1)
+        cluster.await_attached()
+        (here,) = (each for each in cluster.of_role("prefill") if each.node == 0)
+        here.stop()
+        cluster.await_workers(prefill=1, decode=1)
+        await cluster.flush_device("decode")
+        found = await generate(client, prompt, GREEDY)
+    assert cached(found) == CachedTokens(peer=80)
+    assert_same(found, expected(llm, prompt))
+    cluster.assert_ledgers_balance()
