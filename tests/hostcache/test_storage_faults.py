@@ -58,9 +58,11 @@ async def test_a_full_disk_stores_nothing_and_serves_on(small_disk: Path) -> Non
         storage.attach(HYBRID)
         assert (await storage.store(PROMPT.keys, PROMPT.offers())).num_stored
         big = prompt_with(HYBRID, chain(*[9] * 60), snapshots=[59])
+        used = storage.statistics().used_bytes
         stored = await storage.store(big.keys, big.offers())
         assert (stored.num_stored, stored.num_bytes) == (0, 0)
         assert failures(storage) == [("store", "ENOSPC")]
+        assert storage.statistics().used_bytes == used, "what is not there is charged"
         assert not named(small_disk, ".writing"), "a part was left behind"
         assert await read_all(storage, PROMPT) == PROMPT.units
         assert (await storage.store(OTHER.keys, OTHER.offers())).num_stored

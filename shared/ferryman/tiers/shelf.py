@@ -6,8 +6,9 @@ one total over all kinds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -50,7 +51,7 @@ class Shelf:
         self._is_free = is_free
         self._tree = PrefixTree.of(manifest)
         self._stored: dict[tuple[Kind, PageKey], _Stored] = {}
-        self._counts = {kind: StorageKindStatistics() for kind in manifest.kinds}
+        self._counts = {kind: Counter[str]() for kind in manifest.kinds}
 
     # Matching: no side effects.
 
@@ -131,7 +132,7 @@ class Shelf:
     def _by_excess(self) -> list[Kind]:
         """Kinds by how much they take in proportion to their share, the greediest first."""
         shares = kind_shares(self.manifest.kinds, SNAPSHOT_SHARE)
-        taken = {kind: self._counts[kind].num_bytes / share for kind, share in shares.items()}
+        taken = {kind: self._counts[kind]["num_bytes"] / share for kind, share in shares.items()}
         return sorted(taken, key=lambda kind: -taken[kind])
 
     def _evict(self, kind: Kind, short: int) -> bool:
@@ -175,13 +176,13 @@ class Shelf:
         return (_stored_effect(self._stored[name]) for name in self._tree.units())
 
     def count(self, kind: Kind, **more: int) -> None:
-        """Adds to the counts of a kind."""
+        """Adds to the counts of a kind, by their names in StorageKindStatistics."""
         counts = self._counts[kind]
-        grown = {name: getattr(counts, name) + number for name, number in more.items()}
-        self._counts[kind] = replace(counts, **grown)
+        for name, number in more.items():
+            counts[name] += number
 
     def counts(self) -> dict[Kind, StorageKindStatistics]:
-        return dict(self._counts)
+        return {kind: StorageKindStatistics(**each) for kind, each in self._counts.items()}
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless tree, table and extents tell the same story."""

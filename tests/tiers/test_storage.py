@@ -1,0 +1,152 @@
+"""What the storage tier decides, one case at a time; any order of events is in the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.tiers.state_shapes import chain, manifest_of
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
+from ferryman.errors import LeaseLost, QueueFull
+from ferryman.tiers.extents import RemoveExtent, aligned
+from ferryman.tiers.storage import StorageStore
+from ferryman.tiers.storage_values import (
+    ExtentPlan,
+    Flaw,
+    FoundExtent,
+    StorageLimits,
+    StorageUnit,
+    StoringTruncated,
+    UnitCorrupt,
+)
+from ferryman.tiers.values import UnitForgotten, UnitName
+
+HYBRID = manifest_of(Kind.FULL, Kind.RECURRENT)
+PAGE = 4096  # what a small unit takes on disk, and a small header
+
+
+def make(num_blocks: int, max_leases: int = 10) -> StorageStore:
+    return StorageStore(HYBRID, StorageLimits(num_blocks * PAGE, 5.0, max_leases))
+
+
+def named(num_pages: int, snapshots: Sequence[int] = ()) -> dict[UnitName, bytes]:
+    pages: list[UnitName] = [(Kind.FULL, page) for page in range(num_pages)]
+    return dict.fromkeys([*pages, *((Kind.RECURRENT, page) for page in snapshots)], b"d" * 16)
+
+
+def planned(
+    store: StorageStore, keys: Sequence[PageKey], names: dict[UnitName, bytes]
+) -> ExtentPlan:
+    plan = store.plan(keys, names, 0.0)
+    assert plan is not None
+    return plan
+
+
+def stored(
+    store: StorageStore, keys: Sequence[PageKey], names: dict[UnitName, bytes]
+) -> ExtentPlan:
+    plan = planned(store, keys, names)
+    assert store.commit(plan.generation, 0.0) == len(plan.units)
+    return plan
+
+
+def found(plan: ExtentPlan, units: Sequence[StorageUnit]) -> FoundExtent:
+    header = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
+    size = header + sum(aligned(unit.num_bytes) for unit in units)
+    digest = HYBRID.digest
+    return FoundExtent(plan.generation, digest, plan.keys, tuple(units), header, size)
+
+
+def test_what_is_leased_stays_although_there_is_no_room_for_anything_else() -> None:
+    store, keys = make(num_blocks=4), chain(1, 2)
+    stored(store, keys, named(2, snapshots=[1]))
+    units = store.lease("reader", keys, [(Kind.RECURRENT, 1)], 0.0)
+    assert len(units) == 1
+    assert store.plan(chain(3), named(1), 0.0) is None
+    assert store.lookup(keys).usable_pages == 2, "the path of what is leased went"
+    assert StoringTruncated(1, 0) in store.drain_effects()
+    store.release("reader")
+    stored(store, chain(3), named(1))
+    assert store.lookup(keys).usable_pages == 0
+
+
+def test_a_lease_ends_with_its_time_unless_it_is_renewed() -> None:
+    store, keys = make(num_blocks=4), chain(1, 2)
+    stored(store, keys, named(2, snapshots=[1]))
+    store.lease("reader", keys, named(2), 0.0)
+    assert store.renew(["reader", "nobody"], 4.0) == ("nobody",)
+    store.expire(8.0)
+    assert store.statistics().num_leases == 1
+    store.expire(9.0)
+    assert store.statistics().num_leases == 0
+    assert store.renew(["reader"], 9.0) == ("reader",)
+
+
+def test_a_lease_has_one_name_and_there_are_so_many() -> None:
+    store, keys = make(num_blocks=4, max_leases=1), chain(1, 2)
+    stored(store, keys, named(2))
+    store.lease("reader", keys, named(2), 0.0)
+    with pytest.raises(LeaseLost):
+        store.lease("reader", keys, named(2), 0.0)
+    with pytest.raises(QueueFull):
+        store.lease("another", keys, named(2), 0.0)
+
+
+def test_the_pages_below_a_group_stay_while_it_is_written() -> None:
+    store, keys = make(num_blocks=6), chain(1, 2, 3)
+    stored(store, keys[:2], named(2))
+    plan = planned(store, keys, named(3))
+    assert store.plan(chain(7, 8, 9), named(3), 0.0) is None
+    assert store.commit(plan.generation, 0.0) == 1
+    assert len(store.lookup(keys).pages[Kind.FULL]) == 3
+
+
+def test_a_group_whose_pages_below_proved_corrupt_is_not_kept() -> None:
+    store, keys = make(num_blocks=9), chain(1, 2, 3)
+    below = stored(store, keys[:2], named(2))
+    plan = planned(store, keys, named(3, snapshots=[2]))
+    assert store.drop_corrupt(below.units[0], Flaw.DIGEST) == 2
+    assert store.commit(plan.generation, 0.0) == 0
+    gone = {each.generation for each in store.drain_work() if isinstance(each, RemoveExtent)}
+    assert gone == {below.generation, plan.generation}
+    assert store.statistics().used_bytes == 0
+
+
+def test_with_a_corrupt_page_goes_what_stands_on_it() -> None:
+    store, keys = make(num_blocks=9), chain(1, 2, 3)
+    plan = stored(store, keys, named(3, snapshots=[1, 2]))
+    store.drain_effects()
+    assert store.drop_corrupt(plan.units[1], Flaw.SEAL) == 4
+    effects = store.drain_effects()
+    assert effects[-1] == UnitCorrupt(Kind.FULL, keys[1], Flaw.SEAL, 4)
+    assert len([e for e in effects if isinstance(e, UnitForgotten)]) == 4
+    assert store.lookup(keys).pages[Kind.FULL] == (0,)
+
+
+def test_a_page_takes_its_place_below_one_that_was_written_before_it() -> None:
+    """Two stores of one prompt, planned at once and ended in the other order, then a new start."""
+    store, keys = make(num_blocks=9), chain(1, 2)
+    longer, shorter = planned(store, keys, named(2)), planned(store, keys[:1], named(1))
+    assert longer.generation < shorter.generation
+    assert store.commit(shorter.generation, 0.0) == 1
+    assert store.commit(longer.generation, 0.0) == 1
+    again = make(num_blocks=9)
+    again.restore([found(longer, longer.units[1:]), found(shorter, shorter.units)], 0.0)
+    assert again.lookup(keys).pages[Kind.FULL] == (0, 1)
+
+
+def test_a_chain_that_is_none_is_a_miss() -> None:
+    store, keys = make(num_blocks=9), chain(1, 2, 3)
+    stored(store, keys, named(3))
+    assert store.lease("reader", keys[::-1], [(Kind.FULL, 0), (Kind.FULL, 2)], 0.0) == ()
+
+
+def test_a_store_that_was_given_up_takes_no_room() -> None:
+    store, keys = make(num_blocks=4), chain(1, 2, 3)
+    plan = planned(store, keys, named(3))
+    assert store.statistics().used_bytes == plan.file_bytes
+    store.abort(plan.generation)
+    assert store.statistics().used_bytes == 0
+    stored(store, keys, named(3))
