@@ -62,6 +62,7 @@ class WatchedWorker(FakeWorker):
         overlap: bool = True,
         max_running: int = 4,
         chunk_tokens: int = 8,
+        snapshot_grid: int = 0,
     ) -> None:
         super().__init__(
             manifest,
@@ -69,6 +70,7 @@ class WatchedWorker(FakeWorker):
             overlap=overlap,
             max_running=max_running,
             chunk_tokens=chunk_tokens,
+            snapshot_grid=snapshot_grid,
         )
         pools = self.scheduler.residence.pools.by_kind
         self.pools = {kind: CountingPool(kind, pools[kind].num_slots) for kind in pools}
