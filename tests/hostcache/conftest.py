@@ -11,8 +11,16 @@ import pytest
 from tests.servers import nats_server, redis_server
 
 from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
+from ferryman.wire import redis_index
 from ferryman_hostcache.service import Running, running
 from ferryman_hostcache.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is not a hung Redis."""
+    for name in ("LOOKUP_SECONDS", "SOCKET_SECONDS"):
+        monkeypatch.setattr(redis_index, name, 10.0)
 
 
 @pytest.fixture(scope="session")

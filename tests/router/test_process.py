@@ -10,16 +10,18 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.router.cluster import SENTENCE, cluster
 from tests.router.fake_workers import STATE
-from tests.servers import redis_server, running_nats
+from tests.servers import redis_server, running_nats, running_redis
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.ids import make_epoch
+from ferryman.wire import redis_index as redis_module
 from ferryman.wire.index import IndexedUnit, NodeLife
-from ferryman.wire.redis_index import redis_index
+from ferryman.wire.redis_index import RedisIndex, redis_index
 
 
 async def _started(environment: dict[str, str]) -> asyncio.subprocess.Process:
@@ -84,6 +86,33 @@ async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: P
             assert response.status_code == 200
             (explanation,) = made.router.room.desk.journeys.get("host-1").explanations
             assert explanation.chosen.cached.host == 2 * STATE.page_size
+
+
+async def test_a_redis_that_hangs_fails_no_request_and_is_asked_again_when_it_is_back(
+    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_module, "LOOKUP_SECONDS", 0.2)
+    with running_redis() as redis:
+        async with cluster(nats_url, folder, redis_url=redis.url) as made:
+            made.prefills[0].node = "node-1"
+            await made.until_node("node-1")
+            index = made.router.room.desk.around.index
+            assert isinstance(index, RedisIndex)
+            assert (await made.complete(SENTENCE * 3, max_tokens=2)).status_code == 200
+            redis.process.send_signal(signal.SIGSTOP)
+            try:
+                for _ in range(3):
+                    assert (await made.complete(SENTENCE * 3, max_tokens=2)).status_code == 200
+                away = index.statistics()
+                assert away.num_misses_away >= 3, "it hung, and the requests were served"
+            finally:
+                redis.process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(20):
+                while index.statistics().num_misses == away.num_misses:
+                    await index.here()
+                    assert (await made.complete(SENTENCE * 3, max_tokens=2)).status_code == 200
+            metrics = (await made.http.get("/metrics")).text
+            assert f"ferryman_router_index_misses_away {float(away.num_misses_away)}" in metrics
 
 
 async def test_with_the_broker_away_requests_go_on_and_ready_says_degraded(folder: Path) -> None:
