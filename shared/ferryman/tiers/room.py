@@ -44,6 +44,7 @@ class Offer:
         self._units = {
             kind: self._new(kind, pages) for kind, pages in units.items() if kind in manifest.kinds
         }
+        self._names = {(kind, page) for kind, pages in self._units.items() for page in pages}
 
     def _end_of_path(self, offered: frozenset[int]) -> int:
         """Full pages attach where the resident ones end; behind a hole nothing has a place."""
@@ -98,7 +99,7 @@ class Offer:
         )
 
     def _would_have(self, kind: Kind, page: int) -> bool:
-        return page in self._units.get(kind, ()) or self._resident.has(kind, self._keys[page])
+        return (kind, page) in self._names or self._resident.has(kind, self._keys[page])
 
 
 class RoomPolicy(Protocol):

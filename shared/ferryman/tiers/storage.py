@@ -6,6 +6,7 @@ have to know comes out of `drain_effects`, what is to be done on disk out of `dr
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import SlotHandle
 from ferryman.tiers.extents import DiskWork, ExtentLayout, aligned, lay_out_extent
-from ferryman.tiers.room import Group
+from ferryman.tiers.room import Group, Offer
 from ferryman.tiers.shelf import Shelf, handle_of
 from ferryman.tiers.storage_leases import StorageLeases
 from ferryman.tiers.storage_values import (
@@ -113,32 +114,42 @@ class StorageStore:
         Ends with `commit` or `abort`. Units are those of `digests`, which travel along.
         """
         offer = self._shelf.offer(keys, _pages(digests))
-        groups = list(offer.choices())
-        if not groups:
+        whole = next(offer.choices(), ())
+        if not whole:
             return None
         anchor = self._shelf.anchor(keys, offer.base)
         self._leases.keep(anchor)
         self._shelf.touch(keys[offer.base - 1 : offer.base] if offer.base else (), now)
-        group = self._take_room(groups)
-        self._note_truncation(len(groups[0]), len(group))
+        group = self._take_room(offer, whole)
+        self._note_truncation(len(whole), len(group))
         if not group:
             self._leases.let_go(anchor)
             return None
-        plan = self._plan(keys, group, digests, len(groups[0]))
+        plan = self._plan(keys, group, digests, len(whole))
         self._writing[plan.generation] = _Writing(plan, offer.base, anchor)
         return plan
 
-    def _take_room(self, groups: Sequence[Group]) -> Group:
-        """Evicts for the first choice that can fit at all, then takes the first that does."""
-        has_evicted, capacity = False, self.limits.capacity_bytes
-        for group in groups:
-            file_bytes = self._layout(group).file_bytes
-            if file_bytes <= capacity and not has_evicted:
-                self._shelf.make_room(file_bytes)
-                has_evicted = True
-            if self._shelf.extents.used_bytes + file_bytes <= capacity:
-                return group
-        return ()
+    def _take_room(self, offer: Offer, whole: Group) -> Group:
+        """Evicts for the most that can fit at all, then takes the most that does."""
+        capacity = self.limits.capacity_bytes
+        most = self._largest(offer, whole, capacity)
+        if not most:
+            return ()
+        self._shelf.make_room(self._layout(most).file_bytes)
+        return self._largest(offer, most, capacity - self._shelf.extents.used_bytes)
+
+    def _largest(self, offer: Offer, wanted: Group, num_bytes: int) -> Group:
+        """All that is wanted, or what there is room for up to the deepest resume point."""
+
+        def fits(group: Group) -> bool:
+            return not group or self._layout(group).file_bytes <= num_bytes
+
+        if fits(wanted):
+            return wanted
+        points = list(offer.points())
+        best = bisect_left(points, True, key=lambda depth: fits(offer.least(depth)))
+        groups = (each(depth) for depth in points[best:][:1] for each in (offer.up_to, offer.least))
+        return next((group for group in groups if fits(group)), ())
 
     def _note_truncation(self, num_asked: int, num_stored: int) -> None:
         if num_stored < num_asked:
