@@ -151,7 +151,11 @@ async def test_what_is_not_whole_is_removed_at_start_and_counted(tmp_path: Path)
     async with opened(tmp_path) as storage:
         storage.attach(HYBRID)
         assert storage.statistics().num_removed_at_start == 3
-    assert sorted(os.listdir(tmp_path)) == ["a note of the operator's", "owner.lock"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "a note of the operator's",
+        "manifest.json",
+        "owner.lock",
+    ]
 
 
 async def test_row_16_large_units_come_back_in_runs_and_teach_the_bandwidth(
@@ -192,3 +196,17 @@ async def test_without_a_folder_nothing_is_ever_here(tmp_path: Path) -> None:
         assert await read_all(storage, PROMPT) == {}
         assert storage.renew(["a lease"]) == ("a lease",)
         assert (storage.drain_effects(), list(storage.holdings())) == ((), [])
+
+
+@pytest.mark.parametrize("left", ["", "{", "[]", '{"fingerprint": 1}', "\udcff"])
+async def test_a_spoilt_memory_of_the_model_is_no_memory(left: str, tmp_path: Path) -> None:
+    async with opened(tmp_path) as storage:
+        storage.attach(HYBRID)
+        await storage.store(PROMPT.keys, PROMPT.offers())
+    (tmp_path / "manifest.json").write_bytes(left.encode(errors="surrogateescape"))
+    async with opened(tmp_path) as storage:
+        storage.attach(HYBRID)
+        assert await read_all(storage, PROMPT) == PROMPT.units
+    async with opened(tmp_path) as storage:
+        storage.attach(HYBRID)
+        assert await read_all(storage, PROMPT) == PROMPT.units

@@ -117,6 +117,7 @@ async def test_nothing_is_written_to_a_folder_that_took_the_place_of_ours(tmp_pa
     folder = tmp_path / "storage"
     async with opened(folder) as storage:
         storage.attach(HYBRID)
+        await storage.store(OTHER.keys, OTHER.offers())
         folder.rename(tmp_path / "moved")
         async with opened(folder) as owner:
             owner.attach(HYBRID)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 from asyncio import Future
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -51,11 +51,13 @@ class Storage:
         self,
         folder: Folder,
         scanned: Scanned,
+        prepared: Mapping[str, StorageStore],
         settings: StorageSettings,
         clock: Callable[[], float],
     ) -> None:
         self._folder, self._scanned, self._clock = folder, scanned, clock
-        self._limits = StorageLimits(settings.capacity_bytes, settings.lease_seconds)
+        self._prepared = dict(prepared)  # by manifest digest: what is there once it attaches
+        self._limits = limits_of(settings)
         self._breaker = Breaker(MAX_FAILURES_IN_A_ROW, settings.rest_seconds)
         self._readers = Readers(folder, settings.max_reads, clock)
         self._writer = Writer(folder, self._failed)
@@ -70,13 +72,22 @@ class Storage:
             if store.manifest.digest != manifest.digest:
                 raise ManifestMismatch(store.manifest.differences(manifest) or ("digest",))
             return
-        store = self._stores[manifest.digest] = StorageStore(manifest, self._limits)
-        store.restore(self._scanned.extents, self._clock())
+        store = self._stores[manifest.digest] = self._restored(manifest)
         self._scanned = replace(self._scanned, extents=())
+        self._prepared.clear()
+        self._writer.remember(manifest)
         self._note(store)
         counts = store.statistics()
         tail = Tail(used=counts.used_bytes, foreign=counts.foreign_bytes)
         log.info("storage %s extents=%d %s", self._folder.path, counts.num_extents, tail)
+
+    def _restored(self, manifest: StateManifest) -> StorageStore:
+        """Where another model was here before, little is to be done: its extents are not read."""
+        if store := self._prepared.get(manifest.digest):
+            return store
+        store = StorageStore(manifest, self._limits)
+        store.restore(self._scanned.extents, self._clock())
+        return store
 
     def close(self) -> None:
         """Blocks until the I/O under way has ended; what waits is given up."""
@@ -251,6 +262,10 @@ class Storage:
     def drain_effects(self) -> tuple[StorageEffect, ...]:
         effects, self._effects = tuple(self._effects), []
         return effects
+
+
+def limits_of(settings: StorageSettings) -> StorageLimits:
+    return StorageLimits(settings.capacity_bytes, settings.lease_seconds)
 
 
 def _check(manifest: StateManifest, units: Iterable[OfferedUnit]) -> None:

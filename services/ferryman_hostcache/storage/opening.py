@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ferryman_hostcache.storage.folder import Folder
-from ferryman_hostcache.storage.folder_storage import Storage
+from ferryman_hostcache.storage.folder_storage import Storage, limits_of
 from ferryman_hostcache.storage.no_storage import NoStorage
+from ferryman_hostcache.storage.remembered import restored
 from ferryman_hostcache.storage.scan import scan
 from ferryman_hostcache.storage.settings import StorageSettings
 from ferryman_hostcache.storage.tier import StorageTier
@@ -28,7 +29,8 @@ async def open_storage(
         return
     folder = await asyncio.to_thread(Folder, Path(settings.folder))
     scanned = await asyncio.to_thread(scan, folder, settings.scan_seconds, clock)
-    storage = Storage(folder, scanned, settings, clock)
+    prepared = await asyncio.to_thread(restored, folder, scanned, limits_of(settings), clock())
+    storage = Storage(folder, scanned, prepared, settings, clock)
     try:
         yield storage
     finally:

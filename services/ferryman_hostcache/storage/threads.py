@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import local
 
+from ferryman.cache.manifest import StateManifest
 from ferryman.tiers.extents import DiskWork
 from ferryman.tiers.storage_values import ExtentPlan
 from ferryman_hostcache.storage.direct import AlignedBuffer
 from ferryman_hostcache.storage.folder import Folder
 from ferryman_hostcache.storage.reading import Run, RunResult, Wanted, read_run, runs_of
+from ferryman_hostcache.storage.remembered import remember
 from ferryman_hostcache.storage.tier import UnitRead
 
 FIRST_GUESS = 1e-9  # seconds a byte, before anything was read
@@ -98,10 +100,21 @@ class Writer:
 
     def _do(self, loop: asyncio.AbstractEventLoop, work: Sequence[DiskWork]) -> None:
         for each in work:
-            try:
-                self._folder.do(each)
-            except OSError as error:
-                loop.call_soon_threadsafe(self._failed, "drop", error)
+            self._try(loop, "drop", partial(self._folder.do, each))
+
+    def remember(self, manifest: StateManifest) -> None:
+        """Whose units these are, for the next life. Some time soon."""
+        loop = asyncio.get_running_loop()
+        job = partial(remember, self._folder, manifest)
+        loop.run_in_executor(self._thread, self._try, loop, "remember", job)
+
+    def _try(
+        self, loop: asyncio.AbstractEventLoop, operation: str, job: Callable[[], None]
+    ) -> None:
+        try:
+            job()
+        except OSError as error:
+            loop.call_soon_threadsafe(self._failed, operation, error)
 
     def write(
         self, plan: ExtentPlan, manifest_digest: str, memories: Sequence[memoryview]
