@@ -233,6 +233,24 @@ class HostCache:
         self.tell(tags)
         self.say(tags, "corrupt", key=key.hex(), kind=kind.value, tier="host", dropped=dropped)
 
+    # Orders.
+
+    def flush(self) -> int:
+        """Gives up everything of the host tier that nobody uses; how many units that were."""
+        if not self._stores:
+            return 0
+        dropped = self.store.flush()
+        self.tell(CallTags())
+        return dropped
+
+    def flush_all(self) -> int:
+        """And everything of the storage tier."""
+        dropped = self.flush()
+        for unit in tuple(self.storage.holdings()):
+            dropped += self.storage.drop(unit.kind, unit.key)
+        self.tell_storage(CallTags())
+        return dropped
+
     # Time.
 
     def tick(self) -> None:

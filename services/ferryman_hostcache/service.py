@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ from ferryman_hostcache.backlog import Backlog
 from ferryman_hostcache.behind import Behind, joined
 from ferryman_hostcache.gauges import ROLE, ledger, make_beat, watch
 from ferryman_hostcache.host import HostCache
+from ferryman_hostcache.orders import Orders
 from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.settings import Settings
 from ferryman_hostcache.storage.opening import open_storage
@@ -58,7 +59,7 @@ class Running:
 
 async def serve(settings: Settings, stopping: asyncio.Event) -> None:
     """Until `stopping` is set; calls under way are finished."""
-    async with running(settings) as service:
+    async with running(settings, stopping.set) as service:
         identity = service.host.identity
         observe = f"{settings.observe.host}:{service.http_port}"
         announce_ready(
@@ -75,7 +76,9 @@ async def serve(settings: Settings, stopping: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Running]:
+async def running(
+    settings: Settings, order_drain: Callable[[], None] = lambda: None
+) -> AsyncIterator[Running]:
     """A host-cache for the length of a block."""
     worker_id, identity = make_worker_id(ROLE), NodeLife(settings.node, make_epoch())
     subjects = Subjects(settings.bus.cluster)
@@ -107,6 +110,9 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         about = {"grpc": service.address, "worker_id": worker_id, "node": identity.node_id}
         found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
         await stack.enter_async_context(bus.discoverable(found))
+        orders = Orders(host, subjects, order_drain)
+        obeying = bus.answering(subjects.all_control_of(worker_id), orders.obey)
+        await stack.enter_async_context(obeying)
         jobs = (announcer.run(), _tick(service), _beat(bus, subjects, service), behind.writer.run())
         await stack.enter_async_context(alongside(*jobs))
         stack.callback(announcer.stop)

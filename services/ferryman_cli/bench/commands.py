@@ -1,4 +1,4 @@
-"""The flags of `ferryman bench` and `ferryman bench core`."""
+"""The flags of `ferryman bench`, `ferryman bench core` and `ferryman bench tiers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ferryman_cli.where import AsJson
 
 bench_app = typer.Typer(
     name="bench",
-    help="Measure this machine: the model against transformers, or the core against its aims.",
+    help="Measure this machine: the model against transformers, the core, or the tiers.",
     rich_markup_mode=None,
 )
 
@@ -43,3 +43,21 @@ def core(json: AsJson = False) -> int:
     from ferryman_cli.bench.core import run_bench_core
 
     return run_bench_core(as_json=json)
+
+
+@bench_app.command()
+def tiers(
+    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
+        "granite-100m"
+    ),
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="New prompts, each by every tier.")] = 3,
+    prompt_len: Annotated[int, typer.Option(min=256, help="Tokens of a prompt.")] = 4096,
+    json: AsJson = False,
+) -> int:
+    """Measure the first token of a prompt, cold and from every tier, on two nodes."""
+    from ferryman_cli.bench.tiers import TierChoice, run_bench_tiers
+
+    choice = TierChoice(model_shape, dtype, threads, rounds, prompt_len)
+    return run_bench_tiers(choice, as_json=json)

@@ -243,6 +243,14 @@ class HostStore:
             if short := self._pools.shortage(demand).get(kind, 0):
                 self._effects.append(EvictionRefused(kind, short))
 
+    def flush(self) -> int:
+        """Gives up everything that nobody reads or writes; how many units that were."""
+        before = len(self._resident)
+        for kind, num_slots in self.layout.num_slots.items():
+            self._pools.release(self._tree.evict(kind, num_slots, self._is_only_tree), TREE)
+        self._evicted += self._note_changes()
+        return before - len(self._resident)
+
     def _is_only_tree(self, handle: SlotHandle) -> bool:
         return self._pools[handle.kind].holders(handle) == (TREE,)
 

@@ -1,0 +1,171 @@
+"""`ferryman bench tiers`: the first token of a prompt, by the tier that its prefix comes from.
+
+Processes as `ferryman up --nodes 2` starts them; orders name their prefill worker, so that routing
+does not choose the tier. Each round takes a prompt that nobody has seen, and then
+
+    cold       all but the last token of it
+    device     the whole of it, where it was computed
+    host       the same, the device flushed
+    storage    the same, device and host tier flushed
+    peer       on the other node, which has nothing
+
+Decode is flushed before each: every hand-off carries the whole prompt. Usage must name the tier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
+from ferryman.cache.manifest import StateManifest
+from ferryman.errors import Unavailable
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.wire.values import PrefillOrder, RequestContext
+from ferryman_cli.bench.nodes import ROUTER_ID, Nodes, two_nodes
+from ferryman_cli.bench.ours import PAGE_SIZE, load_ours
+from ferryman_cli.bench.peer import make_peer
+from ferryman_cli.bench.report import Row, show
+from ferryman_cli.bench.shape import shape_named
+from ferryman_cli.choices import Choices, EngineChoices
+from ferryman_cli.tier_choices import TierChoices
+
+DEADLINE_SECONDS = 240.0
+WARM_UP_TOKENS = 256
+MEMORY_BYTES = 512 << 20
+HOST_BYTES = 1 << 30
+STORAGE_BYTES = 2 << 30
+# From the issue: a host hit should take at most a fifth of a cold prompt.
+HOST_AIM = 5.0
+TIERS = ("device", "host", "storage", "peer")
+ALL_CACHES = ("hostcache-1", "hostcache-2")
+
+
+@dataclass(frozen=True, slots=True)
+class TierChoice:
+    """What to measure, and how often."""
+
+    shape: str = "granite-100m"
+    dtype: str = "bfloat16"
+    threads: int = 2
+    rounds: int = 3
+    prompt_len: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Makes prompts that nobody has seen, and orders for them."""
+
+    manifest: StateManifest
+    vocab_size: int
+    prompt_len: int
+
+    def tokens(self, number: int) -> TokenIds:
+        drawn = np.random.default_rng(number).integers(0, self.vocab_size, self.prompt_len)
+        return as_token_ids(drawn)
+
+    def order(self, nodes: Nodes, prefill: str, name: str, tokens: TokenIds) -> PrefillOrder:
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        keys = page_keys(root_key(self.manifest), tokens, PAGE_SIZE)
+        return PrefillOrder(
+            context=RequestContext(name, 1, DEADLINE_SECONDS),
+            worker_epoch=nodes.address(prefill).epoch,
+            decode=nodes.address("decode"),
+            router_id=ROUTER_ID,
+            request=Request(name, tokens, keys, sampling),
+            manifest_digest=self.manifest.digest,
+        )
+
+
+def run_bench_tiers(choice: TierChoice, *, as_json: bool) -> int:
+    torch.set_num_threads(choice.threads)
+    with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name, torch.inference_mode():
+        folder = Path(name)
+        peer = make_peer(shape_named(choice.shape), choice.dtype, folder)
+        millions = peer.parameters / 1e6
+        del peer
+        model = load_ours(folder, choice.dtype, 1, PAGE_SIZE).model
+        prompts = Prompts(model.manifest, model.vocab_size, choice.prompt_len)
+        del model
+        found = asyncio.run(_measure(choice, prompts, folder))
+        rows = list(_first_token_rows(found))
+    title = f"{choice.shape}, {millions:.1f} M parameters, {choice.dtype}, "
+    title += f"{choice.threads} threads, prompts of {choice.prompt_len} tokens"
+    show(f"ferryman bench tiers: {title}", rows, as_json=as_json)
+    return 0
+
+
+async def _measure(
+    choice: TierChoice, prompts: Prompts, folder: Path
+) -> Mapping[str, Sequence[float]]:
+    """Seconds to the first token, by tier."""
+    engine = EngineChoices(
+        choice.dtype, PAGE_SIZE, memory_bytes=MEMORY_BYTES, max_running=4, threads=choice.threads
+    )
+    tiers = TierChoices(
+        host_bytes=HOST_BYTES,
+        storage_bytes=STORAGE_BYTES,
+        prefetch_policy="wait_complete",
+        num_nodes=2,
+    )
+    choices = Choices(folder, "bench", engine, num_prefill=2, tiers=tiers)
+    found: dict[str, list[float]] = {name: [] for name in ("cold", *TIERS)}
+    async with two_nodes(choices, folder / "state") as nodes:
+        for prefill in ("prefill-1", "prefill-2"):
+            order = prompts.order(nodes, prefill, prefill, prompts.tokens(0)[:WARM_UP_TOKENS])
+            await nodes.first_token(prefill, order)
+        for number in range(1, choice.rounds + 1):
+            for tier, seconds in (await _round(nodes, prompts, number)).items():
+                found[tier].append(seconds)
+    return found
+
+
+async def _round(nodes: Nodes, prompts: Prompts, number: int) -> dict[str, float]:
+    tokens = prompts.tokens(number)
+    known = tokens[:-1]
+    keys = page_keys(root_key(prompts.manifest), known, PAGE_SIZE)
+
+    async def measured(tier: str, prefill: str, asked: TokenIds) -> float:
+        await nodes.flush("decode")
+        order = prompts.order(nodes, prefill, f"{tier}-{number}", asked)
+        first = await nodes.first_token(prefill, order)
+        _check(tier, first.done.usage.cached.by_tier, len(keys) * PAGE_SIZE)
+        return first.seconds
+
+    found = {"cold": await measured("cold", "prefill-1", known)}
+    await nodes.stored("hostcache-1", keys)
+    found["device"] = await measured("device", "prefill-1", tokens)
+    await nodes.flush("prefill-1")
+    found["host"] = await measured("host", "prefill-1", tokens)
+    await nodes.flush("prefill-1", "hostcache-1")
+    found["storage"] = await measured("storage", "prefill-1", tokens)
+    found["peer"] = await measured("peer", "prefill-2", tokens)
+    await nodes.flush(*ALL_CACHES, payload=b"all")
+    await nodes.flush("prefill-1", "prefill-2")
+    return found
+
+
+def _check(tier: str, cached: Mapping[str, int], known: int) -> None:
+    """What is measured must be what the row says."""
+    wanted = {name: known if name == tier else 0 for name in TIERS}
+    if dict(cached) != wanted:
+        raise Unavailable(f"the {tier} row was to take {wanted}, and took {dict(cached)}")
+
+
+def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[Row]:
+    cold = [seconds * 1e3 for seconds in found["cold"]]
+    yield Row("first token, cold", "ms", median(cold), min(cold), "", None, None, None)
+    for tier in TIERS:
+        ours = [seconds * 1e3 for seconds in found[tier]]
+        ratio = median(cold) / median(ours)
+        name = f"first token, {tier} hit"
+        if tier == "host":
+            name += f" (aim {HOST_AIM:g} times)"
+        yield Row(name, "ms", median(ours), min(ours), "cold", median(cold), min(cold), ratio)
