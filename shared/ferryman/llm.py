@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
+from typing import Self
 
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
 from ferryman.cache.resume import ResumePlan
@@ -64,8 +65,9 @@ class EngineCounts:
 class LLM:
     """A model, loaded and ready. Use it in a `with`, or call `close`.
 
-    `memory_bytes` caps all state pools together. Raises ConfigError, saying what to change, for a
-    folder or a size that cannot work.
+    `memory_bytes` caps all state pools together; `snapshot_grid` is the distance in tokens of the
+    coarse snapshots of a prompt, a multiple of the page size (0: none). Raises ConfigError, saying
+    what to change, for a folder or a size that cannot work.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class LLM:
         max_running: int = 8,
         memory_bytes: int = GIGABYTE,
         recurrent_slots: int = 0,
+        snapshot_grid: int = 0,
         prefix_cache: bool = True,
         overlap: bool = True,
         device: str = "cpu",
@@ -97,6 +100,7 @@ class LLM:
             overlap=overlap,
             device=device,
             num_threads=num_threads,
+            snapshot_grid=snapshot_grid,
         )
         self._exit = ExitStack()
         self._engine = self._exit.enter_context(running_engine(options))
@@ -108,7 +112,7 @@ class LLM:
             log.warning(warning)
         log.info("capacity %s", self._engine.capacity.explanation)
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -138,7 +142,7 @@ class LLM:
         for answer in answers.values():
             self._engine.scheduler.check(answer.request)
         for answer in answers.values():
-            self._engine.scheduler.submit(answer.request, Goal.DECODE)
+            self._submit(answer.request)
         try:
             self._run(answers)
         finally:
@@ -193,6 +197,9 @@ class LLM:
         return self._tokenizer
 
     # Running.
+
+    def _submit(self, request: Request) -> None:
+        self._engine.scheduler.submit(request, Goal.DECODE)
 
     def _run(self, answers: Mapping[str, _Answer]) -> None:
         pipeline, scheduler = self._engine.pipeline, self._engine.scheduler

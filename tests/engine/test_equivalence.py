@@ -1,23 +1,30 @@
 """Ways to arrive at the same answer: every cell equals the cold run, in float64, to 1e-9.
 
-{cold, device hit, partial hit, fork} × {chunkings} × {overlap on, off} × {retracted or not} ×
-{alone, in a mixed batch}, in one process. Counters prove that each feature really happened.
+{cold, device hit, host hit, one kind loaded, partial hit, fork} × {chunkings} × {overlap on, off} ×
+{retracted or not} × {alone, in a mixed batch}, in one process; and a hit at every position, from
+the device and from the host, equals what is recomputed. Counters prove that each feature really
+happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.tiny_models import save_tiny_model
 
+from ferryman.cache.keys import PageKey, as_token_ids, page_keys
 from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import HostView
+from ferryman.cache.units import HostUnit
+from ferryman.engine.transfer import digest_of
 from ferryman.errors import InvalidRequest
 from ferryman.llm import LLM, Completion
 from ferryman.model.registry import load_model
-from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.sequence import Goal
 
 MEGABYTE = 1 << 20
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
@@ -39,10 +46,49 @@ class Cell:
     memory_bytes: int = 64 * MEGABYTE
     max_running: int = 6
     recurrent_slots: int = 0
+    snapshot_grid: int = 0
 
 
-def engine(folder: Path, cell: Cell) -> LLM:
-    return LLM(
+class HostFed(LLM):
+    """Requests are given what `units` hold of them, in an arena, as a worker does it."""
+
+    arena = b""
+    units: Mapping[tuple[Kind, PageKey], HostUnit] = {}
+
+    def _submit(self, request: Request) -> None:
+        view = {
+            (kind, page): self.units[kind, key]
+            for page, key in enumerate(request.keys)
+            for kind in Kind
+            if (kind, key) in self.units
+        }
+        self._engine.scheduler.submit(request, Goal.DECODE, HostView(view))
+
+    def write_through(self, prompt: Sequence[int]) -> None:
+        """Copies what the device has of a prompt to the arena."""
+        keys = page_keys(self._root, as_token_ids(prompt), self._engine.manifest.page_size)
+        units, arena = {}, bytearray()
+        for unit in self._engine.scheduler.chain_units(keys):
+            content = bytes(self._engine.transfer.read(unit.kind, unit.handle.slot))
+            place = len(arena), len(content), digest_of(content)
+            units[unit.kind, unit.key] = HostUnit(unit.kind, unit.page_index, unit.key, *place)
+            arena += content
+        self.units, self.arena = units, bytes(arena)
+        self._engine.host_tier.attach(memoryview(self.arena))
+
+    def forget(self, kind: Kind | None = None) -> int:
+        """The device's cache loses one kind, or all."""
+        scheduler = self._engine.scheduler
+        if kind is None:
+            return scheduler.flush()
+        pool = scheduler.residence.pools[kind]
+        before = pool.num_free
+        scheduler.residence.make_room({kind: pool.num_slots})
+        return pool.num_free - before
+
+
+def engine(folder: Path, cell: Cell) -> HostFed:
+    return HostFed(
         folder,
         dtype="float64",
         page_size=16,
@@ -50,6 +96,7 @@ def engine(folder: Path, cell: Cell) -> LLM:
         max_running=cell.max_running,
         memory_bytes=cell.memory_bytes,
         recurrent_slots=cell.recurrent_slots,
+        snapshot_grid=cell.snapshot_grid,
         prefix_cache=cell.prefix_cache,
         overlap=cell.overlap,
     )
@@ -110,6 +157,48 @@ def test_a_partial_hit_resumes_at_the_junction_and_is_exact(
         assert_same(first, cold)
         junction = llm.generate([[*PROMPT[:33], 6, 6]], GREEDY)[0]
         assert junction.cached_tokens["device"] == 32, "the junction left a snapshot"
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one at a time", "overlap"])
+@pytest.mark.parametrize(
+    ("lost", "on_device"), [(None, 0), (Kind.RECURRENT, 64)], ids=["all", "the snapshot alone"]
+)
+def test_what_is_loaded_from_the_host_is_exact(
+    folder: Path, cold: Completion, lost: Kind | None, on_device: int, overlap: bool
+) -> None:
+    with engine(folder, Cell(48, overlap)) as llm:
+        llm.generate([PROMPT], GREEDY)
+        llm.write_through(PROMPT)
+        assert llm.forget(lost) > 0
+        found = llm.generate([PROMPT], GREEDY)[0]
+        assert found.cached_tokens["device"] == on_device
+        assert sum(found.cached_tokens.values()) == 64
+        assert_same(found, cold)
+        llm.check_integrity()
+
+
+LONG = [(5 * i * i + 11 * i) % 120 + 3 for i in range(300)]
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5, ignore_eos=True)
+
+
+def test_at_every_prefix_length_a_hit_equals_what_is_recomputed(folder: Path) -> None:
+    """Snapshots at every page's end: a prompt of n tokens resumes at the last one before n."""
+    prefixes = [LONG[:length] for length in range(1, len(LONG) + 1)]
+    with engine(folder, Cell(1024, overlap=True, prefix_cache=False)) as llm:
+        expected = llm.generate(prefixes, ONE_TOKEN)
+    with engine(folder, Cell(1024, overlap=True, recurrent_slots=120, snapshot_grid=16)) as llm:
+        llm.generate([LONG], ONE_TOKEN)
+        llm.write_through(LONG)
+        for found, right in zip(llm.generate(prefixes, ONE_TOKEN), expected, strict=True):
+            position = (len(found.prompt_token_ids) - 1) // 16 * 16
+            assert found.cached_tokens == {"device": position, "host": 0, "storage": 0}
+            assert_same(found, right)
+        for prefix, right in zip(prefixes, expected, strict=True):
+            llm.forget()
+            found = llm.generate([prefix], ONE_TOKEN)[0]
+            position = (len(prefix) - 1) // 16 * 16
+            assert found.cached_tokens == {"device": 0, "host": position, "storage": 0}
+            assert_same(found, right)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one at a time", "overlap"])
