@@ -77,6 +77,7 @@ class StorageGauges:
     num_leases: int
     num_truncated: int
     num_failures: int
+    num_removed_at_start: int
     num_in_flight: int
     read_bytes: int
     written_bytes: int
