@@ -148,18 +148,18 @@ class Prefetcher:
         names = by_kind((unit.kind, unit.page_index) for unit in room)
         reach = next(store.offer(writing.keys, names).points(), 0)
         granted = max(wish.before, reach)
-        is_fast = limits.fits(offer.least(wish.asked))
-        lack = Lack.HOST_FULL if is_fast else Lack.RATE_LIMITED
+        num_bytes = group_bytes(offer.least(wish.asked), store.layout)
+        is_slow = limits.max_bytes < num_bytes <= arena_bytes(store.layout)
+        lack = Lack.RATE_LIMITED if is_slow else Lack.HOST_FULL
         return Grant(wish.before, wish.asked, granted, lack if granted < wish.asked else None, room)
 
     def _limits(
         self, store: HostStore, ask: PrefetchAsk, wish: Grant, bytes_under_way: int
     ) -> RoomLimits:
         layout, page_size = store.layout, store.manifest.page_size
-        capacity = sum(layout.slot_bytes(kind) * n for kind, n in layout.num_slots.items())
         have = max(wish.before, ask.have_pages)
         floor = have + max(0, -(-ask.threshold_tokens // page_size) - 1)
-        return RoomLimits(floor, int(capacity * self.share) - bytes_under_way, layout)
+        return RoomLimits(floor, int(arena_bytes(layout) * self.share) - bytes_under_way, layout)
 
 
 def offered(sources: Sequence[Source]) -> dict[Kind, tuple[int, ...]]:
@@ -167,6 +167,11 @@ def offered(sources: Sequence[Source]) -> dict[Kind, tuple[int, ...]]:
     return by_kind(
         (kind, page) for each in sources for kind, pages in each.pages.items() for page in pages
     )
+
+
+def arena_bytes(layout: ArenaLayout) -> int:
+    """Of all slots of all kinds."""
+    return sum(layout.slot_bytes(kind) * count for kind, count in layout.num_slots.items())
 
 
 def group_bytes(group: Sequence[UnitName], layout: ArenaLayout) -> int:
