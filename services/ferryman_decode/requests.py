@@ -169,6 +169,7 @@ class Requests:
 
     def _resumed(self, request: RunningRequest, plan: ResumePlan) -> None:
         """From the slowest tier that something came from."""
+        self._parts.reuse.planned(plan)
         self._say(
             request,
             "resumed",

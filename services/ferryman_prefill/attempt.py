@@ -37,6 +37,7 @@ from ferryman.wire.rpc import tags_for
 from ferryman.wire.status import failure_of
 from ferryman.wire.values import CommitOrder, PrefillOrder, PrefillProgress, Usage
 from ferryman.worker.host import HostTierClient
+from ferryman.worker.reuse import Reuse
 from ferryman.worker.summary import plan_facts, plan_summary, prefetch_facts, prompt_usage
 from ferryman_prefill.decode_side import DecodeSide
 from ferryman_prefill.holding import Holding
@@ -54,6 +55,7 @@ class Surroundings:
     engine: Engine
     bell: asyncio.Event
     host: HostTierClient
+    reuse: Reuse
     lifecycle: LifecyclePublisher
     turnstile: asyncio.Semaphore
     holding: Holding
@@ -136,6 +138,7 @@ class Attempt:
         brought = await host.prefetch(request, self._tags, seconds_left=seconds_left)
         page_size = self._around.engine.manifest.page_size
         self._say("prefetched", **prefetch_facts(brought, page_size))
+        self._around.reuse.prefetched(brought)
         return brought
 
     def _release(self, lease: HostLease, *, was_corrupt: bool = False) -> None:
@@ -268,6 +271,7 @@ class Attempt:
         manifest = self._around.engine.manifest
         request = replace(self.order.request, request_id=self.name)
         self._around.host.planned(request, plan, self._tags)
+        self._around.reuse.planned(plan)
         summary = plan_summary(manifest, plan)
         self._usage = prompt_usage(manifest, plan)
         self._say("admitted", **plan_facts(summary))

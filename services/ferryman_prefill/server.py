@@ -42,6 +42,7 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             engine=parts.engine,
             bell=parts.bell,
             host=parts.host,
+            reuse=parts.reuse,
             lifecycle=parts.lifecycle,
             turnstile=asyncio.Semaphore(limits.concurrency.max_running),
             holding=Holding(parts.engine.scheduler, parts.clock),

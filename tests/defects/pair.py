@@ -22,6 +22,7 @@ from ferryman.engine.transfer import digest_of
 from ferryman.handoff.effects import Fence
 from ferryman.handoff.values import Reservation, UnitDigest
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.request import Request
 from ferryman.wire.codec.handoff import ReserveAnswer
 from ferryman.wire.codec.pieces import Piece, WriteHeader
@@ -37,6 +38,7 @@ from ferryman.wire.values import (
     WorkerAddress,
 )
 from ferryman.worker.host import HostTierClient, NoHostTier
+from ferryman.worker.reuse import Reuse
 from ferryman_decode.receiving import Receiving
 from ferryman_prefill.attempt import Attempt, Surroundings
 from ferryman_prefill.decode_side import DecodeSide
@@ -156,6 +158,7 @@ class Pair:
             engine=self.engine,
             bell=asyncio.Event(),
             host=host or NoHostTier(),
+            reuse=Reuse(self.engine.manifest, Metrics("prefill")),
             lifecycle=LifecyclePublisher(
                 MemoryBus(), Subjects("local"), Publisher("prefill", "prefill-00000001", 4)
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import InvalidRequest
+from ferryman.errors import InvalidRequest, Unavailable
 from ferryman.wire.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.subjects import Subjects
 from ferryman_hostcache.service import Running
@@ -26,8 +27,13 @@ async def order(nats_url: str, host: Running, verb: str, payload: bytes = b"") -
     async with nats_bus(NatsOptions(nats_url, "tests")) as bus:
         await bus.connected()
         subject = Subjects().control(host.worker_id, verb)
-        answer: dict[str, int] = json.loads(await bus.request(subject, payload, timeout_seconds=5))
-        return answer
+        async with asyncio.timeout(10):
+            while True:
+                with suppress(Unavailable):  # it may not have subscribed yet
+                    said = await bus.request(subject, payload, timeout_seconds=5)
+                    answer: dict[str, int] = json.loads(said)
+                    return answer
+                await asyncio.sleep(0.01)
 
 
 async def test_flush_gives_up_what_nobody_reads(

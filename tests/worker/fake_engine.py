@@ -29,6 +29,7 @@ from ferryman.wire.rpc import Channels
 from ferryman.wire.subjects import Subjects
 from ferryman.worker.host import NoHostTier
 from ferryman.worker.planes import NixlSettings, plane_side
+from ferryman.worker.reuse import Reuse
 from ferryman.worker.shell import Parts
 
 PAGE_SIZE = 4
@@ -103,6 +104,7 @@ async def parts_of(
 ) -> AsyncIterator[Parts]:
     """What a service is made from, without a broker and a host tier."""
     who = role, make_worker_id(role), make_epoch()
+    metrics = Metrics(role)
     async with Channels() as channels, Background() as background:
         yield Parts(
             *who,
@@ -112,7 +114,8 @@ async def parts_of(
             lifecycle=LifecyclePublisher(SilentBus(), Subjects("test"), Publisher(*who)),
             channels=channels,
             background=background,
-            metrics=Metrics(role),
+            metrics=metrics,
+            reuse=Reuse(engine.manifest, metrics),
             clock=clock,
             planes=plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings()),
         )

@@ -26,6 +26,19 @@ from ferryman.wire.rpc import NO_TAGS, CallTags
 MAX_WAITING = 256
 
 
+@dataclass(frozen=True, slots=True)
+class BackupStatistics:
+    """Groups that wait, and units since the start; lost are those evicted before they could be
+    written."""
+
+    num_waiting: int
+    full_units: int
+    window_units: int
+    recurrent_units: int
+    num_bytes: int
+    num_lost: int
+
+
 class HostWrites(Protocol):
     """What is asked of the host-cache's client."""
 
@@ -63,6 +76,19 @@ class DeviceBackup:
         self._num_attaches = client.num_attaches
         self.written_units: Counter[Kind] = Counter()
         self.num_lost = 0
+
+    def statistics(self) -> BackupStatistics:
+        written = self.written_units
+        return BackupStatistics(
+            num_waiting=len(self._waiting),
+            full_units=written[Kind.FULL],
+            window_units=written[Kind.WINDOW],
+            recurrent_units=written[Kind.RECURRENT],
+            num_bytes=sum(
+                self._manifest.layout(kind).slot_bytes * n for kind, n in written.items()
+            ),
+            num_lost=self.num_lost,
+        )
 
     # What happens on the device.
 

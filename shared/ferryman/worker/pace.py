@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferryman.cache.resume import Costs
 from ferryman.engine.assembly import FIRST_GUESS
-from ferryman.schedule.batch import LoadReport
+from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
 
 # What is left of the past after each step: the last ten or so count.
 KEPT = 0.9
@@ -21,6 +21,7 @@ class Pace:
         self._tokens = self._prefill_seconds = 0.0
         self._steps = self._decode_seconds = 0.0
         self._load_bytes = self._load_seconds = 0.0
+        self.all_loads = NOTHING_LOADED
 
     @property
     def seconds_per_token(self) -> float:
@@ -48,6 +49,10 @@ class Pace:
     def loaded(self, report: LoadReport) -> None:
         """Only a step that brought verified bytes says something of the speed."""
         if report.num_bytes:
+            so_far = self.all_loads
+            self.all_loads = LoadReport(
+                so_far.num_bytes + report.num_bytes, so_far.seconds + report.seconds
+            )
             self._load_bytes = KEPT * self._load_bytes + report.num_bytes
             self._load_seconds = KEPT * self._load_seconds + report.seconds
 

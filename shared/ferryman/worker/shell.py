@@ -35,6 +35,7 @@ from ferryman.wire.subjects import Subjects
 from ferryman.worker.host import HostTierClient, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
 from ferryman.worker.planes import GrpcSide, NixlSettings, PlaneSide, plane_side
+from ferryman.worker.reuse import LoadTotals, Reuse
 from ferryman.worker.settings import HostCacheSettings
 from ferryman.worker.telemetry import Identity, Load, Telemetry, debug_endpoints
 
@@ -71,6 +72,7 @@ class Parts:
     channels: Channels
     background: Background
     metrics: Metrics
+    reuse: Reuse
     clock: Clock
     planes: PlaneSide = field(default_factory=GrpcSide)
 
@@ -121,7 +123,8 @@ async def _parts(
 ) -> Parts:
     bell = asyncio.Event()
     subjects = Subjects(settings.bus.cluster)
-    host = await stack.enter_async_context(_host_tier(settings, engine, who, bell))
+    metrics = Metrics(who[0])
+    host = await stack.enter_async_context(_host_tier(settings, engine, who, bell, metrics))
     return Parts(
         *who,
         engine=engine,
@@ -130,7 +133,8 @@ async def _parts(
         lifecycle=LifecyclePublisher(bus, subjects, Publisher(*who)),
         channels=await stack.enter_async_context(Channels()),
         background=await stack.enter_async_context(Background()),
-        metrics=Metrics(who[0]),
+        metrics=metrics,
+        reuse=Reuse(engine.manifest, metrics),
         clock=time.monotonic,
         planes=plane_side(
             settings.planes,
@@ -143,7 +147,11 @@ async def _parts(
 
 @asynccontextmanager
 async def _host_tier(
-    settings: ShellSettings, engine: Engine, who: tuple[str, str, int], bell: asyncio.Event
+    settings: ShellSettings,
+    engine: Engine,
+    who: tuple[str, str, int],
+    bell: asyncio.Event,
+    metrics: Metrics,
 ) -> AsyncIterator[HostTierClient]:
     if not settings.hostcache.address:
         yield NoHostTier()
@@ -160,6 +168,8 @@ async def _host_tier(
         host_cache_client(options, engine.manifest, attach) as client,
         host_tier_of(engine, client, policy, wish, bell.set) as host,
     ):
+        metrics.watch("hostcache", client.statistics)
+        metrics.watch("backup", host.backup.statistics)
         yield host
 
 
@@ -214,6 +224,7 @@ def _moving_parts(
         telemetry.publish_cache_changes(changes)
 
     loop = StepLoop(parts.engine, parts.bell, on_events, parts.clock)
+    parts.metrics.watch("loads", lambda: LoadTotals(*loop.pace.all_loads))
     telemetry = Telemetry(
         parts.engine,
         Identity(parts.role, parts.worker_id, parts.epoch, address),

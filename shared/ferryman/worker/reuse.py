@@ -1,0 +1,69 @@
+"""What a worker counts of reuse: by tier and kind what came from where, by reason what did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.cache.resume import ResumePlan
+from ferryman.runtime.metrics import Metrics
+from ferryman.tiers.prefetch_values import Prefetched
+from ferryman.worker.summary import cached_tokens, tier_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTotals:
+    """From the host arena to the device since the start, verified; as gauges."""
+
+    bytes: int
+    seconds: float
+
+
+class Reuse:
+    """Counters of one worker. A plan is counted when its request is admitted."""
+
+    def __init__(self, manifest: StateManifest, metrics: Metrics) -> None:
+        self._manifest = manifest
+        counter = metrics.counter
+        self._plans = counter(
+            "plans_total", "plans by the slowest tier that they draw on", ["tier"]
+        )
+        self._cached = counter("cached_tokens_total", "tokens reused, by tier", ["tier"])
+        self._uncached = counter("uncached_tokens_total", "tokens computed, by reason", ["reason"])
+        self._units = counter("loaded_units_total", "units loaded, by origin", ["tier", "kind"])
+        self._bytes = counter("loaded_bytes_total", "bytes loaded, by origin", ["tier", "kind"])
+        self._prefetches = counter("prefetches_total", "prefetches, by what came", ["outcome"])
+        self._truncated = counter(
+            "prefetch_truncations_total", "prefetches cut short, by reason", ["reason"]
+        )
+        self._lacking = counter(
+            "prefetch_lacking_tokens_total", "tokens slower tiers hold, not brought", ["reason"]
+        )
+        self._brought = counter("prefetched_bytes_total", "bytes brought to the host", ["tier"])
+
+    def planned(self, plan: ResumePlan) -> None:
+        """A request is admitted; not for hand-offs that are received."""
+        self._plans.labels(tier_of(plan)).inc()
+        for tier, tokens in cached_tokens(self._manifest, plan).by_tier.items():
+            self._cached.labels(tier).inc(tokens)
+        page_size = self._manifest.page_size
+        for span in plan.uncached:
+            end = min(span.end_page * page_size, plan.prompt_len)
+            self._uncached.labels(str(span.reason)).inc(end - span.first_page * page_size)
+        for unit in plan.loads:
+            labels = str(unit.origin), str(unit.kind)
+            self._units.labels(*labels).inc()
+            self._bytes.labels(*labels).inc(unit.num_bytes)
+
+    def prefetched(self, brought: Prefetched) -> None:
+        """A prefetch has been waited for, as long as its policy says."""
+        gained = brought.brought_pages > brought.before_pages
+        wanted = brought.asked_pages > brought.before_pages
+        self._prefetches.labels("brought" if gained else "missed" if wanted else "nothing").inc()
+        if brought.is_truncated:
+            self._truncated.labels(brought.reason).inc()
+        if brought.reason:
+            pages = max(0, brought.asked_pages - brought.brought_pages)
+            self._lacking.labels(brought.reason).inc(pages * self._manifest.page_size)
+        for tier, traffic in brought.traffic.items():
+            self._brought.labels(str(tier)).inc(traffic.num_bytes)
