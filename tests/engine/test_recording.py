@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.plans import Guest, decode, full_pages, prefill, with_snapshots
+from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
 from ferryman.engine.fake import FakeEngine
 from ferryman.engine.ops import without_ops
 from ferryman.engine.recording import FORWARD, RecordingStream, RecordingTransfer, step_event
-from ferryman.engine.sanitizer import FREED, UNORDERED, Recorder
+from ferryman.engine.sanitizer import FREED, TWO_INITIALISERS, UNORDERED, Operation, Recorder, check
 from ferryman.engine.stamps import fake_manifest, fake_tokens
 from ferryman.engine.stream import ForwardStream
+from ferryman.engine.transfer import digest_of
 from ferryman.schedule.batch import Copy, SlotOps, Snapshot, StepPlan
 
 PAGE = 4
@@ -113,6 +115,75 @@ def test_a_replay_has_no_slot_operations_to_record(house: House) -> None:
     again = house.recorded.operations(without_ops(FIRST))
     assert [bool(operation.initialises) for operation in recorded] == [True, True]
     assert [bool(operation.initialises) for operation in again] == [False]
+
+
+BERT = Guest("bert", ANNA.tokens, row=1, working_slot=4, pages=full_pages(7, 1))
+UNIT = bytes(64)
+LOAD = load(BERT, Kind.FULL, 1, 0, UNIT, digest_of(UNIT))
+
+
+def resumed(ops: SlotOps) -> StepPlan:
+    """A second prompt in step 1, which reads its first page from the tree's slot 7."""
+    return prefill(1, [(BERT, 4, 6)], ops)
+
+
+def check_all(operations: Iterable[Operation]) -> set[tuple[str, str, str]]:
+    return {(f.problem, f.first.name, f.second.name) for f in check(operations)}
+
+
+def test_a_load_into_a_slot_that_came_back_after_its_last_reader_is_clean(house: House) -> None:
+    house.run(FIRST)
+    house.reuse(Kind.FULL, 1)
+    house.recorded.planned(resumed(SlotOps(loads=(LOAD,), clears=(4,))))
+    assert house.recorder.findings() == ()
+
+
+def test_a_load_that_its_step_does_not_wait_for_is_named(house: House) -> None:
+    found = house.recorded.operations(resumed(SlotOps(loads=(LOAD,))))
+    assert check_all(found) == set()
+    waits = [step for step in found if "loads 1" in step.waits]
+    assert [step.name for step in waits] == ["forward of bert of step 1"]
+    planted = [replace(step, waits=("plan 1",)) if step in waits else step for step in found]
+    assert check_all(planted) == {
+        (UNORDERED, "load for bert of step 1", "forward of bert of step 1")
+    }
+
+
+def test_a_load_into_a_slot_that_a_step_in_flight_still_reads_is_named(house: House) -> None:
+    house.recorded.planned(FIRST)
+    into_seven = load(BERT, Kind.FULL, 7, 0, UNIT, digest_of(UNIT))
+    house.generations[Kind.FULL, 7] += 1  # given away as if nobody held it
+    house.recorded.planned(resumed(SlotOps(loads=(into_seven,))))
+    found = house.recorder.findings()
+    assert {(f.problem, f.first.name, f.second.name) for f in found} == {
+        (UNORDERED, "forward of anna of step 0", "load for bert of step 1")
+    }
+    assert "scheduler" not in found[0].remedy
+    assert "forward records after" in found[0].remedy
+    assert "copies waits for before" in found[0].remedy
+
+
+def test_a_clear_after_a_load_is_named(house: House) -> None:
+    """Defect 4. Within one step it is refused, so the clear is the next step's."""
+    into_working = load(BERT, Kind.RECURRENT, 4, 0, UNIT, digest_of(UNIT))
+    house.recorded.planned(replace(resumed(SlotOps(loads=(into_working,))), step_id=0))
+    house.recorded.planned(resumed(SlotOps(clears=(4,))))
+    assert [(f.problem, f.first.name, f.second.name) for f in house.recorder.findings()] == [
+        (TWO_INITIALISERS, "load for bert of step 0", "clear of step 1")
+    ]
+
+
+def test_sending_a_page_before_its_load_is_committed_is_named(house: House) -> None:
+    """Defect 35."""
+    house.recorded.planned(replace(resumed(SlotOps(loads=(LOAD,), clears=(4,))), step_id=0))
+    house.transfer.read(Kind.FULL, 1)
+    assert {(f.problem, f.second.name) for f in house.recorder.findings()} == {(UNORDERED, "read")}
+    again = House()
+    again.recorded.planned(replace(resumed(SlotOps(loads=(LOAD,), clears=(4,))), step_id=0))
+    again.recorded.committed(0)
+    again.transfer.read(Kind.FULL, 1)
+    again.stream.close()
+    assert again.recorder.findings() == ()
 
 
 @settings(max_examples=25, deadline=None)
