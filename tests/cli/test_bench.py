@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from ferryman.cache.manifest import Kind
+from ferryman.engine.stamps import fake_manifest
 from ferryman_cli.app import run
 from ferryman_cli.bench import core
+from ferryman_cli.bench.loads import load_bandwidth
 from ferryman_cli.bench.report import Row, aimed, compared, show
 from ferryman_cli.bench.timing import Timing, time_in_turn
 
@@ -73,3 +76,14 @@ def test_without_transformers_the_missing_package_is_named(
         "error: ferryman bench compares with transformers, which is not installed"
     )
     assert said.count("\n") == 1
+
+
+def test_loads_of_a_resume_set_are_timed_beside_a_memcpy_of_the_same_bytes() -> None:
+    manifest = fake_manifest(16, kinds=list(Kind), window_len=20)
+    found = load_bandwidth(manifest, 64, repeats=2)
+    # Four full pages, the two that the window of 20 meets, and a snapshot.
+    units = {Kind.FULL: 4, Kind.WINDOW: 2, Kind.RECURRENT: 1}
+    assert found.num_units == sum(units.values())
+    assert found.num_bytes == sum(n * manifest.layout(k).slot_bytes for k, n in units.items())
+    assert found.bytes_per_second > 0
+    assert found.share > 0
