@@ -147,10 +147,11 @@ async def test_what_is_not_whole_is_removed_at_start_and_counted(tmp_path: Path)
     (tmp_path / "0000000000000007.writing").write_bytes(b"half of it")
     (tmp_path / "0000000000000008.extent").write_bytes(b"something else")
     (tmp_path / "zz.extent").write_bytes(b"")
+    (tmp_path / "ffffffffffffffff.extent").write_bytes(b"")
     (tmp_path / "a note of the operator's").write_text("keep")
     async with opened(tmp_path) as storage:
         storage.attach(HYBRID)
-        assert storage.statistics().num_removed_at_start == 3
+        assert storage.statistics().num_removed_at_start == 4
     assert sorted(os.listdir(tmp_path)) == [
         "a note of the operator's",
         "manifest.json",

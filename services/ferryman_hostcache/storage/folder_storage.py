@@ -211,17 +211,19 @@ class Storage:
         writing: Future[None],
     ) -> None:
         """Whoever waits or not, the plan ends in a commit or an abort."""
-        error = None if writing.cancelled() else writing.exception()
-        if writing.cancelled() or error is not None:
-            store.abort(plan.generation)
-            if isinstance(error, OSError):
-                self._failed("store", error)
-            settled.set_result(StoredGroup(plan.num_asked, 0, 0))
-        else:
+        error = asyncio.CancelledError() if writing.cancelled() else writing.exception()
+        if error is None:
             self._breaker.worked()
             num_stored = store.commit(plan.generation, self._clock())
             self._written_bytes += plan.file_bytes
             settled.set_result(StoredGroup(plan.num_asked, num_stored, plan.file_bytes))
+        else:
+            store.abort(plan.generation)
+            if isinstance(error, OSError):
+                self._failed("store", error)
+            elif not isinstance(error, asyncio.CancelledError):
+                log.error("a bug while storing", exc_info=error)
+            settled.set_result(StoredGroup(plan.num_asked, 0, 0))
         self._note(store)
 
     # Telling.

@@ -19,6 +19,7 @@ from ferryman_hostcache.storage.folder import EXTENT_SUFFIX, WRITING_SUFFIX, Fol
 
 log = logging.getLogger(__name__)
 
+MAX_GENERATION = 1 << 62
 NOT_LOOKED_AT = ""  # the manifest digest of extents that time did not suffice for
 
 
@@ -66,9 +67,12 @@ def _generation(path: Path) -> int:
     if path.suffix == WRITING_SUFFIX or len(path.stem) != 16:
         raise BadExtent("never finished")
     try:
-        return int(path.stem, 16)
+        generation = int(path.stem, 16)
     except ValueError:
         raise BadExtent("its name is no number") from None
+    if not 0 < generation < MAX_GENERATION:
+        raise BadExtent("its number is none that was ever given")
+    return generation
 
 
 def _remove(path: Path) -> None:
