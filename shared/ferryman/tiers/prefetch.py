@@ -11,6 +11,7 @@ less is brought, down to a gain of `threshold_tokens`; and only what makes a res
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
-from ferryman.tiers.room import Group, Offer, RoomPolicy, by_kind
+from ferryman.tiers.room import Group, Offer, Room, RoomPolicy, by_kind
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveAsk, ReservedUnit, UnitName, WorkerLife
 
@@ -44,6 +45,13 @@ class RoomLimits:
     max_bytes: int
     layout: ArenaLayout
 
+    def may_fit(self, offer: Offer, depth: int) -> bool:
+        """Whether the full pages before page `depth` alone are few enough bytes."""
+        if Kind.FULL not in self.layout.regions:
+            return True
+        most = self.max_bytes // self.layout.slot_bytes(Kind.FULL)
+        return offer.may_fit(depth, lambda: {Kind.FULL: most})
+
     def fits(self, group: Group) -> bool:
         return bool(group) and group_bytes(group, self.layout) <= self.max_bytes
 
@@ -54,13 +62,17 @@ class Truncate:
 
     limits: RoomLimits
 
-    def choices(self, offer: Offer) -> Iterator[Group]:
-        points = [depth for depth in offer.points() if depth > self.limits.floor]
+    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
+        floor = self.limits.floor
+        points = [depth for depth in offer.points() if depth > floor]
+        rising = points[::-1]
         for depth in points:
-            half = self.limits.floor + (depth - self.limits.floor) // 2
-            below = next((point for point in points if point <= half), 0)
-            least, both = offer.least(depth), {*offer.least(depth), *offer.least(below)}
-            groups = (tuple(sorted(both)), least) if len(both) > len(least) else (least,)
+            if not offer.may_fit(depth, room) or not self.limits.may_fit(offer, depth):
+                continue
+            at = bisect_right(rising, floor + (depth - floor) // 2)
+            least, below = offer.least(depth), offer.least(rising[at - 1]) if at else ()
+            both = tuple(sorted({*least, *below}))
+            groups = (both, least) if len(both) > len(least) else (least,)
             yield from (group for group in groups if self.limits.fits(group))
 
 
@@ -70,7 +82,7 @@ class AllOrNothing:
 
     limits: RoomLimits
 
-    def choices(self, offer: Offer) -> Iterator[Group]:
+    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
         depth = next(offer.points(), 0)
         if depth > self.limits.floor and self.limits.fits(least := offer.least(depth)):
             yield least

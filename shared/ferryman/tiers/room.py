@@ -8,8 +8,9 @@ room for 2 pages: pages 3 and 4 with the snapshot at the end of 4
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
@@ -18,6 +19,15 @@ from ferryman.cache.resume import resume_set
 from ferryman.tiers.values import UnitName
 
 Group = tuple[UnitName, ...]
+
+# At most so many slots of each kind can be had, as far as is known when it is called: what cannot
+# fit is passed over without being spelled out. A chain of 128k tokens has thousands of points.
+Room = Callable[[], Mapping[Kind, int]]
+
+
+def any_room() -> Mapping[Kind, int]:
+    """Nothing is known to be too much."""
+    return {}
 
 
 class Resident(Protocol):
@@ -46,6 +56,8 @@ class Offer:
         }
         self._names = {(kind, page) for kind, pages in self._units.items() for page in pages}
 
+        self._names = {(kind, page) for kind, pages in self._units.items() for page in pages}
+
     def _end_of_path(self, offered: frozenset[int]) -> int:
         """Full pages attach where the resident ones end; behind a hole nothing has a place."""
         if Kind.FULL not in self._manifest.kinds:
@@ -62,26 +74,37 @@ class Offer:
             if 0 <= page < self._top and not self._resident.has(kind, self._keys[page])
         )
 
-    def choices(self) -> Iterator[Group]:
+    def choices(self, room: Room = any_room) -> Iterator[Group]:
         """What may get room, the most wanted first; never an empty group."""
         whole = self.up_to(self._top)
         if not whole:
             return
         yield whole
         for depth in self.points():
-            yield from (group for group in (self.up_to(depth), self.least(depth)) if group)
+            if self.may_fit(depth, room):
+                yield from (group for group in (self.up_to(depth), self.least(depth)) if group)
+
+    def may_fit(self, depth: int, room: Room) -> bool:
+        """Whether there may be room for the full pages before page `depth`."""
+        at_most = room().get(Kind.FULL)
+        return at_most is None or bisect_left(self._units.get(Kind.FULL, ()), depth) <= at_most
+
+    def _pages(self, kind: Kind, first: int, end: int) -> tuple[int, ...]:
+        """Offered pages in [first, end)."""
+        pages = self._units.get(kind, ())
+        return pages[bisect_left(pages, first) : bisect_left(pages, end)]
 
     def up_to(self, depth: int) -> Group:
         """All that is offered before page `depth`."""
-        return tuple(
-            (kind, page) for kind, pages in self._units.items() for page in pages if page < depth
-        )
+        return tuple((kind, page) for kind in self._units for page in self._pages(kind, 0, depth))
 
     def least(self, depth: int) -> Group:
         """Only what the resume set at `depth` needs."""
         needs = resume_set(self._manifest, depth * self._manifest.page_size)
         first = {Kind.FULL: 0, Kind.WINDOW: needs.window.first, Kind.RECURRENT: depth - 1}
-        return tuple((kind, page) for kind, page in self.up_to(depth) if page >= first[kind])
+        return tuple(
+            (kind, page) for kind in self._units for page in self._pages(kind, first[kind], depth)
+        )
 
     def points(self) -> Iterator[int]:
         """Depths, descending, at which there would be a whole resume set."""
@@ -105,14 +128,14 @@ class Offer:
 class RoomPolicy(Protocol):
     """Which groups of an offer may get room, the most wanted first. The first that fits does."""
 
-    def choices(self, offer: Offer) -> Iterator[Group]: ...
+    def choices(self, offer: Offer, room: Room) -> Iterator[Group]: ...
 
 
 class LargestPrefix:
     """A writer's: all that it has, or the most of it that a reader could resume from."""
 
-    def choices(self, offer: Offer) -> Iterator[Group]:
-        return offer.choices()
+    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
+        return offer.choices(room)
 
 
 LARGEST_PREFIX = LargestPrefix()

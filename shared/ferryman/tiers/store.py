@@ -211,7 +211,7 @@ class HostStore:
         if offer.base:
             self._tree.touch(ask.keys[offer.base - 1], now)
         holder = Holder(Role.TRANSFER_IN, ask.lease_id)
-        slots = self._take_room(room.choices(offer), holder)
+        slots = self._take_room(offer, room, holder)
         if not slots:
             self._pools.release(anchor.slots, below)
             return ()
@@ -219,10 +219,17 @@ class HostStore:
         self._writers.add(ask.lease_id, reservation)
         return tuple(self._reserved_unit(name, slot) for name, slot in slots.items())
 
-    def _take_room(self, choices: Iterator[Group], holder: Holder) -> dict[UnitName, SlotHandle]:
+    def _take_room(
+        self, offer: Offer, policy: RoomPolicy, holder: Holder
+    ) -> dict[UnitName, SlotHandle]:
         """Evicts for the first choice that can fit at all, then takes the first that does."""
         has_evicted = False
-        for group in choices:
+
+        def room() -> Mapping[Kind, int]:
+            pools = [self._pools[kind] for kind in self.manifest.kinds]
+            return {p.kind: p.num_free if has_evicted else p.num_slots for p in pools}
+
+        for group in policy.choices(offer, room):
             demand = demand_of(group)
             if any(count > self._pools[kind].num_slots for kind, count in demand.items()):
                 continue
