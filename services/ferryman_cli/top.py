@@ -22,7 +22,16 @@ ONCE_SECONDS = 2.0 * BEAT_SECONDS
 LATE_SECONDS = 3.0 * BEAT_SECONDS
 GONE_SECONDS = 30.0
 _LEFT = ("worker", "state", "address", "node")
-_RIGHT = ("running", "queued", "queue tokens", "tokens/s", "step ms", "steps", "free slots")
+_RIGHT = (
+    "running",
+    "queued",
+    "queue tokens",
+    "tokens/s",
+    "step ms",
+    "steps",
+    "free slots",
+    "from tiers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +123,15 @@ def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
     running = f"{beat.num_running}/{beat.max_running}"
     queue = (str(beat.num_queued), str(beat.queue_tokens))
     who = (beat.worker_id, state, beat.address, beat.node or "-")
-    return (*who, running, *queue, pace, step, str(beat.num_steps), free or "-")
+    return (*who, running, *queue, pace, step, str(beat.num_steps), free or "-", _speeds(beat))
+
+
+def _speeds(beat: Beat) -> str:
+    """How fast bytes come: to a worker from its host tier, to a host-cache from behind it."""
+    tiers = {
+        "host": beat.load_seconds_per_byte,
+        "storage": beat.storage_seconds_per_byte,
+        "peer": beat.peer_seconds_per_byte,
+    }
+    known = [f"{tier}:{1e-6 / seconds:.0f}MB/s" for tier, seconds in tiers.items() if seconds]
+    return " ".join(known) or "-"

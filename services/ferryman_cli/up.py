@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ferryman.errors import ConfigError
@@ -16,6 +17,7 @@ from ferryman.wire.host_arena import sweep_stale_arenas
 from ferryman_cli.child import Ended, Said
 from ferryman_cli.choices import Choices, check
 from ferryman_cli.greeting import greeting
+from ferryman_cli.host_plan import HostPlan, host_plans
 from ferryman_cli.readiness import serving
 from ferryman_cli.roster import Roster, roster
 from ferryman_cli.state_folder import Cluster, StateFolder
@@ -26,7 +28,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 READY_SECONDS = 60.0
 ECHO_SECONDS = 1.0
 
-Announce = Callable[[Cluster], None]
+Announce = Callable[[Cluster, Sequence[HostPlan]], None]
 
 
 class _Stopped(Exception):
@@ -58,6 +60,7 @@ class _Up:
         self._stopping = asyncio.Event()
         self._signalled: dict[signal.Signals, float] = {}
         self._doors: Said = {}
+        self._plans: tuple[HostPlan, ...] = ()
 
     async def run(self, announce: Announce) -> int:
         self._end_on_signals()
@@ -65,7 +68,7 @@ class _Up:
         try:
             async with alongside(self._raise_when_stopped()):
                 await self._start()
-                announce(self._cluster())
+                announce(self._cluster(), self._plans)
                 await self._supervisor.watch()
         except BaseExceptionGroup as group:
             status = _status_of(group)
@@ -83,6 +86,8 @@ class _Up:
         self._pin_doors()
         async with asyncio.timeout(READY_SECONDS):
             await serving(self._doors["http"])
+        caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
+        self._plans = await host_plans(caches, self._choices.tiers.node_storage_bytes)
         self._write()
 
     def _pin_doors(self) -> None:
@@ -155,7 +160,7 @@ def _messages(
     return found
 
 
-def _announce_json(cluster: Cluster) -> None:
+def _announce_json(cluster: Cluster, plans: Sequence[HostPlan]) -> None:
     line: Mapping[str, object] = {
         "event": "ready",
         "http": cluster.http,
@@ -163,13 +168,14 @@ def _announce_json(cluster: Cluster) -> None:
         "nats": cluster.nats,
         "redis": cluster.redis,
         "pids": dict(cluster.pids),
+        "tiers": [asdict(plan) for plan in plans],
     }
     print(json.dumps(line), flush=True)
 
 
 def _announcer(folder: StateFolder) -> Announce:
-    def announce(cluster: Cluster) -> None:
-        print(greeting(cluster, folder.path, sys.argv[0]), flush=True)
+    def announce(cluster: Cluster, plans: Sequence[HostPlan]) -> None:
+        print(greeting(cluster, folder.path, sys.argv[0], plans), flush=True)
 
     return announce
 

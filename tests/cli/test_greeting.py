@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from ferryman_cli.greeting import greeting
+from ferryman_cli.host_plan import HostPlan
 from ferryman_cli.state_folder import DEFAULT, Cluster
 
 CLUSTER = Cluster("http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", 77)
@@ -22,6 +23,20 @@ def test_the_lines_can_be_pasted_into_a_shell() -> None:
     assert "\n  ferryman trace $ID\n" in said
     assert "\n  ferryman chat\n" in said
     assert "nats -s nats://h:3 sub 'ferryman.v1.blue.life.>'" in said
+
+
+def test_it_says_how_memory_is_split_and_what_fits() -> None:
+    pools = {"full": 96 << 20, "recurrent": 160 << 20}
+    plans = [
+        HostPlan("node-1", 256 << 20, pools, 40_960, 22, 2 << 30),
+        HostPlan("node-2", 256 << 20, {}, 0, 0, 0),
+    ]
+    said = greeting(CLUSTER, DEFAULT.absolute(), "ferryman", plans)
+    assert (
+        "node-1: 256M of host memory = 96M full + 160M recurrent: 40,960 tokens, 22 snapshots; "
+        "storage: 2G\n"
+    ) in said
+    assert "node-2: 256M of host memory; storage: none\n\nTry" in said
 
 
 def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:
