@@ -6,7 +6,10 @@ from ferryman.cache.capacity import Concurrency
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.schedule.scheduler import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
+from ferryman_cli.simulate.clock import run
 from ferryman_cli.simulate.content import Content, own
+from ferryman_cli.simulate.pair import Pair
+from ferryman_cli.simulate.result import Result
 from ferryman_cli.simulate.setup import Setup, WorkerShape
 from ferryman_cli.simulate.trace import Trace, TracedRequest
 
@@ -45,3 +48,13 @@ def asked(*contents: tuple[Content, int], output_len: int = 5) -> Trace:
 def named(*names: int, length: int = 64) -> Content:
     """Stretches of `length` tokens."""
     return Content(tuple(names), (length,) * len(names))
+
+
+def run_pair(setup: Setup, trace: Trace) -> tuple[Pair, Result]:
+    """The pair as it stands after a run, and what the run came to."""
+
+    async def running() -> tuple[Pair, Result]:
+        pair = Pair(setup)
+        return pair, await pair.run(trace)
+
+    return run(running())

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.simulate.runs import PAGE, asked, named, setup_of
+from tests.simulate.runs import PAGE, asked, named, run_pair, setup_of
 
 from ferryman.cache.manifest import Kind
 from ferryman_cli.simulate.content import own
 from ferryman_cli.simulate.costs import CostModel
-from ferryman_cli.simulate.pair import Pair, simulate
+from ferryman_cli.simulate.pair import simulate
 from ferryman_cli.simulate.trace import MeasuredPace, Trace, TracedRequest
 
 
 def test_every_prompt_token_comes_from_one_tier() -> None:
     trace = asked(*[(named(1, 2, 3 + i % 3), 150 + i) for i in range(20)])
-    pair = Pair(setup_of(host_bytes=1 << 20, concurrency=3))
-    result = pair.run(trace)
+    pair, result = run_pair(setup_of(host_bytes=1 << 20, concurrency=3), trace)
     assert result.num_requests == 20
     assert result.prompt_tokens == sum(request.prompt_len for request in trace.requests)
     assert sum(result.tokens.values()) == result.prompt_tokens
@@ -26,9 +25,10 @@ def test_every_prompt_token_comes_from_one_tier() -> None:
     for worker in (pair.prefill, pair.decode):
         worker.scheduler.check_integrity()
         assert all(set(one.by_role) <= {"tree"} for one in worker.scheduler.ledgers().values())
-    assert pair.store is not None
-    pair.store.check_integrity()
-    assert pair.store.statistics().num_leases == 0
+    assert pair.node is not None
+    pair.node.store.check_integrity()
+    statistics = pair.node.store.statistics()
+    assert (statistics.num_leases, statistics.num_reservations) == (0, 0)
 
 
 def test_the_same_run_twice_is_the_same() -> None:
@@ -110,7 +110,6 @@ def test_what_a_trace_says_of_time_goes_before_guesses() -> None:
 
 @pytest.mark.parametrize("states", [24, 60])
 def test_snapshots_kept_are_what_the_ledgers_say(states: int) -> None:
-    pair = Pair(setup_of(states=states))
-    result = pair.run(asked(*[(named(i), 64) for i in range(40)]))
+    pair, result = run_pair(setup_of(states=states), asked(*[(named(i), 64) for i in range(40)]))
     ledger = pair.prefill.scheduler.ledgers()[Kind.RECURRENT]
     assert result.snapshots["prefill"] == ledger.by_role["tree"] <= states

@@ -11,12 +11,16 @@ from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
+from ferryman.runtime.settings import PREFETCH_THRESHOLD
 from ferryman.schedule.scheduler import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
+from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
+from ferryman.tiers.write_policy import write_policy_named
 from ferryman_cli.simulate.costs import GUESSES, CostModel
 from ferryman_cli.simulate.setup import Setup, WorkerShape
 
 MAX_RESERVED = 8
+DEFAULT_WISH = PrefetchWish(PrefetchPolicy.TIMEOUT, PREFETCH_THRESHOLD)
 MAX_WAITING = 1_000_000
 NO_BOUND = 1 << 30
 
@@ -56,6 +60,8 @@ class CacheChoices:
     host_memory: int = 256 << 20
     snapshot_share: float = 0.5
     storage_bytes: int = 0
+    write_policy: str = "write_through"
+    wish: PrefetchWish = DEFAULT_WISH
     grid: int = 0
     junctions: bool = True
 
@@ -87,6 +93,9 @@ def make_setup(choices: Choices) -> Setup:
         arena=arena,
         costs=choices.costs,
         storage_bytes=caches.storage_bytes,
+        write_policy=caches.write_policy,
+        wish=caches.wish,
+        has_junctions=caches.junctions,
         concurrency=choices.concurrency,
     )
 
@@ -133,6 +142,7 @@ def _worker(
         slots, warnings = capacity.slots, capacity.warnings
     if set(slots) != set(manifest.kinds):
         raise ConfigError(f"slots of {', '.join(manifest.kinds)} make up this model's pools")
+    write_policy_named(caches.write_policy)
     if caches.grid % manifest.page_size:
         raise ConfigError(f"grid {caches.grid} is no multiple of the page size")
     most = slots[Kind.FULL] * manifest.page_size if Kind.FULL in slots else NO_BOUND

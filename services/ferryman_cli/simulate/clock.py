@@ -1,31 +1,55 @@
-"""A clock that nobody waits for: what shall happen, in the order of its time."""
+"""An event loop whose time nobody waits for: when nothing is left to do now, it is later at once.
+
+With it the workers' own coroutines run here as they do there, only without the waiting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-Action = Callable[[], None]
+T = TypeVar("T")
 
 
-class VirtualClock:
-    """Seconds from 0 on. Actions at one time run in the order in which they were asked for."""
+class Stalled(RuntimeError):
+    """Everybody waits for somebody: nothing will ever happen again."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`time()` is in seconds from 0 on, and moves by what would have been waited."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._waiting: list[tuple[float, int, Action]] = []
-        self._orders = count()
+        self._now = 0.0
+        super().__init__(_Leaping(self))
 
-    def at(self, seconds: float, action: Action) -> None:
-        """Runs `action` at that time, or now when that is over."""
-        heappush(self._waiting, (max(seconds, self.now), next(self._orders), action))
+    def time(self) -> float:
+        return self._now
 
-    def after(self, seconds: float, action: Action) -> None:
-        self.at(self.now + seconds, action)
+    def leap(self, seconds: float) -> None:
+        self._now += seconds
 
-    def run(self) -> None:
-        """Until nothing is to happen any more."""
-        while self._waiting:
-            self.now, _, action = heappop(self._waiting)
-            action()
+
+class _Leaping(selectors.DefaultSelector):
+    """Nothing comes from outside, so there is nothing to wait for but time."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Stalled("nothing will ever happen again")
+        self._loop.leap(timeout)
+        return []
+
+
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Runs a job in virtual time, to its end."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(job)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

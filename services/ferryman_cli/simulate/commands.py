@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ferryman.errors import ConfigError
+from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
 from ferryman_cli.simulate.choices import (
     CacheChoices,
     Choices,
@@ -24,7 +25,8 @@ from ferryman_cli.simulate.reading import Format
 from ferryman_cli.sizes import parse_size
 from ferryman_cli.where import AsJson
 
-_STATE, _WORKERS, _HABITS = StateChoices(), WorkerChoices(), Habits()
+_STATE, _WORKERS, _CACHES = StateChoices(), WorkerChoices(), CacheChoices()
+_HABITS = Habits()
 
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Requests, one a line.")]
 Generate = Annotated[
@@ -80,6 +82,18 @@ def simulate(
     snapshot_grid: Annotated[
         int, typer.Option(min=0, help="Tokens between coarse snapshots; 0 for none.")
     ] = 0,
+    junctions: Annotated[
+        bool, typer.Option("--junctions/--no-junctions", help="A snapshot where paths part.")
+    ] = True,
+    write_policy: Annotated[
+        str, typer.Option(help="write_through, write_through_selective or write_back.")
+    ] = _CACHES.write_policy,
+    prefetch_policy: Annotated[
+        PrefetchPolicy, typer.Option(help="How long a prompt waits for storage.")
+    ] = _CACHES.wish.policy,
+    prefetch_threshold: Annotated[
+        int, typer.Option(min=0, help="Tokens below which nothing is prefetched.")
+    ] = _CACHES.wish.threshold_tokens,
     cost: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=SECONDS", help="What something takes; may be repeated."),
@@ -166,6 +180,9 @@ def simulate(
             snapshot_share=snapshot_share,
             storage_bytes=parse_size("--storage-bytes", storage_bytes),
             grid=snapshot_grid,
+            junctions=junctions,
+            write_policy=write_policy,
+            wish=PrefetchWish(prefetch_policy, prefetch_threshold),
         ),
         concurrency=concurrency,
     )

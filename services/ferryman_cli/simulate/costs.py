@@ -14,7 +14,8 @@ from ferryman_cli.simulate.trace import MeasuredPace
 class CostModel:
     """Seconds. A step takes `step_seconds` however little it does; `call_seconds` is one rpc.
 
-    Loads are host → device, stores device → host, storage and peer reads → host.
+    Loads are host → device, stores device → host, storage reads disk → host. `client_seconds` pass
+    between an answer and the next request where so many run at once.
     """
 
     prefill_seconds_per_token: float = 1e-3
@@ -25,6 +26,7 @@ class CostModel:
     storage_seconds_per_byte: float = 1 / 1e9
     handoff_seconds_per_byte: float = 1 / 1e9
     call_seconds: float = 1e-3
+    client_seconds: float = 1e-2
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -1,19 +1,19 @@
 """A lifecycle log as a trace: JSON lines as `ferryman events --json` prints them.
 
-`received` and `finished` carry a chain: a name for each `step` pages of the prompt, or of prompt
-and answer. Page keys chain, so where two requests have one name in one place, all before it is the
-same. What lies behind the deepest common name counts as a request's own.
+`received` and `finished` carry a chain: a print of every `step`th page key, of the prompt or of
+prompt and answer. Keys chain, so where two requests have one print in one place, all before it is
+the same. What lies behind the deepest common print counts as a request's own.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from ferryman.handoff.chain_prints import decode_prints
 from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEvent
 from ferryman.runtime.lifecycle import decode_event
 from ferryman_cli.simulate.content import Content, own
@@ -24,12 +24,10 @@ from ferryman_cli.simulate.trace import (
     MeasuredPace,
     Trace,
     TracedRequest,
+    by_arrival,
 )
 
-_CHAIN = re.compile(r"(\d{1,7}):((?:[0-9a-f]{8})*)")
-_NAME_DIGITS = 8
-
-Names = Mapping[int, str]
+Names = dict[int, bytes]
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class _Told:
 
     arrived_ms: int
     prompt_len: int
-    names: dict[int, str]
+    names: Names
     output_len: int = 0
 
 
@@ -59,9 +57,9 @@ def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int)
         if event.role == PREFILL and event.name in ("admitted", "chunk"):
             _note_chunk(chunks, event)
         elif event.role == ROUTER and event.name == "received":
-            told[event.request_id] = _received(path, number, event)
+            told[event.request_id] = _received(path, number, event, page_size)
         elif event.role == ROUTER and event.name == "finished" and event.request_id in told:
-            _finished(path, number, event, told[event.request_id])
+            _finished(path, number, event, told[event.request_id], page_size)
             gaps_ms.append(_seconds(event.facts.get("itl_p50_ms")))
         if len(told) > MAX_REQUESTS:
             raise BadTrace(path, number, f"a trace has at most {MAX_REQUESTS} requests")
@@ -69,7 +67,7 @@ def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int)
         raise BadTrace(path, 1, "no request was received in it")
     whole = {name: one for name, one in told.items() if one.output_len}
     pace = MeasuredPace(_prefill_pace(chunks.values()), _median(gaps_ms) / 1000)
-    return Trace(list(_requests(whole, page_size)), pace, len(told) - len(whole))
+    return Trace(by_arrival(_requests(whole, page_size)), pace, len(told) - len(whole))
 
 
 def _event(path: Path, number: int, line: str) -> LifecycleEvent:
@@ -79,14 +77,14 @@ def _event(path: Path, number: int, line: str) -> LifecycleEvent:
         raise BadTrace(path, number, str(error)) from None
 
 
-def _received(path: Path, number: int, event: LifecycleEvent) -> _Told:
-    prompt_len = _count(path, number, event, "tokens")
-    return _Told(event.unix_ms, prompt_len, _chain(path, number, event))
+def _received(path: Path, number: int, event: LifecycleEvent, page_size: int) -> _Told:
+    prompt_len = max(1, _count(path, number, event, "tokens"))
+    return _Told(event.unix_ms, prompt_len, _chain(path, number, event, page_size))
 
 
-def _finished(path: Path, number: int, event: LifecycleEvent, told: _Told) -> None:
+def _finished(path: Path, number: int, event: LifecycleEvent, told: _Told, page_size: int) -> None:
     told.output_len = _count(path, number, event, "tokens")
-    told.names |= _chain(path, number, event)
+    told.names |= _chain(path, number, event, page_size)
 
 
 def _count(path: Path, number: int, event: LifecycleEvent, name: str) -> int:
@@ -96,34 +94,33 @@ def _count(path: Path, number: int, event: LifecycleEvent, name: str) -> int:
     return value
 
 
-def _chain(path: Path, number: int, event: LifecycleEvent) -> dict[int, str]:
-    """Names by the page they end; none when the event had no room for them."""
-    value = event.facts.get("chain", "1:")
-    found = _CHAIN.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not int(found[1]):
-        raise BadTrace(path, number, "chain should be STEP:NAMES, each of 8 hex digits")
-    step, names = int(found[1]), found[2]
-    return {
-        (index + 1) * step: names[at : at + _NAME_DIGITS]
-        for index, at in enumerate(range(0, len(names), _NAME_DIGITS))
-    }
+def _chain(path: Path, number: int, event: LifecycleEvent, page_size: int) -> Names:
+    """Prints by the page they end; none where nobody served or the event had no room for them."""
+    if "chain" not in event.facts:
+        return {}
+    if event.facts.get("page_size") != page_size:
+        found = event.facts.get("page_size")
+        raise BadTrace(path, number, f"pages of {found} tokens; simulate it with --page-size")
+    try:
+        chain = decode_prints(str(event.facts["chain"]))
+    except ValueError as error:
+        raise BadTrace(path, number, str(error)) from None
+    return {(index + 1) * chain.step: name for index, name in enumerate(chain.prints)}
 
 
 def _requests(told: Mapping[str, _Told], page_size: int) -> Iterator[TracedRequest]:
     """By arrival; what an earlier request is known to share is the earlier one's."""
-    known: dict[tuple[int, str], Content] = {}
+    known: dict[tuple[int, bytes], Content] = {}
     ordered = sorted(told.items(), key=lambda item: item[1].arrived_ms)
-    start = ordered[0][1].arrived_ms if ordered else 0
     for index, (request_id, one) in enumerate(ordered):
         total = one.prompt_len + one.output_len
-        places = sorted((page, name) for page, name in one.names.items())
+        places = sorted(place for place in one.names.items() if place[0] * page_size <= total)
         deepest = max((place for place in places if place in known), default=None)
         content = known[deepest].first(deepest[0] * page_size) if deepest else Content((), ())
-        content = content.first(total)
         content = content.then(own(index, total - content.num_tokens))
         for place in places:
             known.setdefault(place, content)
-        yield TracedRequest(request_id, (one.arrived_ms - start) / 1000, content, one.prompt_len)
+        yield TracedRequest(request_id, one.arrived_ms / 1000, content, one.prompt_len)
 
 
 # What the log says of time.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.schedule.scheduler import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout
+from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchWish
 from ferryman_cli.simulate.costs import GUESSES, CostModel
 
 
@@ -33,3 +34,6 @@ class Setup:
     costs: CostModel = GUESSES
     storage_bytes: int = 0
     concurrency: int = 0
+    write_policy: str = "write_through"
+    wish: PrefetchWish = DEFAULT_WISH
+    has_junctions: bool = True

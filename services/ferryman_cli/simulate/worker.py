@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ferryman.cache.keys import TokenIds, root_key
@@ -11,7 +13,8 @@ from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
 from ferryman.schedule.events import Event
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.tiers.values import WorkerLife
-from ferryman_cli.simulate.clock import VirtualClock
+from ferryman.worker.host import HostTierClient, NoHostTier
+from ferryman_cli.simulate.clock import now
 from ferryman_cli.simulate.setup import Setup, WorkerShape
 
 OnEvents = Callable[[list[Event]], None]
@@ -21,14 +24,17 @@ _EPOCH = 1
 class SimulatedWorker:
     """A scheduler and a device that runs its steps one after the other, as the step loop does.
 
-    `tokens` has what each request here was asked and answered: the draws come from there.
+    `tokens` has what each request here was asked and answered: the draws come from there. `host`
+    is the worker's host tier, `on_events` who is told what happens in the schedule.
     """
 
-    def __init__(self, name: str, setup: Setup, shape: WorkerShape, clock: VirtualClock) -> None:
+    def __init__(self, name: str, setup: Setup, shape: WorkerShape) -> None:
         self.life = WorkerLife(name, _EPOCH)
         self.tokens: dict[str, TokenIds] = {}
         self.num_evicted = dict.fromkeys(setup.manifest.kinds, 0)
-        self._clock, self._costs = clock, setup.costs
+        self.host: HostTierClient = NoHostTier()
+        self.on_events: OnEvents = lambda _events: None
+        self._costs = setup.costs
         self.scheduler = Scheduler(
             setup.manifest,
             shape.slots,
@@ -36,27 +42,25 @@ class SimulatedWorker:
             setup.costs.plan_costs,
             root_key(setup.manifest),
         )
-        self._on_events: OnEvents = lambda _events: None
+        planner = self.scheduler.planner
+        self.scheduler.planner = replace(planner, has_junctions=setup.has_junctions)
+        self._loop = asyncio.get_running_loop()
         self._free_at = 0.0
-
-    def tell(self, on_events: OnEvents) -> None:
-        """Who is told what happens in the schedule."""
-        self._on_events = on_events
 
     def ring(self) -> None:
         """Looks for work: to be called by whoever changed what can be scheduled."""
-        while (plan := self.scheduler.plan(self._clock.now)) is not None:
+        while (plan := self.scheduler.plan(now())) is not None:
             self._submit(plan)
         self._report()
 
     def _submit(self, plan: StepPlan) -> None:
         seconds = self._costs.seconds_of(plan)
-        self._free_at = max(self._free_at, self._clock.now) + seconds
-        self._clock.at(self._free_at, partial(self._done, plan, seconds))
+        self._free_at = max(self._free_at, now()) + seconds
+        self._loop.call_at(self._free_at, partial(self._done, plan, seconds))
 
     def _done(self, plan: StepPlan, seconds: float) -> None:
         outcome = StepOutcome(plan.step_id, self._draws(plan), forward_seconds=seconds)
-        self.scheduler.commit(plan, outcome, self._clock.now)
+        self.scheduler.commit(plan, outcome, now())
         self._report()
         self.ring()
 
@@ -70,10 +74,13 @@ class SimulatedWorker:
         return tuple([Sampled(int(self.tokens[name][place]), {}) for name, place in drawn])
 
     def _report(self) -> None:
-        for change in self.scheduler.take_cache_changes():
-            self.num_evicted[change.kind] += not change.is_stored
+        """Events first, then what came and went, as a worker's shell does."""
         if events := self.scheduler.take_events():
-            self._on_events(events)
+            self.on_events(events)
+        if changes := self.scheduler.take_cache_changes():
+            self.host.changed(changes)
+            for change in changes:
+                self.num_evicted[change.kind] += not change.is_stored
 
     def num_cached(self, kind: Kind) -> int:
         """Slots of `kind` that the prefix tree holds."""

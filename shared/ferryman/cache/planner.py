@@ -66,6 +66,7 @@ class Planner:
     costs: Costs
     step_tokens: int
     snapshot_grid: int = 0
+    has_junctions: bool = True
 
     def __post_init__(self) -> None:
         if self.snapshot_grid < 0 or self.snapshot_grid % self.manifest.page_size:
@@ -97,7 +98,7 @@ class Planner:
         seen = host.pages_from(matched) if _FULL in self.manifest.kinds else host.end_from(matched)
         limit = min(seen, (prompt_len - 1) // page_size)
         best, unloaded, refused = self._choose(keys, prompt_len, matched, limit, device, host)
-        junction = seen if best.depth < min(seen, limit) else best.depth
+        junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
         snapshots = self._snapshots(best.depth, junction, prompt_len // page_size)
         return ResumePlan(
             position=best.depth * page_size,

@@ -11,17 +11,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
 from ferryman.cache.tree import CacheChange
-from ferryman.engine.assembly import Engine
 from ferryman.schedule.events import CachedUnit
 from ferryman.tiers.write_policy import Backups, UnitKey, WritePolicy
 from ferryman.wire.host_client import UnitSource
 from ferryman.wire.rpc import NO_TAGS, CallTags
+
+if TYPE_CHECKING:  # torch: the simulator runs this without any
+    from ferryman.engine.assembly import Engine
 
 MAX_WAITING = 256
 

@@ -8,13 +8,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import CopyFrom, Reason, ResumePlan, Shortfall
 from ferryman.cache.tree import CacheChange
-from ferryman.engine.assembly import Engine
 from ferryman.runtime.life import alongside
 from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request
@@ -23,6 +22,9 @@ from ferryman.tiers.write_policy import UnitKey, WritePolicy
 from ferryman.wire.host_client import MISS, HostCacheClient, HostLease
 from ferryman.wire.rpc import CallTags
 from ferryman.worker.backup import DeviceBackup
+
+if TYPE_CHECKING:  # torch: the simulator runs this without any
+    from ferryman.engine.assembly import Engine
 
 V = TypeVar("V")
 
