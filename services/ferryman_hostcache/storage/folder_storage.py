@@ -90,7 +90,7 @@ class Storage:
         return store
 
     def close(self) -> None:
-        """Blocks until the I/O under way has ended; what waits is given up."""
+        """Blocks until the I/O under way has ended, and all that was decided is done."""
         self._writer.close()
         self._readers.close()
         self._folder.close()
