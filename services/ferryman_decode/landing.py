@@ -99,14 +99,17 @@ class Landing:
         try:
             agent = await making
         except BaseException:
-            seen.close()
+            await seen.close()
             raise
         self._strips[writer] = Strip(agent, seen)
         self._background.start(self._mourn(writer, seen))
 
     async def _mourn(self, writer: Writer, seen: Watch) -> None:
         """Waits for the end of a life; when nothing of it can land any more, says so."""
-        await seen.ended()
+        try:
+            await seen.ended()
+        finally:
+            await seen.close()
         log.info("writer gone worker=%s epoch=%d", writer.worker_id, writer.epoch)
         await self.close(writer)
         self._turns.pop(writer, None)
@@ -131,10 +134,9 @@ class Landing:
                 await self._try_out(self._side)
             await asyncio.Event().wait()
         finally:
-            for strip in self._strips.values():
-                strip.watch.close()
+            strips, self._strips = self._strips, {}
+            for strip in strips.values():
                 strip.agent.close()
-            self._strips.clear()
 
     async def _try_out(self, side: NixlSide) -> None:
         try:

@@ -16,10 +16,16 @@ from tests.worker.pair import Pair, expected, pair_of_workers, until
 
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, OutOfSlots, Unavailable
 from ferryman.wire.codec.prefill import prefill_order_to_wire
+from ferryman.wire.nixl_agent import has_nixl
+from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman_decode.server import Decode
 
 PROMPT = [3] * 21
+PLANES = [
+    "grpc",
+    pytest.param("nixl", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
+]
 
 
 async def nothing_is_held(pair: Pair) -> None:
@@ -102,8 +108,11 @@ class AnswersTwice(Decode):
         return second
 
 
-async def test_a_repeated_commit_is_answered_as_the_first_and_starts_nothing_anew() -> None:
-    async with pair_of_workers(AnswersTwice) as pair:
+@pytest.mark.parametrize("planes", PLANES)
+async def test_a_repeated_commit_is_answered_as_the_first_and_starts_nothing_anew(
+    planes: PlaneChoice,
+) -> None:
+    async with pair_of_workers(AnswersTwice, planes=planes) as pair:
         asked = request("r1", PROMPT)
         await pair.run_prefill(pair.order(asked))
         tokens, _ = await pair.read_tokens("r1")
@@ -126,8 +135,11 @@ class LosesTheAnswer(Decode):
         return answer
 
 
-async def test_a_lost_answer_to_commit_ends_what_had_begun_at_decode() -> None:
-    async with pair_of_workers(LosesTheAnswer) as pair:
+@pytest.mark.parametrize("planes", PLANES)
+async def test_a_lost_answer_to_commit_ends_what_had_begun_at_decode(
+    planes: PlaneChoice,
+) -> None:
+    async with pair_of_workers(LosesTheAnswer, planes=planes) as pair:
         with pytest.raises(Unavailable):
             await pair.run_prefill(pair.order(request("r1", PROMPT, max_tokens=40)))
         assert pair.decode.service.num_lost == 1
@@ -161,9 +173,22 @@ async def test_the_time_spent_in_prefills_queue_is_taken_off_the_deadline() -> N
         assert pair.decode.service.left[0] <= 23.0
 
 
+@pytest.mark.parametrize("planes", PLANES)
+async def test_a_hand_off_goes_by_the_plane_that_was_chosen(planes: PlaneChoice) -> None:
+    async with pair_of_workers(planes=planes) as pair:
+        for name, prompt in (("r1", PROMPT), ("r2", [*PROMPT, 7, 7, 7, 7])):
+            asked = request(name, prompt)
+            progress = await pair.run_prefill(pair.order(asked))
+            assert progress[-1].handed_off.path == planes
+            tokens, _ = await pair.read_tokens(name)
+            assert tokens == expected(asked)
+        await nothing_is_held(pair)
+
+
+@pytest.mark.parametrize("planes", PLANES)
 @pytest.mark.parametrize("phase", ["computing", "sending"])
-async def test_a_cancelled_prefill_gives_everything_back(phase: str) -> None:
-    async with pair_of_workers() as pair:
+async def test_a_cancelled_prefill_gives_everything_back(phase: str, planes: PlaneChoice) -> None:
+    async with pair_of_workers(planes=planes) as pair:
         if phase == "computing":
             pair.prefill.hold()
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))

@@ -136,11 +136,18 @@ def expected(request: Request) -> list[int]:
 
 @asynccontextmanager
 async def worker(
-    role: str, make: Callable[[Parts], Any], num_slots: int, planes: PlaneChoice = "grpc"
+    role: str,
+    make: Callable[[Parts], Any],
+    num_slots: int = 60,
+    planes: PlaneChoice = "grpc",
+    *,
+    gate: threading.Event | None = None,
 ) -> AsyncIterator[Worker]:
     """A service, its step loop and its server, as the shell joins them."""
-    clock, gate = Clock(), threading.Event()
-    gate.set()
+    clock, is_open = Clock(), gate is None
+    gate = gate or threading.Event()
+    if is_open:
+        gate.set()
     with fake_engine(num_slots=num_slots, pace=lambda _plan: held_by(gate)) as engine:
         async with (
             parts_of(role, engine, clock, planes) as parts,
@@ -196,6 +203,6 @@ async def pair_of_workers(
 
 async def until(holds: Callable[[], bool]) -> None:
     """Waits until something that other tasks bring about is so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110  # what brings it about tells nobody
             await asyncio.sleep(0.001)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 
 import xxhash
 from google.protobuf.message import DecodeError
@@ -35,12 +34,6 @@ INLINE_BYTES = 256 << 10
 
 class FailedWrites(Unavailable):
     """Writes ended without it being known whether they landed, or still will."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    units: tuple[OutgoingUnit, ...]
-    landed: asyncio.Future[None]
 
 
 class NixlWriter:
@@ -99,8 +92,7 @@ class _Sending:
         self._reservation = reservation
         names = (unit.name for unit in reservation.wanted)
         self._remote: dict[UnitName, int] = dict(zip(names, grant.addresses, strict=True))
-        self._under_way: list[_Part] = []
-        self._writes: list[Future[None]] = []
+        self._writes: list[asyncio.Future[None]] = []
         self._digests: list[UnitDigest] = []
         self._num_bytes = 0
 
@@ -110,36 +102,29 @@ class _Sending:
                 Run(unit.address, self._remote[unit.unit.name], len(unit.content)) for unit in units
             )
             write = self._agent.write(self._peer, runs, self._device)
-            self._writes.append(write)
-            self._under_way.append(_Part(units, asyncio.wrap_future(write)))
+            landed = asyncio.wrap_future(write)
+            landed.add_done_callback(partial(self._tell, units))
+            self._writes.append(landed)
             self._digests += await _digests(units)
             self._num_bytes += sum(run.num_bytes for run in runs)
-            while len(self._under_way) > PARTS_UNDER_WAY or self._has_landed():
-                await self._first_landed()
+            if len(self._writes) > PARTS_UNDER_WAY:
+                await asyncio.shield(self._writes[-1 - PARTS_UNDER_WAY])
 
-    def _has_landed(self) -> bool:
-        return bool(self._under_way) and self._under_way[0].landed.done()
+    def _tell(self, units: Sequence[OutgoingUnit], landed: asyncio.Future[None]) -> None:
+        """Decode may examine these while others are on their way."""
+        if landed.exception() is None:
+            ranges = ranges_of(unit.unit.name for unit in units)
+            self._agent.tell(self._peer, landed_to_bytes(fence_of(self._reservation), ranges))
 
     async def all_landed(self) -> None:
-        while self._under_way:
-            await self._first_landed()
-
-    async def _first_landed(self) -> None:
-        """Waits for the oldest part, and tells decode that it may examine it."""
-        part = self._under_way[0]
-        await asyncio.shield(part.landed)
-        del self._under_way[0]
-        ranges = ranges_of(unit.unit.name for unit in part.units)
-        self._agent.tell(self._peer, landed_to_bytes(fence_of(self._reservation), ranges))
+        for landed in self._writes:
+            await asyncio.shield(landed)
 
     async def ended(self) -> bool:
         """Waits until no write is under way; whether all of them landed."""
-        waiting = [part.landed for part in self._under_way]
-        if waiting:
-            await asyncio.wait(waiting)
-        for future in waiting:
-            future.exception()  # looked at, so that nobody complains of it
-        return all(write.exception() is None for write in self._writes)
+        if self._writes:
+            await asyncio.wait(self._writes)
+        return all(landed.exception() is None for landed in self._writes)
 
     def sent(self) -> Sent:
         return Sent(tuple(self._digests), self._num_bytes, NIXL)

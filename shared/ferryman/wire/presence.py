@@ -31,11 +31,13 @@ async def presence(host: str, who: Writer) -> AsyncIterator[int]:
 
     async def receive(reader: asyncio.StreamReader, guest: asyncio.StreamWriter) -> None:
         guests.add(guest)
-        with suppress(ConnectionError):
-            guest.write(_banner(who))
-            await reader.read()
-        guests.discard(guest)
-        guest.close()
+        try:
+            with suppress(ConnectionError):
+                guest.write(_banner(who))
+                await reader.read()
+        finally:
+            guests.discard(guest)
+            guest.close()
 
     server = await asyncio.start_server(receive, host, 0)
     try:
@@ -55,8 +57,10 @@ class Watch:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
 
     async def ended(self) -> None:
         """Returns once the process is known to be gone; as long as it may live, never."""
@@ -74,7 +78,7 @@ class Watch:
                 if not await _lasts(again.reader):
                     return
             finally:
-                again.close()
+                await again.close()
 
 
 class SomebodyElse(Unavailable):
@@ -88,14 +92,22 @@ async def watch(address: str, who: Writer) -> Watch:
         raise Unavailable(f"{address!r} is no host:port to watch a process at")
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_BANNER_BYTES)
+            opening = asyncio.open_connection(host, int(port), limit=MAX_BANNER_BYTES)
+            reader, writer = await opening
+    except TimeoutError as error:
+        raise Unavailable(f"nobody answers at {address}") from error
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
             banner = await reader.readline()
+        if banner != _banner(who):
+            raise SomebodyElse(f"{address} is not {who.worker_id} in epoch {who.epoch}")
     except (TimeoutError, ValueError) as error:
-        raise Unavailable(f"nobody says who lives at {address}") from error
-    _keep_alive(writer.get_extra_info("socket"))
-    if banner != _banner(who):
         writer.close()
-        raise SomebodyElse(f"{address} is not {who.worker_id} in epoch {who.epoch}")
+        raise Unavailable(f"nobody says who lives at {address}") from error
+    except BaseException:
+        writer.close()
+        raise
+    _keep_alive(writer.get_extra_info("socket"))
     return Watch(who, address, reader, writer)
 
 

@@ -1,0 +1,332 @@
+"""Slots that a writer may still write to by itself: kept until it answers, or is dead.
+
+Rows 28, 29 and 31 of the catalogue, for writes that decode cannot refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+from tests.worker.fake_engine import MANIFEST, request
+from tests.worker.lone import Lone, lone_worker
+from tests.worker.pair import Pair, Worker, expected, pair_of_workers, until, worker
+
+from ferryman.errors import CorruptState, FerrymanError, LeaseLost, Unavailable
+from ferryman.handoff.effects import StopWriter
+from ferryman.wire.codec.prefill import prefill_order_to_wire
+from ferryman.wire.nixl_agent import HOST, NixlAgent, Run, has_nixl
+from ferryman.wire.rpc import channel, ending
+from ferryman.wire.status import typed_errors
+from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
+from ferryman.wire.values import PrefillOrder, RequestContext, WorkerAddress
+from ferryman.worker.shell import Parts
+from ferryman_decode.quarantine import Quarantine
+from ferryman_decode.receiving import LEASE_SECONDS
+from ferryman_decode.server import Decode
+from ferryman_prefill.server import Prefill
+
+pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
+
+PROMPT = [3] * 21
+
+
+class LateAgent:
+    """The writer's agent, whose writes are on their way until `arrive` is called."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._agent = agent
+        self._waiting: list[tuple[str, Sequence[Run], Future[None]]] = []
+
+    def write(self, peer: str, runs: Sequence[Run], device: int = HOST) -> Future[None]:
+        landed: Future[None] = Future()
+        self._waiting.append((peer, runs, landed))
+        return landed
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def arrive(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for peer, runs, landed in waiting:
+            self._agent.write(peer, runs).result()
+            landed.set_result(None)
+
+    def really_write(self) -> None:
+        """Lets the library say how it ends."""
+        waiting, self._waiting = self._waiting, []
+        for peer, runs, landed in waiting:
+            error = self._agent.write(peer, runs).exception()
+            landed.set_result(None) if error is None else landed.set_exception(error)
+
+    def lose(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for _, _, landed in waiting:
+            landed.set_exception(Unavailable("the connection broke"))
+
+    async def add_peer(self, metadata: bytes) -> str:
+        return await self._agent.add_peer(metadata)
+
+    async def remove_peer(self, peer: str) -> None:
+        await self._agent.remove_peer(peer)
+
+    def tell(self, peer: str, message: bytes) -> None:
+        self._agent.tell(peer, message)
+
+
+def late_agent_of(pair: Pair) -> LateAgent:
+    writer = pair.prefill.service._writing.writer
+    writer._agent = LateAgent(writer._agent)
+    late: LateAgent = writer._agent
+    return late
+
+
+async def nothing_is_held(pair: Pair) -> None:
+    await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+    for side in (pair.prefill, pair.decode):
+        side.engine.scheduler.check_integrity()
+
+
+async def given_up(pair: Pair, request_id: str) -> decode_pb2.AbortResponse:
+    """What decode says when the router gives the attempt up."""
+    order = decode_pb2.AbortRequest(request_id=request_id, attempt=1, cause="client_gone")
+    with typed_errors():
+        answer: decode_pb2.AbortResponse = await pair.decode_stub.Abort(order, timeout=10)
+    return answer
+
+
+async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> None:
+    """A write that cannot be recalled arrives after its attempt was given up."""
+    async with pair_of_workers(planes="nixl") as pair:
+        late = late_agent_of(pair)
+        running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
+        await until(lambda: late.num_waiting > 0)
+        written = {run.remote for _, runs, _ in late._waiting for run in runs}
+        assert (await given_up(pair, "r1")).has_pending_writes
+        pair.decode.clock.ahead = 10 * LEASE_SECONDS
+        promise = await pair.reserve(pair.wish(request("r2", [5] * 21)))
+        assert "transfer_in" in pair.decode.leased()
+        slots = pair.decode.service._receiving._slots[promise.reservation_id]
+        places = pair.decode.engine.places
+        theirs = {places[kind].address_of(at.slot) for (kind, _), at in slots.items()}
+        assert not theirs & written, "the next tenant has other slots"
+        before = {
+            name: pair.decode.engine.transfer.digest(name[0], at.slot) for name, at in slots.items()
+        }
+        late.arrive()
+        with suppress(FerrymanError):
+            await running
+        for (kind, index), at in slots.items():
+            assert pair.decode.engine.transfer.digest(kind, at.slot) == before[kind, index]
+        await given_up(pair, "r2")
+        await nothing_is_held(pair)
+
+
+async def test_row_28_a_cancelled_prefill_keeps_what_is_being_sent() -> None:
+    async with pair_of_workers(planes="nixl") as pair:
+        late = late_agent_of(pair)
+        running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
+        await until(lambda: late.num_waiting > 0)
+        running.cancel()
+        await asyncio.wait([running])
+        await until(lambda: "request" not in pair.prefill.leased())
+        pair.prefill.engine.scheduler.flush()
+        assert pair.prefill.leased() == {"transfer_out"}
+        assert "transfer_in" in pair.decode.leased()
+        late.arrive()
+        await nothing_is_held(pair)
+
+
+async def test_a_write_whose_fate_is_unknown_closes_the_agent_it_was_made_to() -> None:
+    async with pair_of_workers(planes="nixl") as pair:
+        late = late_agent_of(pair)
+        running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
+        await until(lambda: late.num_waiting > 0)
+        (strip,) = pair.decode.service._landing.strips()
+        late.lose()
+        with pytest.raises(FerrymanError):
+            await running
+        await nothing_is_held(pair)
+        with pytest.raises(Unavailable, match="closed"):
+            await strip.agent.notifications()
+        pair.prefill.service._writing.writer._agent = late._agent
+        asked = request("r1", PROMPT)
+        progress = await pair.run_prefill(pair.order(asked, attempt=2))
+        assert progress[-1].handed_off.path == "nixl", "the next one has an agent of its own"
+        tokens, _ = await pair.read_tokens("r1", attempt=2)
+        assert tokens == expected(asked)
+
+
+class FlipsOneBit(Decode):
+    """A byte changes between landing and commit, once."""
+
+    num_flipped = 0
+
+    async def Commit(
+        self, request: decode_pb2.CommitRequest, context: object
+    ) -> decode_pb2.CommitResponse:
+        if not self.num_flipped:
+            slots = self._receiving._slots[request.reservation_id]
+            (kind, _), at = next(iter(slots.items()))
+            content = self._parts.engine.transfer.read(kind, at.slot)
+            content[0] ^= 1
+            self._receiving._granted[request.reservation_id].examined.clear()
+            self.num_flipped += 1
+        return await super().Commit(request, context)
+
+
+async def test_other_bytes_than_were_sent_are_recomputed_not_answered() -> None:
+    async with pair_of_workers(FlipsOneBit, planes="nixl") as pair:
+        asked = request("r1", PROMPT)
+        with pytest.raises(CorruptState):
+            await pair.run_prefill(pair.order(asked))
+        assert pair.decode.service.num_flipped == 1
+        await nothing_is_held(pair)
+        await pair.run_prefill(pair.order(asked, attempt=2))
+        tokens, _ = await pair.read_tokens("r1", attempt=2)
+        assert tokens == expected(asked)
+
+
+async def test_row_29_a_reservation_given_up_before_its_writer_knows_it_is_never_written() -> None:
+    """The stop overtakes the answer to Reserve."""
+    async with pair_of_workers(OvertakesItself, planes="nixl") as pair:
+        pair.decode.service.prefill = prefill_pb2_grpc.PrefillServiceStub(
+            pair.prefill.parts.channels.to(pair.prefill.address)
+        )
+        pair.decode.service.epoch = pair.prefill.parts.epoch
+        with pytest.raises(LeaseLost, match="before it was known"):
+            await pair.run_prefill(pair.order(request("r1", PROMPT)))
+        assert pair.decode.service.answer.is_stopped
+        assert not pair.prefill.leased()
+        await given_up(pair, "r1")
+        await nothing_is_held(pair)
+
+
+class OvertakesItself(Decode):
+    """Asks for a stop before it answers."""
+
+    prefill: prefill_pb2_grpc.PrefillServiceStub
+    epoch: int
+    answer: prefill_pb2.StopWritingResponse
+
+    async def Reserve(
+        self, request: decode_pb2.ReserveRequest, context: object
+    ) -> decode_pb2.ReserveResponse:
+        answer = await super().Reserve(request, context)
+        stop = prefill_pb2.StopWritingRequest(
+            request_id=request.context.request_id,
+            attempt=1,
+            reservation_id=answer.reservation_id,
+            worker_epoch=self.epoch,
+        )
+        self.answer = await self.prefill.StopWriting(stop, timeout=10)
+        return answer
+
+
+# Between processes: what a kernel knows of a process, and what only the process can say.
+
+
+def order_for(prefill: WorkerAddress, decode: WorkerAddress) -> PrefillOrder:
+    context = RequestContext("r1", 1, 60.0)
+    return PrefillOrder(
+        context, prefill.epoch, decode, "router-1", request("r1", PROMPT), MANIFEST.digest
+    )
+
+
+async def run_order(order: PrefillOrder, address: str) -> list[prefill_pb2.PrefillResponse]:
+    async with channel(address) as connection:
+        stub = prefill_pb2_grpc.PrefillServiceStub(connection)
+        with typed_errors(), ending(stub.Prefill(prefill_order_to_wire(order))) as call:
+            return [progress async for progress in call]
+
+
+class CountsSilence(Decode):
+    """Notes how often its writer did not answer."""
+
+    num_unanswered = 0
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._quarantine = CountingQuarantine(
+            self._receiving, self._landing, parts.channels, self._count
+        )
+
+    def _count(self) -> None:
+        self.num_unanswered += 1
+
+
+@dataclass(frozen=True, slots=True)
+class CountingQuarantine(Quarantine):
+    count: Callable[[], None]
+
+    async def _ask(self, order: StopWriter) -> prefill_pb2.StopWritingResponse:
+        answer = await Quarantine._ask(self, order)
+        if not answer.is_stopped:
+            self.count()
+        return answer
+
+
+@asynccontextmanager
+async def half_written() -> AsyncIterator[tuple[Lone, Worker, asyncio.Task[object]]]:
+    """A prefill process that has written its first chunk into this process, and holds."""
+    with lone_worker("prefill", "nixl", num_steps=2) as prefill:
+        async with worker("decode", CountsSilence, planes="nixl") as decode:
+            here = WorkerAddress(decode.parts.worker_id, decode.address, decode.parts.epoch)
+            order = order_for(prefill.where, here)
+            running = asyncio.create_task(run_order(order, prefill.where.address))
+            table = decode.service._receiving.table
+            await until(lambda: any(each.received for each in table._live.values()))
+            try:
+                yield prefill, decode, running
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+
+
+async def test_row_28_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_answers() -> None:
+    async with half_written() as (prefill, decode, _running):
+        os.kill(prefill.process.pid, signal.SIGSTOP)
+        decode.clock.ahead = 100 * LEASE_SECONDS
+        table = decode.service._receiving.table
+        await until(lambda: table.statistics().num_quarantined == 1)
+        asking = decode.service
+        await until(lambda: asking.num_unanswered >= 2)
+        assert decode.leased() == {"transfer_in"}, "it was asked and was silent: they stay"
+        os.kill(prefill.process.pid, signal.SIGCONT)
+        await until(lambda: not decode.leased())
+        decode.engine.scheduler.check_integrity()
+
+
+async def test_row_28_a_dead_writer_frees_its_slots() -> None:
+    async with half_written() as (prefill, decode, running):
+        assert decode.leased() == {"transfer_in"}
+        prefill.process.kill()
+        await until(lambda: not decode.leased())
+        assert decode.clock.ahead == 0.0, "no lease was over"
+        with pytest.raises(FerrymanError):
+            await running
+
+
+async def test_a_dead_receiver_frees_what_was_sent_to_it() -> None:
+    with lone_worker("decode", "nixl") as decode:
+        async with worker("prefill", Prefill, planes="nixl") as prefill:
+            await until(lambda: prefill.service.load().planes[0] == "nixl")
+            late = LateAgent(prefill.service._writing.writer._agent)
+            prefill.service._writing.writer._agent = late
+            parts = prefill.parts
+            here = WorkerAddress(parts.worker_id, prefill.address, parts.epoch)
+            running = asyncio.create_task(run_order(order_for(here, decode.where), prefill.address))
+            await until(lambda: late.num_waiting > 0)
+            decode.process.kill()
+            decode.process.wait()
+            await asyncio.to_thread(late.really_write)
+            with pytest.raises(FerrymanError):
+                await running
+            await until(lambda: not prefill.leased())

@@ -1,0 +1,75 @@
+"""A process is believed dead when its kernel says so; silence and strangers say other things."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ferryman.errors import Unavailable
+from ferryman.handoff.effects import Writer
+from ferryman.wire.presence import SomebodyElse, presence, watch
+
+WHO = Writer("prefill-1", 7)
+ALIVE = """
+import asyncio
+from ferryman.handoff.effects import Writer
+from ferryman.wire.presence import presence
+async def live():
+    async with presence("127.0.0.1", Writer("prefill-1", 7)) as port:
+        print(port, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(live())
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", ALIVE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as found:
+        assert found.stdout is not None
+        yield found, f"127.0.0.1:{int(found.stdout.readline())}"
+        found.kill()
+
+
+async def test_a_killed_process_is_gone_and_a_stopped_one_is_not(
+    process: tuple[subprocess.Popen[str], str],
+) -> None:
+    child, address = process
+    seen = await watch(address, WHO)
+    ended = asyncio.ensure_future(seen.ended())
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="nobody says"):
+        await watch(address, WHO)
+    assert not ended.done(), "two seconds of silence are no death"
+    child.kill()
+    async with asyncio.timeout(20):
+        await ended
+    with pytest.raises(ConnectionRefusedError):
+        await watch(address, WHO)
+    await seen.close()
+
+
+async def test_another_life_at_the_same_place_is_somebody_else() -> None:
+    async with presence("127.0.0.1", WHO) as port:
+        with pytest.raises(SomebodyElse):
+            await watch(f"127.0.0.1:{port}", Writer("prefill-1", 8))
+
+
+async def test_a_process_that_leaves_in_good_order_is_gone_too() -> None:
+    async with presence("127.0.0.1", WHO) as port:
+        seen = await watch(f"127.0.0.1:{port}", WHO)
+    async with asyncio.timeout(20):
+        await seen.ended()
+    await seen.close()
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:x"])
+async def test_an_odd_address_is_refused(address: str) -> None:
+    with pytest.raises(Unavailable, match="no host:port"):
+        await watch(address, WHO)
