@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.system.cluster import (
@@ -68,6 +69,30 @@ async def test_requests_that_were_retracted_resume_through_the_host_exactly(
         assert tuple(found.token_ids) == wanted.token_ids
         for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+    cluster.assert_ledgers_balance()
+
+
+async def test_the_next_turn_computes_only_what_is_new_on_a_worker_that_never_saw_it(
+    cluster: Cluster,
+) -> None:
+    """Decode stores what the conversation ended with; prefill, its device flushed, loads it."""
+    greedy = replace(GREEDY, max_tokens=30)
+    asked = [(7 * i) % 120 + 3 for i in range(41)]
+    async with Client(cluster.grpc) as client:
+        (first,) = await generate_all(client, [asked], greedy)
+        said = [*asked, *first.token_ids]
+        await cluster.await_stored(said[:-1])
+        await cluster.flush_device("prefill")
+        (second,) = await generate_all(client, [[*said, 5, 6, 7]], greedy)
+    with LLM(
+        cluster.model, dtype="float64", page_size=PAGE_SIZE, prefix_cache=False, overlap=False
+    ) as llm:
+        (wanted,) = llm.generate([[*said, 5, 6, 7]], greedy)
+    assert tuple(second.token_ids) == wanted.token_ids
+    assert second.usage is not None
+    known = (len(said) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert known > len(asked), "more than the first prompt"
+    assert second.usage.cached.by_tier["host"] == known
     cluster.assert_ledgers_balance()
 
 

@@ -28,9 +28,9 @@ import torch
 
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import StateManifest
-from ferryman.errors import Unavailable
+from ferryman.errors import FerrymanError, Unavailable
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.wire.values import PrefillOrder, RequestContext
+from ferryman.wire.values import PrefillOrder, RequestContext, Usage
 from ferryman_cli.bench.index_lookup import measure_lookups
 from ferryman_cli.bench.loads import load_bandwidth
 from ferryman_cli.bench.nodes import ROUTER_ID, Nodes, two_nodes
@@ -99,7 +99,7 @@ def run_bench_tiers(choice: TierChoice, *, as_json: bool) -> int:
         model = load_ours(folder, choice.dtype, 1, PAGE_SIZE).model
         prompts = Prompts(model.manifest, model.vocab_size, choice.prompt_len)
         del model
-        found = asyncio.run(_measure(choice, prompts, folder))
+        found = _measured(choice, prompts, folder)
         rows = [
             *_first_token_rows(found),
             _load_row(prompts),
@@ -109,6 +109,16 @@ def run_bench_tiers(choice: TierChoice, *, as_json: bool) -> int:
     title += f"{choice.threads} threads, prompts of {choice.prompt_len} tokens"
     show(f"ferryman bench tiers: {title}", rows, as_json=as_json)
     return 0
+
+
+def _measured(choice: TierChoice, prompts: Prompts, folder: Path) -> Mapping[str, Sequence[float]]:
+    """As `_measure`, with one error of ours as it is."""
+    try:
+        return asyncio.run(_measure(choice, prompts, folder))
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1 and isinstance(group.exceptions[0], FerrymanError):
+            raise group.exceptions[0] from None
+        raise
 
 
 async def _measure(
@@ -145,7 +155,7 @@ async def _round(nodes: Nodes, prompts: Prompts, number: int) -> dict[str, float
         await nodes.flush("decode")
         order = prompts.order(nodes, prefill, f"{tier}-{number}", asked)
         first = await nodes.first_token(prefill, order)
-        _check(tier, first.done.usage.cached.by_tier, len(keys) * PAGE_SIZE)
+        _check(tier, first.done.usage, len(keys) * PAGE_SIZE)
         return first.seconds
 
     found = {"cold": await measured("cold", "prefill-1", known)}
@@ -161,11 +171,12 @@ async def _round(nodes: Nodes, prompts: Prompts, number: int) -> dict[str, float
     return found
 
 
-def _check(tier: str, cached: Mapping[str, int], known: int) -> None:
+def _check(tier: str, usage: Usage, known: int) -> None:
     """What is measured must be what the row says."""
-    wanted = {name: known if name == tier else 0 for name in TIERS}
-    if dict(cached) != wanted:
-        raise Unavailable(f"the {tier} row was to take {wanted}, and took {dict(cached)}")
+    wanted, found = {name: known if name == tier else 0 for name in TIERS}, usage.cached.by_tier
+    if found != wanted:
+        reasons = {each.reason: each.pages for each in usage.uncached}
+        raise Unavailable(f"the {tier} row was to have {wanted} and has {found}: {reasons}")
 
 
 def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[Row]:
