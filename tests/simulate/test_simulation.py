@@ -8,6 +8,7 @@ import pytest
 from tests.simulate.runs import PAGE, asked, named, run_pair, setup_of
 
 from ferryman.cache.manifest import Kind
+from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
 from ferryman_cli.simulate.content import own
 from ferryman_cli.simulate.costs import CostModel
 from ferryman_cli.simulate.pair import simulate
@@ -113,3 +114,63 @@ def test_snapshots_kept_are_what_the_ledgers_say(states: int) -> None:
     pair, result = run_pair(setup_of(states=states), asked(*[(named(i), 64) for i in range(40)]))
     ledger = pair.prefill.scheduler.ledgers()[Kind.RECURRENT]
     assert result.snapshots["prefill"] == ledger.by_role["tree"] <= states
+
+
+def shared_prompt(num_users: int) -> Trace:
+    """Users whose prompts begin alike and then part."""
+    return asked(*[(named(1, 2, 3, 100 + i), 250) for i in range(num_users)])
+
+
+def test_junctions_are_what_a_shared_prompt_is_reused_by() -> None:
+    trace = shared_prompt(12)
+    there = simulate(setup_of(), trace)
+    without = simulate(replace(setup_of(), has_junctions=False), trace)
+    assert there.tokens["device"] >= 10 * 192, "the third user finds what the second left"
+    assert without.tokens["device"] == 0
+    assert without.reasons["no_snapshot"] > there.reasons["no_snapshot"]
+
+
+def test_a_coarse_grid_helps_where_junctions_are_off() -> None:
+    setup = replace(setup_of(states=100), has_junctions=False)
+    limits = replace(setup.prefill.limits, snapshot_grid=64)
+    gridded = replace(setup, prefill=replace(setup.prefill, limits=limits))
+    trace = shared_prompt(12)
+    assert simulate(gridded, trace).tokens["device"] > simulate(setup, trace).tokens["device"]
+
+
+def test_what_device_and_host_gave_up_comes_from_storage() -> None:
+    contents = [(named(10 + i, 20 + i, 30 + i), 130) for i in range(12)]
+    trace = asked(*contents, *contents)
+    small = setup_of(pages=40, states=24, host_bytes=160 << 10, concurrency=0)
+    without = simulate(small, trace)
+    wish = PrefetchWish(threshold_tokens=16)
+    pair, stored = run_pair(replace(small, storage_bytes=8 << 20, wish=wish), trace)
+    assert stored.tokens["storage"] > 0
+    assert stored.hit_rate > without.hit_rate
+    assert pair.node is not None
+    pair.node.storage.check_integrity()
+    assert pair.node.storage.statistics().num_leases == 0
+
+
+def test_a_slow_disk_runs_into_the_prefetchs_time_and_the_plan_says_so() -> None:
+    contents = [(named(10 + i, 20 + i, 30 + i), 130) for i in range(12)]
+    setup = replace(
+        setup_of(pages=40, states=24, host_bytes=160 << 10, concurrency=0),
+        storage_bytes=8 << 20,
+        wish=PrefetchWish(PrefetchPolicy.BEST_EFFORT, 16),
+    )
+    result = simulate(setup, asked(*contents, *contents))
+    assert result.tokens["storage"] == 0
+    assert result.reasons["storage_timeout"] > 0
+
+
+@pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])
+def test_other_write_policies_run_and_write_less(policy: str) -> None:
+    contents = [(named(10 + i, 20 + i, 30 + i), 130) for i in range(6)]
+    trace = asked(*contents)
+    setup = setup_of(host_bytes=4 << 20)
+    pair, _ = run_pair(setup, trace)
+    lazy, _ = run_pair(replace(setup, write_policy=policy), trace)
+    assert pair.node is not None
+    assert lazy.node is not None
+    assert lazy.node.store.statistics().num_stored < pair.node.store.statistics().num_stored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from ferryman_cli.simulate.plot import check_plot, write_plot
 from ferryman_cli.simulate.reading import Format, read_trace
 from ferryman_cli.simulate.report import print_json, print_tables
 from ferryman_cli.simulate.sweep import parse_axes, runs
+
+# Of what is piped: nobody's terminal breaks it.
+WIDE = 120
 
 
 def run_generate(path: Path, habits: Habits, block_tokens: int, *, as_json: bool) -> int:
@@ -55,5 +59,6 @@ def run_simulate(
     if as_json:
         print_json(trace, found)
     else:
-        print_tables(Console(), trace, found)
+        width = None if sys.stdout.isatty() else WIDE
+        print_tables(Console(width=width), trace, found)
     return 0
