@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from tests.defects.schedules import play_many
-from tests.defects.watch import ALL_KINDS, WatchedWorker
+from tests.defects.watch import ALL_KINDS, HYBRID, PAGE, WatchedWorker
 from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import Reason
+from ferryman.schedule.events import Admitted
 
 SCHEDULES, PARTS = 150, 3
 
@@ -36,3 +38,35 @@ def test_row_11_a_chunked_prompt_of_any_length_fits_the_window_pool_it_was_admit
         worker.submit(request(ALL_KINDS, "r0", [1] * prompt_len, 6))
         worker.drain()
         assert worker.tokens["r0"] == worker.expected("r0")
+
+
+# Row 44: long prompts with snapshots all along them do not drive out what many others share.
+
+
+def test_row_44_branches_of_a_shared_stem_go_on_hitting_beside_long_prompts() -> None:
+    """A long prompt leaves a snapshot on every page: as many as the pool has slots for."""
+    worker = WatchedWorker(HYBRID, {Kind.FULL: 80, Kind.RECURRENT: 16}, snapshot_grid=PAGE)
+    stem, positions = [7] * 20, []
+    for index in range(12):
+        worker.submit(request(HYBRID, f"long{index}", [index % 5, index, *[9] * 56], 1))
+        worker.drain()
+        name = f"branch{index}"
+        worker.submit(request(HYBRID, name, [*stem, index, index, 3], 1))
+        worker.drain()
+        (plan,) = [e.plan for e in worker.seen(Admitted) if e.request_id == name]
+        positions.append(plan.position)
+        assert worker.tokens[name] == worker.expected(name)
+    assert positions[0] == 0
+    assert min(positions[2:]) >= 16, "a branch computes its tail and a page at most"
+
+
+def test_row_44_pages_without_a_state_are_reported_as_such() -> None:
+    worker = WatchedWorker(HYBRID, {Kind.FULL: 40, Kind.RECURRENT: 12})
+    for name in ("first", "again"):
+        worker.submit(request(HYBRID, name, [1] * 18, 1))
+        worker.drain()
+        residence = worker.scheduler.residence
+        residence.make_room({Kind.RECURRENT: residence.pools[Kind.RECURRENT].num_slots})
+    plan = worker.seen(Admitted)[-1].plan
+    assert plan.position == 0
+    assert plan.uncached[0] == (Reason.NO_SNAPSHOT, 0, 4)

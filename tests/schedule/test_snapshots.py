@@ -57,12 +57,12 @@ def test_any_prompt_that_shares_a_stem_resumes_at_the_last_grid_point_of_it(end:
 
 @pytest.mark.parametrize(
     ("recurrent", "expected"),
-    [(9, (8, 16, 24, 32)), (4, (16, 32)), (3, (16, 32)), (2, (32,)), (1, ())],
+    [(16, (8, 16, 24, 32)), (12, (16, 32)), (3, (16, 32)), (2, (32,)), (1, ())],
 )
 def test_a_prompt_takes_the_snapshots_that_the_pool_can_give(
     recurrent: int, expected: tuple[int, ...]
 ) -> None:
-    """Coarse ones go first, and nobody waits for one; on an idle worker not even for the last."""
+    """Of 16 slots one path may keep four; of two, one is the request's own; of one, it is all."""
     worker = worker_for(HYBRID, recurrent=recurrent)
     worker.submit(request(HYBRID, "r0", [1] * 33, 3))
     worker.drain()

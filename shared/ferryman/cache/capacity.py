@@ -54,6 +54,11 @@ def tracking_slots(*, prefix_cache: bool, overlap: bool) -> int:
     return 0 if not prefix_cache else 2 if overlap else 1
 
 
+def path_snapshots(recurrent_slots: int) -> int:
+    """Snapshots that one path may keep: a quarter, so that no conversation takes them all."""
+    return max(2, recurrent_slots // 4)
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
     """Pool sizes with the bytes they take; `warnings` say what was raised and why."""

@@ -1,14 +1,15 @@
 """The order of eviction: one number for each cached unit, and the least goes first.
 
-A snapshot's number is GreedyDual-Size's (Cao and Irani, 1997), which joins value and recency:
+A snapshot's number is that of GreedyDual-Size with frequency (Cao and Irani, 1997; Cherkasova,
+1998), which joins value and recency:
 
     credit = clock + value        the clock rises to the credit of what was evicted
     value  = seconds saved / bytes, and these are pages saved × a constant of the pool
 
 The pages it saves are those behind the next snapshot before it, for each branch that goes on from
-it. All pages of a pool are worth the same, so theirs is the time of their last use. What serves no
-resume point any more (a window page without its snapshot, a snapshot without its window) goes
-first of all. Reading the order changes nothing.
+it and each use so far. All pages of a pool are worth the same, so theirs is the time of their last
+use. What serves no resume point any more (a window page without its snapshot, a snapshot without
+its window) goes first of all. Reading the order changes nothing.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class EvictionOrder:
         """Somebody resumes at the end of this page: it and its window are wanted."""
         if now <= node.last_use:
             return
+        node.uses += 1
         for page in (node, *node.up(self._window_pages)):
             if now > page.last_use:
                 page.last_use = now
@@ -130,9 +132,8 @@ class EvictionOrder:
         point.credit = USELESS
         if self._has_points and not self._claim_window(point):
             return
-        point.credit = self._clock + (point.depth - self._depth_below(point)) * max(
-            1, point.children
-        )
+        pages = point.depth - self._depth_below(point)
+        point.credit = self._clock + pages * (max(1, point.children) + point.uses)
 
     def _depth_below(self, point: Node) -> int:
         """The depth of the next snapshot before this one: where one would resume without it."""

@@ -16,8 +16,8 @@ class Node:
     """One page: `depth` pages lead up to and include it; `slots` holds what is cached of it.
 
     `guards` counts its own holds and the children that are guarded: above 0 its page cannot go.
-    `credit` ranks its snapshot for eviction. `points` are the resume points, by key, whose window
-    this page lies in.
+    `uses` counts who resumed here; `credit` ranks its snapshot for eviction. `points` are the
+    resume points, by key, whose window this page lies in.
     """
 
     __slots__ = (
@@ -31,6 +31,7 @@ class Node:
         "parent",
         "points",
         "slots",
+        "uses",
     )
 
     def __init__(self, key: PageKey, parent: Node | None, last_use: float) -> None:
@@ -41,6 +42,7 @@ class Node:
         self.holds = 0
         self.guards = 0
         self.last_use = last_use
+        self.uses = 0
         self.credit = 0.0
         self.points: Mapping[PageKey, Node] = NO_POINTS
         self.slots: dict[Kind, SlotHandle] = {}

@@ -59,7 +59,8 @@ class Planner:
     """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
 
     Besides the end and the junction, every multiple of `snapshot_grid` tokens that is computed
-    gets a snapshot (0: none).
+    gets a snapshot (0: none), but no more than `most_snapshots` in all (0: as many as there are):
+    what a path does not keep would be taken from others for nothing.
     """
 
     manifest: StateManifest
@@ -67,6 +68,7 @@ class Planner:
     step_tokens: int
     snapshot_grid: int = 0
     has_junctions: bool = True
+    most_snapshots: int = 0
 
     def __post_init__(self) -> None:
         if self.snapshot_grid < 0 or self.snapshot_grid % self.manifest.page_size:
@@ -272,7 +274,10 @@ class Planner:
         if not grid:
             return (*first, end * page_size)
         coarse = range((depth * page_size // grid + 1) * grid, end * page_size, grid)
-        return tuple(sorted({*first, *coarse, end * page_size}))
+        snapshots = tuple(sorted({*first, *coarse, end * page_size}))
+        most = self.most_snapshots or len(snapshots)
+        choices = (snapshots, *self._fewer(snapshots))
+        return next((few for few in choices if len(few) <= most), snapshots[-1:])
 
     def _fewer(self, snapshots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Ever fewer of these positions, the end always among them."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ferryman.cache.capacity import path_snapshots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import CopyFrom, ResumePlan, resume_set
@@ -46,18 +47,13 @@ def slot_op_holder(request_id: str) -> Holder:
     return Holder(Role.SLOT_OP, request_id)
 
 
-def _path_snapshots(sizes: Demand) -> int:
-    """At most a quarter of the snapshots on one path, so that no conversation takes them all."""
-    return max(2, sizes.get(Kind.RECURRENT, 0) // 4)
-
-
 class Residence:
     """The pools, the tree and the rows of one worker, and everything that moves between them."""
 
     def __init__(self, manifest: StateManifest, sizes: Demand, num_rows: int, max_len: int) -> None:
         self.manifest = manifest
         self.pools = Pools(sizes)
-        self.tree = PrefixTree.of(manifest, _path_snapshots(sizes))
+        self.tree = PrefixTree.of(manifest, path_snapshots(sizes.get(Kind.RECURRENT, 0)))
         max_pages = -(-max_len // manifest.page_size) + 1
         self.rows = RowTable(num_rows, max_pages, manifest.kinds)
         self._retired: deque[_Retired] = deque()

@@ -20,7 +20,7 @@ from itertools import count
 
 import numpy as np
 
-from ferryman.cache.capacity import Concurrency
+from ferryman.cache.capacity import Concurrency, path_snapshots
 from ferryman.cache.keys import PageKey, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.planner import Planner
@@ -103,7 +103,10 @@ class Scheduler:
         self.manifest = manifest
         self.limits = limits
         self.residence = Residence(manifest, sizes, limits.concurrency.rows, limits.max_len)
-        self.planner = Planner(manifest, costs, limits.chunk_tokens, limits.snapshot_grid)
+        most = path_snapshots(sizes.get(Kind.RECURRENT, 0))
+        self.planner = Planner(
+            manifest, costs, limits.chunk_tokens, limits.snapshot_grid, most_snapshots=most
+        )
         self._root = root
         self._line = WaitingLine()
         self._prefilling: list[Running] = []
