@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.simulate.runs import PAGE, asked, named, run_pair, setup_of
+from tests.simulate.runs import HYBRID, PAGE, asked, named, run_pair, setup_of
 
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, KindLayout, StateManifest
+from ferryman.tiers.layout import split_arena
 from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
 from ferryman_cli.simulate.content import own
 from ferryman_cli.simulate.costs import CostModel
 from ferryman_cli.simulate.pair import simulate
+from ferryman_cli.simulate.setup import Setup
 from ferryman_cli.simulate.trace import MeasuredPace, Trace, TracedRequest
 
 
@@ -174,3 +176,19 @@ def test_other_write_policies_run_and_write_less(policy: str) -> None:
     assert pair.node is not None
     assert lazy.node is not None
     assert lazy.node.store.statistics().num_stored < pair.node.store.statistics().num_stored
+
+
+def test_a_model_with_windows_alone_and_one_of_all_kinds_run() -> None:
+    window = KindLayout(Kind.WINDOW, (), 4096)
+    full, state = HYBRID.layouts
+    trace = asked(*[(named(1, 2, 10 + i % 4), 170) for i in range(12)])
+    for layouts in ((full,), (full, window), (full, window, state), (state,)):
+        kinds = [layout.kind for layout in layouts]
+        manifest = StateManifest("x", PAGE, PAGE, 40 if Kind.WINDOW in kinds else 0, layouts)
+        base = setup_of()
+        worker = replace(base.prefill, slots=dict.fromkeys(kinds, 200))
+        arena = split_arena(manifest, 1 << 20, 0.5)
+        setup = Setup(manifest, worker, worker, arena, concurrency=2)
+        result = simulate(setup, trace)
+        assert sum(result.tokens.values()) == result.prompt_tokens == 12 * 170
+        assert result.tokens["device"] > 0, kinds
