@@ -99,7 +99,9 @@ async def test_a_storage_hit_after_a_kill_is_exact(cluster: Cluster, llm: LLM) -
         await cluster.await_stored(prompt, tier=Tier.STORAGE)
         restart_hostcache(cluster)
         await forget_devices(cluster)
-        found = await generate(client, prompt, GREEDY)
+        found = await generate(client, prompt, GREEDY, request_id="from-storage")
+        (route,) = await client.explain("from-storage")
+    assert route.chosen.device_tokens == 0, "the router heard that the devices were flushed"
     assert cached(found) == CachedTokens(storage=80)
     assert_same(found, expected(llm, prompt))
     cluster.assert_ledgers_balance()

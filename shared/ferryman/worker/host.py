@@ -70,7 +70,7 @@ class HostTierClient(Protocol):
         ...
 
     def changed(self, changes: Sequence[CacheChange]) -> None:
-        """What came and went since the last call; called after every step."""
+        """What came and went since the last call."""
         ...
 
     def ended(self, request_id: str, tags: CallTags) -> None:

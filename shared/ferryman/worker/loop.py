@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from ferryman.cache.tree import CacheChange
 from ferryman.engine.assembly import Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.schedule.batch import PrefillStep, StepOutcome, StepPlan
@@ -13,22 +14,30 @@ from ferryman.schedule.events import Event
 from ferryman.worker.pace import Pace
 
 OnEvents = Callable[[list[Event]], None]
+OnChanges = Callable[[tuple[CacheChange, ...]], None]
 Clock = Callable[[], float]
 
 
 class StepLoop:
-    """Drives one engine. `on_events` is called on the loop after every change, in order.
+    """Drives one engine. `on_events` is called on the loop after every change, in order, and then
+    `on_changes` with what came into the cache and went out of it.
 
-    Whoever changes what can be scheduled (submits, frees, adopts, cancels) sets `bell`.
+    Whoever changes what can be scheduled (submits, frees, adopts, cancels, flushes) sets `bell`.
     """
 
     def __init__(
-        self, engine: Engine, bell: asyncio.Event, on_events: OnEvents, clock: Clock
+        self,
+        engine: Engine,
+        bell: asyncio.Event,
+        on_events: OnEvents,
+        clock: Clock,
+        *,
+        on_changes: OnChanges = lambda _: None,
     ) -> None:
         self._scheduler = engine.scheduler
         self._stream = engine.stream
         self._pipeline = Pipeline(engine.scheduler, self._submit)
-        self._on_events = on_events
+        self._on_events, self._on_changes = on_events, on_changes
         self._clock = clock
         self._bell = bell
         self._loop = asyncio.get_running_loop()
@@ -56,6 +65,8 @@ class StepLoop:
     def _report(self) -> None:
         if events := self._scheduler.take_events():
             self._on_events(events)
+        if changes := self._scheduler.take_cache_changes():
+            self._on_changes(changes)
 
     def _note_pace(self, plan: StepPlan, outcome: StepOutcome) -> None:
         if isinstance(plan, PrefillStep):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pydantic_settings import BaseSettings
 
+from ferryman.cache.tree import CacheChange
 from ferryman.engine.assembly import Engine, EngineOptions, running_engine
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.runtime.background import Background
@@ -215,15 +216,13 @@ def _moving_parts(
     address: str,
     stopping: asyncio.Event,
 ) -> tuple[Telemetry, StepLoop]:
-    """The two jobs that run beside the servers. Every step's cache changes are published."""
+    """The two jobs that run beside the servers. Every cache change is published."""
 
-    def on_events(events: list[Event]) -> None:
-        service.on_events(events)
-        changes = parts.engine.scheduler.take_cache_changes()
+    def on_changes(changes: tuple[CacheChange, ...]) -> None:
         parts.host.changed(changes)
         telemetry.publish_cache_changes(changes)
 
-    loop = StepLoop(parts.engine, parts.bell, on_events, parts.clock)
+    loop = StepLoop(parts.engine, parts.bell, service.on_events, parts.clock, on_changes=on_changes)
     parts.metrics.watch("loads", lambda: LoadTotals(*loop.pace.all_loads))
     telemetry = Telemetry(
         parts.engine,
@@ -233,5 +232,6 @@ def _moving_parts(
         pace=loop.pace,
         load=service.load,
         order_drain=stopping.set,
+        bell=parts.bell,
     )
     return telemetry, loop

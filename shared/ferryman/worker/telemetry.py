@@ -133,8 +133,10 @@ class Telemetry:
         pace: Pace,
         load: Callable[[], Load],
         order_drain: Callable[[], None],
+        bell: asyncio.Event,
     ) -> None:
         self._engine = engine
+        self._bell = bell
         self._who = who
         self._bus = bus
         self._subjects = subjects
@@ -145,7 +147,7 @@ class Telemetry:
         self._progress = Progress()
 
     def publish_cache_changes(self, changes: Iterable[CacheChange]) -> None:
-        """Called after every step with what it brought into the cache and put out of it."""
+        """Called with what came into the cache and went out of it, in order."""
         self._cache_events.publish(changes)
 
     async def run(self) -> None:
@@ -202,7 +204,9 @@ class Telemetry:
                 self._order_drain()
                 return b'{"draining": true}'
             case "flush":
-                return json.dumps({"freed": self._engine.scheduler.flush()}).encode()
+                freed = self._engine.scheduler.flush()
+                self._bell.set()  # no step may come for long, and routers believe what they heard
+                return json.dumps({"freed": freed}).encode()
             case "log-level":
                 set_level(message.payload.decode())
                 return b'{"ok": true}'
