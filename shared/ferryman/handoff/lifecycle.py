@@ -19,7 +19,7 @@ GAP = "gap"
 START = ""
 
 _ROUTER_ENDS = ("failed", "cancelled")
-_HOSTCACHE_ANY = ("loaded", "stored", "corrupt", "evicted_under_lease_refused")
+_HOSTCACHE_ANY = ("loaded", "stored", "corrupt", "evicted_under_lease_refused", "storage_failed")
 _DECODE_GOES_ON = ("progress", "retracted", "finished", "aborted")
 
 # An empty tuple is an end. The router's row order runs over all attempts of a request; the others'
@@ -64,6 +64,7 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "stored":      _HOSTCACHE_ANY,
         "corrupt":     _HOSTCACHE_ANY,
         "evicted_under_lease_refused": _HOSTCACHE_ANY,
+        "storage_failed": _HOSTCACHE_ANY,
     },
 }
 # fmt: on
