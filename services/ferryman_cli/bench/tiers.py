@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -29,11 +30,12 @@ import torch
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import FerrymanError, Unavailable
+from ferryman.ids import make_request_id
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.wire.values import PrefillOrder, RequestContext, Usage
+from ferryman.wire.values import PrefillOrder, RequestContext
 from ferryman_cli.bench.index_lookup import measure_lookups
 from ferryman_cli.bench.loads import load_bandwidth
-from ferryman_cli.bench.nodes import ROUTER_ID, Nodes, two_nodes
+from ferryman_cli.bench.nodes import ROUTER_ID, FirstToken, Nodes, two_nodes
 from ferryman_cli.bench.ours import PAGE_SIZE, load_ours
 from ferryman_cli.bench.peer import make_peer
 from ferryman_cli.bench.report import Row, aimed, compared, show
@@ -49,8 +51,18 @@ STORAGE_BYTES = 2 << 30
 # A host hit should take at most a fifth of a cold prompt, a lookup at most a millisecond.
 HOST_AIM = 5.0
 LOOKUP_AIM_MS = 1.0
-TIERS = ("device", "host", "storage", "peer")
 ALL_CACHES = ("hostcache-1", "hostcache-2")
+# Who computes, and who has nothing any more, for a hit in each tier.
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "device": ("prefill-1", ()),
+        "host": ("prefill-1", ("prefill-1",)),
+        "storage": ("prefill-1", ("prefill-1", "hostcache-1")),
+        "peer": ("prefill-2", ("prefill-2", "hostcache-2")),
+    }
+)
+TIERS = tuple(STEPS)
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,8 @@ class Prompts:
         drawn = np.random.default_rng(number).integers(0, self.vocab_size, self.prompt_len)
         return as_token_ids(drawn)
 
-    def order(self, nodes: Nodes, prefill: str, name: str, tokens: TokenIds) -> PrefillOrder:
+    def order(self, nodes: Nodes, prefill: str, tokens: TokenIds) -> PrefillOrder:
+        name = make_request_id()
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         keys = page_keys(root_key(self.manifest), tokens, PAGE_SIZE)
         return PrefillOrder(
@@ -106,7 +119,7 @@ def run_bench_tiers(choice: TierChoice, *, as_json: bool) -> int:
             *_lookup_rows(),
         ]
     title = f"{choice.shape}, {millions:.1f} M parameters, {choice.dtype}, "
-    title += f"{choice.threads} threads, prompts of {choice.prompt_len} tokens"
+    title += f"{choice.threads} threads; first token of {choice.prompt_len}"
     show(f"ferryman bench tiers: {title}", rows, as_json=as_json)
     return 0
 
@@ -138,8 +151,7 @@ async def _measure(
     found: dict[str, list[float]] = {name: [] for name in ("cold", *TIERS)}
     async with two_nodes(choices, folder / "state") as nodes:
         for prefill in ("prefill-1", "prefill-2"):
-            order = prompts.order(nodes, prefill, prefill, prompts.tokens(0)[:WARM_UP_TOKENS])
-            await nodes.first_token(prefill, order)
+            await _first_token(nodes, prompts, prefill, prompts.tokens(0)[:WARM_UP_TOKENS])
         for number in range(1, choice.rounds + 1):
             for tier, seconds in (await _round(nodes, prompts, number)).items():
                 found[tier].append(seconds)
@@ -150,44 +162,54 @@ async def _round(nodes: Nodes, prompts: Prompts, number: int) -> dict[str, float
     tokens = prompts.tokens(number)
     known = tokens[:-1]
     keys = page_keys(root_key(prompts.manifest), known, PAGE_SIZE)
-
-    async def measured(tier: str, prefill: str, asked: TokenIds) -> float:
-        await nodes.flush("decode")
-        order = prompts.order(nodes, prefill, f"{tier}-{number}", asked)
-        first = await nodes.first_token(prefill, order)
-        _check(tier, first.done.usage, len(keys) * PAGE_SIZE)
-        return first.seconds
-
-    found = {"cold": await measured("cold", "prefill-1", known)}
+    found = {"cold": (await _first_token(nodes, prompts, "prefill-1", known)).seconds}
     await nodes.stored("hostcache-1", keys)
-    found["device"] = await measured("device", "prefill-1", tokens)
-    await nodes.flush("prefill-1")
-    found["host"] = await measured("host", "prefill-1", tokens)
-    await nodes.flush("prefill-1", "hostcache-1")
-    found["storage"] = await measured("storage", "prefill-1", tokens)
-    found["peer"] = await measured("peer", "prefill-2", tokens)
+    for tier, (prefill, flushed) in STEPS.items():
+        found[tier] = await _hit(nodes, prompts, tier, prefill, flushed, tokens)
     await nodes.flush(*ALL_CACHES, payload=b"all")
     await nodes.flush("prefill-1", "prefill-2")
     return found
 
 
-def _check(tier: str, usage: Usage, known: int) -> None:
-    """What is measured must be what the row says."""
-    wanted, found = {name: known if name == tier else 0 for name in TIERS}, usage.cached.by_tier
-    if found != wanted:
-        reasons = {each.reason: each.pages for each in usage.uncached}
-        raise Unavailable(f"the {tier} row was to have {wanted} and has {found}: {reasons}")
+async def _hit(
+    nodes: Nodes,
+    prompts: Prompts,
+    tier: str,
+    prefill: str,
+    flushed: Sequence[str],
+    tokens: TokenIds,
+) -> float:
+    """Seconds to the first token from that tier. A tier that is slow for once is a miss: again."""
+    cached = (len(tokens) - 1) // PAGE_SIZE * PAGE_SIZE
+    wanted = {name: cached if name == tier else 0 for name in TIERS}
+    said = ""
+    for _ in range(TRIES):
+        for name in flushed:
+            await nodes.flush(name, payload=b"all" if name == "hostcache-2" else b"")
+        first = await _first_token(nodes, prompts, prefill, tokens)
+        usage = first.done.usage
+        if usage.cached.by_tier == wanted:
+            return first.seconds
+        said = f"{usage.cached.by_tier}, { ({one.reason: one.pages for one in usage.uncached}) }"
+    raise Unavailable(f"the {tier} row was to have {wanted}, and has {said}")
+
+
+async def _first_token(
+    nodes: Nodes, prompts: Prompts, prefill: str, tokens: TokenIds
+) -> FirstToken:
+    await nodes.flush("decode")
+    return await nodes.first_token(prefill, prompts.order(nodes, prefill, tokens))
 
 
 def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[Row]:
     cold = [seconds * 1e3 for seconds in found["cold"]]
-    yield Row("first token, cold", "ms", median(cold), min(cold), "", None, None, None)
+    yield Row("cold", "ms", median(cold), min(cold), "", None, None, None)
     for tier in TIERS:
         ours = [seconds * 1e3 for seconds in found[tier]]
         ratio = median(cold) / median(ours)
-        name = f"first token, {tier} hit"
+        name = f"{tier} hit"
         if tier == "host":
-            name += f" (aim {HOST_AIM:g} times)"
+            name += f" (aim {HOST_AIM:g})"
         yield Row(name, "ms", median(ours), min(ours), "cold", median(cold), min(cold), ratio)
 
 
@@ -195,12 +217,12 @@ def _load_row(prompts: Prompts) -> Row:
     """Both sides are rates at which the same bytes went by."""
     position = (prompts.prompt_len - 1) // PAGE_SIZE * PAGE_SIZE
     found = load_bandwidth(prompts.manifest, position)
-    name = f"load-back of {position} tokens, {found.num_bytes / 1e6:.0f} MB"
+    name = f"load-back, {found.num_bytes / 1e6:.0f} MB"
     timings = {"ours": found.loads, "memcpy": found.memcpy}
     return compared(name, "GB/s", found.num_bytes / 1e9, "memcpy", timings)
 
 
 def _lookup_rows() -> Iterator[Row]:
     for found in measure_lookups():
-        name = f"index lookup of {found.num_pages} pages, snapshot {found.snapshot}"
+        name = f"index, {found.num_pages} pages, {found.snapshot}"
         yield aimed(name, "ms", (found.median * 1e3, found.least * 1e3), LOOKUP_AIM_MS)
