@@ -87,7 +87,17 @@ class Nodes:
         """Has processes give up what they hold and nobody uses."""
         for name in names:
             subject = Subjects().control(self.address(name).worker_id, "flush")
+            async with asyncio.timeout(ORDER_SECONDS):
+                while not await self._obeyed(subject, payload):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_SECONDS)
+
+    async def _obeyed(self, subject: str, payload: bytes) -> bool:
+        """A process that has just started may not be listening yet."""
+        try:
             await self._bus.request(subject, payload, timeout_seconds=ORDER_SECONDS)
+        except Unavailable:
+            return False
+        return True
 
     async def stored(self, hostcache: str, keys: Sequence[PageKey]) -> None:
         """Waits until a host-cache holds all of a chain, and its storage tier too."""
