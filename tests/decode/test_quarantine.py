@@ -44,7 +44,11 @@ class LateAgent:
         self._agent = agent
         self._waiting: list[tuple[str, Sequence[Run], Future[None]]] = []
 
-    def write(self, peer: str, runs: Sequence[Run], device: int = HOST) -> Future[None]:
+    def write(
+        self, peer: str, runs: Sequence[Run], device: int, before: Callable[[], None]
+    ) -> Future[None]:
+        assert device == HOST
+        before()
         landed: Future[None] = Future()
         self._waiting.append((peer, runs, landed))
         return landed

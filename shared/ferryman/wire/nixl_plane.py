@@ -1,6 +1,6 @@
 """Units from prefill to decode by NIXL: written where they shall lie, examined when they have.
 
-    writer      units as they become ready → runs → writes, digests beside them → UnitsLanded → Sent
+    writer      units as they become ready → runs → digest and write in turn → UnitsLanded → Sent
     receiver    UnitsLanded → digests of what lies there; the rest with Commit
 
 Decode cannot refuse such a write. The writer ends only when every write of it has ended, whatever
@@ -25,11 +25,8 @@ from ferryman.wire.nixl_agent import NixlAgent, Run, merged_runs
 from ferryman.wire.planes import NIXL, NixlGrant
 from ferryman.wire.v1 import decode_pb2
 
-# Large enough for full speed, small enough that digests and landings overlap.
-PART_BYTES = 8 << 20
-PARTS_UNDER_WAY = 3
-# Below this a digest takes less than handing it to a thread.
-INLINE_BYTES = 256 << 10
+# What fits a cache between its digest and its write; each part costs a few 10 µs to post.
+PART_BYTES = 4 << 20
 
 
 class FailedWrites(Unavailable):
@@ -58,7 +55,7 @@ class NixlWriter:
         sending = _Sending(self._agent, peer, grant, reservation)
         try:
             async for batch in batches:
-                await sending.write(batch)
+                sending.write(batch)
             await sending.all_landed()
         except BaseException:
             if not await sending.ended():
@@ -96,19 +93,18 @@ class _Sending:
         self._digests: list[UnitDigest] = []
         self._num_bytes = 0
 
-    async def write(self, batch: Sequence[OutgoingUnit]) -> None:
+    def write(self, batch: Sequence[OutgoingUnit]) -> None:
         for units in _parts(batch):
             runs = merged_runs(
                 Run(unit.address, self._remote[unit.unit.name], len(unit.content)) for unit in units
             )
-            write = self._agent.write(self._peer, runs, self._device)
+            # The agent's thread does both: what a digest has read, the write finds in the cache.
+            digest = partial(_digest_into, self._digests, units)
+            write = self._agent.write(self._peer, runs, self._device, digest)
             landed = asyncio.wrap_future(write)
             landed.add_done_callback(partial(self._tell, units))
             self._writes.append(landed)
-            self._digests += await _digests(units)
             self._num_bytes += sum(run.num_bytes for run in runs)
-            if len(self._writes) > PARTS_UNDER_WAY:
-                await asyncio.shield(self._writes[-1 - PARTS_UNDER_WAY])
 
     def _tell(self, units: Sequence[OutgoingUnit], landed: asyncio.Future[None]) -> None:
         """Decode may examine these while others are on their way."""
@@ -144,15 +140,9 @@ def _parts(batch: Sequence[OutgoingUnit]) -> Iterator[tuple[OutgoingUnit, ...]]:
         yield tuple(part)
 
 
-async def _digests(units: Sequence[OutgoingUnit]) -> list[UnitDigest]:
-    """In a thread, while the bytes are being written, unless they are few."""
-    if sum(len(unit.content) for unit in units) <= INLINE_BYTES:
-        return _digests_now(units)
-    return await asyncio.to_thread(_digests_now, units)
-
-
-def _digests_now(units: Sequence[OutgoingUnit]) -> list[UnitDigest]:
-    return [
+def _digest_into(found: list[UnitDigest], units: Sequence[OutgoingUnit]) -> None:
+    """On the agent's thread; read once the writes behind it have landed."""
+    found += [
         UnitDigest(unit.unit.kind, unit.unit.index, xxhash.xxh3_128_digest(unit.content))
         for unit in units
     ]
