@@ -96,7 +96,7 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with up(tmp_path) as cluster:
-        assert set(cluster.said) == {"event", "http", "grpc", "nats", "redis", "pids"}
+        assert set(cluster.said) == {"event", "http", "grpc", "nats", "redis", "pids", "tiers"}
         assert set(cluster.said["pids"]) == NAMES
         answer = cluster.complete("first")
         assert answer["usage"]["completion_tokens"] > 0
