@@ -10,8 +10,8 @@ does not choose the tier. Each round takes a prompt that nobody has seen, and th
     peer       on the other node, which has nothing
 
 Decode is flushed before each: every hand-off carries the whole prompt. Usage must name the tier.
-Besides, in the same run: loads of that prompt's resume set against a memcpy of the same bytes, and
-lookups of a chain of 128 k tokens in the index.
+Besides, in the same run: hand-offs by each data plane against a raw NIXL write of the same bytes,
+loads of that prompt's resume set against a memcpy, and lookups of 128 k tokens in the index.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from ferryman_cli.bench.loads import load_bandwidth
 from ferryman_cli.bench.nodes import ROUTER_ID, FirstToken, Nodes, two_nodes
 from ferryman_cli.bench.ours import PAGE_SIZE, load_ours
 from ferryman_cli.bench.peer import make_peer
+from ferryman_cli.bench.planes import plane_rates
 from ferryman_cli.bench.report import Row, aimed, compared, show
 from ferryman_cli.bench.shape import shape_named
 from ferryman_cli.choices import Choices, EngineChoices
@@ -115,6 +116,7 @@ def run_bench_tiers(choice: TierChoice, *, as_json: bool) -> int:
         found = _measured(choice, prompts, folder)
         rows = [
             *_first_token_rows(found),
+            *_hand_off_rows(),
             _load_row(prompts),
             *_lookup_rows(),
         ]
@@ -211,6 +213,28 @@ def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[Row]:
         if tier == "host":
             name += f" (aim {HOST_AIM:g})"
         yield Row(name, "ms", median(ours), min(ours), "cold", median(cold), min(cold), ratio)
+
+
+def _hand_off_rows() -> Iterator[Row]:
+    """Each plane beside the fastest there is: a raw NIXL write, or a memcpy without NIXL."""
+    found = plane_rates()
+    raw = "raw_nixl" if "raw_nixl" in found.rates else "memcpy"
+    against = found.rates[raw]
+    for plane, rate in found.rates.items():
+        if plane not in (raw, "memcpy"):
+            name = f"hand-off by {plane}, {found.num_bytes / 1e6:.0f} MB"
+            ours, peer = (rate.median, rate.best), (against.median, against.best)
+            values = [each / 1e9 for each in (*ours, *peer)]
+            yield Row(
+                name,
+                "GB/s",
+                values[0],
+                values[1],
+                raw,
+                values[2],
+                values[3],
+                found.share(plane, raw),
+            )
 
 
 def _load_row(prompts: Prompts) -> Row:
