@@ -27,7 +27,7 @@ HYBRID = doomed_storage.HYBRID
 
 @contextmanager
 def nursery(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, doomed_storage.__file__, str(folder)]
+    command = [sys.executable, "-m", doomed_storage.__name__, str(folder)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         yield process

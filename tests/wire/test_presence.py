@@ -50,6 +50,7 @@ async def test_a_killed_process_is_gone_and_a_stopped_one_is_not(
     child.kill()
     async with asyncio.timeout(20):
         await ended
+    child.wait()  # its listening socket outlives its connections by a moment
     with pytest.raises(ConnectionRefusedError):
         await watch(address, WHO)
     await seen.close()
