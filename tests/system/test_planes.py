@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
 
 import pytest
 
@@ -14,31 +18,73 @@ from ferryman_cli.bench.planes import plane_rates
 NAMES = (
     {"memcpy", "grpc", "raw_nixl", "nixl", "nixl_verified"} if has_nixl() else {"memcpy", "grpc"}
 )
+LINK_SECONDS = 30.0
+MEASURE = """
+import json, sys
+from ferryman_cli.bench.planes import plane_rates
+host, *inside = sys.argv[1:]
+print(json.dumps(sorted(plane_rates(5 << 20, repeats=1, inside=inside, host=host).rates)))
+"""
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a cable between two network namespaces."""
+
+    namespace: str
+    device: str
+    address: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Runs what follows it there, with no other device to choose.
+
+        UCX knows one machine, not its namespaces: it would take their loopbacks for one.
+        """
+        tcp = ("env", "UCX_TLS=tcp", f"UCX_NET_DEVICES={self.device}")
+        return ("ip", "netns", "exec", self.namespace, *tcp)
+
+    @property
+    def is_up(self) -> bool:
+        found = ip("-n", self.namespace, "-o", "link", "show", self.device)
+        return "state UP" in found
+
+
+def ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 @pytest.fixture
-def other_network() -> Iterator[tuple[str, str, str]]:
-    """A network namespace, its address, and the stem of the names of the two ends of its cable."""
-    name, tag = f"ferryman-{os.getpid()}", f"f{os.getpid() % 10**6}"
-    third = os.getpid() % 250
+def cable() -> Iterator[tuple[End, End]]:
+    """Two new network namespaces and a cable between them that carries."""
+    stem = f"ferryman-{uuid4().hex[:8]}"
+    ends = End(f"{stem}-1", "end1", "10.211.0.1"), End(f"{stem}-2", "end2", "10.211.0.2")
+    made = []
     try:
-        ip("netns", "add", name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    try:
-        ip("link", "add", f"{tag}a", "type", "veth", "peer", "name", f"{tag}b", "netns", name)
-        ip("addr", "add", f"10.211.{third}.1/24", "dev", f"{tag}a")
-        ip("link", "set", f"{tag}a", "up")
-        ip("-n", name, "addr", "add", f"10.211.{third}.2/24", "dev", f"{tag}b")
-        ip("-n", name, "link", "set", f"{tag}b", "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        yield name, f"10.211.{third}.2", tag
+        try:
+            for end in ends:
+                ip("netns", "add", end.namespace)
+                made.append(end.namespace)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        _plug(*ends)
+        yield ends
     finally:
-        ip("netns", "del", name)
+        for namespace in made:
+            ip("netns", "del", namespace)
+
+
+def _plug(one: End, other: End) -> None:
+    peer = ("type", "veth", "peer", "name", other.device, "netns", other.namespace)
+    ip("link", "add", "name", one.device, "netns", one.namespace, *peer)
+    for end in (one, other):
+        ip("-n", end.namespace, "addr", "add", f"{end.address}/24", "dev", end.device)
+        ip("-n", end.namespace, "link", "set", end.device, "up")
+        ip("-n", end.namespace, "link", "set", "lo", "up")
+    limit = time.monotonic() + LINK_SECONDS
+    while not (one.is_up and other.is_up):  # the kernel notices a carrier when it has time
+        assert time.monotonic() < limit, "a cable carries at some point"
 
 
 def test_between_processes_every_plane_brings_the_bytes_that_were_sent() -> None:
@@ -46,13 +92,12 @@ def test_between_processes_every_plane_brings_the_bytes_that_were_sent() -> None
     assert set(found.rates) == NAMES
 
 
-def test_between_network_namespaces_units_travel_over_tcp(
-    other_network: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, host, tag = other_network
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    # UCX knows one machine, not its namespaces: it would take their loopbacks for one.
-    monkeypatch.setenv("UCX_NET_DEVICES", f"{tag}a")
-    inside = ("ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={tag}b")
-    found = plane_rates(5 << 20, repeats=1, inside=inside, host=host)
-    assert set(found.rates) == NAMES
+def test_between_network_namespaces_units_travel_over_tcp(cable: tuple[End, End]) -> None:
+    """The writer has a process of its own: UCX reads a process's routes once, for good."""
+    here, there = cable
+    measure = (sys.executable, "-c", MEASURE, there.address, *there.command)
+    done = subprocess.run(
+        [*here.command, *measure], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout.splitlines()[-1])) == NAMES
