@@ -13,6 +13,8 @@ from ferryman.handoff.lifecycle import LifecycleEvent
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _FULL, _POINT = "█", "▏"
+# A chain of key prints is for programs: they read it with --json.
+_MAX_SHOWN = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def bar(row: Row, total_ms: float, width: int) -> str:
 
 
 def facts_text(facts: Mapping[str, object]) -> str:
-    """`name=value name=value`."""
-    return " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
+    """`name=value name=value`; what is empty says nothing, and what is long is cut."""
+    return " ".join(f"{name}={_shown(value)}" for name, value in facts.items() if value != "")
 
 
 def _is_same_line(before: LifecycleEvent, after: LifecycleEvent) -> bool:
@@ -75,4 +77,5 @@ def _shown(value: object) -> str:
         return ",".join(f"{name}:{_shown(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
         return "[" + ",".join(_shown(inner) for inner in value) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

@@ -53,19 +53,37 @@ Effect = Joined | Lost | AskSnapshot
 
 @dataclass(slots=True)
 class Worker:
-    """A worker as last heard of. `num_sent` counts what was routed to it since its last beat."""
+    """A worker as last heard of, and what its last beat cannot know: sent less settled since then.
+
+    Below zero when more was settled than sent: the beat had counted it.
+    """
 
     beat: Beat
     last_heard: float
     holdings: Holdings
-    num_sent: int = 0
-    sent_tokens: int = 0
+    requests_since: int = 0
+    tokens_since: int = 0
     is_suspect: bool = False
     avoid_until: float = 0.0
 
     @property
     def name(self) -> WorkerName:
         return WorkerName(self.beat.worker_id, self.beat.epoch)
+
+    @property
+    def num_requests(self) -> int:
+        """Running, queued and on their way."""
+        return max(0, self.beat.num_running + self.beat.num_queued + self.requests_since)
+
+    @property
+    def num_queued(self) -> int:
+        """Queued and on their way."""
+        return max(0, self.beat.num_queued + self.requests_since)
+
+    @property
+    def queue_tokens(self) -> int:
+        """Prefill work that waits, runs or is on its way."""
+        return max(0, self.beat.queue_tokens + self.tokens_since)
 
 
 class Fleet:
@@ -115,7 +133,7 @@ class Fleet:
         known = self._workers.get(beat.worker_id)
         if known is not None and known.beat.epoch == beat.epoch:
             known.beat, known.last_heard = beat, now
-            known.num_sent = known.sent_tokens = 0
+            known.requests_since = known.tokens_since = 0
             known.is_suspect = False
             return ()
         effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
@@ -166,14 +184,14 @@ class Fleet:
     def sent(self, name: WorkerName, num_tokens: int) -> None:
         """Counts what its last beat cannot know of yet."""
         if worker := self.get(name):
-            worker.num_sent += 1
-            worker.sent_tokens += num_tokens
+            worker.requests_since += 1
+            worker.tokens_since += num_tokens
 
     def settled(self, name: WorkerName, num_tokens: int) -> None:
-        """What was sent is done with; a beat in between has counted it for us."""
+        """What was sent is done with, whether a beat has counted it since or not."""
         if worker := self.get(name):
-            worker.num_sent = max(0, worker.num_sent - 1)
-            worker.sent_tokens = max(0, worker.sent_tokens - num_tokens)
+            worker.requests_since -= 1
+            worker.tokens_since -= num_tokens
 
     def usable_tokens(self, name: WorkerName, keys: Sequence[PageKey], prompt_len: int) -> int:
         """Tokens of a prompt that this worker can reuse from its device."""

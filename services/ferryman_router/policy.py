@@ -130,7 +130,7 @@ def longest_request(fleet: Fleet) -> int:
 
 def _may_serve(prefill: Worker, decode: Worker, asking: Asking, costs: Costs) -> bool:
     fits = asking.prompt_len <= min(prefill.beat.max_len, decode.beat.max_len)
-    has_room = prefill.beat.num_queued + prefill.num_sent < costs.max_queued
+    has_room = prefill.num_queued < costs.max_queued
     return fits and has_room and prefill.beat.state == decode.beat.state
 
 
@@ -183,7 +183,7 @@ def _candidate(
     return Candidate(
         prefill.name,
         decode.name,
-        queue_seconds=(prefill.beat.queue_tokens + prefill.sent_tokens) * per_token,
+        queue_seconds=prefill.queue_tokens * per_token,
         prefill_seconds=(asking.prompt_len - arrival.cached.total) * per_token,
         handoff_seconds=(asking.prompt_len - at_decode) * costs.handoff_seconds_per_token,
         row_seconds=_row_wait(decode, costs),
@@ -218,5 +218,4 @@ def _page_size(worker: Worker) -> int:
 def _row_wait(decode: Worker, costs: Costs) -> float:
     """A fuller batch makes every step of everyone longer; beyond its rows there is a queue."""
     step = decode.beat.step_seconds or costs.step_seconds
-    wanted = decode.beat.num_running + decode.beat.num_queued + decode.num_sent
-    return step * wanted / max(1, decode.beat.max_running)
+    return step * decode.num_requests / max(1, decode.beat.max_running)

@@ -82,6 +82,7 @@ def test_the_table_shows_every_event_and_no_markup_of_its_facts() -> None:
 def test_facts_read_as_words() -> None:
     facts = {"a": 1.50, "cached": {"device": 32}, "span": [0, 64], "end": "stop"}
     assert facts_text(facts) == "a=1.5 cached=device:32 span=[0,64] end=stop"
+    assert facts_text({"reason": "", "chain": "ab" * 90, "of": 0}) == f"chain={'ab' * 24}… of=0"
 
 
 def test_the_object_is_json_and_says_what_is_illegal() -> None:

@@ -39,8 +39,11 @@ async def test_a_decode_worker_that_dies_in_mid_stream_is_replaced(two_pairs: Cl
     assert text == two_pairs.expected(12)
     orders = [order for prefill in two_pairs.prefills for order in prefill.orders]
     first, second = sorted(orders, key=lambda order: order.context.attempt)
-    assert (first.request.num_generated, second.request.num_generated) == (0, 5)
-    assert second.request.token_ids[:-5].tolist() == first.request.token_ids.tolist()
+    seen = second.request.num_generated  # a dying server may keep its last frames
+    assert first.request.num_generated == 0 <= seen <= 5
+    prompt = first.request.token_ids.tolist()
+    assert second.request.token_ids.tolist()[: len(prompt)] == prompt
+    assert len(second.request.token_ids) == len(prompt) + seen
     assert second.request.sampling.seed == 3
     life = await two_pairs.life_of("moved-1")
     assert life == ["received", "routed", "migrated", "routed", "finished"]

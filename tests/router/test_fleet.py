@@ -152,7 +152,20 @@ def test_what_was_sent_counts_until_it_is_settled_or_a_beat_has_counted_it() -> 
     fleet.settled(NAME, 30)
     worker = fleet.get(NAME)
     assert worker is not None
-    assert (worker.num_sent, worker.sent_tokens) == (1, 12)
-    fleet.hear_beat(BEAT, 1.0)
+    assert (worker.num_requests, worker.num_queued, worker.queue_tokens) == (1, 1, 12)
+
+
+def test_what_a_beat_has_counted_and_is_settled_since_counts_no_more() -> None:
+    fleet = Fleet(3.0)
+    fleet.hear_beat(BEAT, 0.0)
+    fleet.sent(NAME, 12)
+    fleet.sent(NAME, 20)
+    fleet.hear_beat(replace(BEAT, num_running=1, num_queued=1, queue_tokens=27), 1.0)
     fleet.settled(NAME, 12)
-    assert (worker.num_sent, worker.sent_tokens) == (0, 0)
+    worker = fleet.get(NAME)
+    assert worker is not None
+    assert (worker.num_requests, worker.num_queued, worker.queue_tokens) == (1, 0, 15)
+    fleet.settled(NAME, 20)
+    assert (worker.num_requests, worker.num_queued, worker.queue_tokens) == (0, 0, 0)
+    fleet.hear_beat(replace(BEAT, num_running=2), 2.0)
+    assert (worker.num_requests, worker.queue_tokens) == (2, 0)

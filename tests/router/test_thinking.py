@@ -158,6 +158,15 @@ def test_what_was_sent_since_the_last_beat_counts() -> None:
     assert _chosen(fleet) == ("2", "1")
 
 
+def test_a_queue_that_was_settled_since_the_last_beat_costs_nothing() -> None:
+    fleet = fleet_of(
+        beat_of("prefill", 1), beat_of("prefill", 2, queue_tokens=50), beat_of("decode", 1)
+    )
+    hold(fleet, "prefill-00000002", 8)
+    fleet.settled(WorkerName("prefill-00000002", 1), 50)
+    assert _chosen(fleet) == ("2", "1")
+
+
 def test_pages_that_decode_holds_need_not_travel() -> None:
     fleet = fleet_of(beat_of("prefill", 1), beat_of("decode", 1), beat_of("decode", 2))
     hold(fleet, "decode-00000002", 8)
