@@ -1,6 +1,6 @@
 """A request's life: placed, prefilled, decoded, and tried again when a worker fails it.
 
-The journey owns the token offsets. Whatever workers do, the transcript gets each token once and in
+The journey owns the token offsets. Whatever workers do, the answer gets each token once and in
 order; a later attempt goes on behind the tokens there are, with the same seed and positions, and
 therefore draws the same ones.
 """
@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from functools import partial
 
-import numpy as np
-
-from ferryman.cache.keys import TokenIds
 from ferryman.errors import Cancelled, CorruptState, DeadlineExceeded, FerrymanError, Unavailable
 from ferryman.handoff import request as events
-from ferryman.handoff.offsets import (
-    Accepted,
-    Diverged,
-    Dropped,
-    Lacking,
-    TokenLedger,
-)
+from ferryman.handoff.offsets import Accepted, Diverged, Dropped, Lacking
 from ferryman.handoff.request import RequestEvent, RequestState, next_state, reached
 from ferryman.runtime.lifecycle import Fact
 from ferryman.runtime.logs import Tail
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.beats import Beat
-from ferryman.wire.index import Holding, ResumeShape
 from ferryman.wire.status import error_of
 from ferryman.wire.values import (
     AbortOrder,
@@ -43,36 +33,31 @@ from ferryman.wire.values import (
     TokenCursor,
     Usage,
 )
+from ferryman_router.answer import Answer
 from ferryman_router.asked import Asked
 from ferryman_router.attempt import Attempt
-from ferryman_router.budget import Tries
-from ferryman_router.chains import Chains
 from ferryman_router.facts import chain_facts, finished_facts, routed_facts
 from ferryman_router.fleet import WorkerName
 from ferryman_router.orders import prefetch_order, prefill_order
-from ferryman_router.pace import Pace
-from ferryman_router.policy import Asking, Candidate, Explanation
-from ferryman_router.queue import Ticket
+from ferryman_router.placing import Placing
+from ferryman_router.policy import Candidate, Explanation
+from ferryman_router.prefill_call import PrefillCall
 from ferryman_router.surroundings import Surroundings
-from ferryman_router.transcript import Broken, Transcript
+from ferryman_router.transcript import Broken
 from ferryman_router.usage import settled_usage
 from ferryman_router.verdict import (
     Done,
     Hopeless,
-    RetriesExhausted,
     Spoiled,
     Stopped,
-    Suspect,
     TurnedAway,
     Verdict,
     WorkerGone,
     judge,
 )
-from ferryman_router.writer import Writer
 
 log = logging.getLogger(__name__)
 
-MAX_AVOID_SECONDS = 1.0
 _COMMITTED = (RequestState.COMMITTED, RequestState.DECODING, RequestState.RETRACTED)
 
 
@@ -81,21 +66,17 @@ class Journey:
 
     def __init__(self, asked: Asked, around: Surroundings) -> None:
         self.asked = asked
-        self.transcript = Transcript()
         self.explanations: list[Explanation] = []
         self.state = RequestState.RECEIVED
         self._around = around
-        self._writer = Writer(around.model.tokenizer, asked, self.transcript)
         self._number = 0
-        self._ledger = TokenLedger(0)
-        self._chains = Chains(asked.token_ids, asked.tenant.salt)
-        self._tries = Tries()
-        self._excluded: dict[WorkerName, float] = {}
-        self._pace = Pace(asked.arrived)
+        self._answer = Answer(asked, around.model.tokenizer, around.metrics, around.clock)
+        self._placing = Placing(asked, around)
         self._attempt: Attempt | None = None
         self._previous: Attempt | None = None
         self._first_usage: Usage | None = None
         self._cause = "shutdown"
+        self.transcript = self._answer.transcript
 
     @property
     def number(self) -> int:
@@ -104,7 +85,7 @@ class Journey:
 
     @property
     def cursor(self) -> TokenCursor:
-        return TokenCursor(self.asked.request_id, self._number, self._ledger.next_offset)
+        return TokenCursor(self.asked.request_id, self._number, self._answer.next_offset)
 
     @property
     def was_abandoned(self) -> bool:
@@ -125,7 +106,7 @@ class Journey:
             tokens=asked.prompt_len,
             tenant=asked.tenant.name,
             deadline_ms=int(asked.caller.deadline_seconds * 1000),
-            **chain_facts(self._chains, self._around.fleet.state()),
+            **chain_facts(self._placing.chains, self._around.fleet.state()),
         )
         try:
             async with asyncio.timeout(max(0.0, asked.deadline - clock())):
@@ -157,82 +138,24 @@ class Journey:
                 case Done() | Stopped():
                     return verdict
                 case TurnedAway(error):
-                    wait = min(MAX_AVOID_SECONDS, error.retry_after_seconds)
-                    self._around.fleet.avoid(explanation.chosen.decode, self._around.clock() + wait)
-                    self._around.metrics.retries.labels("no_room").inc()
-                case Spoiled(error):
-                    self._exclude(explanation, error)
-                    self._check_retry(verdict)
+                    self._placing.turned_away(explanation, error)
+                case Spoiled():
+                    had_begun = self._attempt is not None and self._attempt.has_begun
+                    self._placing.spoiled(
+                        explanation, verdict, had_begun=had_begun, stage=self.state
+                    )
                 case Hopeless(error):
                     raise error
             is_retry = True
 
-    def _check_retry(self, spoiled: Spoiled) -> None:
-        """Raises when nobody shall try this again."""
-        around, tries, error = self._around, self._tries, spoiled.error
-        had_begun = self._attempt is not None and self._attempt.has_begun
-        if isinstance(error, Unavailable) and not had_begun:
-            around.metrics.retries.labels("not_reached").inc()
-            return  # nothing was done: another worker, or the same one after its next beat
-        tries.failed(by_death=spoiled.is_death and had_begun)
-        tail = Tail(
-            id=self.asked.request_id,
-            attempt=self._number,
-            state=self.state,
-            reason=error.reason,
-            message=error,
-        )
-        log.warning("attempt lost %s", tail)
-        if tries.is_suspect:
-            raise Suspect(f"two workers died while they ran this request: {error}")
-        in_flight = around.num_in_flight()
-        if not tries.may_go_on or not around.budget.try_take(self.asked.request_id, in_flight):
-            raise RetriesExhausted(f"the last of {tries.num_failed} failures: {error}")
-        around.metrics.retries.labels(error.reason).inc()
-
-    def _exclude(self, explanation: Explanation, error: FerrymanError) -> None:
-        """This pair failed: not again for this request, until it has been heard of since."""
-        fleet, chosen = self._around.fleet, explanation.chosen
-        for name in (chosen.prefill, chosen.decode):
-            if (worker := fleet.get(name)) is not None:
-                self._excluded[name] = worker.last_heard
-        if isinstance(error, Unavailable) and not isinstance(error, WorkerGone):
-            fleet.suspect(chosen.decode)  # a prefill worker that is gone would not say so
-
-    def _still_excluded(self) -> frozenset[WorkerName]:
-        found = ((self._around.fleet.get(name), heard) for name, heard in self._excluded.items())
-        return frozenset(w.name for w, heard in found if w is not None and w.last_heard == heard)
-
     # One attempt.
 
     async def _place(self, is_retry: bool) -> Explanation:
-        asked = self.asked
         if self.state in (RequestState.RECEIVED, RequestState.ROUTED):
             self._enter(events.Queued())
-        ticket = Ticket(asked.request_id, asked.tenant.name, asked.arrived, asked.deadline)
-        self._chains = self._chains.extended(self._all_token_ids())
-        holdings = await self._holdings()
-        asking = Asking(self._chains, len(self._chains.token_ids), holdings, self._still_excluded)
-        return await self._around.dispatcher.place(
-            ticket, asking, attempt=self._number + 1, is_retry=is_retry
+        return await self._placing.place(
+            self._answer.token_ids, attempt=self._number + 1, is_retry=is_retry
         )
-
-    def _all_token_ids(self) -> TokenIds:
-        """The prompt, and what was generated so far."""
-        generated = np.array(self._ledger.token_ids, dtype="<u4")
-        return np.concatenate([self.asked.token_ids, generated])
-
-    async def _holdings(self) -> Mapping[str, Holding]:
-        """What the nodes hold of this prompt; asked once, for the state in use."""
-        for worker in self._around.fleet.usable("prefill", self._around.clock()):
-            state = worker.beat.state
-            reusable = (len(self._chains.token_ids) - 1) // state.page_size
-            chain = self._chains.of(state)[:reusable]
-            if not worker.beat.node or not chain:
-                continue
-            shape = ResumeShape(state.page_size, state.window_len, frozenset(state.kinds))
-            return await self._around.index.usable_pages(chain, shape)
-        return {}
 
     async def _try(self, explanation: Explanation) -> Verdict:
         chosen, around = explanation.chosen, self._around
@@ -245,19 +168,18 @@ class Journey:
         self._report_route(explanation, previous)
         order = prefill_order(
             self.asked,
-            self._chains,
+            self._placing.chains,
             pair=(prefill.beat, decode.beat),
             attempt=attempt.number,
             router=around.router_id,
             now=around.clock(),
         )
         self._begin_prefetch(chosen, prefill.beat, order)
-        follower = asyncio.ensure_future(self._follow_prefill(attempt, order))
-        follower.add_done_callback(attempt.follower_ended)
+        call = PrefillCall(attempt, order, around, partial(self._progress, attempt))
         try:
             return await attempt.verdict
         finally:
-            follower.cancel()
+            call.leave()
             around.fleet.settled(chosen.decode, 0)
             self._tell_end(attempt)
 
@@ -270,11 +192,11 @@ class Journey:
 
     def _begin(self, explanation: Explanation) -> Attempt:
         self._number += 1
-        self._ledger.begin_attempt(self._number)
+        self._answer.begin_attempt(self._number)
         self.explanations.append(explanation)
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         chosen = explanation.chosen
-        num_tokens = len(self._chains.token_ids) - chosen.usable_tokens
+        num_tokens = len(self._placing.chains.token_ids) - chosen.usable_tokens
         self._attempt = Attempt(self._number, chosen.prefill, chosen.decode, num_tokens, verdict)
         return self._attempt
 
@@ -284,26 +206,10 @@ class Journey:
             self._report(
                 "migrated",
                 **{"from": previous.decode.worker_id, "to": explanation.chosen.decode.worker_id},
-                offset=self._ledger.next_offset,
+                offset=self._answer.next_offset,
             )
         self._enter(events.Routed(self._number))
         self._report("routed", **routed_facts(explanation))
-
-    async def _follow_prefill(self, attempt: Attempt, order: PrefillOrder) -> None:
-        """Until the hand-off; a failure counts unless decode has been heard of already."""
-        workers, fleet = self._around.workers, self._around.fleet
-        try:
-            async for progress in workers.prefill(attempt.prefill, order):
-                self._progress(attempt, progress)
-            error: FerrymanError = Unavailable("prefill ended without a hand-off")
-        except FerrymanError as caught:
-            error = caught
-            if isinstance(error, WorkerGone):
-                fleet.suspect(attempt.prefill)
-        finally:
-            fleet.settled(attempt.prefill, attempt.num_prefill_tokens)
-        if not attempt.is_handed_off:
-            attempt.settle(judge(error))
 
     def _progress(self, attempt: Attempt, progress: PrefillProgress) -> None:
         match progress:
@@ -338,19 +244,15 @@ class Journey:
         attempt = self._attempt
         if attempt is None or attempt.verdict.done():
             return
-        match self._ledger.accept(tokens.frame):
-            case Accepted(offset, token_ids):
-                self._accept(attempt, offset, token_ids, tokens)
-            case Dropped(is_stale):
-                if is_stale:
-                    self._around.metrics.refused_tokens.labels("stale").inc()
-                    return
+        match self._answer.take(tokens):
+            case Accepted():
+                self._accepted(attempt)
+            case Dropped(is_stale=True):
+                return
             case Lacking():
-                self._around.metrics.refused_tokens.labels("early").inc()
                 self._around.workers.ask_again(attempt.decode)
                 return
             case Diverged(offset):
-                self._around.metrics.refused_tokens.labels("diverged").inc()
                 attempt.settle(Spoiled(CorruptState(f"other tokens from offset {offset} on")))
                 return
         match tokens.ending:
@@ -359,22 +261,11 @@ class Journey:
             case Failure():
                 attempt.settle(judge(error_of(tokens.ending)))
 
-    def _accept(
-        self, attempt: Attempt, offset: int, token_ids: tuple[int, ...], tokens: RequestTokens
-    ) -> None:
+    def _accepted(self, attempt: Attempt) -> None:
         if self.state is not RequestState.DECODING:
             self._see(RequestState.DECODING)
-        is_first, metrics = self._pace.first_seconds is None, self._around.metrics
-        now = self._around.clock()
-        attempt.heard(now)
-        gap = self._pace.tokens(len(token_ids), now)
-        if is_first:
-            metrics.first_token.observe(gap)
-        else:
-            metrics.gap.observe(gap, len(token_ids))
-        logprobs = tokens.logprobs[-len(token_ids) :] if tokens.logprobs else ()
-        self._writer.write(offset, token_ids, logprobs)
-        if self._writer.has_stopped:
+        attempt.heard(self._around.clock())
+        if self._answer.has_stopped:
             attempt.settle(Stopped())
 
     def look(self, now: float) -> None:
@@ -397,10 +288,10 @@ class Journey:
             self._first_usage or counted, self.asked.prompt_len, self.transcript.num_tokens
         )
         self._enter(events.Finished())
-        self._writer.finish(reason, usage)
-        chains = self._chains.extended(self._all_token_ids())
+        self._answer.finish(reason, usage)
+        chains = self._placing.chains_with(self._answer.token_ids)
         shared = chain_facts(chains, self._around.fleet.state())
-        self._report("finished", **finished_facts(reason, usage, self._pace), **shared)
+        self._report("finished", **finished_facts(reason, usage, self._answer.pace), **shared)
         log.info(
             "request done %s",
             Tail(
@@ -408,7 +299,7 @@ class Journey:
                 prompt=usage.prompt_tokens,
                 cached=usage.cached.total,
                 tokens=usage.completion_tokens,
-                ttft_ms=(self._pace.first_seconds or 0.0) * 1000,
+                ttft_ms=(self._answer.pace.first_seconds or 0.0) * 1000,
                 attempts=self._number,
             ),
         )
