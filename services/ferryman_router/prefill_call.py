@@ -9,7 +9,10 @@ from ferryman.errors import FerrymanError, Unavailable
 from ferryman.wire.values import PrefillOrder, PrefillProgress
 from ferryman_router.attempt import Attempt
 from ferryman_router.surroundings import Surroundings
-from ferryman_router.verdict import WorkerGone, judge
+from ferryman_router.verdict import Hopeless, Spoiled, TurnedAway, WorkerGone, judge
+
+# A hand-off whose tokens have come already has this long to be told as one.
+FAREWELL_SECONDS = 5.0
 
 
 class PrefillCall:
@@ -27,8 +30,19 @@ class PrefillCall:
         self._task.add_done_callback(attempt.follower_ended)
 
     def leave(self) -> None:
-        """The attempt is over."""
-        self._task.cancel()
+        """The attempt is over. Cancelling a hand-off that decode has taken would only have prefill
+        call it cancelled: its end is near, and is waited for a little."""
+        is_lost = self._attempt.is_settled_as((Spoiled, TurnedAway, Hopeless))
+        if self._attempt.is_handed_off and not is_lost:
+            self._around.outlive(self._farewell())
+        else:
+            self._task.cancel()
+
+    async def _farewell(self) -> None:
+        try:
+            await asyncio.wait({self._task}, timeout=FAREWELL_SECONDS)
+        finally:
+            self._task.cancel()
 
     async def _follow(self, order: PrefillOrder) -> None:
         """Until the hand-off; a failure counts unless decode has been heard of already."""

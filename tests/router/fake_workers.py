@@ -66,7 +66,8 @@ MAX_LEN = 512
 
 @dataclass
 class Faults:
-    """What goes wrong. `happened` counts what did; `gate` holds tokens back until it is set."""
+    """What goes wrong. `happened` counts what did; `gate` holds tokens back until it is set,
+    `last_word` what prefill says behind its commit."""
 
     refuse_reserve: int = 0
     refuse_prefill: int = 0
@@ -76,6 +77,7 @@ class Faults:
     duplicate: bool = False
     break_stream_at: int | None = None
     gate: asyncio.Event | None = None
+    last_word: asyncio.Event | None = None
     happened: Counter[str] = field(default_factory=Counter)
 
 
@@ -286,7 +288,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
 
 
 class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
-    """Reserves at decode, computes nothing, commits. `orders` are what it was sent."""
+    """Reserves at decode, computes nothing, commits. `orders` are what it was sent, `ends` says
+    how they ended here."""
 
     role = "prefill"
 
@@ -294,6 +297,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         super().__init__(script, worker_id)
         self.orders: list[PrefillOrder] = []
         self.num_cancelled = 0
+        self.ends: asyncio.Queue[str] = asyncio.Queue()
 
     def register(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
@@ -306,7 +310,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 yield progress_to_wire(progress)
         except asyncio.CancelledError:
             self.num_cancelled += 1
+            self.ends.put_nowait("cancelled")
             raise
+        self.ends.put_nowait("handed_off")
 
     async def _progress(self, order: PrefillOrder) -> AsyncIterator[Any]:
         yield Queued(0)
@@ -334,6 +340,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                     order.context, reserved.reservation_id, reserved.epoch, (), (), first, usage
                 )
                 await stub.Commit(commit_order_to_wire(commit), timeout=5)
+        if self.faults.last_word is not None:
+            self.faults.happened["last_word"] += 1
+            await self.faults.last_word.wait()
         yield HandedOff(reserved.reservation_id, first, usage, 1024, 0.001)
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.router.cluster import QUICK, SENTENCE, Cluster, cluster, frames
 from tests.router.fake_workers import FakeDecode, FakeWorker, living
+
+from ferryman_router import prefill_call
 
 LONG = SENTENCE * 2
 
@@ -164,6 +167,29 @@ async def test_a_client_that_disappears_while_prefill_runs_cancels_it(one_pair: 
     await one_pair.until_free()
     gate.set()
     assert one_pair.prefills[0].num_cancelled == 1
+
+
+async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(one_pair: Cluster) -> None:
+    prefill = one_pair.prefills[0]
+    last_word = prefill.faults.last_word = asyncio.Event()
+    response = await one_pair.complete(LONG, max_tokens=2)
+    assert response.json()["choices"][0]["text"] == one_pair.expected(2)
+    assert prefill.faults.happened["last_word"] == 1
+    await one_pair.until_free()
+    assert prefill.ends.empty(), "the answer is complete, and prefill may still speak"
+    last_word.set()
+    assert await asyncio.wait_for(prefill.ends.get(), 10) == "handed_off"
+
+
+async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
+    one_pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_call, "FAREWELL_SECONDS", 0.05)
+    prefill = one_pair.prefills[0]
+    prefill.faults.last_word = asyncio.Event()
+    assert (await one_pair.complete(LONG, max_tokens=2)).status_code == 200
+    assert await asyncio.wait_for(prefill.ends.get(), 10) == "cancelled"
+    assert prefill.faults.happened["last_word"] == 1
 
 
 async def test_a_deadline_in_mid_stream_is_a_typed_end(one_pair: Cluster) -> None:
