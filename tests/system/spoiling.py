@@ -1,0 +1,177 @@
+"""Spoils the storage tier of a cluster: many files at once, each in a way of its own.
+
+What counts as a spoilt unit is decided by the bytes on disk: its entry, its seal or its content
+are no longer what was written under its file's name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.hostcache.corruptions import CORRUPTIONS, Scene, entry, payload
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.tiers.storage_values import FoundExtent, StorageUnit
+from ferryman_hostcache.storage.extent import BadExtent, header_from_bytes
+
+# A missing file is an error of the disk, not a flaw, and five in a row have the folder rest.
+MAX_VANISHED = 1
+
+UnitKey = tuple[Kind, PageKey]
+Content = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class SpoiltUnit:
+    """A unit as it was stored, and the entry and bytes that were left in its place."""
+
+    unit: StorageUnit
+    left: Content
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """What a round has changed, and how often in each way."""
+
+    units: Mapping[UnitKey, SpoiltUnit]
+    ways: Counter[str]
+
+    def num_usable(self, keys: Sequence[PageKey]) -> int:
+        """Pages of a chain before the first whose content was spoilt."""
+        spoilt = (page for page, key in enumerate(keys) if (Kind.FULL, key) in self.units)
+        return next(spoilt, len(keys))
+
+    def has_snapshot(self, keys: Sequence[PageKey], num_pages: int) -> bool:
+        """Whether the snapshot behind so many pages was left alone."""
+        return (Kind.RECURRENT, keys[num_pages - 1]) not in self.units
+
+    def asked_for(self, chains: Sequence[Sequence[PageKey]]) -> list[SpoiltUnit]:
+        """Those that whoever resumes at the end of these chains has to read."""
+        wanted = {(Kind.FULL, key) for keys in chains for key in keys}
+        wanted |= {(Kind.RECURRENT, keys[-1]) for keys in chains}
+        return [spoilt for name, spoilt in self.units.items() if name in wanted]
+
+
+@dataclass
+class StorageSpoiler:
+    """One folder. `older` keeps each file as a former round found it, by its first unit."""
+
+    folder: Path
+    manifest: StateManifest
+    rng: random.Random
+    older: dict[UnitKey, tuple[int, bytes]] = field(default_factory=dict)
+
+    def spoil(self, share: float) -> Spoilt:
+        """Spoil so large a share of the files, in one round."""
+        found = {path: each for path in self._files() for each in self._read(path)}
+        extents = {path: extent for path, (extent, _) in found.items()}
+        ways: Counter[str] = Counter()
+        chosen = [path for path in sorted(found) if self.rng.random() < share]
+        for path in chosen:
+            ways[self._spoil_file(path, extents, ways)] += 1
+        units = {
+            (spoilt.unit.kind, spoilt.unit.key): spoilt
+            for path in chosen
+            for spoilt in _spoilt(path, *found[path])
+        }
+        for extent, data in found.values():
+            self.older[_name_of(extent)] = extent.generation, data
+        return Spoilt(units, ways)
+
+    def is_given_up(self, spoilt: SpoiltUnit) -> bool:
+        """Whether the host-cache has removed its file, or written over what was left there: a unit
+        that is dropped is flagged, and its bytes become a hole."""
+        path = self._path(spoilt.unit)
+        return not path.exists() or _content(path.read_bytes(), spoilt.unit) != spoilt.left
+
+    def is_claimed(self, spoilt: SpoiltUnit) -> bool:
+        """Whether a file of this name and model still says that it holds the unit."""
+        found = self._read(self._path(spoilt.unit))
+        return any(spoilt.unit in extent.units for extent, _ in found)
+
+    def _path(self, unit: StorageUnit) -> Path:
+        return self.folder / f"{unit.generation:016x}.extent"
+
+    def _files(self) -> Iterable[Path]:
+        return self.folder.glob("*.extent")
+
+    def _read(self, path: Path) -> Sequence[tuple[FoundExtent, bytes]]:
+        """None of a file that an earlier round left spoilt, or that is going away."""
+        try:
+            data = path.read_bytes()
+            found = header_from_bytes(data, generation=int(path.stem, 16), file_bytes=len(data))
+        except (BadExtent, OSError, ValueError):
+            return ()
+        is_ours = found.manifest_digest == self.manifest.digest
+        return ((found, data),) if found.units and is_ours else ()
+
+    def _spoil_file(
+        self, path: Path, extents: Mapping[Path, FoundExtent], ways: Counter[str]
+    ) -> str:
+        scene = self._scene(path, extents)
+        possible = [way for way in CORRUPTIONS if _is_possible(way, scene)]
+        if ways["vanish"] >= MAX_VANISHED:
+            possible.remove("vanish")
+        way = self.rng.choice(possible)
+        before = path.read_bytes()
+        CORRUPTIONS[way](scene)
+        assert not path.exists() or path.read_bytes() != before, f"{way} changed nothing"
+        return way
+
+    def _scene(self, path: Path, extents: Mapping[Path, FoundExtent]) -> Scene:
+        """Where there is no other unit, the unit itself stands for it; no older file is empty."""
+        extent = extents[path]
+        unit = self.rng.choice(extent.units)
+        neighbours = self._like(unit, [extent])
+        strangers = self._like(unit, (each for at, each in extents.items() if at != path))
+        generation, older = self.older.get(_name_of(extent), (extent.generation, b""))
+        return Scene(
+            rng=self.rng,
+            manifest=self.manifest,
+            folder=self.folder,
+            unit=unit,
+            neighbour=self.rng.choice(neighbours or [unit]),
+            stranger=self.rng.choice(strangers or [unit]),
+            older=b"" if generation == extent.generation else older,
+        )
+
+    def _like(self, unit: StorageUnit, extents: Iterable[FoundExtent]) -> list[StorageUnit]:
+        """Others of its kind in these extents whose files are still long enough."""
+        alike = (each for found in extents for each in found.units if each.kind is unit.kind)
+        return [each for each in alike if each.key != unit.key and self._is_whole(each)]
+
+    def _is_whole(self, unit: StorageUnit) -> bool:
+        path = self._path(unit)
+        return path.exists() and path.stat().st_size >= unit.offset + unit.num_bytes
+
+
+def _is_possible(way: str, scene: Scene) -> bool:
+    if "neighbour" in way:
+        return scene.neighbour is not scene.unit
+    if "another_key" in way:
+        return scene.stranger is not scene.unit
+    return bool(scene.older) if "older" in way else True
+
+
+def _spoilt(path: Path, extent: FoundExtent, before: bytes) -> Iterable[SpoiltUnit]:
+    """What is no longer as it was before."""
+    after = path.read_bytes() if path.exists() else b""
+    for unit in extent.units:
+        left = _content(after, unit)
+        if left != _content(before, unit):
+            yield SpoiltUnit(unit, left)
+
+
+def _content(data: bytes, unit: StorageUnit) -> Content:
+    """A unit's entry and its bytes."""
+    return data[entry(unit)], data[payload(unit)]
+
+
+def _name_of(extent: FoundExtent) -> UnitKey:
+    """By which a later generation of the same group is known."""
+    return extent.units[0].kind, extent.units[0].key

@@ -1,0 +1,243 @@
+"""Stored units are spoilt on disk, and every prompt is asked again: no answer changes.
+
+Bits flip, files are cut short, bytes and entries change places with those of other keys, older
+generations come back, files become another model's or another tenant's (`corruptions.py`); while
+the host-cache runs, and between two of its lives. How many units are found out at least is
+FERRYMAN_TEST_SPOILT (60); 10,000 were by hand, see docs/defects.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    Generated,
+    Service,
+    Shape,
+    generate_all,
+    running_cluster,
+    save_served_model,
+    wait_until,
+)
+from tests.system.spoiling import Spoilt, SpoiltUnit, StorageSpoiler
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
+from ferryman.client import Client
+from ferryman.llm import LLM, Completion
+from ferryman.model.registry import load_model
+from ferryman.schedule.request import SamplingParams
+from ferryman.wire.subjects import Subjects
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(3600),
+    pytest.mark.xdist_group("cluster of spoilt files"),
+]
+
+log = logging.getLogger(__name__)
+
+NUM_SPOILT = int(os.environ.get("FERRYMAN_TEST_SPOILT", "60"))
+SHARE = 0.7
+ROUNDS_IN_A_LIFE, MIN_ROUNDS = 3, 2
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, logprobs=3, ignore_eos=True)
+PROMPTS = [[(family * 11 + i * 3) % 120 + 3 for i in range(102)] for family in range(16)]
+# Prefetches bring all there is, however slow this machine is.
+WAITS = {"prefetch_policy": "wait_complete", "prefetch_threshold": PAGE_SIZE}
+SHAPE = Shape(
+    has_storage=True,
+    settings={
+        "hostcache": {"prefetch_share": 1.0, "prefetch_threshold": PAGE_SIZE},
+        "prefill": {"hostcache": WAITS, "worker": {"snapshot_grid": 2 * PAGE_SIZE}},
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), SHAPE) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def wanted(cluster: Cluster) -> list[Completion]:
+    """What one process says to each prompt, without a cache."""
+    with LLM(
+        cluster.model,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        prefix_cache=False,
+        overlap=False,
+        memory_bytes=64 << 20,
+    ) as llm:
+        return llm.generate(PROMPTS, GREEDY)
+
+
+def assert_same(answers: Sequence[Generated], wanted: Sequence[Completion]) -> None:
+    for found, right in zip(answers, wanted, strict=True):
+        assert tuple(found.token_ids) == right.token_ids
+        for mine, theirs in zip(found.logprobs, right.logprobs, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+
+
+def shown(cluster: Cluster, *names: str) -> int:
+    """The sum of such metrics of the host-cache, over the kinds."""
+    text = httpx.get(f"http://{cluster.hostcache().ready['observe']}/metrics", timeout=10).text
+    pattern = rf"^ferryman_hostcache_(?:{'|'.join(names)}) (\S+)$"
+    return sum(int(float(value)) for value in re.findall(pattern, text, re.MULTILINE))
+
+
+def num_noted(cluster: Cluster) -> int:
+    """Flaws, files that are gone, and files that a new life did not take over."""
+    return shown(
+        cluster,
+        "full_storage_corrupt",
+        "recurrent_storage_corrupt",
+        "storage_failures",
+        "storage_removed_at_start",
+    )
+
+
+async def settle(cluster: Cluster) -> None:
+    """All prompts are in storage and nowhere else, and nothing is written any more."""
+    for prompt in PROMPTS:
+        await cluster.await_stored(prompt, tier=Tier.STORAGE)
+    async with asyncio.timeout(60):
+        while any(worker.ledger()["full"]["by_role"] for worker in workers_of(cluster)):
+            for role in ("prefill", "decode"):
+                await cluster.flush_device(role)
+        busy = ("backlog_waiting", "store_leases", "store_reservations", "store_units")
+        while shown(cluster, *busy):
+            await cluster.flush_device("hostcache")
+    await asyncio.to_thread(await_still, cluster)
+
+
+def workers_of(cluster: Cluster) -> list[Service]:
+    return [*cluster.of_role("prefill"), *cluster.of_role("decode")]
+
+
+def await_still(cluster: Cluster) -> None:
+    """Until two looks at the storage folder in a row see the same."""
+    before: object = None
+
+    def is_still() -> bool:
+        nonlocal before
+        last, before = before, None
+        with suppress(FileNotFoundError):
+            files = sorted(cluster.storage_folder().glob("*"))
+            before = [(path, path.stat().st_mtime_ns) for path in files]
+        return before is not None and last == before
+
+    wait_until(is_still, "the storage folder to be still")
+
+
+@dataclass
+class Tally:
+    """What became of the rounds so far. Found are those that the host-cache has given up."""
+
+    rounds: int = 0
+    found: int = 0
+    unread: int = 0
+    noted: int = 0
+    hits: int = 0
+    reused: int = 0
+    ways: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_new_life(self) -> bool:
+        """Whether the next round begins with one."""
+        return self.rounds % ROUNDS_IN_A_LIFE == 1
+
+
+class Rounds:
+    """Spoils, asks everything again, and looks at what became of what was spoilt."""
+
+    def __init__(self, cluster: Cluster, client: Client, wanted: Sequence[Completion]) -> None:
+        self.cluster, self.client, self.wanted = cluster, client, wanted
+        manifest = load_model(cluster.model, "float64", page_size=PAGE_SIZE).manifest
+        folder, rng = cluster.storage_folder(), random.Random(NUM_SPOILT)
+        self.spoiler = StorageSpoiler(folder, manifest, rng)
+        self.chains = [cluster.keys_of(prompt) for prompt in PROMPTS]
+        self.tally = Tally()
+
+    async def go(self) -> None:
+        """One round."""
+        tally = self.tally
+        await settle(self.cluster)
+        noted = 0 if tally.is_new_life else num_noted(self.cluster)
+        spoilt = self.between_two_lives() if tally.is_new_life else self.spoiler.spoil(SHARE)
+        answers = await generate_all(self.client, PROMPTS, GREEDY)
+        assert_same(answers, self.wanted)
+        self.check_that_nothing_spoilt_was_used(answers, spoilt)
+        found = spoilt.asked_for(self.chains)
+        self.await_given_up(found)
+        noted = num_noted(self.cluster) - noted
+        hurt = [keys for keys in self.chains if spoilt.num_usable(keys) < len(keys)]
+        assert noted >= (1 if tally.is_new_life else len(hurt)), "flaws were not counted"
+        reused = [each.usage.cached.storage for each in answers if each.usage]
+        tally.rounds, tally.found = tally.rounds + 1, tally.found + len(found)
+        tally.unread += len(spoilt.units) - len(found)
+        tally.noted, tally.hits = tally.noted + noted, tally.hits + sum(map(bool, reused))
+        tally.reused, tally.ways = tally.reused + sum(reused), tally.ways + spoilt.ways
+
+    def between_two_lives(self) -> Spoilt:
+        """While nobody looks; the model's description beside the files is spoilt too."""
+        assert self.cluster.hostcache().stop() == 0
+        spoilt = self.spoiler.spoil(SHARE)
+        (self.spoiler.folder / "manifest.json").write_bytes(self.spoiler.rng.randbytes(300))
+        self.cluster.start("hostcache").await_ready()
+        self.cluster.await_attached()
+        return spoilt
+
+    def check_that_nothing_spoilt_was_used(
+        self, answers: Sequence[Generated], spoilt: Spoilt
+    ) -> None:
+        for keys, answer in zip(self.chains, answers, strict=True):
+            assert answer.usage is not None
+            cached = answer.usage.cached
+            num_pages = cached.total // PAGE_SIZE
+            assert cached.total == cached.storage, "devices and arena were empty"
+            assert num_pages <= spoilt.num_usable(keys), "a page was used that was spoilt"
+            assert not num_pages or spoilt.has_snapshot(keys, num_pages), "a spoilt snapshot"
+
+    def await_given_up(self, found: Sequence[SpoiltUnit]) -> None:
+        """A new life takes in what files claim to hold: what they do not is given up already."""
+        is_new_life = self.tally.is_new_life
+
+        def left() -> list[tuple[Kind, int, str]]:
+            here = [each for each in found if not self.spoiler.is_given_up(each)]
+            if is_new_life:
+                here = [each for each in here if self.spoiler.is_claimed(each)]
+            return [(each.unit.kind, each.unit.page_index, each.unit.key.hex()) for each in here]
+
+        wait_until(lambda: not left(), "spoilt units to be given up", left)
+
+
+async def test_no_answer_changes_when_stored_units_are_spoilt(
+    cluster: Cluster, wanted: list[Completion]
+) -> None:
+    async with Client(cluster.grpc) as client:
+        assert_same(await generate_all(client, PROMPTS, GREEDY), wanted)
+        rounds = Rounds(cluster, client, wanted)
+        while rounds.tally.found < NUM_SPOILT or rounds.tally.rounds < MIN_ROUNDS:
+            await rounds.go()
+            log.warning("%s", rounds.tally)
+    assert rounds.tally.hits, "what was left whole was to be used"
+    async with cluster.bus() as bus:
+        told = await bus.history(f"{Subjects().root}.life.hostcache.*.*.corrupt", max_events=10)
+    assert told, "flaws were not published"
+    cluster.assert_ledgers_balance()
+    assert cluster.hostcache().ledger()["balances"]
