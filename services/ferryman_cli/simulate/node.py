@@ -105,7 +105,7 @@ class SimulatedNode:
             arrived = await self._read(lease_id, keys, grant, end)
             self._bytes_under_way -= grant.num_bytes
             self._settle(lease_id, keys, arrived, request_id)
-        brought = self.store.lookup(keys).usable_pages
+        brought = self.store.usable_pages(keys)
         is_truncated = grant.before < grant.granted < grant.asked
         self.num_truncated += is_truncated
         num_bytes = sum(self._manifest.layout(kind).slot_bytes for kind, _ in arrived)

@@ -130,7 +130,7 @@ class Prefetcher:
         """What there is to bring, and how far it would reach; nothing is changed."""
         keys = ask.keys[: ask.max_pages]
         offer = store.offer(keys, offered(sources))
-        before = store.lookup(keys).usable_pages
+        before = store.usable_pages(keys)
         asked = max(before, next(offer.points(), 0))
         gain = (asked - max(before, ask.have_pages)) * store.manifest.page_size
         is_wanted = gain >= max(1, ask.threshold_tokens)

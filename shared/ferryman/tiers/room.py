@@ -56,8 +56,6 @@ class Offer:
         }
         self._names = {(kind, page) for kind, pages in self._units.items() for page in pages}
 
-        self._names = {(kind, page) for kind, pages in self._units.items() for page in pages}
-
     def _end_of_path(self, offered: frozenset[int]) -> int:
         """Full pages attach where the resident ones end; behind a hole nothing has a place."""
         if Kind.FULL not in self._manifest.kinds:
@@ -116,10 +114,7 @@ class Offer:
         needs = resume_set(self._manifest, depth * self._manifest.page_size)
         if needs.needs_snapshot and not self._would_have(Kind.RECURRENT, depth - 1):
             return False
-        return all(
-            self._would_have(Kind.WINDOW, page)
-            for page in range(needs.window.first, needs.window.end)
-        )
+        return all(self._would_have(Kind.WINDOW, page) for page in range(*needs.window))
 
     def _would_have(self, kind: Kind, page: int) -> bool:
         return (kind, page) in self._names or self._resident.has(kind, self._keys[page])

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import Branch, PrefixTree
 from ferryman.cache.units import Tier
 from ferryman.tiers.extents import ExtentTable, aligned
 from ferryman.tiers.layout import kind_shares
+from ferryman.tiers.matching import residency
 from ferryman.tiers.room import Offer
 from ferryman.tiers.storage_values import StorageEffect, StorageKindStatistics, StorageUnit
 from ferryman.tiers.values import Residency, UnitForgotten, UnitStored
@@ -56,22 +56,7 @@ class Shelf:
     # Matching: no side effects.
 
     def lookup(self, keys: Sequence[PageKey]) -> Residency:
-        pages = {
-            kind: tuple(page for page, key in enumerate(keys) if self._tree.has(kind, key))
-            for kind in self.manifest.kinds
-        }
-        return Residency(next(self._usable_depths(keys), 0), pages)
-
-    def _usable_depths(self, keys: Sequence[PageKey]) -> Iterator[int]:
-        """Depths, deepest first, whose whole resume set is here."""
-        depth = self._tree.match_depth(keys)
-        has_snapshots = Kind.RECURRENT in self.manifest.kinds
-        depths = self._tree.snapshot_depths(keys, depth) if has_snapshots else range(depth, 0, -1)
-        return (depth for depth in depths if self._has_window(keys, depth))
-
-    def _has_window(self, keys: Sequence[PageKey], depth: int) -> bool:
-        window = resume_set(self.manifest, depth * self.manifest.page_size).window
-        return all(self._tree.has(Kind.WINDOW, keys[page]) for page in range(*window))
+        return residency(self._tree, self.manifest, keys)
 
     def unit(self, kind: Kind, key: PageKey) -> StorageUnit | None:
         found = self._stored.get((kind, key))

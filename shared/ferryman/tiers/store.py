@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
 from ferryman.cache.tree import Branch, PrefixTree
 from ferryman.cache.units import HostUnit
 from ferryman.errors import InvalidRequest, LeaseLost
 from ferryman.tiers.layout import ArenaLayout
+from ferryman.tiers.matching import residency, usable_depths, usable_pages, window_before
 from ferryman.tiers.room import LARGEST_PREFIX, Group, Offer, RoomPolicy, by_kind, demand_of
 from ferryman.tiers.tables import LeaseTable, ReadLease, ReleasedNames, Reservation
 from ferryman.tiers.values import (
@@ -67,27 +67,11 @@ class HostStore:
 
     def lookup(self, keys: Sequence[PageKey]) -> Residency:
         """What is here of a chain; touches nothing."""
-        pages = {
-            kind: tuple(page for page, key in enumerate(keys) if self._tree.has(kind, key))
-            for kind in self.manifest.kinds
-        }
-        usable = next(self._usable_depths(keys, self._tree.match_depth(keys)), 0)
-        return Residency(usable, pages)
+        return residency(self._tree, self.manifest, keys)
 
-    def _usable_depths(self, keys: Sequence[PageKey], limit: int) -> Iterator[int]:
-        """Depths up to `limit`, deepest first, whose whole resume set is resident."""
-        if Kind.RECURRENT in self.manifest.kinds:
-            depths: Iterable[int] = self._tree.snapshot_depths(keys, limit)
-        else:
-            depths = range(limit, 0, -1)
-        return (depth for depth in depths if self._has_window(keys, depth))
-
-    def _window(self, depth: int) -> range:
-        window = resume_set(self.manifest, depth * self.manifest.page_size).window
-        return range(window.first, window.end)
-
-    def _has_window(self, keys: Sequence[PageKey], depth: int) -> bool:
-        return all(self._tree.has(Kind.WINDOW, keys[page]) for page in self._window(depth))
+    def usable_pages(self, keys: Sequence[PageKey]) -> int:
+        """How far, in pages, what is here of a chain can be resumed from; touches nothing."""
+        return usable_pages(self._tree, self.manifest, keys)
 
     def resident(self, kind: Kind, key: PageKey) -> tuple[SlotHandle, bytes] | None:
         """Where a unit lies and what its digest should be."""
@@ -149,7 +133,7 @@ class HostStore:
         limit = min(matched, ask.max_pages)
         most = MAX_SNAPSHOTS_GRANTED if Kind.RECURRENT in self.manifest.kinds else 1
         points: list[int] = []
-        for depth in self._usable_depths(ask.keys, limit):
+        for depth in usable_depths(self._tree, self.manifest, ask.keys, limit):
             if depth <= ask.min_pages or len(points) == most:
                 break
             points.append(depth)
@@ -162,7 +146,9 @@ class HostStore:
         if Kind.FULL in kinds:
             names += [(Kind.FULL, page) for page in range(ask.have_pages, matched)]
         if Kind.WINDOW in kinds:
-            pages = sorted({page for depth in points for page in self._window(depth)})
+            pages = sorted(
+                {page for depth in points for page in window_before(self.manifest, depth)}
+            )
             names += [(Kind.WINDOW, page) for page in pages]
         if Kind.RECURRENT in kinds:
             names += [(Kind.RECURRENT, depth - 1) for depth in sorted(points)]
