@@ -109,7 +109,8 @@ class Bringing:
         rooms = {(unit.kind, unit.page_index): view(unit.offset, unit.num_bytes) for unit in room}
         self._rooms = {name: rooms[name] for name in in_order(tuple(rooms))}
         for source in sources:
-            names = [name for name in self._rooms if source.has(name) and not self._has(name)]
+            held = source.names()
+            names = [name for name in self._rooms if name in held and not self._has(name)]
             if names and source.tier is Tier.STORAGE:
                 await self._from_storage(names)
             elif names:

@@ -37,8 +37,9 @@ class StorageWriter:
             job = await self._backlog.next_job()
             waiting = set(job.units)
             try:
-                while chain := self._deepest_chain(waiting):
-                    mine = {unit for unit in waiting if unit[1] in set(chain)}
+                while chain := self._host.store.deepest_chain(waiting):
+                    path = set(chain)
+                    mine = {unit for unit in waiting if unit[1] in path}
                     waiting -= mine
                     await self._write(chain, mine, job.tags)
             finally:
@@ -48,12 +49,6 @@ class StorageWriter:
         """Those that did not come into storage may be tried again."""
         self._host.tell_storage(tags)
         self._backlog.unsettled(units)
-
-    def _deepest_chain(self, units: set[UnitKey]) -> tuple[PageKey, ...]:
-        """The longest chain that ends at one of the units; empty when none is here any more."""
-        store = self._host.store
-        chains = [store.chain(key) for kind, key in sorted(units) if store.resident(kind, key)]
-        return max(chains, key=len, default=())
 
     async def _write(self, chain: tuple[PageKey, ...], units: set[UnitKey], tags: CallTags) -> None:
         lease_id = f"backup.{self._host.identity.epoch:x}.{next(self._numbers)}"

@@ -181,7 +181,7 @@ def test_any_part_that_arrives_is_worth_its_deepest_resume_point(
     store, storage, peer, sizes = world
     grant = reserve(store, storage, peer, want=ask(have, threshold))
     assert grant.before <= grant.granted <= grant.asked
-    assert all(storage.has(name) or peer.has(name) for name in grant.names)
+    assert storage.names() | peer.names() >= set(grant.names)
     assert depth_of(store, held(store, grant.names)) == grant.granted or not grant.room
     gain = (grant.granted - max(grant.before, have)) * PAGE_SIZE
     assert not grant.room or gain >= max(1, threshold)

@@ -184,6 +184,25 @@ def test_a_group_whose_base_was_dropped_does_not_become_visible() -> None:
     assert store.statistics().kinds[Kind.FULL].free == 4
 
 
+def test_the_deepest_chain_of_many_units_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was walked for each of them: 3.8 s of the event loop for 8,192 pages."""
+    store, keys = store_with(full=40, recurrent=2), chain(*range(1, 33))
+    put(store, keys, snapshots=[15])
+    put(store, chain(1, 2, 99))
+    walked: list[PageKey] = []
+    walk = store._tree.chain
+
+    def counted(key: PageKey) -> tuple[PageKey, ...]:
+        walked.append(key)
+        return walk(key)
+
+    monkeypatch.setattr(store._tree, "chain", counted)
+    assert store.deepest_chain([(Kind.FULL, key) for key in keys]) == keys
+    assert store.deepest_chain([(Kind.RECURRENT, keys[15]), (Kind.FULL, keys[3])]) == keys[:16]
+    assert walked == [keys[31], keys[15]]
+    assert store.deepest_chain([(Kind.RECURRENT, keys[0]), (Kind.FULL, chain(7)[0])]) == ()
+
+
 def test_leases_are_bounded() -> None:
     store = store_with(StoreLimits(max_leases=1, max_reservations=1), full=4)
     put(store, chain(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -201,16 +201,12 @@ class SimulatedNode:
 
     async def _back_up(self, units: tuple[UnitKey, ...]) -> None:
         waiting = set(units)
-        while chain := self._deepest_chain(waiting):
+        while chain := self.store.deepest_chain(waiting):
             path = set(chain)
             mine = {unit for unit in waiting if unit[1] in path}
             waiting -= mine
             await self._write_extent(chain, mine)
         self._backups.failed([unit for unit in units if not self._backups.is_written(unit)])
-
-    def _deepest_chain(self, units: Iterable[UnitKey]) -> tuple[PageKey, ...]:
-        here = (key for kind, key in sorted(units) if self.store.resident(kind, key))
-        return max((self.store.chain(key) for key in here), key=len, default=())
 
     async def _write_extent(self, chain: tuple[PageKey, ...], units: set[UnitKey]) -> None:
         lease_id = f"backup-{next(self._numbers)}"

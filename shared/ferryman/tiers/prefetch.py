@@ -11,7 +11,7 @@ less is brought, down to a gain of `threshold_tokens`; and only what makes a res
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,8 +32,9 @@ class Source:
     name: str
     pages: Mapping[Kind, Sequence[int]]
 
-    def has(self, name: UnitName) -> bool:
-        return name[1] in self.pages.get(name[0], ())
+    def names(self) -> frozenset[UnitName]:
+        """All its units."""
+        return frozenset((kind, page) for kind, pages in self.pages.items() for page in pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +177,7 @@ class Prefetcher:
 
 def offered(sources: Sequence[Source]) -> dict[Kind, tuple[int, ...]]:
     """All that any of them holds."""
-    return by_kind(
-        (kind, page) for each in sources for kind, pages in each.pages.items() for page in pages
-    )
+    return by_kind(name for each in sources for name in each.names())
 
 
 def arena_bytes(layout: ArenaLayout) -> int:
@@ -202,7 +201,7 @@ def in_order(names: Sequence[UnitName]) -> tuple[UnitName, ...]:
         kind, page = name
         if kind is Kind.FULL:
             return page, 0, name
-        end = next((end for end in ends if end >= page), page)
-        return end, 1, name
+        at = bisect_left(ends, page)
+        return ends[at] if at < len(ends) else page, 1, name
 
     return tuple(sorted(names, key=due))

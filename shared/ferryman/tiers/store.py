@@ -78,9 +78,11 @@ class HostStore:
         found = self._resident.get((kind, key))
         return (found.handle, found.digest) if found else None
 
-    def chain(self, key: PageKey) -> tuple[PageKey, ...]:
-        """The keys of all pages up to and with this one. Raises KeyError when it is not here."""
-        return self._tree.chain(key)
+    def deepest_chain(self, units: Iterable[tuple[Kind, PageKey]]) -> tuple[PageKey, ...]:
+        """The keys of all pages up to the deepest unit of these that is here; none: no keys."""
+        here = [self._tree.node(key) for kind, key in units if self._tree.has(kind, key)]
+        deepest = max(here, key=lambda node: (node.depth, node.key), default=None)
+        return self._tree.chain(deepest.key) if deepest else ()
 
     def free_share(self, kind: Kind) -> float:
         """How much of a kind's slots is free."""
