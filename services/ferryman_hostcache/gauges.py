@@ -199,4 +199,5 @@ def make_beat(
         peer_seconds_per_byte=prefetching.seconds_per_byte(Tier.PEER),
         page_bytes=page_bytes,
         snapshot_bytes=snapshot_bytes,
+        prefetch_threshold=prefetching.wish.threshold_tokens,
     )

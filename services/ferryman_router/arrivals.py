@@ -9,7 +9,7 @@ The worker will plan by the same sum: loading seconds and computing seconds, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferryman.handoff.usage import CachedTokens
 
@@ -25,6 +25,11 @@ class Reach:
     host: int
     storage: int
     peer: int
+
+    def fetching(self, threshold: int) -> Reach:
+        """As far as a host-cache brings it that brings nothing for a gain below `threshold`."""
+        is_worth_it = self.peer - self.host >= threshold
+        return self if is_worth_it else replace(self, storage=self.host, peer=self.host)
 
 
 @dataclass(frozen=True, slots=True)

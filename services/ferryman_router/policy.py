@@ -138,8 +138,10 @@ def _arrivals(
     prefills: Iterable[Worker], hosts: Mapping[str, Beat], asking: Asking, costs: Costs
 ) -> Iterator[tuple[Worker, Arrival]]:
     for prefill in prefills:
-        rates = _rates(prefill.beat, hosts.get(prefill.beat.node), costs)
-        yield prefill, best_arrival(_reach(prefill, asking), rates)
+        host = hosts.get(prefill.beat.node)
+        threshold = host.prefetch_threshold if host is not None else 0
+        rates = _rates(prefill.beat, host, costs)
+        yield prefill, best_arrival(_reach(prefill, asking).fetching(threshold), rates)
 
 
 def _reach(prefill: Worker, asking: Asking) -> Reach:

@@ -105,6 +105,22 @@ def test_measured_costs_decide_and_guesses_only_until_then() -> None:
     assert unmeasured.cached == CachedTokens(host=12, storage=12, peer=8)
 
 
+@pytest.mark.parametrize(
+    ("threshold", "cached"),
+    [
+        pytest.param(20, CachedTokens(host=12, storage=12, peer=8), id="the gain"),
+        pytest.param(21, CachedTokens(host=12), id="more than the gain"),
+    ],
+)
+def test_what_a_host_cache_would_not_bring_for_so_little_is_not_reckoned_with(
+    threshold: int, cached: CachedTokens
+) -> None:
+    picky = replace(HOST, prefetch_threshold=threshold)
+    found = chosen(fleet(measured(), beat("decode", 1), picky))
+    assert found.cached == cached
+    assert found.is_worth_fetching == (threshold == 20)
+
+
 def test_a_worker_without_a_host_cache_has_its_device_only() -> None:
     alone = fleet(measured(node=""), beat("decode", 1), HOST)
     hold(alone, "prefill-00000001", 2)

@@ -52,7 +52,8 @@ class Beat:
 
     A worker says what a byte from the host costs it (`load_seconds_per_byte`) and how many bytes
     one page of all its paged kinds and one snapshot have; a host-cache says what a byte costs to
-    bring from its storage and from a peer. `planes` are the data planes it can write or read.
+    bring from its storage and from a peer, and below how many tokens it brings nothing
+    (`prefetch_threshold`). `planes` are the data planes it can write or read.
     """
 
     role: str
@@ -76,6 +77,7 @@ class Beat:
     peer_seconds_per_byte: float = 0.0
     page_bytes: int = 0
     snapshot_bytes: int = 0
+    prefetch_threshold: int = 0
     planes: tuple[str, ...] = ("grpc",)
 
 
