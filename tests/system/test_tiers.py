@@ -5,7 +5,11 @@ What each answer says it reused, and what the host-cache counted, proves that it
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from tests.system.cluster import (
@@ -22,7 +26,12 @@ from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.handoff.usage import CachedTokens
 from ferryman.llm import LLM, Completion
+from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
+from ferryman.wire.beats import beat_from_bytes
+from ferryman.wire.index import ResumeShape
+from ferryman.wire.redis_index import redis_index
+from ferryman.wire.subjects import Subjects
 
 pytestmark = [
     pytest.mark.system,
@@ -90,6 +99,71 @@ def restart_hostcache(cluster: Cluster, **settings: object) -> None:
 async def forget_devices(cluster: Cluster) -> None:
     await cluster.flush_device("prefill")
     await cluster.flush_device("decode")
+
+
+async def test_the_router_has_a_prefetch_done_before_the_worker_reads_its_order(
+    cluster: Cluster, llm: LLM
+) -> None:
+    """The worker stands still until all has been brought: nobody but the router can have asked."""
+    prompt = [(23 * i + 9) % 120 + 3 for i in range(90)]
+    (prefill,) = cluster.of_role("prefill")
+    async with Client(cluster.grpc) as client:
+        await generate(client, prompt, GREEDY)
+        await cluster.await_stored(prompt, tier=Tier.STORAGE)
+        before = (await cluster.hostcache_stats()).prefetch
+        await leave_to_storage(cluster, prompt)
+        async with asyncio.TaskGroup() as group:
+            with stopped(prefill.process):
+                asked = generate(client, prompt, GREEDY, request_id="begun-early")
+                asking = group.create_task(asked)
+                await completed_prefetches(cluster, before.complete + 1)
+                assert not asking.done()
+        after = (await cluster.hostcache_stats()).prefetch
+        route, *later = await client.explain("begun-early")
+    assert route.chosen.storage_tokens == 80
+    found = asking.result()
+    if later:  # so slow a machine that the router took the worker for dead
+        assert cached(found) == CachedTokens(host=80)
+    else:
+        assert cached(found) == CachedTokens(storage=80)
+        assert after.begun == before.begun + 1, "the worker joined the prefetch that was there"
+    assert_same(found, expected(llm, prompt))
+    cluster.assert_ledgers_balance()
+
+
+async def leave_to_storage(cluster: Cluster, prompt: Sequence[int]) -> None:
+    """The prompt is in storage alone, and the router can know that and reach the host-cache."""
+    await forget_devices(cluster)
+    model = load_model(cluster.model, cluster.shape.dtype, page_size=PAGE_SIZE)
+    keys, shape, host_pages = cluster.keys_of(prompt), ResumeShape.of(model.manifest), -1
+    hostcache = str(cluster.hostcache().ready["worker_id"])
+    async with cluster.bus() as bus, redis_index(cluster.redis) as index, asyncio.timeout(20):
+        await bus.request(Subjects().control(hostcache, "flush"), b"", timeout_seconds=5)
+        while host_pages:
+            found = await index.usable_pages(keys, shape)
+            host_pages = found["node-0"].host_pages
+            assert found["node-0"].usable_pages == len(keys)
+        async with bus.subscribed(Subjects().beat("hostcache", hostcache)) as beats:
+            told = 0
+            async for message in beats:
+                told += bool(beat_from_bytes(message.payload).state.digest)
+                if told == 2:  # the first of them has arrived everywhere
+                    break
+
+
+async def completed_prefetches(cluster: Cluster, wanted: int) -> None:
+    async with asyncio.timeout(20):
+        while (await cluster.hostcache_stats()).prefetch.complete < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 async def test_a_storage_hit_after_a_kill_is_exact(cluster: Cluster, llm: LLM) -> None:
