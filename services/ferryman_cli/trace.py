@@ -16,7 +16,7 @@ from ferryman.runtime.life import EXIT_FAILED
 from ferryman_cli.lifecycle_reader import read_events
 from ferryman_cli.waterfall import bar, facts_text, rows
 
-BAR_WIDTH = 28
+MIN_BAR_WIDTH, MAX_BAR_WIDTH = 10, 28
 COLOURS = {"router": "cyan", "prefill": "green", "decode": "magenta", "hostcache": "yellow"}
 
 
@@ -38,6 +38,7 @@ def print_waterfall(console: Console, request_id: str, events: Sequence[Lifecycl
     lines = rows(events)
     total = max(row.end_ms for row in lines)
     attempts = max(event.attempt for event in events)
+    bar_width = min(max(console.width // 6, MIN_BAR_WIDTH), MAX_BAR_WIDTH)
     title = f"{request_id}: {len(lines)} events, {total:.1f} ms, attempts {attempts}"
     table = Table(title=Text(title), box=None, pad_edge=False, title_justify="left")
     table.add_column("ms", justify="right")
@@ -50,7 +51,7 @@ def print_waterfall(console: Console, request_id: str, events: Sequence[Lifecycl
             f"{row.begin_ms:.1f}",
             Text(who, colour),
             Text(row.event.name),
-            Text(bar(row, total, BAR_WIDTH), colour),
+            Text(bar(row, total, bar_width), colour),
             Text(facts_text(row.event.facts), "dim"),
         )
     console.print(table)
