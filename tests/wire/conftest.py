@@ -1,4 +1,4 @@
-"""One broker and one index for all tests of the wire; hypothesis without a clock."""
+"""One broker and one index for all tests of the wire; fewer examples, for each takes a server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import settings
 from tests.servers import nats_server, redis_server
 
-settings.register_profile("no_clock", deadline=None, max_examples=60)
-settings.load_profile("no_clock")
+settings.register_profile("wire", deadline=None, max_examples=60)
+settings.load_profile("wire")
 
 
 @pytest.fixture(scope="session")
