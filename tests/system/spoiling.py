@@ -36,7 +36,7 @@ class SpoiltUnit:
 
 @dataclass(frozen=True)
 class Spoilt:
-    """What a round has changed, and how often in each way."""
+    """What is spoilt in a round, and how often a file was in each way."""
 
     units: Mapping[UnitKey, SpoiltUnit]
     ways: Counter[str]
@@ -59,12 +59,14 @@ class Spoilt:
 
 @dataclass
 class StorageSpoiler:
-    """One folder. `older` keeps each file as a former round found it, by its first unit."""
+    """One folder. `older` keeps each file as a former round found it, by its first unit; `unread`
+    what former rounds have spoilt and nobody has found out yet."""
 
     folder: Path
     manifest: StateManifest
     rng: random.Random
     older: dict[UnitKey, tuple[int, bytes]] = field(default_factory=dict)
+    unread: dict[UnitKey, SpoiltUnit] = field(default_factory=dict)
 
     def spoil(self, share: float) -> Spoilt:
         """Spoil so large a share of the files, in one round."""
@@ -81,18 +83,25 @@ class StorageSpoiler:
         }
         for extent, data in found.values():
             self.older[_name_of(extent)] = extent.generation, data
-        return Spoilt(units, ways)
+        return Spoilt({**self.unread, **units}, ways)
 
-    def is_given_up(self, spoilt: SpoiltUnit) -> bool:
-        """Whether the host-cache has removed its file, or written over what was left there: a unit
-        that is dropped is flagged, and its bytes become a hole."""
+    def keep_unread(self, spoilt: Spoilt, *, is_new_life: bool) -> None:
+        """A round is over. Found out is what is not there any more; and what the file does not say
+        that it holds, if a new life has read what it says."""
+        self.unread = {
+            name: each
+            for name, each in spoilt.units.items()
+            if self.is_there(each) and not (is_new_life and not self._is_claimed(each.unit))
+        }
+
+    def is_there(self, spoilt: SpoiltUnit) -> bool:
+        """Whether its file has still what was left in its place: a unit that the host-cache gives
+        up is flagged, and its bytes become a hole."""
         path = self._path(spoilt.unit)
-        return not path.exists() or _content(path.read_bytes(), spoilt.unit) != spoilt.left
+        return path.exists() and _content(path.read_bytes(), spoilt.unit) == spoilt.left
 
-    def is_claimed(self, spoilt: SpoiltUnit) -> bool:
-        """Whether a file of this name and model still says that it holds the unit."""
-        found = self._read(self._path(spoilt.unit))
-        return any(spoilt.unit in extent.units for extent, _ in found)
+    def _is_claimed(self, unit: StorageUnit) -> bool:
+        return any(unit in extent.units for extent, _ in self._read(self._path(unit)))
 
     def _path(self, unit: StorageUnit) -> Path:
         return self.folder / f"{unit.generation:016x}.extent"

@@ -146,7 +146,7 @@ def await_still(cluster: Cluster) -> None:
 
 @dataclass
 class Tally:
-    """What became of the rounds so far. Found are those that the host-cache has given up."""
+    """What became of the rounds so far. Found are units that the host-cache has given up."""
 
     rounds: int = 0
     found: int = 0
@@ -174,24 +174,19 @@ class Rounds:
         self.tally = Tally()
 
     async def go(self) -> None:
-        """One round."""
-        tally = self.tally
-        await settle(self.cluster)
-        noted = 0 if tally.is_new_life else num_noted(self.cluster)
-        spoilt = self.between_two_lives() if tally.is_new_life else self.spoiler.spoil(SHARE)
+        """One round, from prompts that are stored to prompts that are stored again."""
+        noted = 0 if self.tally.is_new_life else num_noted(self.cluster)
+        spoilt = self.between_two_lives() if self.tally.is_new_life else self.spoiler.spoil(SHARE)
         answers = await generate_all(self.client, PROMPTS, GREEDY)
         assert_same(answers, self.wanted)
         self.check_that_nothing_spoilt_was_used(answers, spoilt)
-        found = spoilt.asked_for(self.chains)
-        self.await_given_up(found)
+        hurt = sum(spoilt.num_usable(keys) < len(keys) for keys in self.chains)
+        if not self.tally.is_new_life:
+            self.await_given_up(spoilt.asked_for(self.chains))
         noted = num_noted(self.cluster) - noted
-        hurt = [keys for keys in self.chains if spoilt.num_usable(keys) < len(keys)]
-        assert noted >= (1 if tally.is_new_life else len(hurt)), "flaws were not counted"
-        reused = [each.usage.cached.storage for each in answers if each.usage]
-        tally.rounds, tally.found = tally.rounds + 1, tally.found + len(found)
-        tally.unread += len(spoilt.units) - len(found)
-        tally.noted, tally.hits = tally.noted + noted, tally.hits + sum(map(bool, reused))
-        tally.reused, tally.ways = tally.reused + sum(reused), tally.ways + spoilt.ways
+        assert noted >= (1 if self.tally.is_new_life else hurt), "flaws were not counted"
+        await settle(self.cluster)
+        self.count(answers, spoilt, noted)
 
     def between_two_lives(self) -> Spoilt:
         """While nobody looks; the model's description beside the files is spoilt too."""
@@ -213,17 +208,26 @@ class Rounds:
             assert num_pages <= spoilt.num_usable(keys), "a page was used that was spoilt"
             assert not num_pages or spoilt.has_snapshot(keys, num_pages), "a spoilt snapshot"
 
-    def await_given_up(self, found: Sequence[SpoiltUnit]) -> None:
-        """A new life takes in what files claim to hold: what they do not is given up already."""
-        is_new_life = self.tally.is_new_life
+    def await_given_up(self, asked_for: Sequence[SpoiltUnit]) -> None:
+        """In a life whole prompts were stored, so all of it was read: it is found out now."""
 
         def left() -> list[tuple[Kind, int, str]]:
-            here = [each for each in found if not self.spoiler.is_given_up(each)]
-            if is_new_life:
-                here = [each for each in here if self.spoiler.is_claimed(each)]
-            return [(each.unit.kind, each.unit.page_index, each.unit.key.hex()) for each in here]
+            here = (spoilt.unit for spoilt in asked_for if self.spoiler.is_there(spoilt))
+            return [(unit.kind, unit.page_index, unit.key.hex()) for unit in here]
 
         wait_until(lambda: not left(), "spoilt units to be given up", left)
+
+    def count(self, answers: Sequence[Generated], spoilt: Spoilt, noted: int) -> None:
+        """What nobody read is spoilt in the next round still."""
+        tally = self.tally
+        self.spoiler.keep_unread(spoilt, is_new_life=tally.is_new_life)
+        reused = [each.usage.cached.storage for each in answers if each.usage]
+        tally.rounds += 1
+        tally.found += len(spoilt.units) - len(self.spoiler.unread)
+        tally.unread = len(self.spoiler.unread)
+        tally.noted += noted
+        tally.hits, tally.reused = tally.hits + sum(map(bool, reused)), tally.reused + sum(reused)
+        tally.ways += spoilt.ways
 
 
 async def test_no_answer_changes_when_stored_units_are_spoilt(
@@ -231,6 +235,7 @@ async def test_no_answer_changes_when_stored_units_are_spoilt(
 ) -> None:
     async with Client(cluster.grpc) as client:
         assert_same(await generate_all(client, PROMPTS, GREEDY), wanted)
+        await settle(cluster)
         rounds = Rounds(cluster, client, wanted)
         while rounds.tally.found < NUM_SPOILT or rounds.tally.rounds < MIN_ROUNDS:
             await rounds.go()
