@@ -12,7 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ferryman.errors import ConfigError
-from ferryman.model.config import load_config
+from ferryman.model.config import ModelConfig, load_config
+from ferryman.model.manifest import state_manifest
 from ferryman.runtime.logs import LEVELS
 from ferryman_cli.tier_choices import TierChoices, check_tiers
 
@@ -83,7 +84,7 @@ def demo_model() -> Path:
 
 def check(choices: Choices) -> None:
     """Raises ConfigError for what cannot work, as far as it can be told without a start."""
-    check_model(choices.model)
+    config = check_model(choices.model)
     doors = choices.doors
     if doors.http_port and doors.http_port == doors.grpc_port:
         raise ConfigError(f"--http-port and --grpc-port are both {doors.http_port}")
@@ -91,20 +92,23 @@ def check(choices: Choices) -> None:
         _check_port(flag, doors.host, port)
     _check_engine(choices.engine)
     _check_words(choices)
-    check_tiers(choices.tiers, choices.num_prefill)
+    engine = choices.engine
+    manifest = state_manifest(config, engine.dtype, engine.page_size, fingerprint="not yet read")
+    check_tiers(choices.tiers, choices.num_prefill, manifest)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
         _check_answers(flag, url)
 
 
-def check_model(folder: Path) -> None:
-    """Whether the folder holds a model of a family that is known here."""
+def check_model(folder: Path) -> ModelConfig:
+    """The config of a model of a family that is known here. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"--model {folder}: there is no such folder")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {folder}: there is no config.json in it")
-    load_config(folder)
+    config = load_config(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"--model {folder}: there is no tokenizer.json in it")
+    return config
 
 
 def _check_engine(engine: EngineChoices) -> None:

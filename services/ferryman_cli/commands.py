@@ -13,8 +13,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman_cli.bench.commands import bench_app
 from ferryman_cli.choices import DEMO_NAME, Choices, Doors, EngineChoices, demo_model
 from ferryman_cli.simulate.commands import simulate
-from ferryman_cli.sizes import parse_size
-from ferryman_cli.tier_choices import TierChoices
+from ferryman_cli.tier_choices import TierChoices, tier_size
 from ferryman_cli.where import (
     STATE_DIR,
     AsJson,
@@ -116,9 +115,9 @@ def up(
         dtype, page_size, chunk_tokens, max_running, memory_bytes, threads, snapshot_grid
     )
     tiers = TierChoices(
-        host_bytes=parse_size("--host-memory", host_memory),
+        host_bytes=tier_size("--host-memory", host_memory),
         storage_dir=storage_dir,
-        storage_bytes=parse_size("--storage-bytes", storage_bytes),
+        storage_bytes=tier_size("--storage-bytes", storage_bytes),
         write_policy=write_policy,
         prefetch_policy=prefetch_policy,
         prefetch_threshold=prefetch_threshold,

@@ -73,5 +73,7 @@ def plan_line(plan: HostPlan) -> str:
     if plan.pools:
         parts = " + ".join(f"{size_text(n)} {kind}" for kind, n in plan.pools.items())
         whole += f" = {parts}: {plan.num_tokens:,} tokens, {plan.num_snapshots:,} snapshots"
+    else:
+        whole += ", which no worker uses: see hostcache's log"
     storage = size_text(plan.storage_bytes) if plan.storage_bytes else "none"
     return f"{whole}; storage: {storage}"

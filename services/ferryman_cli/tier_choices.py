@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError
 from ferryman.runtime.settings import PREFETCH_THRESHOLD, PrefetchPolicyName, WritePolicyName
+from ferryman.tiers.layout import SNAPSHOT_SHARE, split_arena
 from ferryman.wire.host_arena import SHARED_MEMORY
-from ferryman_cli.sizes import size_text
+from ferryman_cli.sizes import parse_size, size_text
 
 DEFAULT_HOST_BYTES = 256 << 20
 DEFAULT_STORAGE_BYTES = 1 << 30
@@ -66,8 +68,16 @@ def _numbered(number: int) -> Iterator[str]:
     return (f"node-{i}" for i in range(1, number + 1))
 
 
-def check_tiers(tiers: TierChoices, num_prefill: int) -> None:
-    """Raises ConfigError for what cannot work."""
+def tier_size(flag: str, text: str) -> int:
+    """Bytes; 0 when the flag was not given. Raises ConfigError for what is no size, or nothing."""
+    num_bytes = parse_size(flag, text)
+    if text and not num_bytes:
+        raise ConfigError(f"{flag} {text}: it should be more than nothing, or be left out")
+    return num_bytes
+
+
+def check_tiers(tiers: TierChoices, num_prefill: int, manifest: StateManifest) -> None:
+    """Raises ConfigError for what cannot work; `manifest` says how large units are."""
     for flag, word, known in (
         ("--write-policy", tiers.write_policy, get_args(WritePolicyName)),
         ("--prefetch-policy", tiers.prefetch_policy, get_args(PrefetchPolicyName)),
@@ -79,27 +89,47 @@ def check_tiers(tiers: TierChoices, num_prefill: int) -> None:
             f"--nodes {tiers.num_nodes}: each needs a prefill worker, and --prefill is "
             f"{num_prefill}"
         )
-    _check_arena(tiers.host_bytes)
-    _check_storage(tiers)
+    if tiers.host_bytes:
+        _check_arena(tiers, manifest)
+    if tiers.storage_bytes:
+        _check_capacity(tiers, manifest)
+    if tiers.storage_dir:
+        _check_folder(Path(tiers.storage_dir))
 
 
-def _check_arena(num_bytes: int) -> None:
-    room = _shared_memory_bytes() * _SPARE_SHARE
-    if num_bytes > room:
+def _check_arena(tiers: TierChoices, manifest: StateManifest) -> None:
+    room, asked = _shared_memory_bytes() * _SPARE_SHARE, size_text(tiers.host_bytes)
+    if tiers.host_bytes > room:
+        raise ConfigError(f"--host-memory {asked}: {SHARED_MEMORY} has room for {size_text(room)}")
+    try:
+        split_arena(manifest, tiers.arena_bytes, SNAPSHOT_SHARE)
+    except ConfigError:
         raise ConfigError(
-            f"--host-memory {size_text(num_bytes)}: {SHARED_MEMORY} has room for {size_text(room)}"
+            f"--host-memory {asked}: the share of a node does not hold one {_units(manifest)}"
+        ) from None
+
+
+def _check_capacity(tiers: TierChoices, manifest: StateManifest) -> None:
+    least = LEAST_STORAGE_BYTES + sum(layout.slot_bytes for layout in manifest.layouts)
+    if tiers.node_storage_bytes < least:
+        raise ConfigError(
+            f"--storage-bytes {size_text(tiers.storage_bytes)}: a node needs {size_text(least)} at "
+            f"least, to hold one {_units(manifest)}"
         )
 
 
-def _check_storage(tiers: TierChoices) -> None:
-    if 0 < tiers.storage_bytes < LEAST_STORAGE_BYTES * tiers.num_nodes:
-        least = size_text(LEAST_STORAGE_BYTES)
-        raise ConfigError(f"--storage-bytes {tiers.storage_bytes}: a node needs {least} at least")
-    if not tiers.storage_dir:
-        return
-    folder = Path(tiers.storage_dir)
+def _units(manifest: StateManifest) -> str:
+    """`page (1M) and one snapshot (107.3K)`."""
+    words = {Kind.RECURRENT: "snapshot", Kind.FULL: "page", Kind.WINDOW: "window page"}
+    sizes = (f"{words[each.kind]} ({size_text(each.slot_bytes)})" for each in manifest.layouts)
+    return " and one ".join(sizes)
+
+
+def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"--storage-dir {folder}: it is no folder") from None
     except OSError as error:
         raise ConfigError(f"--storage-dir {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):

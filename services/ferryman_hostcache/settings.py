@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from ferryman.runtime.settings import (
     WritePolicyName,
     settings_config,
 )
+from ferryman.tiers.layout import SNAPSHOT_SHARE
 from ferryman.wire.host_arena import SHARED_MEMORY
 from ferryman_hostcache.storage.settings import StorageSettings
 
@@ -39,11 +41,11 @@ class Settings(BaseSettings):
     model_config = settings_config("hostcache")
     listen: ListenSettings = ListenSettings()
     observe: ListenSettings = ListenSettings()
-    memory_bytes: Count = 256 << 20
+    memory_bytes: Annotated[int, Field(ge=mmap.PAGESIZE)] = 256 << 20
     arena_folder: Path = SHARED_MEMORY
     node: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")] = "local"
     lease_seconds: Seconds = 5.0
-    snapshot_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    snapshot_share: Annotated[float, Field(gt=0, lt=1)] = SNAPSHOT_SHARE
     storage: StorageSettings = StorageSettings()
     write_policy: WritePolicyName = "write_through"
     prefetch_policy: PrefetchPolicyName = "timeout"

@@ -46,7 +46,24 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(f"up {ANY} --host-memory lots", "such as 512M", id="memory of no size"),
         pytest.param(f"up {ANY} --host-memory-bytes 5", "No such option", id="the old name"),
         pytest.param(f"up {ANY} --storage-bytes -3", "such as 512M", id="storage of no size"),
-        pytest.param(f"up {ANY} --storage-bytes 5", "1M at least", id="too little storage"),
+        pytest.param(f"up {ANY} --host-memory 0", "left out", id="no memory at all"),
+        pytest.param(f"up {ANY} --host-memory 1K", "does not hold one page", id="a bit of memory"),
+        pytest.param(
+            f"up {ANY} --host-memory 1M --page-size 1024 --chunk-tokens 1024",
+            "one page (1M) and one snapshot",
+            id="memory for less than a page",
+        ),
+        pytest.param(
+            f"up {ANY} --host-memory 1M --nodes 8 --prefill 8", "of a node", id="too many nodes"
+        ),
+        pytest.param(f"up {ANY} --storage-bytes 0", "left out", id="no storage at all"),
+        pytest.param(f"up {ANY} --storage-bytes 5", "M at least", id="too little storage"),
+        pytest.param(
+            f"up {ANY} --storage-bytes 2M --page-size 2048 --chunk-tokens 2048",
+            "one page (2M)",
+            id="storage for less than a page",
+        ),
+        pytest.param(f"up {ANY} --storage-dir {__file__}", "it is no folder", id="a file there"),
         pytest.param(
             f"up {ANY} --storage-dir /proc/none", "--storage-dir /proc/none", id="no folder there"
         ),

@@ -36,7 +36,7 @@ def test_it_says_how_memory_is_split_and_what_fits() -> None:
         "node-1: 256M of host memory = 96M full + 160M recurrent: 40,960 tokens, 22 snapshots; "
         "storage: 2G\n"
     ) in said
-    assert "node-2: 256M of host memory; storage: none\n\nTry" in said
+    assert "node-2: 256M of host memory, which no worker uses: see hostcache's log" in said
 
 
 def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:

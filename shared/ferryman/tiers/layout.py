@@ -76,6 +76,8 @@ def budget_of(manifest: StateManifest, layout: ArenaLayout) -> Budget:
     )
 
 
+# Of an arena, unless it is set otherwise: half of what is kept of a conversation is its state.
+SNAPSHOT_SHARE = 0.5
 # Pages of both sorts divide what snapshots leave. A window's are needed only near resume points.
 PAGE_WEIGHTS = {Kind.FULL: 1.0, Kind.WINDOW: 0.25}
 
