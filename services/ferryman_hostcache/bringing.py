@@ -6,6 +6,7 @@ next source holds of them is tried there.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,16 +69,21 @@ class Bringing:
         """Storage first, then the peers that the index names, deepest first."""
         keys = ask.keys[: ask.max_pages]
         found = [Source(Tier.STORAGE, "", self._tiers.storage.lookup(keys).pages)]
-        have = max(ask.have_pages, self._host.store.lookup(keys).usable_pages)
-        for node in await self._holders(keys, have):
-            try:
-                pages = await self._tiers.peers.lookup(node, keys)
-            except FerrymanError as error:
-                self._missed(node, error)
-                continue
-            self._nodes[node.node_id] = node
-            found.append(Source(Tier.PEER, node.node_id, pages))
-        return found
+        have = max(ask.have_pages, self._host.store.usable_pages(keys))
+        holders = await self._holders(keys, have)
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(self._held_by(node, keys)) for node in holders]
+        return [*found, *(source for task in asking for source in task.result())]
+
+    async def _held_by(self, node: NodeLife, keys: Sequence[PageKey]) -> list[Source]:
+        """One source, or none from a peer that does not say."""
+        try:
+            pages = await self._tiers.peers.lookup(node, keys)
+        except FerrymanError as error:
+            self._missed(node, error)
+            return []
+        self._nodes[node.node_id] = node
+        return [Source(Tier.PEER, node.node_id, pages)]
 
     async def _holders(self, keys: Sequence[PageKey], have: int) -> list[NodeLife]:
         shape = ResumeShape.of(self._host.store.manifest)
@@ -93,7 +99,7 @@ class Bringing:
 
     def _missed(self, node: NodeLife, error: FerrymanError) -> None:
         self.num_failed += 1
-        log.info("a peer is a miss %s: %s", Tail(node=node.node_id, reason=error.reason), error)
+        log.debug("a peer is a miss %s: %s", Tail(node=node.node_id, reason=error.reason), error)
 
     # Bringing.
 
@@ -135,7 +141,7 @@ class Bringing:
                 storage.renew((self._lease_id,))
         except FerrymanError as error:
             self.num_failed += 1
-            log.info("storage is a miss: %s", error)
+            log.debug("storage is a miss: %s", error)
         finally:
             storage.release(self._lease_id)
             self._host.tell_storage(self._tags)

@@ -29,18 +29,17 @@ from ferryman.tiers.values import (
     UnitStored,
     WorkerLife,
 )
-from ferryman.tiers.write_policy import UnitKey
 from ferryman.wire.index import NodeLife
 from ferryman.wire.rpc import CallTags
 from ferryman_hostcache.arena import Arena
 from ferryman_hostcache.backlog import Backlog
+from ferryman_hostcache.origins import Origins
 from ferryman_hostcache.storage.tier import StorageTier
 from ferryman_hostcache.workers import Workers
 
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_REQUESTS = 8192
-MAX_REMEMBERED_ORIGINS = 1024
 
 
 class Announcer(Protocol):
@@ -82,11 +81,10 @@ class HostCache:
         self.identity, self.arena, self.limits = identity, arena, limits
         self.storage, self._backlog = storage, backlog
         self._snapshot_share = snapshot_share
-        self.workers = Workers(arena.is_alive)
+        self.workers, self.origins = Workers(arena.is_alive), Origins()
         self._announcer, self._lifecycle, self._clock = announcer, lifecycle, clock
         self._stores: dict[str, HostStore] = {}  # by manifest digest: none or one
         self._requests: OrderedDict[str, CallTags] = OrderedDict()
-        self._origins: OrderedDict[tuple[str, int], dict[UnitKey, Tier]] = OrderedDict()
 
     @property
     def life(self) -> WorkerLife:
@@ -154,7 +152,7 @@ class HostCache:
 
     def _with_origins(self, grant: Grant, tags: CallTags) -> Grant:
         """To the attempt whose prefetch brought a unit it came from there; to others from here."""
-        brought = self._origins.get((tags.request_id, tags.attempt))
+        brought = self.origins.of(tags)
         if not brought:
             return grant
         units = (
@@ -193,17 +191,11 @@ class HostCache:
         names = self.store.commit_arrived(lease_id, digests, self._clock())
         units = {(kind, keys[page]): origins[kind, page] for kind, page in names}
         self._backlog.written(unit for unit, tier in units.items() if tier is Tier.STORAGE)
-        self._remember_origins(units, tags)
+        self.origins.remember(tags, units)
         self.tell(tags)
         for tier in sorted(set(units.values())):
             count = sum(each is tier for each in units.values())
             self.say(tags, "stored", units=count, origin=tier.value)
-
-    def _remember_origins(self, units: dict[UnitKey, Tier], tags: CallTags) -> None:
-        if tags.request_id and units:
-            self._origins[tags.request_id, tags.attempt] = units
-            while len(self._origins) > MAX_REMEMBERED_ORIGINS:
-                self._origins.popitem(last=False)
 
     def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
         return self.store.renew(lease_ids, self._clock())

@@ -14,11 +14,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ferryman.cache.units import Tier
-from ferryman.errors import FerrymanError, LeaseLost, QueueFull
+from ferryman.errors import LeaseLost, QueueFull
 from ferryman.runtime.background import Background
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.prefetch import Grant, Prefetcher, Source
@@ -57,15 +57,22 @@ class PrefetchCounts:
 
 
 class Run:
-    """One prefetch. `stop` ends it early; after `settled` its result stands."""
+    """One prefetch. `stop` ends it early; after `settled` its result stands.
 
-    def __init__(self, ask: PrefetchAsk, tags: CallTags, began: float) -> None:
-        self.ask, self.tags, self.began = ask, tags, began
-        self.grant = Grant(0, 0, 0, None, ())
-        self.brought = 0
+    It outlives its work, so it keeps nothing that grows with the prompt.
+    """
+
+    def __init__(self, tags: CallTags, num_tokens: int, before: int, began: float) -> None:
+        self.tags, self.num_tokens, self.began = tags, num_tokens, began
+        self.grant = Grant(before, before, before, None, ())
+        self.brought, self.bytes_under_way = before, 0
         self.has_failed = False
         self.traffic: dict[Tier, Traffic] = {}
         self.stop, self.settled = asyncio.Event(), asyncio.Event()
+
+    def granted(self, grant: Grant) -> None:
+        """Room was reserved, or none."""
+        self.grant, self.bytes_under_way = replace(grant, room=()), grant.num_bytes
 
     def result(self) -> Prefetched:
         grant = self.grant
@@ -117,76 +124,104 @@ class Prefetching:
     def start(self, ask: PrefetchAsk, tags: CallTags, patience: float) -> Run:
         """Begins a prefetch, or finds the one that was begun for this request and attempt.
 
-        It ends by itself, after `patience` seconds at the latest. Raises QueueFull.
+        It ends by itself, after `patience` seconds at the latest. Raises QueueFull, or Stale before
+        any worker has attached.
         """
-        name = tags.request_id, tags.attempt
-        if tags.request_id and (found := self._runs.get(name)):
+        if found := self._found(tags):
             return found
         if len(self._running) >= self._max_running:
             raise QueueFull(f"{self._max_running} prefetches are under way")
-        run = Run(ask, tags, self._clock())
+        store = self._host.store
+        before = store.usable_pages(ask.keys[: ask.max_pages])
+        run = Run(tags, len(ask.keys) * store.manifest.page_size, before, self._clock())
         self._begun += 1
         lease_id = f"prefetch.{self._prefetcher.worker.epoch:x}.{self._begun}"
         self._running[lease_id] = run
-        if tags.request_id:
-            self._runs[name] = run
-            while len(self._runs) > MAX_REMEMBERED:
-                self._runs.popitem(last=False)
-        self._background.outlive(self._go(lease_id, run, patience))
+        self._remember(run)
+        self._background.outlive(self._go(lease_id, run, ask, patience))
         return run
 
-    async def finish(self, run: Run, policy: PrefetchPolicy, patience: float) -> Prefetched:
-        """Waits as long as the policy says, ends the prefetch, and answers what it brought."""
-        num_tokens = len(run.ask.keys) * self._host.store.manifest.page_size
-        end = min(run.began + policy.seconds(num_tokens), self._clock() + patience - ANSWER_SECONDS)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, end - self._clock())):
-                await run.settled.wait()
-        run.stop.set()
+    def _found(self, tags: CallTags) -> Run | None:
+        return self._runs.get((tags.request_id, tags.attempt)) if tags.request_id else None
+
+    def _remember(self, run: Run) -> None:
+        if run.tags.request_id:
+            self._runs[run.tags.request_id, run.tags.attempt] = run
+            while len(self._runs) > MAX_REMEMBERED:
+                self._runs.popitem(last=False)
+
+    async def finish(
+        self,
+        ask: PrefetchAsk,
+        tags: CallTags,
+        policy: PrefetchPolicy,
+        *,
+        patience: float,
+        left: float,
+    ) -> Prefetched:
+        """Waits as the policy says, `left` seconds at most, ends the prefetch, and answers what it
+        brought.
+
+        Begins it where nobody did. Who waits for nothing can have nothing of one that begins only
+        now, so then it is left to go on, as after `start`: whoever needs the prefix next finds it.
+        """
+        is_new = self._found(tags) is None
+        run = self.start(ask, tags, patience)
+        if is_new and policy is PrefetchPolicy.BEST_EFFORT:
+            return run.result()
+        try:
+            await self._settled(run, policy, left)
+        finally:
+            run.stop.set()
         await run.settled.wait()
         return run.result()
 
+    async def _settled(self, run: Run, policy: PrefetchPolicy, left: float) -> None:
+        now = self._clock()
+        end = min(run.began + policy.seconds(run.num_tokens), now + left - ANSWER_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, end - now)):
+                await run.settled.wait()
+
     # The work.
 
-    async def _go(self, lease_id: str, run: Run, patience: float) -> None:
+    async def _go(self, lease_id: str, run: Run, ask: PrefetchAsk, patience: float) -> None:
         bringing = Bringing(self._host, self._tiers, run.tags, lease_id, clock=self._clock)
         try:
             async with asyncio.timeout(patience):
-                await _until(run.stop, self._bring(lease_id, run, bringing))
+                await _until(run.stop, self._bring(lease_id, run, ask, bringing))
         except TimeoutError:
             log.debug("prefetch out of time %s", Tail(id=run.tags.request_id))
         finally:
-            self._settle(lease_id, run, bringing)
+            self._settle(lease_id, run, ask, bringing)
 
-    async def _bring(self, lease_id: str, run: Run, bringing: Bringing) -> None:
-        sources = await bringing.sources(run.ask)
-        run.grant = self._reserve(lease_id, run, sources)
-        if run.grant.room:
-            await bringing.fill(run.ask.keys, run.grant.room, sources)
+    async def _bring(self, lease_id: str, run: Run, ask: PrefetchAsk, bringing: Bringing) -> None:
+        sources = await bringing.sources(ask)
+        grant = self._reserve(lease_id, run.tags, ask, sources)
+        run.granted(grant)
+        if grant.room:
+            await bringing.fill(ask.keys, grant.room, sources)
 
-    def _reserve(self, lease_id: str, run: Run, sources: Sequence[Source]) -> Grant:
-        under_way = self.bytes_under_way
+    def _reserve(
+        self, lease_id: str, tags: CallTags, ask: PrefetchAsk, sources: Sequence[Source]
+    ) -> Grant:
         try:
             return self._prefetcher.reserve(
                 self._host.store,
-                run.ask,
+                ask,
                 sources,
                 lease_id=lease_id,
-                bytes_under_way=under_way,
+                bytes_under_way=self.bytes_under_way,
                 now=self._clock(),
             )
-        except FerrymanError as error:
-            log.info("no room for a prefetch: %s", error)
-            run.has_failed = True
-            return run.grant
         finally:
-            self._host.tell(run.tags)
+            self._host.tell(tags)
 
     @property
     def bytes_under_way(self) -> int:
-        return sum(run.grant.num_bytes for run in self._running.values())
+        return sum(run.bytes_under_way for run in self._running.values())
 
-    def _settle(self, lease_id: str, run: Run, bringing: Bringing) -> None:
+    def _settle(self, lease_id: str, run: Run, ask: PrefetchAsk, bringing: Bringing) -> None:
         """Whatever happened: what makes a resume point stays, all else is free again."""
         store = self._host.store
         run.has_failed |= bringing.num_failed > 0
@@ -194,23 +229,23 @@ class Prefetching:
         try:
             if bringing.digests:
                 self._host.commit_brought(
-                    lease_id, bringing.digests, bringing.origins, run.ask.keys, tags=run.tags
+                    lease_id, bringing.digests, bringing.origins, ask.keys, tags=run.tags
                 )
         except LeaseLost as error:
             self._lost += 1
             log.warning("a prefetch lost its room: %s", error)
         finally:
-            if run.grant.room:
+            if run.bytes_under_way:
                 store.release(lease_id)
             del self._running[lease_id]
-            run.brought = store.lookup(run.ask.keys[: run.ask.max_pages]).usable_pages
+            run.brought = store.usable_pages(ask.keys[: ask.max_pages])
             self._count(run, bringing)
             run.settled.set()
 
     def _count(self, run: Run, bringing: Bringing) -> None:
         result = run.result()
         self._truncated += result.is_truncated
-        self._complete += result.before_pages < result.brought_pages == result.asked_pages
+        self._complete += result.before_pages < result.asked_pages <= result.brought_pages
         self._fruitless += result.brought_pages <= result.before_pages < result.asked_pages
         self._failed_reads += bringing.num_failed
         self._corrupt += bringing.num_corrupt

@@ -165,13 +165,13 @@ class HostCacheServicer(HostCacheServiceServicer):
                 else self._prefetching.wish.threshold_tokens
             ),
         )
-        patience = _patience(request)
-        run = self._prefetching.start(ask, _tags(request.context), patience)
+        tags, patience = _tags(request.context), _patience(request)
         if request.phase != pb.PREFETCH_PHASE_FINISH:
-            return prefetched_to_wire(run.result())
+            return prefetched_to_wire(self._prefetching.start(ask, tags, patience).result())
         policy = policy_from_wire(request.policy, self._prefetching.wish.policy)
         left = remaining_seconds(context, patience)
-        return prefetched_to_wire(await self._prefetching.finish(run, policy, left))
+        finished = self._prefetching.finish(ask, tags, policy, patience=patience, left=left)
+        return prefetched_to_wire(await finished)
 
     async def Fetch(
         self, request: pb.FetchRequest, context: Context

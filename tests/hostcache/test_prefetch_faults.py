@@ -97,13 +97,17 @@ class ScriptedPeer:
 
 @asynccontextmanager
 async def prefetching_from(
-    service: Running, peer: ScriptedPeer, max_running: int = 4
+    service: Running,
+    peer: ScriptedPeer,
+    max_running: int = 4,
+    peers: Sequence[NodeLife] = (PEER,),
 ) -> AsyncIterator[Prefetching]:
-    """Prefetches of this host-cache, whose index knows the peer alone."""
+    """Prefetches of this host-cache, whose index knows these peers alone."""
     index = MemoryIndex()
-    await index.announce(PEER, 1000.0)
     units = [IndexedUnit(kind, PROMPT.keys[page], 1, b"d" * 16) for kind, page in PROMPT.names]
-    await index.commit(PEER, PROMPT.keys[0], Tier.HOST, units)
+    for life in peers:
+        await index.announce(life, 1000.0)
+        await index.commit(life, PROMPT.keys[0], Tier.HOST, units)
     async with Background() as background:
         yield Prefetching(
             service.host,
@@ -119,8 +123,9 @@ async def prefetching_from(
 async def finished(
     prefetching: Prefetching, policy: PrefetchPolicy = COMPLETE, patience: float = 20.0
 ) -> Prefetched:
-    run = prefetching.start(ASK, TAGS, patience)
-    return await prefetching.finish(run, policy, patience)
+    """Begun by one call, ended by another, as by a router and a worker."""
+    prefetching.start(ASK, TAGS, patience)
+    return await prefetching.finish(ASK, TAGS, policy, patience=patience, left=patience)
 
 
 @asynccontextmanager
@@ -162,9 +167,9 @@ async def test_what_arrived_before_a_fault_counts_up_to_a_resume_point(
 ) -> None:
     peer = ScriptedPeer(PROMPT, num_good, fault)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
-        run = prefetching.start(ASK, TAGS, 20.0)
+        prefetching.start(ASK, TAGS, 20.0)
         await peer.at_fault.wait()
-        brought = await prefetching.finish(run, BEST_EFFORT if fault is hangs else COMPLETE, 20.0)
+        brought = await finished(prefetching, BEST_EFFORT if fault is hangs else COMPLETE)
         assert brought.brought_pages == usable(num_good)
         assert brought.reason == (Lack.STORAGE_TIMEOUT if fault is hangs else Lack.TIER_FAILED)
         assert peer.num_sent == num_good
@@ -218,10 +223,10 @@ async def test_room_that_was_lost_meanwhile_is_not_shown_and_comes_back(
 ) -> None:
     peer = ScriptedPeer(PROMPT, WANTED - 1, hangs)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
-        run = prefetching.start(ASK, TAGS, 20.0)
+        prefetching.start(ASK, TAGS, 20.0)
         await peer.at_fault.wait()
         host_cache.host.store.expire(time.monotonic() + 1000.0)
-        brought = await prefetching.finish(run, BEST_EFFORT, 20.0)
+        brought = await finished(prefetching, BEST_EFFORT)
         assert brought.brought_pages == 0
         assert prefetching.statistics().num_lost == 1
 
@@ -233,4 +238,4 @@ async def test_more_prefetches_than_allowed_are_refused(host_cache: Running) -> 
         assert prefetching.start(ASK, TAGS, 20.0) is run, "the same attempt joins"
         with pytest.raises(QueueFull):
             prefetching.start(ASK, CallTags("request", 2), 20.0)
-        await prefetching.finish(run, BEST_EFFORT, 20.0)
+        await finished(prefetching, BEST_EFFORT)

@@ -12,7 +12,6 @@ from itertools import count
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.errors import QueueFull
 from ferryman.tiers.prefetch import Grant as PrefetchGrant
 from ferryman.tiers.prefetch import Prefetcher, Source, Truncate, in_order
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk, Prefetched, Traffic
@@ -129,8 +128,6 @@ class SimulatedNode:
                 bytes_under_way=self._bytes_under_way,
                 now=now(),
             )
-        except QueueFull:
-            return PrefetchGrant(0, 0, 0, None, ())
         finally:
             self._note()
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
+from ferryman.errors import QueueFull
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
 from ferryman.tiers.room import Group, Offer, Room, RoomPolicy, by_kind
@@ -148,16 +149,16 @@ class Prefetcher:
         bytes_under_way: int,
         now: float,
     ) -> Grant:
-        """Room for what is worth bringing, under `lease_id`; no reservation where `room` is empty.
-
-        Raises QueueFull when the store has too many reservations.
-        """
+        """Room for what is worth bringing, under `lease_id`; if there is none, no reservation."""
         wish, offer = self.ask(store, ask, sources)
         if wish.granted == wish.before:
             return wish
         limits = self._limits(store, ask, wish, bytes_under_way)
         writing = ReserveAsk(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
-        room = store.reserve(writing, now, room=self.policy(limits))
+        try:
+            room = store.reserve(writing, now, room=self.policy(limits))
+        except QueueFull:
+            return replace(wish, granted=wish.before, lack=Lack.RATE_LIMITED)
         names = by_kind((unit.kind, unit.page_index) for unit in room)
         reach = next(store.offer(writing.keys, names).points(), 0)
         granted = max(wish.before, reach)

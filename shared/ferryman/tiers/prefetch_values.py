@@ -16,7 +16,8 @@ TIMEOUT_SECONDS_PER_TOKEN = 0.25 / 1024
 class PrefetchPolicy(StrEnum):
     """How long the asker waits for what was granted.
 
-    best_effort: not at all; what has arrived up to a resume point counts.
+    best_effort: not at all; what has arrived up to a resume point counts, and what nobody had begun
+    goes on for those who ask next.
     wait_complete: until all is there. timeout: 1 s and 0.25 s for each 1,024 tokens at most.
     """
 
