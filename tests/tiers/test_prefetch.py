@@ -27,7 +27,7 @@ from ferryman.tiers.prefetch import (
     in_order,
 )
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk, PrefetchPolicy
-from ferryman.tiers.room import Group, Offer, Room, RoomPolicy
+from ferryman.tiers.room import Choice, Offer, Room, RoomPolicy
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveAsk, StoreLimits, UnitName, WorkerLife
 from ferryman.wire.index import ResumeShape, usable_depth
@@ -325,10 +325,10 @@ class Counting:
     policy: RoomPolicy
     num_groups: int = 0
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
-        for group in self.policy.choices(offer, room):
+    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
+        for choice in self.policy.choices(offer, room):
             self.num_groups += 1
-            yield group
+            yield choice
 
 
 def test_a_long_chain_is_not_spelled_out_at_every_point_that_cannot_fit() -> None:

@@ -20,7 +20,7 @@ from ferryman.cache.units import Tier
 from ferryman.errors import QueueFull
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
-from ferryman.tiers.room import Group, Offer, Room, RoomPolicy, by_kind
+from ferryman.tiers.room import Choice, Group, Offer, Room, RoomPolicy, by_kind
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveAsk, ReservedUnit, UnitName, WorkerLife
 
@@ -64,18 +64,23 @@ class Truncate:
 
     limits: RoomLimits
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
+    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
         floor = self.limits.floor
         points = [depth for depth in offer.points() if depth > floor]
         rising = points[::-1]
         for depth in points:
-            if not offer.may_fit(depth, room) or not self.limits.may_fit(offer, depth):
+            if not self._may_be_chosen(offer, depth, room):
                 continue
             at = bisect_right(rising, floor + (depth - floor) // 2)
             least, below = offer.least(depth), offer.least(rising[at - 1]) if at else ()
             both = tuple(sorted({*least, *below}))
             groups = (both, least) if len(both) > len(least) else (least,)
-            yield from (group for group in groups if self.limits.fits(group))
+            yield from (Choice(group, depth) for group in groups if self.limits.fits(group))
+
+    def _may_be_chosen(self, offer: Offer, depth: int, room: Room) -> bool:
+        """What was evicted for a deeper point may have been needed here."""
+        may_fit = offer.may_fit(depth, room) and self.limits.may_fit(offer, depth)
+        return may_fit and offer.is_point(depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,10 @@ class AllOrNothing:
 
     limits: RoomLimits
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
+    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
         depth = next(offer.points(), 0)
         if depth > self.limits.floor and self.limits.fits(least := offer.least(depth)):
-            yield least
+            yield Choice(least, depth)
 
 
 RoomPolicyOf = Callable[[RoomLimits], RoomPolicy]

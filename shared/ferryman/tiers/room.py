@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -19,6 +19,14 @@ from ferryman.cache.resume import resume_set
 from ferryman.tiers.values import UnitName
 
 Group = tuple[UnitName, ...]
+
+
+class Choice(NamedTuple):
+    """A group, and the deepest resume point that is whole with it (0: none)."""
+
+    group: Group
+    depth: int
+
 
 # At most so many slots of each kind can be had, as far as is known when it is called: what cannot
 # fit is passed over without being spelled out. A chain of 128k tokens has thousands of points.
@@ -72,15 +80,30 @@ class Offer:
             if 0 <= page < self._top and not self._resident.has(kind, self._keys[page])
         )
 
-    def choices(self, room: Room = any_room) -> Iterator[Group]:
+    def whole(self) -> Choice:
+        """All that is offered."""
+        return Choice(self.up_to(self._top), next(self.points(), 0))
+
+    def choices(self, room: Room = any_room) -> Iterator[Choice]:
         """What may get room, the most wanted first; never an empty group."""
-        whole = self.up_to(self._top)
-        if not whole:
+        whole = self.whole()
+        if not whole.group:
             return
         yield whole
         for depth in self.points():
             if self.may_fit(depth, room):
-                yield from (group for group in (self.up_to(depth), self.least(depth)) if group)
+                for group in (self.up_to(depth), self.least(depth)):
+                    if group:
+                        yield Choice(group, depth)
+
+    def reused(self, depth: int) -> tuple[tuple[Kind, PageKey], ...]:
+        """What of the resume set at `depth` is here already, but for full pages: their path keeps
+        them."""
+        needs = resume_set(self._manifest, depth * self._manifest.page_size)
+        names = [(Kind.WINDOW, page) for page in range(*needs.window)]
+        names += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+        units = ((kind, self._keys[page]) for kind, page in names)
+        return tuple(unit for unit in units if self._resident.has(*unit))
 
     def may_fit(self, depth: int, room: Room) -> bool:
         """Whether there may be room for the full pages before page `depth`."""
@@ -107,10 +130,11 @@ class Offer:
     def points(self) -> Iterator[int]:
         """Depths, descending, at which there would be a whole resume set."""
         for depth in range(self._top, 0, -1):
-            if self._would_resume_at(depth):
+            if self.is_point(depth):
                 yield depth
 
-    def _would_resume_at(self, depth: int) -> bool:
+    def is_point(self, depth: int) -> bool:
+        """Whether there would be a whole resume set, by what is here just now."""
         needs = resume_set(self._manifest, depth * self._manifest.page_size)
         if needs.needs_snapshot and not self._would_have(Kind.RECURRENT, depth - 1):
             return False
@@ -123,13 +147,13 @@ class Offer:
 class RoomPolicy(Protocol):
     """Which groups of an offer may get room, the most wanted first. The first that fits does."""
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Group]: ...
+    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]: ...
 
 
 class LargestPrefix:
     """A writer's: all that it has, or the most of it that a reader could resume from."""
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Group]:
+    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
         return offer.choices(room)
 
 

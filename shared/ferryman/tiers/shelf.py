@@ -72,6 +72,10 @@ class Shelf:
             return ()
         return (self._tree.slot(Kind.FULL, keys[depth - 1]),)
 
+    def handles(self, units: Iterable[tuple[Kind, PageKey]]) -> Iterator[SlotHandle]:
+        """How the tree calls them. Raises KeyError for what is not here."""
+        return (self._tree.slot(kind, key) for kind, key in units)
+
     def offer(self, keys: Sequence[PageKey], pages: Mapping[Kind, Sequence[int]]) -> Offer:
         """What of these units is new and has a place on the chain."""
         return Offer(self.manifest, keys, pages, self._tree)

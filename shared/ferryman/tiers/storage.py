@@ -60,7 +60,7 @@ class StorageStore:
     def _restore(self, extent: FoundExtent, now: float) -> None:
         self._shelf.extents.add(extent.generation, extent.header_bytes, _places(extent.units))
         by_name = {(unit.kind, unit.page_index): unit for unit in extent.units}
-        whole = next(self._shelf.offer(extent.keys, _pages(by_name)).choices(), ())
+        whole, _ = self._shelf.offer(extent.keys, _pages(by_name)).whole()
         self._shelf.discard(unit for name, unit in by_name.items() if name not in whole)
         if whole:
             self._shelf.insert(extent.keys[: _top(whole)], [by_name[name] for name in whole], now)
@@ -114,10 +114,10 @@ class StorageStore:
         Ends with `commit` or `abort`. Units are those of `digests`, which travel along.
         """
         offer = self._shelf.offer(keys, _pages(digests))
-        whole = next(offer.choices(), ())
+        whole, depth = offer.whole()
         if not whole:
             return None
-        anchor = self._shelf.anchor(keys, offer.base)
+        anchor = (*self._shelf.anchor(keys, offer.base), *self._shelf.handles(offer.reused(depth)))
         self._leases.keep(anchor)
         self._shelf.touch(keys[offer.base - 1 : offer.base] if offer.base else (), now)
         group = self._take_room(offer, whole)

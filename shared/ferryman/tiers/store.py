@@ -7,6 +7,7 @@ What others have to know, the index above all, comes out of `drain_effects`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -199,7 +200,7 @@ class HostStore:
         if offer.base:
             self._tree.touch(ask.keys[offer.base - 1], now)
         holder = Holder(Role.TRANSFER_IN, ask.lease_id)
-        slots = self._take_room(offer, room, holder)
+        slots = self._take_room(offer, room, holder, anchor)
         if not slots:
             self._pools.release(anchor.slots, below)
             return ()
@@ -208,25 +209,37 @@ class HostStore:
         return tuple(self._reserved_unit(name, slot) for name, slot in slots.items())
 
     def _take_room(
-        self, offer: Offer, policy: RoomPolicy, holder: Holder
+        self, offer: Offer, policy: RoomPolicy, holder: Holder, anchor: ReadLease
     ) -> dict[UnitName, SlotHandle]:
-        """Evicts for the first choice that can fit at all, then takes the first that does."""
+        """Evicts for the first choice that can fit at all, then takes the first that does; `anchor`
+        keeps what that choice reuses."""
         has_evicted = False
 
         def room() -> Mapping[Kind, int]:
             pools = [self._pools[kind] for kind in self.manifest.kinds]
             return {p.kind: p.num_free if has_evicted else p.num_slots for p in pools}
 
-        for group in policy.choices(offer, room):
+        for group, depth in policy.choices(offer, room):
             demand = demand_of(group)
-            if any(count > self._pools[kind].num_slots for kind, count in demand.items()):
+            reused = tuple(self._tree.slot(*unit) for unit in offer.reused(depth))
+            if not self._may_fit(demand, reused):
                 continue
+            self._pools.lease(reused, anchor.holder)
             if not has_evicted:
                 self._evict(demand)
                 has_evicted = True
             if taken := self._pools.try_allocate(demand, holder):
+                anchor.slots = (*anchor.slots, *reused)
                 return _assigned(group, taken)
+            self._pools.release(reused, anchor.holder)
         return {}
+
+    def _may_fit(self, demand: Demand, reused: Sequence[SlotHandle]) -> bool:
+        """Whether the pools are large enough for both."""
+        kept = Counter(handle.kind for handle in reused)
+        return all(
+            count + kept[kind] <= self._pools[kind].num_slots for kind, count in demand.items()
+        )
 
     def _evict(self, demand: Demand) -> None:
         for kind in demand:

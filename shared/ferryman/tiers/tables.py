@@ -33,7 +33,8 @@ class ReadLease:
 
 @dataclass(slots=True)
 class Reservation:
-    """Slots that `worker` may write to; `anchor` keeps the `base` pages below them alive."""
+    """Slots that `worker` may write to; `anchor` keeps the `base` pages below them alive, and what
+    of their resume set is here already."""
 
     worker: WorkerLife
     holder: Holder

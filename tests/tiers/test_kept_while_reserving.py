@@ -1,0 +1,89 @@
+"""What a group stands on is not evicted to make room for it: full pages, window and snapshot."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tiers.state_shapes import chain
+from tests.tiers.test_store import WORKER, store_with
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.units import Tier
+from ferryman.tiers.prefetch import AllOrNothing, Prefetcher, RoomPolicyOf, Source, Truncate
+from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
+from ferryman.tiers.store import HostStore
+from ferryman.tiers.values import ReserveAsk, UnitName
+
+KEYS, OTHER = chain(1, 2, 3, 4, 5, 6), chain(9)
+MISSING: dict[Kind, list[int]] = {Kind.WINDOW: [5], Kind.RECURRENT: [5]}
+
+
+def put(store: HostStore, keys: tuple[bytes, ...], now: float, units: list[UnitName]) -> None:
+    pages: dict[Kind, list[int]] = {}
+    for kind, page in units:
+        pages.setdefault(kind, []).append(page)
+    assert store.reserve(ReserveAsk("put", WORKER, keys, pages), now)
+    store.commit("put", dict.fromkeys(units, b"d" * 16), now)
+
+
+def store_short_of_windows(num_windows: int) -> HostStore:
+    """All pages are here and the first half of the window at their end; the second half and the
+    snapshot are not. Another prompt's window is younger."""
+    store = store_with(full=8, window=num_windows, recurrent=2)
+    put(store, KEYS, 0.0, [*((Kind.FULL, page) for page in range(6)), (Kind.WINDOW, 4)])
+    put(store, OTHER, 1.0, [(Kind.FULL, 0), (Kind.WINDOW, 0), (Kind.RECURRENT, 0)])
+    return store
+
+
+@pytest.mark.parametrize("policy", [Truncate, AllOrNothing])
+def test_a_prefetch_does_not_evict_the_part_of_its_resume_set_that_is_here(
+    policy: RoomPolicyOf,
+) -> None:
+    store = store_short_of_windows(2)
+    grant = Prefetcher(WORKER, policy, 1.0).reserve(
+        store,
+        PrefetchAsk(KEYS, 0, 6, 1),
+        [Source(Tier.STORAGE, "", MISSING)],
+        lease_id="p",
+        bytes_under_way=0,
+        now=2.0,
+    )
+    assert (grant.granted, len(grant.room)) == (6, 2)
+    assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
+    store.commit_arrived("p", dict.fromkeys(grant.names, b"d" * 16), 2.0)
+    store.release("p")
+    assert store.usable_pages(KEYS) == 6
+    store.check_integrity()
+
+
+def test_a_writer_does_not_evict_it_either_and_nobody_does_until_it_has_committed() -> None:
+    store = store_short_of_windows(3)
+    room = store.reserve(ReserveAsk("w", WORKER, KEYS, MISSING), 2.0)
+    assert {(unit.kind, unit.page_index) for unit in room} == {
+        (Kind.WINDOW, 5),
+        (Kind.RECURRENT, 5),
+    }
+    thief = ReserveAsk("thief", WORKER, chain(7, 8), {Kind.FULL: [0, 1], Kind.WINDOW: [0, 1]})
+    store.reserve(thief, 3.0)
+    assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
+    store.commit("w", dict.fromkeys([(u.kind, u.page_index) for u in room], b"d" * 16), 3.0)
+    store.release("thief")
+    assert store.usable_pages(KEYS) == 6
+    store.flush()
+    for counts in store.statistics().kinds.values():
+        assert counts.free == counts.total, "something is kept that nobody needs"
+
+
+def test_where_both_cannot_be_there_at_once_nothing_is_evicted_for_it() -> None:
+    store = store_with(full=8, window=1, recurrent=2)
+    put(store, KEYS, 0.0, [*((Kind.FULL, page) for page in range(6)), (Kind.WINDOW, 4)])
+    grant = Prefetcher(WORKER, Truncate, 1.0).reserve(
+        store,
+        PrefetchAsk(KEYS, 0, 6, 1),
+        [Source(Tier.STORAGE, "", MISSING)],
+        lease_id="p",
+        bytes_under_way=0,
+        now=2.0,
+    )
+    assert (grant.asked, grant.granted, grant.lack) == (6, 0, Lack.HOST_FULL)
+    assert grant.room == ()
+    assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
