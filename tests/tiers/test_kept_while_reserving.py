@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from tests.tiers.state_shapes import chain
+from tests.tiers.state_shapes import chain, manifest_of
 from tests.tiers.test_store import WORKER, store_with
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
+from ferryman.tiers.extents import lay_out_extent
 from ferryman.tiers.prefetch import AllOrNothing, Prefetcher, RoomPolicyOf, Source, Truncate
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
+from ferryman.tiers.storage import StorageStore
+from ferryman.tiers.storage_values import StorageLimits
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveAsk, UnitName
 
@@ -87,3 +90,20 @@ def test_where_both_cannot_be_there_at_once_nothing_is_evicted_for_it() -> None:
     assert (grant.asked, grant.granted, grant.lack) == (6, 0, Lack.HOST_FULL)
     assert grant.room == ()
     assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
+
+
+def test_a_group_on_its_way_to_storage_does_not_evict_what_it_reuses_there() -> None:
+    units = [*((Kind.FULL, page) for page in range(6)), (Kind.WINDOW, 4)]
+    later = [(Kind.WINDOW, 5), (Kind.RECURRENT, 5)]
+    manifest = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
+    first = lay_out_extent(6, [manifest.layout(kind).slot_bytes for kind, _ in units])
+    second = lay_out_extent(6, [manifest.layout(kind).slot_bytes for kind, _ in later])
+    for missing, is_stored in ((0, True), (1, False)):
+        capacity = first.file_bytes + second.file_bytes - missing
+        store = StorageStore(manifest, StorageLimits(capacity))
+        plan = store.plan(KEYS, dict.fromkeys(units, b"d" * 16), 0.0)
+        assert plan is not None
+        store.commit(plan.generation, 0.0)
+        plan = store.plan(KEYS, dict.fromkeys(later, b"d" * 16), 1.0)
+        assert (plan is not None) == is_stored
+        assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
