@@ -8,25 +8,26 @@ happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.engine.host_fed import (
+    PAGE_SIZE,
+    Cell,
+    PutsAway,
+    assert_same,
+    engine,
+    engine_of,
+)
 from tests.tiny_models import save_tiny_model
 
-from ferryman.cache.keys import PageKey, as_token_ids, page_keys
 from ferryman.cache.manifest import Kind
-from ferryman.cache.resume import HostView
-from ferryman.cache.units import HostUnit
-from ferryman.engine.transfer import digest_of
 from ferryman.errors import InvalidRequest
-from ferryman.llm import LLM, Completion
+from ferryman.llm import Completion
 from ferryman.model.registry import load_model
-from ferryman.schedule.request import Request, SamplingParams
-from ferryman.schedule.sequence import Goal
+from ferryman.schedule.request import SamplingParams
 
-MEGABYTE = 1 << 20
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
 
@@ -36,83 +37,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One way to run: how prompts are cut, and what the engine does at once."""
-
-    chunk_tokens: int
-    overlap: bool
-    prefix_cache: bool = True
-    memory_bytes: int = 64 * MEGABYTE
-    max_running: int = 6
-    recurrent_slots: int = 0
-    snapshot_grid: int = 0
-
-
-class HostFed(LLM):
-    """Requests are given what `units` hold of them, in an arena, as a worker does it."""
-
-    arena = b""
-    units: Mapping[tuple[Kind, PageKey], HostUnit] = {}
-
-    def _submit(self, request: Request) -> None:
-        view = {
-            (kind, page): self.units[kind, key]
-            for page, key in enumerate(request.keys)
-            for kind in Kind
-            if (kind, key) in self.units
-        }
-        self._engine.scheduler.submit(request, Goal.DECODE, HostView(view))
-
-    def write_through(self, prompt: Sequence[int]) -> None:
-        """Copies what the device has of a prompt to the arena."""
-        keys = page_keys(self._root, as_token_ids(prompt), self._engine.manifest.page_size)
-        units, arena = {}, bytearray()
-        for unit in self._engine.scheduler.chain_units(keys):
-            content = bytes(self._engine.transfer.read(unit.kind, unit.handle.slot))
-            place = len(arena), len(content), digest_of(content)
-            units[unit.kind, unit.key] = HostUnit(unit.kind, unit.page_index, unit.key, *place)
-            arena += content
-        self.units, self.arena = units, bytes(arena)
-        self._engine.host_tier.attach(memoryview(self.arena))
-
-    def forget(self, kind: Kind | None = None) -> int:
-        """The device's cache loses one kind, or all."""
-        scheduler = self._engine.scheduler
-        if kind is None:
-            return scheduler.flush()
-        pool = scheduler.residence.pools[kind]
-        before = pool.num_free
-        scheduler.residence.make_room({kind: pool.num_slots})
-        return pool.num_free - before
-
-
-def engine(folder: Path, cell: Cell) -> HostFed:
-    return HostFed(
-        folder,
-        dtype="float64",
-        page_size=16,
-        chunk_tokens=cell.chunk_tokens,
-        max_running=cell.max_running,
-        memory_bytes=cell.memory_bytes,
-        recurrent_slots=cell.recurrent_slots,
-        snapshot_grid=cell.snapshot_grid,
-        prefix_cache=cell.prefix_cache,
-        overlap=cell.overlap,
-    )
-
-
 @pytest.fixture(scope="module")
 def cold(folder: Path) -> Iterator[Completion]:
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
         yield llm.generate([PROMPT], GREEDY)[0]
-
-
-def assert_same(found: Completion, expected: Completion) -> None:
-    assert found.token_ids == expected.token_ids
-    for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
-        assert mine.keys() == theirs.keys()
-        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
 
 
 CELLS = [
@@ -201,18 +129,46 @@ def test_at_every_prefix_length_a_hit_equals_what_is_recomputed(folder: Path) ->
             assert_same(found, right)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["one at a time", "overlap"])
-def test_retracted_and_resumed_is_exact(folder: Path, cold: Completion, overlap: bool) -> None:
-    prompts = [[*PROMPT[:-1], tail] for tail in (9, 10, 11)]
+SIBLINGS = [[*PROMPT[:-1], tail] for tail in (9, 10, 11)]
+
+
+@pytest.fixture(scope="module")
+def family(folder: Path, cold: Completion) -> list[Completion]:
+    """The cold answers to the prompt and its siblings."""
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
-        expected = llm.generate(prompts, GREEDY)
-    scarce = Cell(64, overlap, memory_bytes=scarce_bytes(folder), max_running=4, recurrent_slots=12)
-    with engine(folder, scarce) as llm:
-        found = llm.generate([PROMPT, *prompts], GREEDY)
+        return [cold, *llm.generate(SIBLINGS, GREEDY)]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one at a time", "overlap"])
+def test_retracted_and_resumed_is_exact(
+    folder: Path, family: list[Completion], overlap: bool
+) -> None:
+    with engine(folder, scarce(folder, 64, overlap)) as llm:
+        found = llm.generate([PROMPT, *SIBLINGS], GREEDY)
         assert llm.counts.retractions > 0, "the pools were meant to run out"
         llm.check_integrity()
-    for one, other in zip(found, [cold, *expected], strict=True):
+    for one, other in zip(found, family, strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one at a time", "overlap"])
+@pytest.mark.parametrize("chunk_tokens", [16, 1024])
+def test_retracted_and_resumed_through_the_host_is_exact(
+    folder: Path, family: list[Completion], chunk_tokens: int, overlap: bool
+) -> None:
+    with engine_of(PutsAway, folder, scarce(folder, chunk_tokens, overlap)) as llm:
+        found = llm.generate([PROMPT, *SIBLINGS], GREEDY)
+        from_host = [plan for plan in llm.resumed if plan.loads]
+        assert from_host, "the device was to have forgotten what was retracted"
+        assert all(plan.prompt_len - plan.position <= PAGE_SIZE for plan in from_host)
+        llm.check_integrity()
+    for one, other in zip(found, family, strict=True):
+        assert_same(one, other)
+
+
+def scarce(folder: Path, chunk_tokens: int, overlap: bool) -> Cell:
+    memory = scarce_bytes(folder)
+    return Cell(chunk_tokens, overlap, memory_bytes=memory, max_running=4, recurrent_slots=12)
 
 
 def scarce_bytes(folder: Path) -> int:

@@ -1,0 +1,182 @@
+"""The offline engine with a host tier: what a prompt's keys find there comes with the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ferryman.cache.keys import PageKey, as_token_ids, page_keys
+from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import NO_SHORTFALL, HostView, ResumePlan, Shortfall
+from ferryman.cache.units import HostUnit, Tier
+from ferryman.engine.transfer import digest_of
+from ferryman.llm import LLM, Completion
+from ferryman.schedule.events import Admitted, CachedUnit, Event, Retracted
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.sequence import Goal
+
+MEGABYTE = 1 << 20
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to run: how prompts are cut, and what the engine does at once."""
+
+    chunk_tokens: int
+    overlap: bool
+    prefix_cache: bool = True
+    memory_bytes: int = 64 * MEGABYTE
+    max_running: int = 6
+    recurrent_slots: int = 0
+    snapshot_grid: int = 0
+
+
+@dataclass
+class HostMemory:
+    """An arena that grows, the units in it, and what slower tiers held back, by a chain's end."""
+
+    arena: bytearray = field(default_factory=bytearray)
+    units: dict[tuple[Kind, PageKey], HostUnit] = field(default_factory=dict)
+    shortfalls: dict[PageKey, Shortfall] = field(default_factory=dict)
+
+    def put(
+        self, kind: Kind, page: int, key: PageKey, content: bytes, origin: Tier = Tier.HOST
+    ) -> None:
+        place = len(self.arena), len(content), digest_of(content)
+        self.units[kind, key] = HostUnit(kind, page, key, *place, origin)
+        self.arena += content
+
+    def take(self, other: HostMemory, keys: Sequence[PageKey]) -> None:
+        """All that another one has of a chain."""
+        view = other.view(keys)
+        for (kind, page), unit in view.units.items():
+            self.put(kind, page, unit.key, other.content(unit), unit.origin)
+        self.shortfalls[keys[-1]] = view.shortfall
+
+    def content(self, unit: HostUnit) -> bytes:
+        return bytes(self.arena[unit.offset : unit.offset + unit.num_bytes])
+
+    def view(self, keys: Sequence[PageKey]) -> HostView:
+        """All that is here of a chain."""
+        units = {
+            (kind, page): self.units[kind, key]
+            for page, key in enumerate(keys)
+            for kind in Kind
+            if (kind, key) in self.units
+        }
+        return HostView(
+            units, self.shortfalls.get(keys[-1], NO_SHORTFALL) if keys else NO_SHORTFALL
+        )
+
+
+class HostFed(LLM):
+    """Requests are given what `host` holds of them, as a worker does it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.host = HostMemory()
+        self._plans: dict[str, ResumePlan] = {}
+
+    def attach(self, host: HostMemory) -> None:
+        """From now on requests find this; the engine loads from what it holds now."""
+        self.host = host
+        self._engine.host_tier.attach(memoryview(bytes(host.arena)))
+
+    def keys_of(self, prompt: Sequence[int]) -> tuple[PageKey, ...]:
+        return page_keys(self._root, as_token_ids(prompt), self._engine.manifest.page_size)
+
+    def arrive(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+    ) -> list[tuple[Completion, ResumePlan]]:
+        """What became of all of them at once, and by which plan each was admitted first."""
+        self._plans.clear()
+        found = self.generate(prompts, sampling)
+        assert len(self._plans) == len(prompts)
+        in_order = sorted(self._plans, key=lambda name: int(name.split("-")[1]))
+        return list(zip(found, (self._plans[name] for name in in_order), strict=True))
+
+    def write_through(self, prompt: Sequence[int]) -> None:
+        """Copies what the device has of a prompt to the arena."""
+        self.copy(self._engine.scheduler.chain_units(self.keys_of(prompt)))
+
+    def copy(self, units: Iterable[CachedUnit]) -> None:
+        """From the device to the arena."""
+        for unit in units:
+            content = bytes(self._engine.transfer.read(unit.kind, unit.handle.slot))
+            self.host.put(unit.kind, unit.page_index, unit.key, content)
+        self.attach(self.host)
+
+    def forget(self, kind: Kind | None = None) -> int:
+        """The device's cache loses one kind, or all."""
+        scheduler = self._engine.scheduler
+        if kind is None:
+            return scheduler.flush()
+        pool = scheduler.residence.pools[kind]
+        before = pool.num_free
+        scheduler.residence.make_room({kind: pool.num_slots})
+        return pool.num_free - before
+
+    def _submit(self, request: Request) -> None:
+        self._engine.scheduler.submit(request, Goal.DECODE, self.host.view(request.keys))
+
+    def _apply(self, event: Event, answers: Any) -> None:
+        if isinstance(event, Admitted) and not event.is_resumed:
+            self._plans[event.request_id] = event.plan
+        super()._apply(event, answers)
+
+
+class PutsAway(HostFed):
+    """What a retracted request would resume from goes to the host, and the device forgets it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.resumed: list[ResumePlan] = []
+        self._engine.scheduler.keep_retracted()
+
+    def _apply(self, event: Event, answers: Any) -> None:
+        if isinstance(event, Retracted):
+            self._put_away(event)
+        elif isinstance(event, Admitted) and event.is_resumed:
+            self.resumed.append(event.plan)
+        super()._apply(event, answers)
+
+    def _put_away(self, event: Retracted) -> None:
+        scheduler, keys = self._engine.scheduler, event.request.keys
+        self.copy(scheduler.resume_units(keys))
+        scheduler.let_go(event.request_id)
+        self.forget()
+        assert scheduler.offer_host(event.request_id, self.host.view(keys))
+
+
+Fed = TypeVar("Fed", bound=HostFed)
+
+
+def engine_of(kind: type[Fed], folder: Path, cell: Cell) -> Fed:
+    return kind(
+        folder,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        chunk_tokens=cell.chunk_tokens,
+        max_running=cell.max_running,
+        memory_bytes=cell.memory_bytes,
+        recurrent_slots=cell.recurrent_slots,
+        snapshot_grid=cell.snapshot_grid,
+        prefix_cache=cell.prefix_cache,
+        overlap=cell.overlap,
+    )
+
+
+def engine(folder: Path, cell: Cell) -> HostFed:
+    return engine_of(HostFed, folder, cell)
+
+
+def assert_same(found: Completion, expected: Completion) -> None:
+    assert found.token_ids == expected.token_ids
+    for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)

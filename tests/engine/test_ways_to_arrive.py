@@ -1,0 +1,150 @@
+"""Every way to arrive at a prompt's state × chunkings × overlap × alone and in one batch, exact.
+
+What is loaded was computed by another engine with another chunking; what comes from storage went
+through files. Plans prove that each prompt arrived in the way it was meant to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.engine.from_storage import bring_from_storage, host_store
+from tests.engine.host_fed import PAGE_SIZE, Cell, HostFed, HostMemory, assert_same, engine
+from tests.tiny_models import save_tiny_model
+
+from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import Reason, ResumePlan
+from ferryman.cache.units import Tier
+from ferryman.llm import Completion
+from ferryman.model.registry import load_model
+from ferryman.schedule.request import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, logprobs=5, ignore_eos=True)
+ROOM = {Kind.FULL: 64, Kind.RECURRENT: 8}
+LITTLE_ROOM = {Kind.FULL: 4, Kind.RECURRENT: 2}
+
+
+def tokens(family: int, length: int = 75) -> list[int]:
+    return [(7 * i * i + 3 * i + 11 * family) % 120 + 3 for i in range(length)]
+
+
+STEM = tokens(2, 40)
+LEFT_AT_PAGE_2 = [[*STEM, *[4] * 40], [*STEM, *[6] * 30]]
+TURNS = [tokens(5, 55), tokens(5, 120)]
+FIRST_TURN = tokens(7, 41)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How far a prompt is not computed: pages of the device, and what is loaded from where."""
+
+    prompt: list[int]
+    device_pages: int
+    position: int
+    loads: frozenset[tuple[Kind, Tier]] = frozenset()
+    reason: Reason | None = None
+
+    def check(self, plan: ResumePlan) -> None:
+        assert plan.position == self.position
+        assert plan.anchor_pages == self.device_pages
+        assert {(unit.kind, unit.origin) for unit in plan.loads} == self.loads
+        reasons = {span.reason for span in plan.uncached}
+        assert self.reason is None or self.reason in reasons
+
+
+def both(tier: Tier) -> frozenset[tuple[Kind, Tier]]:
+    return frozenset({(Kind.FULL, tier), (Kind.RECURRENT, tier)})
+
+
+@dataclass(frozen=True)
+class World:
+    """All that another engine has computed, and the cold answers."""
+
+    folder: Path
+    host: HostMemory
+    ways: Mapping[str, Way]
+    cold: Mapping[str, Completion]
+
+
+def ways_behind(turn: Completion) -> dict[str, Way]:
+    """By name; `turn` is what another engine answered to the first turn."""
+    history = [*FIRST_TURN, *turn.token_ids]
+    known = (len(history) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert known > len(FIRST_TURN), "decode left a snapshot of its own"
+    state = frozenset({(Kind.RECURRENT, Tier.HOST)})
+    return {
+        "cold": Way(tokens(0), 0, 0),
+        "device hit": Way(tokens(1), 4, 64),
+        "fork": Way([*tokens(1, 66), 5, 5], 4, 64),
+        "partial hit": Way([*STEM[:33], 8, 8], 2, 32),
+        "host hit": Way(tokens(3), 0, 64, both(Tier.HOST)),
+        "storage hit": Way(tokens(4), 0, 64, both(Tier.STORAGE)),
+        "truncated prefetch": Way(TURNS[1], 0, 48, both(Tier.STORAGE), Reason.HOST_FULL),
+        "one kind loaded": Way(tokens(6), 4, 64, state),
+        "next turn": Way([*history, 9, 9, 9], 0, known, both(Tier.HOST)),
+    }
+
+
+@pytest.fixture(scope="module", params=["granite_moe", "bamba"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+    with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
+        turn = llm.generate([FIRST_TURN], GREEDY)[0]
+        ways = ways_behind(turn)
+        cold = {name: llm.generate([way.prompt], GREEDY)[0] for name, way in ways.items()}
+    with engine(folder, Cell(40, overlap=True)) as llm:
+        for prompt in (tokens(3), tokens(4), *TURNS, tokens(6), FIRST_TURN):
+            llm.generate([prompt], GREEDY)
+        for prompt in (tokens(3), tokens(4), TURNS[1], tokens(6), ways["next turn"].prompt):
+            llm.write_through(prompt)
+        there = llm.host
+        keys = {name: llm.keys_of(way.prompt) for name, way in ways.items()}
+    manifest = load_model(folder, "float64", page_size=PAGE_SIZE).manifest
+    host = HostMemory()
+    for name in ("host hit", "one kind loaded", "next turn"):
+        host.take(there, keys[name])
+    for name, slots in (("storage hit", ROOM), ("truncated prefetch", LITTLE_ROOM)):
+        store, disk = host_store(manifest, slots), tmp_path_factory.mktemp("storage")
+        host.take(asyncio.run(bring_from_storage(there, keys[name], store, disk)), keys[name])
+    return World(folder, host, ways, cold)
+
+
+def prepare(llm: HostFed, world: World) -> None:
+    """The device has what ways need of it, computed here, and nothing else."""
+    llm.forget()
+    llm.attach(HostMemory())
+    llm.generate([world.ways["one kind loaded"].prompt], GREEDY)
+    assert llm.forget(Kind.RECURRENT) > 0
+    llm.generate([tokens(1), LEFT_AT_PAGE_2[0]], GREEDY)
+    llm.generate([LEFT_AT_PAGE_2[1]], GREEDY)
+    llm.attach(world.host)
+
+
+def check(llm: HostFed, world: World, names: Sequence[str]) -> None:
+    arrived = llm.arrive([world.ways[name].prompt for name in names], GREEDY)
+    for name, (found, plan) in zip(names, arrived, strict=True):
+        world.ways[name].check(plan)
+        assert_same(found, world.cold[name])
+
+
+CELLS = [
+    pytest.param(Cell(chunk, overlap, max_running=10), id=f"chunks of {chunk}, overlap {overlap}")
+    for chunk in (16, 40, 1024)
+    for overlap in (False, True)
+]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_however_a_prompt_arrives_the_answer_is_the_cold_one(world: World, cell: Cell) -> None:
+    with engine(world.folder, cell) as llm:
+        prepare(llm, world)
+        check(llm, world, list(world.ways))
+        prepare(llm, world)
+        for name in world.ways:
+            check(llm, world, [name])
+        llm.check_integrity()
+        assert all(set(ledger.by_role) <= {"tree"} for ledger in llm.ledgers().values())
