@@ -18,9 +18,8 @@ MAX_PATIENCE_SECONDS = 16.0
 
 @dataclass(slots=True)
 class Attempt:
-    """`has_begun` once a worker has taken it up, `is_handed_off` once decode has been heard of.
-
-    From the hand-off on, the prefill worker may go.
+    """`is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
+    decode has been heard of: from then on the prefill worker may go.
     """
 
     number: int
@@ -28,10 +27,16 @@ class Attempt:
     decode: WorkerName
     num_prefill_tokens: int
     verdict: asyncio.Future[Verdict]
+    is_taken: bool = False
     has_begun: bool = False
     is_handed_off: bool = False
     last_news: float = 0.0
     patience: float = FIRST_PATIENCE_SECONDS
+
+    @property
+    def refused_by(self) -> WorkerName:
+        """Who has no room for it, when it is turned away: decode is asked by prefill."""
+        return self.decode if self.is_taken else self.prefill
 
     def heard(self, now: float) -> None:
         """Tokens came: decode is at work, and the stream carries them."""

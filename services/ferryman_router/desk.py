@@ -52,12 +52,20 @@ class Desk:
 
     async def open(self, ask: Ask) -> Journey:
         """Starts a request; raises InvalidRequest, QueueFull or Unavailable before it begins."""
+        self._check_room()
+        asked = await self.check(ask)
+        self._check_room()  # others came while this one was tokenized
+        journey = Journey(asked, self._around)
+        self._journeys.add(journey)
+        self._tasks[asked.request_id] = self._background.start(self._run(journey))
+        return journey
+
+    def _check_room(self) -> None:
         if self.is_draining:
             raise Unavailable("this router is draining")
         if len(self._journeys) >= self._limits.max_in_flight:
             seconds = self._around.dispatcher.retry_seconds()
             raise QueueFull(f"{len(self._journeys)} requests are under way", seconds)
-        return self.start(await self.check(ask))
 
     async def check(self, ask: Ask) -> Asked:
         """The ask with its token ids; raises InvalidRequest, naming what to change."""
@@ -73,12 +81,6 @@ class Desk:
         if _num_chars(prompt) <= QUICK_CHARS:
             return self._around.model.token_ids(prompt)
         return await asyncio.to_thread(self._around.model.token_ids, prompt)
-
-    def start(self, asked: Asked) -> Journey:
-        journey = Journey(asked, self._around)
-        self._journeys.add(journey)
-        self._tasks[asked.request_id] = self._background.start(self._run(journey))
-        return journey
 
     def cancel(self, journey: Journey, cause: str) -> None:
         """Ends a request whose client is gone; one that has ended absorbs this."""

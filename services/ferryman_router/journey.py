@@ -138,7 +138,8 @@ class Journey:
                 case Done() | Stopped():
                     return verdict
                 case TurnedAway(error):
-                    self._placing.turned_away(explanation, error)
+                    assert self._attempt is not None, "somebody was asked"
+                    self._placing.turned_away(self._attempt.refused_by, error)
                 case Spoiled():
                     had_begun = self._attempt is not None and self._attempt.has_begun
                     self._placing.spoiled(
@@ -212,6 +213,7 @@ class Journey:
         self._report("routed", **routed_facts(explanation))
 
     def _progress(self, attempt: Attempt, progress: PrefillProgress) -> None:
+        attempt.is_taken = True
         match progress:
             case Admitted():
                 attempt.has_begun = True

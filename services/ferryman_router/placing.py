@@ -68,10 +68,10 @@ class Placing:
 
     # How attempts went.
 
-    def turned_away(self, explanation: Explanation, error: Exhausted) -> None:
+    def turned_away(self, worker: WorkerName, error: Exhausted) -> None:
         """No room there for a while."""
         wait = min(MAX_AVOID_SECONDS, error.retry_after_seconds)
-        self._around.fleet.avoid(explanation.chosen.decode, self._around.clock() + wait)
+        self._around.fleet.avoid(worker, self._around.clock() + wait)
         self._around.metrics.retries.labels("no_room").inc()
 
     def spoiled(

@@ -315,11 +315,11 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.ends.put_nowait("handed_off")
 
     async def _progress(self, order: PrefillOrder) -> AsyncIterator[Any]:
-        yield Queued(0)
         if self.faults.refuse_prefill:
             self.faults.refuse_prefill -= 1
             self.faults.happened["refuse_prefill"] += 1
             raise Exhausted("no room in the fake", 0.05)
+        yield Queued(0)
         usage = _usage(order)
         async with channel(order.decode.address) as to_decode:
             stub = decode_pb2_grpc.DecodeServiceStub(to_decode)

@@ -12,7 +12,7 @@ import pytest
 from tests.router.cluster import QUICK, SENTENCE, Cluster, cluster, frames
 from tests.router.fake_workers import FakeDecode, FakeWorker, living
 
-from ferryman_router import prefill_call
+from ferryman_router import desk, prefill_call
 
 LONG = SENTENCE * 2
 
@@ -95,6 +95,16 @@ async def test_a_full_decode_worker_sends_the_request_elsewhere(two_pairs: Clust
     assert _happened(two_pairs, "refuse_reserve") == 1
     assert response.json()["choices"][0]["text"] == two_pairs.expected(4)
     assert two_pairs.decodes[1 - decode].over
+
+
+async def test_a_full_prefill_worker_is_avoided_and_nobody_else(two_pairs: Cluster) -> None:
+    chosen, _ = _chosen(two_pairs)
+    two_pairs.prefills[chosen].faults.refuse_prefill = 1
+    assert (await two_pairs.complete(LONG, max_tokens=4)).status_code == 200
+    assert _happened(two_pairs, "refuse_prefill") == 1
+    assert two_pairs.prefills[1 - chosen].orders, "the other one took it"
+    avoided = {one.beat.worker_id for one in two_pairs.fleet if one.avoid_until}
+    assert avoided == {two_pairs.prefills[chosen].worker_id}
 
 
 async def test_with_nobody_else_a_refused_request_waits_and_tries_again(
@@ -201,6 +211,20 @@ async def test_a_deadline_in_mid_stream_is_a_typed_end(one_pair: Cluster) -> Non
     assert (error["reason"], error["type"]) == ("DeadlineExceeded", "timeout_error")
     assert await one_pair.decodes[0].until_aborted("late-1") == "deadline"
     assert (await one_pair.life_of("late-1"))[-1] == "cancelled"
+
+
+async def test_what_is_under_way_is_counted_when_a_prompt_has_been_tokenized(
+    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "QUICK_CHARS", -1)  # in a thread: both come in before either is done
+    limits = QUICK.model_copy(update={"max_in_flight": 1})
+    async with cluster(nats_url, folder, limits=limits) as made:
+        gate = made.decodes[0].faults.gate = asyncio.Event()
+        both = {asyncio.ensure_future(made.complete(LONG, max_tokens=3)) for _ in range(2)}
+        done, waiting = await asyncio.wait(both, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result().status_code for one in done] == [429]
+        gate.set()
+        assert [(await one).status_code for one in waiting] == [200]
 
 
 async def test_draining_refuses_the_new_and_finishes_the_old(one_pair: Cluster) -> None:
