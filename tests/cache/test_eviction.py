@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.test_tree import KINDS, PATHS, alone, keys_of
 
+from ferryman.cache.branch import Branch
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
-from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.cache.tree import PrefixTree
 
 HYBRID = (Kind.FULL, Kind.RECURRENT)
 
@@ -105,6 +106,16 @@ def test_a_snapshot_that_lost_a_window_page_goes_first_and_so_does_the_rest_of_i
     tree.drop(Kind.WINDOW, keys_of([2] * 6)[4])
     assert snapshots_in_order(tree, slots)[0] == (2,) * 6
     assert next(tree.next_to_evict(Kind.WINDOW, alone)) == keys_of([2] * 6)[5]
+
+
+def test_a_page_that_comes_back_is_as_young_as_its_return() -> None:
+    tree, slots = PrefixTree(HYBRID), Slots()
+    grow(tree, slots, [1], 1.0, snapshots=[1])
+    assert len(tree.evict(Kind.FULL, 1, alone)) == 2
+    grow(tree, slots, [2], 2.0, snapshots=[1])
+    grow(tree, slots, [1], 3.0, snapshots=[1])
+    assert list(tree.next_to_evict(Kind.FULL, alone)) == [keys_of([2])[0], keys_of([1])[0]]
+    assert len(list(tree.next_to_evict(Kind.RECURRENT, alone))) == 2
 
 
 def test_using_a_resume_point_keeps_its_whole_window() -> None:

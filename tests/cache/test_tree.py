@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from ferryman.cache.branch import Branch, CacheChange
 from ferryman.cache.keys import as_token_ids, page_keys
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
-from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.cache.tree import PrefixTree
 
 KINDS = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
@@ -74,6 +75,20 @@ def test_bare_leaves_of_a_model_without_full_layers_are_pruned() -> None:
     tree.evict(Kind.RECURRENT, 1, alone)
     assert tree.match_depth(keys_of([0, 1])) <= 1
     tree.check_integrity()
+
+
+def test_pages_that_come_together_are_one_change_for_each_kind() -> None:
+    tree = PrefixTree(KINDS)
+    branch, keys = full_branch([0, 1, 0]), keys_of([0, 1, 0])
+    window = {Kind.WINDOW: {2: SlotHandle(Kind.WINDOW, 7, 1)}}
+    tree.insert(Branch(branch.keys, {**branch.units, **window}), 1.0)
+    assert tree.drain_changes() == (
+        CacheChange(Kind.FULL, keys, True),
+        CacheChange(Kind.WINDOW, keys[2:], True),
+    )
+    tree.evict(Kind.FULL, 1, alone)
+    gone = [CacheChange(kind, keys[2:], False) for kind in (Kind.FULL, Kind.WINDOW)]
+    assert list(tree.drain_changes()) == gone
 
 
 class TreeMachine(RuleBasedStateMachine):

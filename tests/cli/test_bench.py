@@ -59,6 +59,10 @@ def test_a_measured_step_draws_for_every_request_and_frees_nothing() -> None:
     scheduler.check_integrity()
 
 
+def test_an_insertion_that_is_measured_adds_half_of_its_prompt() -> None:
+    assert core.insert_timing(1_024, repeats=2).median > 0
+
+
 def test_a_shape_that_is_not_known_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,6 +1,7 @@
 """`ferryman bench core`: what the pure core and the slot operations cost on this machine.
 
 plan      matching a prompt's keys against a trie of 10,000 nodes and planning how to resume
+insert    a prompt of which that trie has one half; the oldest pages go between two runs
 keys      the page keys of a prompt
 step      plan + commit + events of one decode step, requests at random places in their pages
 slots     copying and clearing whole recurrent slots, against memcpy of the same bytes
@@ -15,13 +16,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from ferryman.cache.branch import Branch, Inserted
 from ferryman.cache.capacity import Concurrency
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Costs
 from ferryman.cache.slots import SlotHandle
-from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.cache.tree import PrefixTree
 from ferryman.schedule.batch import Sampled, StepOutcome, StepPlan
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
@@ -34,6 +36,7 @@ PAGE_SIZE = 64
 TRIE_NODES = 10_000
 STORY_PAGES = 64
 PLAN_AIMS = {8_192: 5.0, 65_536: 10.0}
+INSERT_AIMS = {8_192: 40.0}
 STEP_AIMS = {32: 150.0, 256: 1_000.0}
 STEPS = 400
 SLOTS_MOVED = 4
@@ -41,7 +44,7 @@ COSTS = Costs(prefill_seconds_per_token=1e-4, load_seconds_per_byte=1e-10)
 
 
 def run_bench_core(*, as_json: bool) -> int:
-    rows = [*plan_rows(), *key_rows(), *step_rows(), *slot_rows()]
+    rows = [*plan_rows(), *insert_rows(), *key_rows(), *step_rows(), *slot_rows()]
     show("ferryman bench core", rows, as_json=as_json)
     return 0
 
@@ -109,6 +112,43 @@ def _insert(tree: PrefixTree, keys: tuple[PageKey, ...]) -> None:
     full = {page: SlotHandle(Kind.FULL, first + page, 1) for page in range(len(keys))}
     recurrent = {page: SlotHandle(Kind.RECURRENT, first + page, 1) for page in ends}
     tree.insert(Branch(keys, {Kind.FULL: full, Kind.RECURRENT: recurrent}), 0.0)
+
+
+# Growing.
+
+
+def insert_rows() -> Iterator[Row]:
+    for prompt_len, aim in INSERT_AIMS.items():
+        yield aimed(
+            f"insert {prompt_len:,} tokens, half new", "µs", _micro(insert_timing(prompt_len)), aim
+        )
+
+
+def insert_timing(prompt_len: int, repeats: int = 200) -> Timing:
+    """Another prompt each time; as many of the oldest pages go in between, as in a full cache."""
+    keys = _keys_of(prompt_len, story=0)
+    half = len(keys) // 2
+    tree = _grown_tree(granite_manifest(), keys)
+    ends = [_keys_of(prompt_len, story=10_000 + index)[half:] for index in range(repeats + 1)]
+    branches = iter([_new_half(keys[:half] + end) for end in ends])
+    inserted: list[Inserted] = []
+
+    def insert() -> None:
+        inserted.append(tree.insert(next(branches), float(len(inserted))))
+
+    def make_room() -> None:
+        assert len(inserted[-1].adopted) == len(keys) - half + 1, "half of it and a snapshot is new"
+        tree.evict(Kind.FULL, len(tree) - TRIE_NODES, lambda handle: True)
+        tree.drain_changes()
+
+    return time_in_turn({"insert": insert, "make room": make_room}, repeats)["insert"]
+
+
+def _new_half(keys: tuple[PageKey, ...]) -> Branch:
+    half = len(keys) // 2
+    full = {page: SlotHandle(Kind.FULL, TRIE_NODES + page, 1) for page in range(half, len(keys))}
+    end = {len(keys) - 1: SlotHandle(Kind.RECURRENT, TRIE_NODES, 1)}
+    return Branch(keys, {Kind.FULL: full, Kind.RECURRENT: end})
 
 
 # Keys.

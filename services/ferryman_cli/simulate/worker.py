@@ -80,7 +80,8 @@ class SimulatedWorker:
         if changes := self.scheduler.take_cache_changes():
             self.host.changed(changes)
             for change in changes:
-                self.num_evicted[change.kind] += not change.is_stored
+                if not change.is_stored:
+                    self.num_evicted[change.kind] += len(change.keys)
 
     def num_cached(self, kind: Kind) -> int:
         """Slots of `kind` that the prefix tree holds."""

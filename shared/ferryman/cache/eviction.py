@@ -15,7 +15,7 @@ its window) goes first of all. Reading the order changes nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from ferryman.cache.keys import PageKey
@@ -28,27 +28,26 @@ _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 USELESS = -1.0
 
 IsFree = Callable[[SlotHandle], bool]
+SlotsByKey = Mapping[Kind, Mapping[PageKey, SlotHandle]]
 _Entry = tuple[float, int, Node]
 
 
 class EvictionOrder:
-    """Ranks what a tree holds. `window_pages` lie before a resume point (0: windows do not count).
+    """Ranks what a tree holds: its `slots`, read here and never written.
 
-    The tree says what came, went and was used; nodes are otherwise left alone.
+    `window_pages` lie before a resume point (0: windows do not count). The tree says what came,
+    went and was used; nodes are otherwise left alone.
     """
 
-    def __init__(self, kinds: Sequence[Kind], window_pages: int) -> None:
-        self._leaf_first = _FULL in kinds
-        self._window_pages = window_pages if _WINDOW in kinds else 0
-        self._has_points = self._window_pages > 0 and _RECURRENT in kinds
-        self._heaps: dict[Kind, list[_Entry]] = {kind: [] for kind in kinds}
-        self._sizes = dict.fromkeys(kinds, 0)
+    def __init__(self, slots: SlotsByKey, window_pages: int) -> None:
+        self._slots = slots
+        self._snapshots = slots.get(_RECURRENT, {})
+        self._windows = slots.get(_WINDOW, {})
+        self._window_pages = window_pages if _WINDOW in slots else 0
+        self._has_points = self._window_pages > 0 and _RECURRENT in slots
+        self._heaps: dict[Kind, list[_Entry]] = {kind: [] for kind in slots}
         self._ticket = count()
         self._clock = 0.0
-
-    def size(self, kind: Kind) -> int:
-        """Units of a kind that the tree holds."""
-        return self._sizes[kind]
 
     # Ranks.
 
@@ -60,7 +59,7 @@ class EvictionOrder:
         return node.last_use
 
     def _is_candidate(self, kind: Kind, node: Node) -> bool:
-        if kind not in node.slots:
+        if node.key not in self._slots[kind] or node.parent is None:
             return False
         return kind is not _FULL or (node.children == 0 and node.holds == 0)
 
@@ -70,26 +69,33 @@ class EvictionOrder:
 
     def offer(self, node: Node) -> None:
         """Makes known what of a node may be evicted, as of now; older entries are stale."""
-        for kind in node.slots:
+        for kind in self._slots:
             if self._is_candidate(kind, node):
-                self._push(kind, node)
+                self._push(kind, (node,))
 
-    def _push(self, kind: Kind, node: Node) -> None:
-        heap = self._heaps[kind]
-        heapq.heappush(heap, (self._rank(kind, node), next(self._ticket), node))
-        if len(heap) > 4 * self._sizes[kind] + 64:
+    def _push(self, kind: Kind, nodes: Iterable[Node]) -> None:
+        heap, rank, ticket = self._heaps[kind], self._rank, self._ticket
+        for node in nodes:
+            heapq.heappush(heap, (rank(kind, node), next(ticket), node))
+        if len(heap) > 4 * len(self._slots[kind]) + 64:
             heap[:] = [entry for entry in heap if self._is_live(kind, entry)]
             heapq.heapify(heap)
 
     # What the tree tells.
 
-    def came(self, kind: Kind, node: Node) -> None:
-        """A unit was put into `node.slots`; `settled` follows when its path is complete."""
-        self._sizes[kind] += 1
+    def came(self, points: Sequence[Node], windows: Sequence[Node], end: Node) -> None:
+        """A path up to `end` is complete; these snapshots and window pages are new on it."""
+        for point in points:
+            if point is not end:
+                self._settled(point)
+        self._settled(end)
+        # A page in the window of a point was pushed with it; a full page is no leaf yet.
+        if others := [page for page in windows if not page.points]:
+            self._push(_WINDOW, others)
 
-    def settled(self, node: Node) -> None:
+    def _settled(self, node: Node) -> None:
         """All that comes with this node and the pages before it is there."""
-        if _RECURRENT in node.slots:
+        if node.key in self._snapshots:
             self._appraise(node)
         self.offer(node)
 
@@ -103,28 +109,27 @@ class EvictionOrder:
                 page.last_use = now
                 if page is not node:
                     self.offer(page)
-        self.settled(node)
+        self._settled(node)
 
     def forked(self, node: Node) -> None:
         """One branch more goes on from here."""
-        if node.children > 1 and _RECURRENT in node.slots:
-            self.settled(node)
+        if node.children > 1 and node.key in self._snapshots:
+            self._settled(node)
 
     def passed_over(self, kind: Kind, node: Node) -> None:
         """This unit is given up for being worth least: what comes from now on is worth more."""
         if kind is _RECURRENT:
             self._clock = max(self._clock, node.credit)
 
-    def goes(self, kind: Kind, node: Node) -> None:
-        """A unit leaves the tree; to be called while it is still in `node.slots`."""
-        self._sizes[kind] -= 1
+    def went(self, kind: Kind, node: Node) -> None:
+        """A unit left the tree."""
         if kind is _RECURRENT:
             self._let_go(node)
         elif kind is _WINDOW and node.points:
             for point in list(node.points.values()):
                 self._let_go(point)
                 point.credit = USELESS
-                self._push(_RECURRENT, point)
+                self._push(_RECURRENT, (point,))
 
     # Snapshots and their windows.
 
@@ -137,21 +142,25 @@ class EvictionOrder:
 
     def _depth_below(self, point: Node) -> int:
         """The depth of the next snapshot before this one: where one would resume without it."""
-        node = point.parent
-        while node is not None and node.depth and _RECURRENT not in node.slots:
+        node, snapshots = point.parent, self._snapshots
+        while node is not None and node.depth and node.key not in snapshots:
             node = node.parent
         return node.depth if node is not None else 0
 
     def _claim_window(self, point: Node) -> bool:
         """Notes on each page of its window that this point needs it; False when one is lacking."""
-        pages = list(point.up(self._window_pages))
-        if not all(_WINDOW in page.slots for page in pages):
-            return False
+        if point.key in point.points:
+            return True
+        pages = []
+        for page in point.up(self._window_pages):
+            if page.key not in self._windows:
+                return False
+            pages.append(page)
+        only = {point.key: point}  # shared by all pages that no other point needs
+        new = [page for page in pages if not page.points]
         for page in pages:
-            is_new = not page.points
-            page.points = {**page.points, point.key: point}
-            if is_new:
-                self._push(_WINDOW, page)
+            page.points = {**page.points, **only} if page.points else only
+        self._push(_WINDOW, new)
         return True
 
     def _let_go(self, point: Node) -> None:
@@ -161,22 +170,21 @@ class EvictionOrder:
                 continue
             rest = {key: other for key, other in page.points.items() if other is not point}
             page.points = rest or NO_POINTS
-            if not rest and _WINDOW in page.slots:
-                self._push(_WINDOW, page)
+            if not rest and page.key in self._windows:
+                self._push(_WINDOW, (page,))
 
-    def least_of_path(self, newest: Node, most: int) -> Node | None:
-        """The snapshot to give up when the path up to `newest` has more than `most`.
+    def pop_least(self, path: list[Node]) -> Node:
+        """Takes out of the points of a path, in order, the one to give up; never the newest.
 
         Forks stay as long as there is another. What it saved is now saved by the next one behind.
         """
-        held = [node for node in newest.up(newest.depth) if _RECURRENT in node.slots]
-        if len(held) <= most:
-            return None
-        least = min(held[1:], key=lambda node: (node.children > 1, node.credit, node.depth))
-        behind = held[held.index(least) - 1]
+        least = min(path[:-1], key=lambda node: (node.children > 1, node.credit, node.depth))
+        place = path.index(least)
+        behind, below = path[place + 1], path[place - 1].depth if place else 0
         if behind.credit != USELESS:
-            behind.credit += least.depth - self._depth_below(least)
-            self._push(_RECURRENT, behind)
+            behind.credit += least.depth - below
+            self._push(_RECURRENT, (behind,))
+        del path[place]
         return least
 
     # Reading the order.
@@ -200,7 +208,7 @@ class EvictionOrder:
                 _look(heap, 2 * index + 2, ahead)
                 if node.key in named or not self._is_live(kind, (rank, ticket, node)):
                     continue
-            if not is_free(node.slots[kind]):
+            if not is_free(self._slots[kind][node.key]):
                 continue
             named.add(node.key)
             yield node
@@ -222,9 +230,8 @@ class EvictionOrder:
         going: dict[PageKey, Node] = {}
         is_enough = True
         for kind in sorted(lacks, key=lambda kind: kind is not _FULL):
-            missing = lacks[kind] - sum(
-                kind in node.slots and is_free(node.slots[kind]) for node in going.values()
-            )
+            slots = self._slots[kind]
+            missing = lacks[kind] - sum(key in slots and is_free(slots[key]) for key in going)
             for node in self.nodes(kind, is_free) if missing > 0 else ():
                 if node.key not in going:
                     chosen.append((kind, node))

@@ -10,48 +10,13 @@ The tree decides; whoever owns the pools executes: it stores handles and never t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
+from ferryman.cache.branch import Branch, CacheChange, Inserted
 from ferryman.cache.eviction import EvictionOrder, IsFree
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import Node
 from ferryman.cache.slots import SlotHandle
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What a request offers to the tree.
-
-    `keys` name all pages from the root on. `units[kind]` maps the index of a page to the slot that
-    holds it; a recurrent slot stands at the page that ends at its position. Full units run without
-    a hole from the first page that is not the tree's own to the last.
-    """
-
-    keys: Sequence[PageKey]
-    units: Mapping[Kind, Mapping[int, SlotHandle]]
-
-
-@dataclass(frozen=True, slots=True)
-class Inserted:
-    """What became of a branch: slots the tree keeps, and (page, canonical slot) for duplicates.
-
-    `dropped` are snapshots that the tree no longer holds, because their path has too many.
-    """
-
-    adopted: tuple[SlotHandle, ...]
-    duplicates: tuple[tuple[int, SlotHandle, SlotHandle], ...]
-    node: Node
-    dropped: tuple[SlotHandle, ...] = ()
-
-
-class CacheChange(NamedTuple):
-    """One unit that came into the tree or left it."""
-
-    kind: Kind
-    key: PageKey
-    is_stored: bool
 
 
 class PrefixTree:
@@ -66,9 +31,10 @@ class PrefixTree:
     ) -> None:
         self.kinds = tuple(kinds)
         self._path_kind = Kind.FULL if Kind.FULL in kinds else None
-        self._root = Node(b"", None, 0.0)
+        self._root = Node(b"", None, 0, 0.0)
         self._nodes: dict[PageKey, Node] = {}
-        self._order = EvictionOrder(kinds, window_pages)
+        self._slots: dict[Kind, dict[PageKey, SlotHandle]] = {kind: {} for kind in kinds}
+        self._order = EvictionOrder(self._slots, window_pages)
         self._path_snapshots = path_snapshots
         self._num_guarded = 0
         self._changes: list[CacheChange] = []
@@ -103,39 +69,31 @@ class PrefixTree:
 
     def snapshot_depths(self, keys: Sequence[PageKey], depth: int) -> Iterator[int]:
         """Depths up to `depth`, deepest first, at which a recurrent snapshot is held."""
-        node = self._nodes[keys[depth - 1]] if depth else self._root
-        while node.depth:
-            if Kind.RECURRENT in node.slots:
-                yield node.depth
-            assert node.parent is not None, "every node but the root has a parent"
-            node = node.parent
+        snapshots = self._slots.get(Kind.RECURRENT, {})
+        for page in range(depth - 1, -1, -1):
+            if keys[page] in snapshots:
+                yield page + 1
 
     def has(self, kind: Kind, key: PageKey) -> bool:
-        node = self._nodes.get(key)
-        return node is not None and kind in node.slots
+        return key in self._slots.get(kind, ())
 
     def slot(self, kind: Kind, key: PageKey) -> SlotHandle:
         """Raises KeyError when that unit is not here."""
-        return self._nodes[key].slots[kind]
+        return self._slots[kind][key]
+
+    def slots_of(self, kind: Kind, keys: Sequence[PageKey]) -> list[SlotHandle]:
+        """Raises KeyError when one of these units is not here."""
+        slots = self._slots[kind]
+        return [slots[key] for key in keys]
+
+    def kinds_of(self, key: PageKey) -> tuple[Kind, ...]:
+        """What is held of a page."""
+        return tuple(kind for kind in self.kinds if key in self._slots[kind])
 
     def chain(self, key: PageKey) -> tuple[PageKey, ...]:
         """The keys of all pages up to and with this one. Raises KeyError when it is not here."""
-        node, keys = self._nodes[key], []
-        while node.depth:
-            keys.append(node.key)
-            assert node.parent is not None, "every node but the root has a parent"
-            node = node.parent
-        return tuple(reversed(keys))
-
-    def path_slots(self, kind: Kind, key: PageKey, first_page: int) -> list[SlotHandle]:
-        """Slots of pages first_page.. up to the page named, in order. Raises KeyError on a hole."""
-        node, slots = self._nodes[key], []
-        while node.depth > first_page:
-            slots.append(node.slots[kind])
-            assert node.parent is not None, "every node but the root has a parent"
-            node = node.parent
-        slots.reverse()
-        return slots
+        node = self._nodes[key]
+        return tuple(page.key for page in node.up(node.depth))[::-1]
 
     # Holding: a hold on a node protects its whole path from eviction.
 
@@ -171,63 +129,62 @@ class PrefixTree:
 
     def insert(self, branch: Branch, now: float) -> Inserted:
         """Adds what is new of a branch. Where a page exists the tree keeps its own slot."""
+        end = self._grow(branch.keys, now)
         adopted: list[SlotHandle] = []
         duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
-        offered = (page for pages in branch.units.values() for page in pages)
-        first = min(self.match_depth(branch.keys), min(offered, default=0))
-        if self._path_kind is None:  # bare pages lead to the first unit
-            first = min(first, self.match_depth(branch.keys))
-        node = self._nodes[branch.keys[first - 1]] if first else self._root
-        changed: list[Node] = []
-        for page in range(first, len(branch.keys)):
-            node = self._child(node, branch.keys[page], now)
-            before = len(adopted)
-            for kind, units in branch.units.items():
-                if page in units:
-                    self._settle(node, page, kind, units[page], adopted, duplicates)
-            if len(adopted) > before and len(node.slots) > (self._path_kind in node.slots):
-                changed.append(node)
-        node.last_use = max(node.last_use, now)
-        if not changed or changed[-1] is not node:
-            changed.append(node)
-        for each in changed:
-            self._order.settled(each)
-        return Inserted(tuple(adopted), tuple(duplicates), node, self._thin_out(changed))
+        came: dict[Kind, tuple[PageKey, ...]] = {}
+        for kind, units in branch.units.items():
+            new = self._fill(kind, branch.keys, units, duplicates)
+            adopted += new.values()
+            came[kind] = tuple(new)
+            if new:
+                self._changes.append(CacheChange(kind, came[kind], True))
+        points = [self._nodes[key] for key in came.get(Kind.RECURRENT, ())]
+        windows = [self._nodes[key] for key in came.get(Kind.WINDOW, ())]
+        self._order.came(points, windows, end)
+        dropped = self._thin_out(branch.keys) if points else ()
+        return Inserted(tuple(adopted), tuple(duplicates), dropped)
 
-    def _child(self, parent: Node, key: PageKey, now: float) -> Node:
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = Node(key, parent, now)
-            parent.children += 1
-            if parent.children > 1:
-                self._order.forked(parent)
+    def _grow(self, keys: Sequence[PageKey], now: float) -> Node:
+        """Adds the pages that are not here, as one run; the last page of the path."""
+        known = self.match_depth(keys)
+        node = self._nodes[keys[known - 1]] if known else self._root
+        if known < len(keys):
+            fork, run, new_keys = node, [], keys[known:]
+            for key in new_keys:
+                node = Node(key, node, 1, now)
+                run.append(node)
+            node.children = 0
+            self._nodes.update(zip(new_keys, run, strict=True))
+            fork.children += 1
+            self._order.forked(fork)
+        node.last_use = max(node.last_use, now)
         return node
 
-    def _settle(
+    def _fill(
         self,
-        node: Node,
-        page: int,
         kind: Kind,
-        handle: SlotHandle,
-        adopted: list[SlotHandle],
+        keys: Sequence[PageKey],
+        units: Mapping[int, SlotHandle],
         duplicates: list[tuple[int, SlotHandle, SlotHandle]],
-    ) -> None:
-        canonical = node.slots.get(kind)
-        if canonical is None:
-            node.slots[kind] = handle
-            adopted.append(handle)
-            self._changes.append(CacheChange(kind, node.key, True))
-            self._order.came(kind, node)
-        elif canonical != handle:
-            duplicates.append((page, handle, canonical))
+    ) -> dict[PageKey, SlotHandle]:
+        """Takes the slots of one kind that pages lack; which."""
+        slots = self._slots[kind]
+        new = {keys[page]: handle for page, handle in units.items() if keys[page] not in slots}
+        if len(new) < len(units):
+            known = [(page, handle, slots.get(keys[page])) for page, handle in units.items()]
+            duplicates += [(p, own, there) for p, own, there in known if there and there != own]
+        slots.update(new)
+        return new
 
-    def _thin_out(self, changed: Sequence[Node]) -> tuple[SlotHandle, ...]:
-        """Gives up snapshots of paths that have too many since these nodes changed."""
+    def _thin_out(self, keys: Sequence[PageKey]) -> tuple[SlotHandle, ...]:
+        """Gives up snapshots of a path that has too many."""
+        most, snapshots = self._path_snapshots, self._slots[Kind.RECURRENT]
+        held = [self._nodes[key] for key in keys if key in snapshots] if most else []
         dropped: list[SlotHandle] = []
-        for node in changed if self._path_snapshots else ():
-            if Kind.RECURRENT in node.slots:
-                least = self._order.least_of_path(node, self._path_snapshots)
-                dropped += self._drop(Kind.RECURRENT, least) if least else []
+        for _ in range(len(held) - most):
+            least = self._order.pop_least(held)
+            dropped += self._drop(Kind.RECURRENT, least)
         return tuple(dropped)
 
     # Evicting.
@@ -249,7 +206,7 @@ class PrefixTree:
         """
         for kind, lack in lacks.items():
             guarded = self._num_guarded if kind is Kind.FULL else 0
-            if lack > self._order.size(kind) - guarded:
+            if lack > len(self._slots[kind]) - guarded:
                 return None
         chosen, is_enough = self._order.choose(lacks, is_only_tree)
         if not is_enough:
@@ -273,20 +230,21 @@ class PrefixTree:
     def _drop(self, kind: Kind, node: Node) -> list[SlotHandle]:
         if kind is self._path_kind:
             return self._remove(node)
-        self._order.goes(kind, node)
-        handle = node.slots.pop(kind)
-        self._changes.append(CacheChange(kind, node.key, False))
+        handle = self._take_out(kind, node)
         self._prune(node)
         return [handle]
 
+    def _take_out(self, kind: Kind, node: Node) -> SlotHandle:
+        handle = self._slots[kind].pop(node.key)
+        self._order.went(kind, node)
+        self._changes.append(CacheChange(kind, (node.key,), False))
+        return handle
+
     def _remove(self, node: Node) -> list[SlotHandle]:
-        for kind in node.slots:
-            self._order.goes(kind, node)
-        dropped = list(node.slots.values())
-        self._changes += [CacheChange(kind, node.key, False) for kind in node.slots]
-        node.slots.clear()
+        """A leaf goes, with all that is held of it."""
+        dropped = [self._take_out(kind, node) for kind in self.kinds_of(node.key)]
         del self._nodes[node.key]
-        parent = node.parent
+        parent, node.parent = node.parent, None
         assert parent is not None, "the root is never removed"
         parent.children -= 1
         parent.last_use = max(parent.last_use, node.last_use)
@@ -295,12 +253,11 @@ class PrefixTree:
 
     def _prune(self, node: Node) -> None:
         """Removes bare leaves, which only trees without full pages have."""
-        while self._path_kind is None and node.depth and not (node.slots or node.children):
-            if node.holds:
+        while self._path_kind is None and node.parent and not (node.children or node.holds):
+            if self.kinds_of(node.key):
                 break
             parent = node.parent
             self._remove(node)
-            assert parent is not None, "the root is never removed"
             node = parent
 
     def drop(self, kind: Kind, key: PageKey) -> list[SlotHandle]:
@@ -330,15 +287,18 @@ class PrefixTree:
     def units(self) -> Iterator[tuple[Kind, PageKey]]:
         """Everything held, parents before children: what a snapshot of the cache lists."""
         for node in sorted(self._nodes.values(), key=lambda node: (node.depth, node.key)):
-            for kind in node.slots:
+            for kind in self.kinds_of(node.key):
                 yield kind, node.key
 
     def handles(self) -> Iterator[SlotHandle]:
-        for node in self._nodes.values():
-            yield from node.slots.values()
+        for slots in self._slots.values():
+            yield from slots.values()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless parents, children, depths and slots agree."""
+        for kind, slots in self._slots.items():
+            assert slots.keys() <= self._nodes.keys(), "a slot without a page"
+            assert kind is not self._path_kind or len(slots) == len(self), "a page without a slot"
         children: dict[int, int] = {}
         guarded: dict[int, int] = {}
         for node in self._nodes.values():
@@ -346,7 +306,6 @@ class PrefixTree:
             parent = node.parent
             assert parent is self._root or self._nodes.get(parent.key) is parent, "orphan page"
             assert node.depth == parent.depth + 1, "depth does not follow the parent"
-            assert self._path_kind is None or self._path_kind in node.slots, "a page without a slot"
             guarded[id(parent)] = guarded.get(id(parent), 0) + (node.guards > 0)
             children[id(parent)] = children.get(id(parent), 0) + 1
         for node in (self._root, *self._nodes.values()):

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ferryman.cache.branch import Branch
 from ferryman.cache.capacity import path_snapshots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import CopyFrom, ResumePlan, resume_set
 from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
-from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.cache.tree import PrefixTree
 from ferryman.schedule.events import Cached, CachedUnit
 from ferryman.schedule.request import Request
 from ferryman.schedule.rows import RowTable
@@ -217,8 +218,7 @@ class Residence:
         rows.working[row] = sequence.working_slot
         rows.positions[row] = plan.position
         if plan.anchor_pages and Kind.FULL in self.manifest.kinds:
-            anchor = sequence.keys[plan.anchor_pages - 1]
-            path = self.tree.path_slots(Kind.FULL, anchor, 0)
+            path = self.tree.slots_of(Kind.FULL, sequence.keys[: plan.anchor_pages])
             rows.set_pages(Kind.FULL, row, 0, [handle.slot for handle in path])
         for kind, pages in sequence.own.items():
             for page, handle in pages.items():

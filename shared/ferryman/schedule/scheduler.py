@@ -20,13 +20,13 @@ from itertools import count
 
 import numpy as np
 
+from ferryman.cache.branch import CacheChange
 from ferryman.cache.capacity import Concurrency, path_snapshots
 from ferryman.cache.keys import PageKey, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Costs, HostView, Reason, ResumePlan
 from ferryman.cache.slots import Demand, Holder, Ledger, Role, SlotHandle
-from ferryman.cache.tree import CacheChange
 from ferryman.errors import InvalidRequest, NotFound, OutOfSlots, QueueFull
 from ferryman.schedule import decode, prefill
 from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan

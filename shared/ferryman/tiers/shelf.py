@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ferryman.cache.branch import Branch
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import SlotHandle
-from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.cache.tree import PrefixTree
 from ferryman.cache.units import Tier
 from ferryman.tiers.extents import ExtentTable, aligned
 from ferryman.tiers.layout import kind_shares
@@ -144,17 +145,18 @@ class Shelf:
     def _note_changes(self) -> int:
         """Tells what came and went; how many went."""
         gone = 0
-        for change in self._tree.drain_changes():
-            name = change.kind, change.key
-            if change.is_stored:
+        changes = self._tree.drain_changes()
+        for name, is_stored in [((c.kind, key), c.is_stored) for c in changes for key in c.keys]:
+            kind, _ = name
+            if is_stored:
                 found = self._stored[name]
-                self.count(change.kind, num_units=1, num_bytes=found.unit.num_bytes)
+                self.count(kind, num_units=1, num_bytes=found.unit.num_bytes)
                 self.effects.append(_stored_effect(found))
                 continue
             found = self._stored.pop(name)
             gone += 1
             self.discard([found.unit])
-            self.count(change.kind, num_units=-1, num_bytes=-found.unit.num_bytes)
+            self.count(kind, num_units=-1, num_bytes=-found.unit.num_bytes)
             self.effects.append(UnitForgotten(*name, found.root, tier=Tier.STORAGE))
         return gone
 

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ferryman.cache.branch import Branch
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
-from ferryman.cache.tree import Branch, PrefixTree
+from ferryman.cache.tree import PrefixTree
 from ferryman.cache.units import HostUnit
 from ferryman.errors import InvalidRequest, LeaseLost
 from ferryman.tiers.layout import ArenaLayout
@@ -390,12 +391,13 @@ class HostStore:
     def _note_changes(self) -> int:
         """Tells the index what came and went; returns how many units went."""
         gone = 0
-        for change in self._tree.drain_changes():
-            if change.is_stored:
-                self._effects.append(self._stored_effect(change.kind, change.key))
+        changes = self._tree.drain_changes()
+        for kind, key, is_stored in [(c.kind, key, c.is_stored) for c in changes for key in c.keys]:
+            if is_stored:
+                self._effects.append(self._stored_effect(kind, key))
                 continue
-            found = self._resident.pop((change.kind, change.key))
-            self._effects.append(UnitForgotten(change.kind, change.key, found.root))
+            found = self._resident.pop((kind, key))
+            self._effects.append(UnitForgotten(kind, key, found.root))
             gone += 1
         return gone
 

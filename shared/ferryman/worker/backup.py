@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
-from ferryman.cache.tree import CacheChange
 from ferryman.schedule.events import CachedUnit
 from ferryman.tiers.write_policy import Backups, UnitKey, WritePolicy
 from ferryman.wire.host_client import UnitSource
@@ -107,7 +107,7 @@ class DeviceBackup:
 
     def changed(self, changes: Iterable[CacheChange]) -> None:
         """Hears what came into the tree and what left it, in order."""
-        last = {(change.kind, change.key): change.is_stored for change in changes}
+        last = {(each.kind, key): each.is_stored for each in changes for key in each.keys}
         self.num_lost += self._books.gone(name for name, is_here in last.items() if not is_here)
 
     def relieve(self) -> None:
@@ -119,8 +119,8 @@ class DeviceBackup:
         for kind in self._manifest.kinds:
             coldest = ((kind, key) for key in self._scheduler.next_to_evict(kind))
             for unit in self._books.pressed(self._scheduler.free_share(kind), coldest):
-                node = tree.node(unit[1])
-                beside = [(each, node.key) for each in node.slots] if kind is Kind.FULL else []
+                key = unit[1]
+                beside = [(each, key) for each in tree.kinds_of(key)] if kind is Kind.FULL else []
                 self._enqueue((unit, *self._books.start(beside)), NO_TAGS)
 
     def keep(self, keys: Sequence[PageKey], tags: CallTags) -> None:
@@ -190,7 +190,7 @@ class DeviceBackup:
         if not names:
             return ()
         node = max((tree.node(key) for _, key in names), key=lambda node: node.depth)
-        while node.depth and Kind.FULL in node.slots:
+        while tree.has(Kind.FULL, node.key):
             name = Kind.FULL, node.key
             if name not in names and self._books.is_written(name):
                 break
@@ -205,13 +205,7 @@ class DeviceBackup:
 
     def _path(self, units: Sequence[CachedUnit]) -> tuple[PageKey, ...]:
         """All keys up to the deepest of the units."""
-        tree, keys = self._scheduler.residence.tree, list[PageKey]()
-        node = tree.node(units[-1].key)
-        while node.depth:
-            keys.append(node.key)
-            assert node.parent is not None, "every node but the root has a parent"
-            node = node.parent
-        return tuple(reversed(keys))
+        return self._scheduler.residence.tree.chain(units[-1].key)
 
     async def _copied(
         self, path: Sequence[PageKey], units: Sequence[CachedUnit], tags: CallTags

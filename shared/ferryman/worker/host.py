@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import CopyFrom, Reason, ResumePlan, Shortfall
-from ferryman.cache.tree import CacheChange
 from ferryman.runtime.life import alongside
 from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request

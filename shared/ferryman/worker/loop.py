@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ferryman.cache.tree import CacheChange
+from ferryman.cache.branch import CacheChange
 from ferryman.engine.assembly import Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.schedule.batch import PrefillStep, StepOutcome, StepPlan

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pydantic_settings import BaseSettings
 
-from ferryman.cache.tree import CacheChange
+from ferryman.cache.branch import CacheChange
 from ferryman.engine.assembly import Engine, EngineOptions, running_engine
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.runtime.background import Background

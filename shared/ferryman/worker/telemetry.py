@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
+from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.tree import CacheChange
 from ferryman.engine.assembly import Engine
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.runtime.listening import Answer, json_answer
@@ -68,7 +68,7 @@ class CacheEvents:
 
     def publish(self, changes: Iterable[CacheChange]) -> None:
         """One event for all changes of a step; a reader that misses one asks for a snapshot."""
-        last = {(change.kind, change.key): change.is_stored for change in changes}
+        last = {(each.kind, key): each.is_stored for each in changes for key in each.keys}
         if not last:
             return
         self._sequence += 1
