@@ -167,9 +167,8 @@ class Bringing:
         self.num_corrupt += 1
         key = self._keys[name[1]]
         log.error("corrupt unit from a peer %s", Tail(kind=name[0], key=key.hex()))
-        self._host.say(
-            self._tags, "corrupt", key=key.hex(), kind=name[0].value, tier=Tier.PEER.value
-        )
+        facts = {"key": key.hex(), "kind": name[0].value}
+        self._host.say_trouble(self._tags, "corrupt", tier=Tier.PEER.value, **facts)
 
     def _note(self, name: UnitName, digest: bytes, tier: Tier) -> None:
         self.digests[name], self.origins[name] = digest, tier

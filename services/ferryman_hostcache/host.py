@@ -13,9 +13,10 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError, ManifestMismatch, Stale, WrongEpoch
+from ferryman.ids import NO_REQUEST
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.layout import budget_of, split_arena
-from ferryman.tiers.storage_values import StorageFailed, UnitCorrupt
+from ferryman.tiers.storage_values import FilesCorrupt, StorageFailed, UnitCorrupt
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import (
     AcquireAsk,
@@ -40,6 +41,7 @@ from ferryman_hostcache.workers import Workers
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_REQUESTS = 8192
+STORAGE = Tier.STORAGE.value
 
 
 class Announcer(Protocol):
@@ -223,7 +225,8 @@ class HostCache:
         log.error("corrupt unit %s", Tail(kind=kind, key=key.hex(), slot=handle.slot))
         dropped = self.store.drop_corrupt(kind, key)
         self.tell(tags)
-        self.say(tags, "corrupt", key=key.hex(), kind=kind.value, tier="host", dropped=dropped)
+        facts = {"key": key.hex(), "kind": kind.value, "dropped": dropped}
+        self.say_trouble(tags, "corrupt", tier=Tier.HOST.value, **facts)
 
     # Orders.
 
@@ -283,10 +286,12 @@ class HostCache:
                 case UnitCorrupt():
                     facts = {"key": effect.key.hex(), "kind": effect.kind.value}
                     dropped = effect.num_dropped
-                    self.say(tags, "corrupt", tier=Tier.STORAGE.value, dropped=dropped, **facts)
+                    self.say_trouble(tags, "corrupt", tier=STORAGE, dropped=dropped, **facts)
+                case FilesCorrupt():
+                    self.say_trouble(tags, "corrupt", tier=STORAGE, files=effect.num_files)
                 case StorageFailed():
                     error, operation = effect.error, effect.operation
-                    self.say(tags, "storage_failed", operation=operation, error=error)
+                    self.say_trouble(tags, "storage_failed", operation=operation, error=error)
 
     def holdings(self) -> Iterator[UnitStored]:
         """Everything here, in both tiers, for an index that was away."""
@@ -295,10 +300,18 @@ class HostCache:
             yield from self.storage.holdings()
 
     def say(self, tags: CallTags, name: str, **facts: int | str) -> None:
+        """What happened to a request; without one nobody would look for it."""
         if tags.request_id:
-            self._lifecycle.publish(
-                tags.request_id, tags.attempt, name, traceparent=tags.traceparent, **facts
-            )
+            self._publish(tags, name, facts)
+
+    def say_trouble(self, tags: CallTags, name: str, **facts: int | str) -> None:
+        """What somebody has to hear of, request or not."""
+        self._publish(tags if tags.request_id else CallTags(NO_REQUEST), name, facts)
+
+    def _publish(self, tags: CallTags, name: str, facts: Mapping[str, int | str]) -> None:
+        self._lifecycle.publish(
+            tags.request_id, tags.attempt, name, traceparent=tags.traceparent, **facts
+        )
 
     def _remember(self, lease_id: str, tags: CallTags) -> None:
         self._requests[lease_id] = tags

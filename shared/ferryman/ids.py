@@ -15,6 +15,7 @@ from ferryman.errors import InvalidRequest
 RandomBits = Callable[[int], int]
 
 MAX_REQUEST_ID_LEN = 64
+NO_REQUEST = "_"  # stands for the request in events that belong to none
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_REQUEST_ID_LEN}}}")
 _WORKER_ID = re.compile(r"[a-z]+-[0-9a-f]{8}")
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ferryman.errors import QueueFull
 from ferryman.handoff.lifecycle import LifecycleEvent, check
+from ferryman.ids import NO_REQUEST
 from ferryman.runtime.lifecycle import (
     MAX_EVENT_BYTES,
     Fact,
@@ -136,6 +137,16 @@ facts = st.dictionaries(
     ),
     max_size=40,
 )
+
+
+def test_what_belongs_to_no_request_is_numbered_on_however_many_requests_there_are() -> None:
+    bus = BoundedBus()
+    life = publisher(bus, max_requests=2)
+    for turn in range(3):
+        life.publish(NO_REQUEST, 0, "corrupt")
+        for request in range(4):
+            life.publish(f"req-{turn}-{request}", 1, "stored")
+    assert [e.seq for _, e in bus.sent if e.request_id == NO_REQUEST] == [1, 2, 3]
 
 
 @given(facts)

@@ -18,6 +18,7 @@ from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import (
     NOTHING_STORED,
     ExtentPlan,
+    FilesCorrupt,
     StorageEffect,
     StorageFailed,
     StorageLimits,
@@ -64,6 +65,8 @@ class Storage:
         self._stores: dict[str, StorageStore] = {}  # by manifest digest: none or one
         self._turn = asyncio.Lock()
         self._effects: list[StorageEffect] = []
+        if scanned.num_corrupt:
+            self._effects.append(FilesCorrupt(scanned.num_corrupt))
         self._failures = self._waiting = self._written_bytes = 0
 
     def attach(self, manifest: StateManifest) -> None:
@@ -254,7 +257,7 @@ class Storage:
         return replace(
             counts,
             num_failures=self._failures,
-            num_removed_at_start=self._scanned.num_removed,
+            num_removed_at_start=self._scanned.num_unfinished + self._scanned.num_corrupt,
             num_in_flight=self._readers.num_in_flight,
             read_bytes=self._readers.read_bytes,
             written_bytes=self._written_bytes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,15 +26,17 @@ NOT_LOOKED_AT = ""  # the manifest digest of extents that time did not suffice f
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """All extents of a folder, and how many files were removed."""
+    """All extents of a folder, and how many files were removed, because they were never finished
+    or because they are not what was written."""
 
     extents: tuple[FoundExtent, ...]
-    num_removed: int
+    num_unfinished: int
+    num_corrupt: int
 
 
 def scan(folder: Folder, seconds: float, clock: Callable[[], float]) -> Scanned:
     """Look at headers only, newest first, for so long; the rest counts as some other model's."""
-    end, found, removed = clock() + seconds, [], 0
+    end, found, removed = clock() + seconds, [], Counter[str]()
     for path in sorted(folder.path.iterdir(), reverse=True):
         if path.suffix not in (EXTENT_SUFFIX, WRITING_SUFFIX):
             continue
@@ -42,8 +45,8 @@ def scan(folder: Folder, seconds: float, clock: Callable[[], float]) -> Scanned:
         except (BadExtent, OSError) as error:
             log.warning("removed %s: %s", path, error)
             _remove(path)
-            removed += 1
-    return Scanned(tuple(found), removed)
+            removed[path.suffix] += 1
+    return Scanned(tuple(found), removed[WRITING_SUFFIX], removed[EXTENT_SUFFIX])
 
 
 def _read(path: Path) -> FoundExtent:

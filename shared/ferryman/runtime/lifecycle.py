@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ferryman.errors import QueueFull
 from ferryman.handoff.lifecycle import GAP, LifecycleEvent
+from ferryman.ids import NO_REQUEST
 
 MAX_EVENT_BYTES = 1024
 VERSION = 1
@@ -65,7 +66,8 @@ class _Thread:
 class LifecyclePublisher:
     """Publishes the events of one process.
 
-    The `max_requests` last spoken of are remembered, with their sequence numbers.
+    The `max_requests` last spoken of are remembered, with their sequence numbers, and NO_REQUEST
+    always.
     """
 
     def __init__(
@@ -116,8 +118,9 @@ class LifecyclePublisher:
             self._threads[request_id] = _Thread(self._clock())
         self._threads.move_to_end(request_id)
         while len(self._threads) > self._max_requests:
-            forgotten, _ = self._threads.popitem(last=False)
-            self._silenced.pop(forgotten, None)
+            oldest = next(name for name in self._threads if name != NO_REQUEST)
+            del self._threads[oldest]
+            self._silenced.pop(oldest, None)
         return self._threads[request_id]
 
     def _try_gap(self, request_id: str, thread: _Thread) -> bool:

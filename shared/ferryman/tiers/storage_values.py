@@ -100,6 +100,13 @@ class UnitCorrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesCorrupt:
+    """So many files in the folder were once whole and are not what was written; they are gone."""
+
+    num_files: int
+
+
+@dataclass(frozen=True, slots=True)
 class StorageFailed:
     """The folder did not do what it was asked; `error` is the name of an errno."""
 
@@ -124,7 +131,13 @@ class StoringTruncated:
 
 
 StorageEffect = (
-    UnitStored | UnitForgotten | UnitCorrupt | StorageFailed | StorageRests | StoringTruncated
+    UnitStored
+    | UnitForgotten
+    | UnitCorrupt
+    | FilesCorrupt
+    | StorageFailed
+    | StorageRests
+    | StoringTruncated
 )
 
 

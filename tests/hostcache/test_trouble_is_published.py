@@ -1,0 +1,82 @@
+"""What goes wrong with state that no request asks for just then is published all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.hostcache.attached import load, prompt_of, worker_at
+from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.test_prefetching import node, until_stored
+from tests.tiers.state_shapes import chain, manifest_of
+
+from ferryman.cache.manifest import Kind
+from ferryman.handoff.lifecycle import LifecycleEvent, check
+from ferryman.ids import NO_REQUEST
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.wire.bus import Messages
+from ferryman.wire.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.subjects import Subjects
+from ferryman_hostcache.service import Running
+
+MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
+PROMPT = prompt_of(MANIFEST, chain(7, 8, 9), snapshots=[0, 2])
+EVENTS = Subjects().all_life_of(NO_REQUEST)
+
+
+async def next_event(messages: Messages) -> LifecycleEvent:
+    async with asyncio.timeout(20):
+        return decode_event((await anext(messages)).payload)
+
+
+async def test_a_corrupt_unit_is_published_when_nobody_knows_for_whom_it_was_read(
+    host_cache: Running, nats_url: str
+) -> None:
+    async with (
+        nats_bus(NatsOptions(nats_url)) as bus,
+        bus.subscribed(EVENTS) as messages,
+        worker_at(host_cache.address, MANIFEST) as worker,
+    ):
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        lease = await load(worker, PROMPT)
+        unit = lease.view.units[Kind.FULL, 2]
+        worker.arena[unit.offset] ^= 1
+        worker.client.release(lease, corrupt=[(unit.kind, unit.key)])
+        event = await next_event(messages)
+        assert (event.name, event.facts["key"]) == ("corrupt", unit.key.hex())
+        assert not check([event])
+
+
+async def test_a_file_that_is_spoilt_between_two_lives_is_published_at_the_next(
+    start_host_cache: StartHostCache, tmp_path: Path, nats_url: str
+) -> None:
+    folder = tmp_path / "storage"
+    async with node(start_host_cache, "one", folder, MANIFEST) as (service, worker):
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        await until_stored(service, PROMPT)
+    (path,) = folder.glob("*.extent")
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    (folder / "00000000000000ff.writing").write_bytes(b"a write that a kill cut short is no flaw")
+    async with (
+        nats_bus(NatsOptions(nats_url)) as bus,
+        bus.subscribed(EVENTS) as messages,
+        node(start_host_cache, "one", folder, MANIFEST),
+    ):
+        event = await next_event(messages)
+        assert (event.name, event.facts) == ("corrupt", {"tier": "storage", "files": 1})
+
+
+async def test_a_disk_that_fails_while_nobody_asks_is_published(
+    start_host_cache: StartHostCache, tmp_path: Path, nats_url: str
+) -> None:
+    folder = tmp_path / "storage"
+    async with (
+        nats_bus(NatsOptions(nats_url)) as bus,
+        bus.subscribed(EVENTS) as messages,
+        node(start_host_cache, "one", folder, MANIFEST) as (service, worker),
+    ):
+        (folder / "owner.lock").rename(folder / "nobodys.lock")
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        event = await next_event(messages)
+        assert (event.name, event.facts["error"]) == ("storage_failed", "ENOENT")
+        assert service.host.storage.statistics().num_failures > 0
