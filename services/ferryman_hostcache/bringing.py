@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import FerrymanError
 from ferryman.runtime.logs import Tail
@@ -61,7 +62,8 @@ class Bringing:
         self.digests: dict[UnitName, bytes] = {}
         self.origins: dict[UnitName, Tier] = {}
         self.traffic: dict[Tier, Traffic] = {}
-        self.num_failed = self.num_corrupt = 0
+        self._said: Mapping[tuple[Kind, PageKey], frozenset[bytes]] = {}
+        self.num_failed = self.num_corrupt = self.num_mismatched = 0
 
     # Asking.
 
@@ -149,6 +151,8 @@ class Bringing:
     async def _from_peer(self, node: NodeLife, names: Sequence[UnitName]) -> None:
         rooms = {name: self._rooms[name] for name in names}
         order = FetchOrder(self._host.store.manifest.digest, self._keys, rooms)
+        units = [(kind, self._keys[page]) for kind, page in names]
+        self._said = await self._tiers.index.digests(node, self._keys[0], units)
         began = self._clock()
         try:
             await self._tiers.peers.fetch(node, order, self, tags=self._tags)
@@ -161,7 +165,12 @@ class Bringing:
     # What peers tell.
 
     def arrived(self, name: UnitName, digest: bytes) -> None:
-        self._note(name, digest, Tier.PEER)
+        """Its bytes have the digest that came with them; the index may know of another."""
+        said = self._said.get((name[0], self._keys[name[1]]))
+        if said and digest not in said:
+            self.num_mismatched += 1
+        else:
+            self._note(name, digest, Tier.PEER)
 
     def corrupt(self, name: UnitName) -> None:
         self.num_corrupt += 1

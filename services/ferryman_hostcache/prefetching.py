@@ -52,6 +52,7 @@ class PrefetchCounts:
     num_fruitless: int = 0
     num_failed_reads: int = 0
     num_corrupt: int = 0
+    num_mismatched: int = 0
     num_lost: int = 0
     bytes_under_way: int = 0
 
@@ -116,7 +117,7 @@ class Prefetching:
         self._runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self._running: dict[str, Run] = {}  # by lease id
         self._begun = self._complete = self._truncated = self._fruitless = 0
-        self._failed_reads = self._corrupt = self._lost = 0
+        self._failed_reads = self._corrupt = self._mismatched = self._lost = 0
         self.traffic: dict[Tier, Traffic] = {}
 
     # Asking for one.
@@ -249,6 +250,7 @@ class Prefetching:
         self._fruitless += result.brought_pages <= result.before_pages < result.asked_pages
         self._failed_reads += bringing.num_failed
         self._corrupt += bringing.num_corrupt
+        self._mismatched += bringing.num_mismatched
         for tier, each in bringing.traffic.items():
             self.traffic[tier] = self.traffic.get(tier, Traffic()) + each
 
@@ -270,6 +272,7 @@ class Prefetching:
             num_fruitless=self._fruitless,
             num_failed_reads=self._failed_reads,
             num_corrupt=self._corrupt,
+            num_mismatched=self._mismatched,
             num_lost=self._lost,
             bytes_under_way=self.bytes_under_way,
         )

@@ -27,7 +27,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import Stale
 from ferryman.tiers.prefetch_values import Lack
-from ferryman.wire.index import NodeLife
+from ferryman.wire.index import IndexedUnit, NodeLife
 from ferryman.wire.rpc import CallTags
 from ferryman_hostcache.service import Running
 
@@ -127,3 +127,21 @@ async def test_origins_are_remembered_for_so_many_units_only(host_cache: Running
         await from_one.finish(ASK, later, COMPLETE, patience=SECONDS, left=SECONDS)
         assert not host_cache.host.origins.of(TAGS)
         assert len(host_cache.host.origins.of(later)) == WANTED
+
+
+@pytest.mark.parametrize("page", [1, 3])
+async def test_a_unit_that_is_not_the_one_the_index_was_told_of_is_a_counted_miss(
+    host_cache: Running, page: int
+) -> None:
+    wrong = [IndexedUnit(Kind.RECURRENT, PROMPT.keys[page], 1, b"another state...")]
+    peer = ScriptedPeer(PROMPT)
+    async with (
+        attached(host_cache),
+        prefetching_from(host_cache, peer, misnamed=wrong) as prefetching,
+    ):
+        brought = await finished(prefetching)
+        assert peer.num_sent == WANTED, "its bytes have the digest that they came with"
+        assert brought.brought_pages == (2 if page == 3 else 4)
+        assert prefetching.statistics().num_mismatched == 1
+        held = host_cache.host.store.lookup(PROMPT.keys).pages[Kind.RECURRENT]
+        assert page not in held

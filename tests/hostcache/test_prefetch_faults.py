@@ -101,13 +101,19 @@ async def prefetching_from(
     peer: ScriptedPeer,
     max_running: int = 4,
     peers: Sequence[NodeLife] = (PEER,),
+    misnamed: Sequence[IndexedUnit] = (),
 ) -> AsyncIterator[Prefetching]:
-    """Prefetches of this host-cache, whose index knows these peers alone."""
+    """Prefetches of this host-cache, whose index knows these peers alone, and is wrong about what
+    is `misnamed`."""
     index = MemoryIndex()
-    units = [IndexedUnit(kind, PROMPT.keys[page], 1, b"d" * 16) for kind, page in PROMPT.names]
+    units = [
+        IndexedUnit(kind, PROMPT.keys[page], 1, xxhash.xxh3_128_digest(PROMPT.content(kind, page)))
+        for kind, page in PROMPT.names
+    ]
     for life in peers:
         await index.announce(life, 1000.0)
         await index.commit(life, PROMPT.keys[0], Tier.HOST, units)
+        await index.commit(life, PROMPT.keys[0], Tier.HOST, misnamed)
     async with Background() as background:
         yield Prefetching(
             service.host,

@@ -136,6 +136,29 @@ async def test_what_is_forgotten_is_gone_in_its_tier_only(index: PrefixIndex) ->
     assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
 
 
+async def test_what_units_hash_to_is_said_of_both_tiers_and_of_one_node(
+    index: PrefixIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_module, "MAX_DIGESTS", 3)
+    chain = chain_of(7)
+    held = [IndexedUnit(Kind.FULL, key, 1, bytes([i] * 16)) for i, key in enumerate(chain[:5])]
+    again = [IndexedUnit(Kind.FULL, chain[1], 1, b"s" * 16)]
+    state = [IndexedUnit(Kind.RECURRENT, chain[1], 1, b"r" * 16)]
+    await index.commit(A, chain[0], Tier.HOST, held)
+    await index.commit(A, chain[0], Tier.STORAGE, [*again, *state])
+    await index.commit(B, chain[0], Tier.HOST, [IndexedUnit(Kind.FULL, chain[6], 1, b"b" * 16)])
+    await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[2])])
+    asked = [(Kind.FULL, key) for key in chain] + [(Kind.RECURRENT, chain[1])]
+    said = await index.digests(A, chain[0], asked)
+    assert said == {
+        (Kind.FULL, chain[0]): {bytes(16)},
+        (Kind.FULL, chain[1]): {bytes([1] * 16), b"s" * 16},
+        (Kind.FULL, chain[3]): {bytes([3] * 16)},
+        (Kind.FULL, chain[4]): {bytes([4] * 16)},
+        (Kind.RECURRENT, chain[1]): {b"r" * 16},
+    }
+
+
 async def test_an_earlier_life_is_void_at_once(index: PrefixIndex) -> None:
     chain = chain_of(4)
     await index.announce(A, TTL)

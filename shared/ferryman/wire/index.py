@@ -127,6 +127,15 @@ class PrefixIndex(Protocol):
         """
         ...
 
+    async def digests(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
+        """What `node` said that these units hash to, in whichever tier it holds them.
+
+        Units of which it said nothing are left out.
+        """
+        ...
+
     def statistics(self) -> IndexStatistics: ...
 
 

@@ -26,7 +26,9 @@ class MemoryIndex:
         self.is_away = False
         self._clock = clock
         self._ends: dict[NodeLife, float] = {}
-        self._held: defaultdict[NodeLife, set[tuple[Kind, PageKey, Tier]]] = defaultdict(set)
+        self._held: defaultdict[NodeLife, dict[tuple[Kind, PageKey, Tier], bytes]] = defaultdict(
+            dict
+        )
         self._num_hits, self._num_misses, self._num_misses_away = 0, 0, 0
 
     async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
@@ -42,12 +44,13 @@ class MemoryIndex:
     async def commit(
         self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[IndexedUnit]
     ) -> None:
-        self._held[node].update((unit.kind, unit.key, tier) for unit in units)
+        self._held[node].update({(unit.kind, unit.key, tier): unit.digest for unit in units})
 
     async def forget(
         self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[tuple[Kind, PageKey]]
     ) -> None:
-        self._held[node].difference_update((kind, key, tier) for kind, key in units)
+        for kind, key in units:
+            self._held[node].pop((kind, key, tier), None)
 
     async def usable_pages(
         self, chain: Sequence[PageKey], shape: ResumeShape
@@ -78,6 +81,16 @@ class MemoryIndex:
             if key in pages and tier in tiers:
                 held[kind].add(pages[key])
         return usable_depth(len(chain), shape, held)
+
+    async def digests(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
+        held = self._held[node]
+        found = {
+            unit: frozenset(held[*unit, tier] for tier in Tier if (*unit, tier) in held)
+            for unit in units
+        }
+        return {} if self.is_away else {unit: said for unit, said in found.items() if said}
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(

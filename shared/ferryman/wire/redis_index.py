@@ -44,6 +44,7 @@ HASH_TTL_SECONDS = 86_400
 MAX_CONNECTIONS = 8
 MAX_LOOKUPS = 6  # under way at once: the other connections are for writing and probing
 MAX_WAITING = 1024
+MAX_DIGESTS = 1024  # asked for in one call: Redis does nothing else meanwhile
 NODES = "fm:nodes"
 
 Write = Callable[[], Awaitable[Any]]
@@ -86,6 +87,7 @@ class RedisIndex:
         self._commit = client.register_script(scripts.COMMIT)
         self._forget = client.register_script(scripts.FORGET)
         self._longest = client.register_script(scripts.LONGEST)
+        self._digests = client.register_script(scripts.DIGESTS)
         self._living: Mapping[str, NodeLife] = {}
         self._living_until = float("-inf")
         self._here, self._away = asyncio.Event(), asyncio.Event()
@@ -185,6 +187,30 @@ class RedisIndex:
         self._num_hits += bool(found)
         self._num_misses += not found
         return found
+
+    async def digests(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
+        found: dict[tuple[Kind, PageKey], frozenset[bytes]] = {}
+        for at in range(0, len(units), MAX_DIGESTS):
+            found |= await self._digests_of(node, root, units[at : at + MAX_DIGESTS])
+        return found
+
+    async def _digests_of(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
+        arguments = [node.owner]
+        for kind, key in units:
+            arguments += [key.hex(), kind.value]
+        said: list[str] = []
+
+        async def ask() -> None:
+            said.extend(await self._digests(keys=[_chain_key(root)], args=arguments))
+
+        async with self._lookups:
+            was_here = await self._succeeds(ask, LOOKUP_SECONDS)
+        told = zip(units, said, strict=True) if was_here else ()
+        return {unit: frozenset(map(bytes.fromhex, each.split())) for unit, each in told if each}
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(

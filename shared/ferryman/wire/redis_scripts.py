@@ -47,6 +47,21 @@ for at = 3, #ARGV, 2 do
 end
 """
 
+DIGESTS = """
+-- What an owner said that units hash to: for each unit the digests of both tiers, as far as said.
+-- KEYS: fm:{root}   ARGV: owner, then (page key, kind) per unit
+local said, host, storage = {}, ':host:' .. ARGV[1], ':storage:' .. ARGV[1]
+for at = 2, #ARGV, 2 do
+    local kind, digests = ARGV[at + 1], {}
+    local values = redis.call('HMGET', KEYS[1] .. ':' .. ARGV[at], kind .. host, kind .. storage)
+    for tier = 1, 2 do
+        if values[tier] then digests[#digests + 1] = string.match(values[tier], ',(%x+),') end
+    end
+    said[#said + 1] = table.concat(digests, ' ')
+end
+return said
+"""
+
 LONGEST = """
 -- The longest usable prefix of a chain, per living node: over both tiers, and over the host alone.
 -- KEYS: fm:{root}   ARGV: packed page keys, page size, window length, kinds, then (node, epoch)...
