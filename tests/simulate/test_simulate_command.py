@@ -70,6 +70,9 @@ def test_without_matplotlib_the_extra_is_named(
         pytest.param("--trace {} --prefill-slots full", "KIND=COUNT", id="no pools"),
         pytest.param("--trace {} --page-size 24", "power of two", id="an odd page"),
         pytest.param("--trace {} --plot /nowhere/x.png", "no such folder", id="no folder"),
+        pytest.param("--trace {} --snapshot-share 5", "between 0 and 1", id="more than all"),
+        pytest.param("--trace {} --snapshot-share nan", "between 0 and 1", id="no share at all"),
+        pytest.param("--generate x --turns inf", "turns must be at most", id="talk without end"),
         pytest.param("--generate /nowhere/x", "No such file", id="nowhere to write"),
     ],
 )

@@ -142,7 +142,15 @@ def test_few_system_prompts_take_most_conversations_and_turns_grow(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "habits", [{"turns": 0.5}, {"num_requests": 0}, {"conversations_per_second": 0.0}]
+    "habits",
+    [
+        {"turns": 0.5},
+        {"turns": float("inf")},
+        {"zipf": float("nan")},
+        {"prefix_tokens": 10**12},
+        {"num_requests": 0},
+        {"conversations_per_second": 0.0},
+    ],
 )
 def test_habits_that_cannot_be_are_refused(habits: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

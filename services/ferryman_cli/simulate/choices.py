@@ -13,7 +13,7 @@ from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
 from ferryman.runtime.settings import PREFETCH_THRESHOLD
 from ferryman.schedule.scheduler import SchedulerLimits
-from ferryman.tiers.layout import ArenaLayout, split_arena
+from ferryman.tiers.layout import SNAPSHOT_SHARE, ArenaLayout, split_arena
 from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman_cli.simulate.costs import GUESSES, CostModel
@@ -58,7 +58,7 @@ class CacheChoices:
     """The tiers, and where snapshots are placed. 0 bytes is a tier that is not there."""
 
     host_memory: int = 256 << 20
-    snapshot_share: float = 0.5
+    snapshot_share: float = SNAPSHOT_SHARE
     storage_bytes: int = 0
     write_policy: str = "write_through"
     wish: PrefetchWish = DEFAULT_WISH
@@ -83,6 +83,8 @@ def make_setup(choices: Choices) -> Setup:
     prefill = _worker(choices, manifest, max_len, is_prefill=True)
     decode = _worker(choices, manifest, max_len, is_prefill=False)
     caches = choices.caches
+    if not 0 < caches.snapshot_share < 1:
+        raise ConfigError(f"--snapshot-share {caches.snapshot_share}: it should be between 0 and 1")
     arena = ArenaLayout({})
     if caches.host_memory:
         arena = split_arena(manifest, caches.host_memory, caches.snapshot_share)

@@ -78,7 +78,7 @@ def simulate(
     storage_bytes: Size = "0",
     snapshot_share: Annotated[
         float, typer.Option(help="Of the host's memory, for snapshots.")
-    ] = 0.5,
+    ] = _CACHES.snapshot_share,
     snapshot_grid: Annotated[
         int, typer.Option(min=0, help="Tokens between coarse snapshots; 0 for none.")
     ] = 0,

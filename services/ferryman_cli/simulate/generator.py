@@ -7,7 +7,7 @@ after a time to think; each turn repeats all that was said, answers included.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +43,14 @@ class Habits:
         for name in ("num_requests", "num_prefixes", "user_tokens", "output_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.num_requests > MAX_REQUESTS:
-            raise ConfigError(f"num_requests must be at most {MAX_REQUESTS}")
         if self.turns < 1 or self.zipf < 0 or self.prefix_tokens < 0 or self.think_seconds < 0:
             raise ConfigError("turns must be at least 1; zipf, prefix and think time at least 0")
         if self.conversations_per_second <= 0:
             raise ConfigError("conversations_per_second must be above 0")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name != "seed" and not value <= MAX_REQUESTS:  # so is no number at all
+                raise ConfigError(f"{each.name} must be at most {MAX_REQUESTS}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
