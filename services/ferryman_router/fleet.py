@@ -6,10 +6,9 @@ them goes out as effects. Beliefs are hints: a worker that is asked may still re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ferryman.cache.keys import PageKey
 from ferryman.wire.beats import Beat, ServedState
 from ferryman_router.holdings import CacheChange, Holdings, Snapshot
 
@@ -192,11 +191,6 @@ class Fleet:
         if worker := self.get(name):
             worker.requests_since -= 1
             worker.tokens_since -= num_tokens
-
-    def usable_tokens(self, name: WorkerName, keys: Sequence[PageKey], prompt_len: int) -> int:
-        """Tokens of a prompt that this worker can reuse from its device."""
-        worker = self.get(name)
-        return worker.holdings.usable_tokens(keys, prompt_len) if worker is not None else 0
 
     def _lose(self, worker_id: str, cause: str) -> tuple[Effect, ...]:
         worker = self._workers.pop(worker_id)

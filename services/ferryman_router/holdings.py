@@ -46,11 +46,6 @@ class Holdings:
         self._sequence: int | None = None
         self._waiting: dict[int, CacheChange] = {}
 
-    @property
-    def is_current(self) -> bool:
-        """Whether no event is known to be missing."""
-        return self._sequence is not None and not self._waiting
-
     def apply(self, change: CacheChange) -> bool:
         """Takes an event in; False when a snapshot must be asked for (once for every gap)."""
         if self._sequence is not None and change.sequence <= self._sequence:
@@ -83,9 +78,6 @@ class Holdings:
                 self._keys.setdefault(kind, set()).update(keys)
 
     # Matching.
-
-    def num_keys(self, kind: Kind) -> int:
-        return len(self._keys.get(kind, ()))
 
     def depth(self, keys: Sequence[PageKey]) -> int:
         """Full pages held from the root on, by bisection. Without full layers: all of them."""

@@ -34,11 +34,6 @@ class LoadBandwidth:
     memcpy: Timing
 
     @property
-    def bytes_per_second(self) -> float:
-        """Of the best load."""
-        return self.num_bytes / self.loads.least
-
-    @property
     def share(self) -> float:
         """Of what memcpy does with the same bytes; best against best."""
         return self.memcpy.least / self.loads.least

@@ -70,7 +70,6 @@ class Decoding:
                 self._tally.num_retracted += 1
             case Finished(request_id=name, num_generated=count):
                 self._worker.host.ended(name, attempt.tags)
-                self._tally.num_finished += 1
                 self._tally.output_tokens += count
                 del self._worker.tokens[name]
                 attempt.finished.set()

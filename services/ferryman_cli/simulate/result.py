@@ -20,7 +20,6 @@ class Tally:
 
     num_requests: int = 0
     num_refused: int = 0
-    num_finished: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     tiers: Counter[str] = field(default_factory=Counter)
@@ -28,7 +27,6 @@ class Tally:
     first_seconds: list[float] = field(default_factory=list)
     num_turned_away: int = 0
     num_retracted: int = 0
-    num_truncated: int = 0
 
     def planned(self, plan: ResumePlan, cached: CachedTokens, page_size: int) -> None:
         """Counts one prompt as its first plan resumed it."""

@@ -21,7 +21,6 @@ from ferryman.engine.places import SlabPlace
 
 Hashes = NDArray[np.uint64]
 
-STAMP_BYTES = 8
 POISON = 0xFF
 _MASK = 2**64 - 1
 _ODD = 0x9E3779B97F4A7C15
