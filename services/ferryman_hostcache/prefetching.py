@@ -63,8 +63,11 @@ class Run:
     It outlives its work, so it keeps nothing that grows with the prompt.
     """
 
-    def __init__(self, tags: CallTags, num_tokens: int, before: int, began: float) -> None:
+    def __init__(
+        self, tags: CallTags, num_tokens: int, *, have: int, before: int, began: float
+    ) -> None:
         self.tags, self.num_tokens, self.began = tags, num_tokens, began
+        self.have = have
         self.grant = Grant(before, before, before, None, ())
         self.brought, self.bytes_under_way = before, 0
         self.has_failed = False
@@ -125,16 +128,18 @@ class Prefetching:
     def start(self, ask: PrefetchAsk, tags: CallTags, patience: float) -> Run:
         """Begins a prefetch, or finds the one that was begun for this request and attempt.
 
-        It ends by itself, after `patience` seconds at the latest. Raises QueueFull, or Stale before
-        any worker has attached.
+        One that was begun for a reader with more pages is no use: the router begins it by what it
+        last heard of the worker. A prefetch ends by itself, after `patience` seconds at the latest.
+        Raises QueueFull, or Stale before any worker has attached.
         """
-        if found := self._found(tags):
+        if found := self._found(ask, tags):
             return found
         if len(self._running) >= self._max_running:
             raise QueueFull(f"{self._max_running} prefetches are under way")
         store = self._host.store
         before = store.usable_pages(ask.keys[: ask.max_pages])
-        run = Run(tags, len(ask.keys) * store.manifest.page_size, before, self._clock())
+        num_tokens = len(ask.keys) * store.manifest.page_size
+        run = Run(tags, num_tokens, have=ask.have_pages, before=before, began=self._clock())
         self._begun += 1
         lease_id = f"prefetch.{self._prefetcher.worker.epoch:x}.{self._begun}"
         self._running[lease_id] = run
@@ -142,8 +147,9 @@ class Prefetching:
         self._background.outlive(self._go(lease_id, run, ask, patience))
         return run
 
-    def _found(self, tags: CallTags) -> Run | None:
-        return self._runs.get((tags.request_id, tags.attempt)) if tags.request_id else None
+    def _found(self, ask: PrefetchAsk, tags: CallTags) -> Run | None:
+        run = self._runs.get((tags.request_id, tags.attempt)) if tags.request_id else None
+        return run if run and run.have <= ask.have_pages else None
 
     def _remember(self, run: Run) -> None:
         if run.tags.request_id:
@@ -166,7 +172,7 @@ class Prefetching:
         Begins it where nobody did. Who waits for nothing can have nothing of one that begins only
         now, so then it is left to go on, as after `start`: whoever needs the prefix next finds it.
         """
-        is_new = self._found(tags) is None
+        is_new = self._found(ask, tags) is None
         run = self.start(ask, tags, patience)
         if is_new and policy is PrefetchPolicy.BEST_EFFORT:
             return run.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.hostcache.attached import worker_at
@@ -44,6 +45,20 @@ async def test_best_effort_begins_what_nobody_began_and_waits_for_none_of_it(
         async with asyncio.timeout(SECONDS):
             await prefetching.start(ASK, TAGS, SECONDS).settled.wait()
         assert host_cache.host.store.usable_pages(PROMPT.keys) == 4, "it serves whoever asks next"
+
+
+async def test_a_prefetch_begun_for_a_device_that_was_emptied_since_is_begun_again(
+    host_cache: Running,
+) -> None:
+    """The router had not heard yet that the worker dropped its pages."""
+    peer = ScriptedPeer(PROMPT)
+    async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
+        early = prefetching.start(replace(ASK, have_pages=4), TAGS, SECONDS)
+        async with asyncio.timeout(SECONDS):
+            await early.settled.wait()
+        assert (early.brought, peer.num_sent) == (0, 0), "nothing to gain for who has it all"
+        brought = await finished(prefetching)
+        assert brought.brought_pages == 4
 
 
 async def test_without_any_worker_a_start_is_refused_and_nothing_runs(host_cache: Running) -> None:
