@@ -93,7 +93,8 @@ class Shape:
     """How many workers, and how their engines run.
 
     Each of `num_nodes` has a host-cache, the first `worker_nodes` of them have workers, so many
-    each. With `has_storage` a node has a folder that outlives its processes. `settings` are put
+    each. With `has_storage` a node has a folder that outlives its processes. A Redis that takes
+    longer than `lookup_seconds` counts as hung: not because the machine is busy. `settings` are put
     over those of a role, group by group.
     """
 
@@ -108,6 +109,7 @@ class Shape:
     max_running: int = 8
     memory_bytes: int = 24 << 20
     dtype: str = "float64"
+    lookup_seconds: float = 5.0
 
 
 @dataclass
@@ -154,8 +156,11 @@ class Cluster:
         """Where the host-cache of a node keeps its storage tier."""
         return self.folder / f"storage-{node}"
 
+    def _index(self) -> dict[str, Any]:
+        return {"url": self.redis, "lookup_seconds": self.shape.lookup_seconds}
+
     def _hostcache(self, node: int) -> dict[str, Any]:
-        index, listen = {"url": self.redis}, {"port": self.hostcache_ports[node]}
+        index, listen = self._index(), {"port": self.hostcache_ports[node]}
         mine = {"listen": listen, "index": index, "memory_bytes": 32 << 20, "node": f"node-{node}"}
         if self.shape.has_storage:
             mine["storage"] = {"folder": str(self.storage_folder(node))}
@@ -167,9 +172,14 @@ class Cluster:
         if role == "hostcache":
             return {**common, **self._hostcache(node)}
         if role == "router":
-            index = {"url": self.redis}
             ports = {"http": {"port": 0}, "grpc": {"port": 0}}
-            return {**common, **ports, "index": index, "model": self.model, "served_name": "tiny"}
+            return {
+                **common,
+                **ports,
+                "index": self._index(),
+                "model": self.model,
+                "served_name": "tiny",
+            }
         worker = {
             "model": self.model,
             "dtype": self.shape.dtype,
@@ -254,7 +264,7 @@ class Cluster:
             request = hostcache_pb2.LookupRequest(
                 epoch=int(hostcache.ready["epoch"]), page_keys=b"".join(keys)
             )
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 # Another process stores; there is no event here.
                 while not _has_all(await stub.Lookup(request), len(keys), tier):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)

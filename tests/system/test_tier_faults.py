@@ -91,7 +91,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, redis: Redis) -> Iterator[
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_nope")
     folder = tmp_path_factory.mktemp("cluster")
     host_cache = {"memory_bytes": HOST_BYTES}
-    shape = Shape(memory_bytes=DEVICE_BYTES, has_storage=True, settings={"hostcache": host_cache})
+    settings = {"hostcache": host_cache}
+    shape = Shape(
+        memory_bytes=DEVICE_BYTES, has_storage=True, lookup_seconds=0.2, settings=settings
+    )
     with (
         nats_server() as nats,
         started_cluster(Cluster(model, folder, shape, nats, redis.url)) as cluster,
