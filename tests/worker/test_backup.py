@@ -20,6 +20,7 @@ from ferryman.schedule.sequence import Goal
 from ferryman.tiers.prefetch_values import DEFAULT_WISH
 from ferryman.tiers.write_policy import WRITE_POLICIES, write_policy_named
 from ferryman.wire.rpc import NO_TAGS
+from ferryman.worker import backup
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.host import HostTier
 
@@ -160,6 +161,20 @@ async def test_what_had_to_go_before_it_could_be_written_is_counted() -> None:
         here.flush()
         assert here.backup.num_lost >= full_pages(2 * CHUNK)
         assert here.host.offered == []
+
+
+async def test_what_finds_too_much_waiting_is_counted_and_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with node(HYBRID, "write_through") as here:
+        asked = prompt("r0", 2 * CHUNK + 1)
+        with monkeypatch.context() as full:
+            full.setattr(backup, "MAX_WAITING", 0)
+            await here.run(asked)
+        assert here.host.offered == []
+        assert here.backup.statistics().num_dropped >= full_pages(2 * CHUNK)
+        await here.run(prompt("r1", 2 * CHUNK + 1))
+        assert here.host.usable_pages(asked.keys) == full_pages(2 * CHUNK)
 
 
 async def test_a_path_that_the_host_gave_up_is_offered_again_as_a_whole() -> None:

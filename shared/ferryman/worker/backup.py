@@ -30,8 +30,8 @@ MAX_WAITING = 256
 
 @dataclass(frozen=True, slots=True)
 class BackupStatistics:
-    """Groups that wait, and units since the start; lost are those evicted before they could be
-    written."""
+    """Groups that wait, and units since the start: lost are those evicted before they could be
+    written, dropped those for which too many groups waited; these may come again."""
 
     num_waiting: int
     full_units: int
@@ -39,6 +39,7 @@ class BackupStatistics:
     recurrent_units: int
     num_bytes: int
     num_lost: int
+    num_dropped: int
 
 
 class HostWrites(Protocol):
@@ -77,7 +78,7 @@ class DeviceBackup:
         self._turn = asyncio.Lock()
         self._num_attaches = client.num_attaches
         self.written_units: Counter[Kind] = Counter()
-        self.num_lost = 0
+        self.num_lost = self.num_dropped = 0
 
     def statistics(self) -> BackupStatistics:
         written = self.written_units
@@ -90,6 +91,7 @@ class DeviceBackup:
                 self._manifest.layout(kind).slot_bytes * n for kind, n in written.items()
             ),
             num_lost=self.num_lost,
+            num_dropped=self.num_dropped,
         )
 
     # What happens on the device.
@@ -141,6 +143,7 @@ class DeviceBackup:
             return
         if len(self._waiting) >= MAX_WAITING:
             self._books.failed(units)
+            self.num_dropped += len(units)
             return
         self._waiting.append(_Group(units, tags))
         self._work.set()
