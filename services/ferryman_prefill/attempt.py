@@ -228,6 +228,7 @@ class Attempt:
     ) -> Sampled:
         """Follows the schedule's events until the prompt is held; the first token."""
         page_size = self._around.engine.manifest.page_size
+        plan: ResumePlan | None = None
         while True:
             match await self.inbox.get():
                 case Admitted(plan=plan):
@@ -241,6 +242,8 @@ class Attempt:
                 case LoadCorrupt():
                     self._release(lease, was_corrupt=True)
                 case Held(first=first):
+                    assert plan is not None, "what is held has been admitted"
+                    self._around.reuse.planned(plan)  # its last: a spoilt load has it plan again
                     self._offer(reservation, ready, outgoing.rest(self.order.request.prompt_len))
                     ready.put_nowait([])
                     return first
@@ -271,7 +274,6 @@ class Attempt:
         manifest = self._around.engine.manifest
         request = replace(self.order.request, request_id=self.name)
         self._around.host.planned(request, plan, self._tags)
-        self._around.reuse.planned(plan)
         summary = plan_summary(manifest, plan)
         self._usage = prompt_usage(manifest, plan)
         self._say("admitted", **plan_facts(summary))

@@ -185,10 +185,14 @@ async def pair_of_workers(
     make_decode: Callable[[Parts], Any] = Decode,
     num_slots: int = 60,
     planes: PlaneChoice = "grpc",
+    *,
+    make_prefill: Callable[[Parts], Any] = Prefill,
 ) -> AsyncIterator[Pair]:
     """Both workers, ready for hand-offs on the plane that is asked for."""
     async with AsyncExitStack() as stack:
-        prefill = await stack.enter_async_context(worker("prefill", Prefill, num_slots, planes))
+        prefill = await stack.enter_async_context(
+            worker("prefill", make_prefill, num_slots, planes)
+        )
         decode = await stack.enter_async_context(worker("decode", make_decode, num_slots, planes))
         to_prefill = await stack.enter_async_context(channel(prefill.address))
         to_decode = await stack.enter_async_context(channel(decode.address))

@@ -20,7 +20,7 @@ class LoadTotals:
 
 
 class Reuse:
-    """Counters of one worker. A plan is counted when its request is admitted."""
+    """Counters of one worker. A prompt is counted by the plan that it was computed by."""
 
     def __init__(self, manifest: StateManifest, metrics: Metrics) -> None:
         self._manifest = manifest
@@ -42,7 +42,7 @@ class Reuse:
         self._brought = counter("prefetched_bytes_total", "bytes brought to the host", ["tier"])
 
     def planned(self, plan: ResumePlan) -> None:
-        """A request is admitted; not for hand-offs that are received."""
+        """A prompt was computed, or a retracted request came back; no hand-off is received."""
         self._plans.labels(tier_of(plan)).inc()
         for tier, tokens in cached_tokens(self._manifest, plan).by_tier.items():
             self._cached.labels(tier).inc(tokens)
