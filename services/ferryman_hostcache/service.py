@@ -85,7 +85,9 @@ async def running(
     async with AsyncExitStack() as stack:
         arena = await stack.enter_async_context(_arena(settings, identity))
         bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
-        index = await stack.enter_async_context(redis_index(settings.index.url))
+        index = await stack.enter_async_context(
+            redis_index(settings.index.url, lookup_seconds=settings.index.lookup_seconds)
+        )
         lifecycle = LifecyclePublisher(bus, subjects, Publisher(ROLE, worker_id, identity.epoch))
         announcer = IndexAnnouncer(index, identity, lambda: host.holdings(), clock=time.monotonic)
         stack.push_async_callback(announcer.leave)

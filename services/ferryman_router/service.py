@@ -71,7 +71,9 @@ async def running(settings: RouterSettings) -> AsyncIterator[Router]:
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
-        index = await stack.enter_async_context(redis_index(settings.index.url))
+        index = await stack.enter_async_context(
+            redis_index(settings.index.url, lookup_seconds=settings.index.lookup_seconds)
+        )
         channels = await stack.enter_async_context(Channels())
         background = await stack.enter_async_context(Background())
         lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))

@@ -11,16 +11,8 @@ import pytest
 from tests.servers import nats_server, redis_server
 
 from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
-from ferryman.wire import redis_index
 from ferryman_hostcache.service import Running, running
 from ferryman_hostcache.settings import Settings
-
-
-@pytest.fixture(autouse=True)
-def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is not a hung Redis."""
-    for name in ("LOOKUP_SECONDS", "SOCKET_SECONDS"):
-        monkeypatch.setattr(redis_index, name, 10.0)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +58,7 @@ def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHost
                 lease_seconds=lease_seconds,
                 arena_folder=tmp_path,
                 bus=BusSettings(url=nats_url),
-                index=IndexSettings(url=redis_url),
+                index=IndexSettings(url=redis_url, lookup_seconds=10),
                 **{"node": "test-node", **settings},
             )
         )

@@ -38,7 +38,7 @@ async def test_the_index_knows_what_was_stored_and_what_was_dropped(
 ) -> None:
     async with (
         worker_at(host_cache.address, MANIFEST) as worker,
-        redis_index(redis_url) as index,
+        redis_index(redis_url, lookup_seconds=10) as index,
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
         await host_cache.announcer.told()
@@ -59,7 +59,7 @@ async def test_entries_of_an_earlier_life_are_void(
         await worker.client.store(PROMPT.keys, PROMPT.sources)
         await first.announcer.told()
         first.announcer.leave = nothing  # type: ignore[method-assign]
-    async with redis_index(redis_url) as index:
+    async with redis_index(redis_url, lookup_seconds=10) as index:
         async with start_host_cache() as second:
             await second.announcer.told()
             assert await nodes_of(index) == {}, "a new life holds nothing yet"
@@ -88,7 +88,7 @@ async def test_an_index_that_comes_back_empty_is_told_everything(
         )
         try:
             await host_cache.announcer.told()
-            async with redis_index(again.url) as index:
+            async with redis_index(again.url, lookup_seconds=10) as index:
                 assert await nodes_of(index) == {"test-node": 3}
         finally:
             await asyncio.to_thread(again.stop)
@@ -107,7 +107,7 @@ async def test_an_index_that_was_flushed_is_told_everything_within_seconds(
         async with (
             start_host_cache(redis_url=redis.url) as host_cache,
             worker_at(host_cache.address, MANIFEST) as worker,
-            redis_index(redis.url) as index,
+            redis_index(redis.url, lookup_seconds=10) as index,
         ):
             await worker.client.store(PROMPT.keys, PROMPT.sources)
             await host_cache.announcer.told()
@@ -128,7 +128,7 @@ async def test_an_index_that_hung_is_told_what_it_missed(
         async with (
             start_host_cache(redis_url=redis.url) as host_cache,
             worker_at(host_cache.address, MANIFEST) as worker,
-            redis_index(redis.url) as index,
+            redis_index(redis.url, lookup_seconds=10) as index,
         ):
             await host_cache.announcer.told()
             redis.process.send_signal(signal.SIGSTOP)

@@ -152,7 +152,10 @@ async def test_short_of_room_the_deepest_resume_point_that_fits_is_brought(
 async def test_a_peer_that_is_gone_is_a_miss_and_leaves_nothing_behind(
     start_host_cache: StartHostCache, redis_url: str
 ) -> None:
-    async with node(start_host_cache, "asker") as (asker, mine), redis_index(redis_url) as index:
+    async with (
+        node(start_host_cache, "asker") as (asker, mine),
+        redis_index(redis_url, lookup_seconds=10) as index,
+    ):
         async with node(start_host_cache, "holder") as (holder, theirs):
             await theirs.client.store(PROMPT.keys, PROMPT.sources)
             async with asyncio.timeout(20):

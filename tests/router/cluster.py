@@ -136,6 +136,7 @@ async def cluster(
     limits: LimitSettings = QUICK,
     api_keys: str = "",
     redis_url: str = "redis://127.0.0.1:1/0",
+    lookup_seconds: float = 10.0,
 ) -> AsyncIterator[Cluster]:
     """Everything up, every worker known to the router; each cluster has subjects of its own."""
     subjects = Subjects(f"test{make_epoch() % 10**9}")
@@ -145,7 +146,7 @@ async def cluster(
         http=ListenSettings(),
         grpc=ListenSettings(),
         bus=BusSettings(url=nats_url, cluster=subjects.cluster),
-        index=IndexSettings(url=redis_url),
+        index=IndexSettings(url=redis_url, lookup_seconds=lookup_seconds),
         limits=limits,
         api_keys=api_keys,  # type: ignore[arg-type]
     )

@@ -9,15 +9,6 @@ import pytest
 from tests.router.cluster import Cluster, cluster, model_folder
 from tests.servers import nats_server
 
-from ferryman.wire import redis_index
-
-
-@pytest.fixture(autouse=True)
-def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is not a hung Redis."""
-    for name in ("LOOKUP_SECONDS", "SOCKET_SECONDS"):
-        monkeypatch.setattr(redis_index, name, 10.0)
-
 
 @pytest.fixture(scope="session")
 def nats_url() -> Iterator[str]:

@@ -79,7 +79,7 @@ class Held:
 async def held(nats_url: str, folder: Any) -> AsyncIterator[Held]:
     with redis_server() as redis_url:
         async with (
-            redis_index(redis_url) as index,
+            redis_index(redis_url, lookup_seconds=10) as index,
             cluster(nats_url, folder, redis_url=redis_url) as made,
         ):
             tokenizer = made.router.room.desk.around.model.tokenizer

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 from tests.router.cluster import SENTENCE, cluster
 from tests.router.fake_workers import STATE
 from tests.servers import redis_server, running_nats, running_redis
@@ -19,7 +18,6 @@ from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.ids import make_epoch
-from ferryman.wire import redis_index as redis_module
 from ferryman.wire.index import IndexedUnit, NodeLife
 from ferryman.wire.redis_index import RedisIndex, redis_index
 
@@ -68,7 +66,7 @@ async def test_a_folder_that_cannot_be_served_ends_it_with_one_line(tmp_path: Pa
 async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: Path) -> None:
     with redis_server() as redis_url:
         async with (
-            redis_index(redis_url) as index,
+            redis_index(redis_url, lookup_seconds=10) as index,
             cluster(nats_url, folder, redis_url=redis_url) as made,
         ):
             tokenizer = made.router.room.desk.around.model.tokenizer
@@ -89,11 +87,10 @@ async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: P
 
 
 async def test_a_redis_that_hangs_fails_no_request_and_is_asked_again_when_it_is_back(
-    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, folder: Path
 ) -> None:
-    monkeypatch.setattr(redis_module, "LOOKUP_SECONDS", 0.2)
     with running_redis() as redis:
-        async with cluster(nats_url, folder, redis_url=redis.url) as made:
+        async with cluster(nats_url, folder, redis_url=redis.url, lookup_seconds=0.2) as made:
             made.prefills[0].node = "node-1"
             await made.until_node("node-1")
             index = made.router.room.desk.around.index

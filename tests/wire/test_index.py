@@ -33,6 +33,8 @@ HYBRID = ResumeShape(16, 0, frozenset({Kind.FULL, Kind.RECURRENT}))
 ALL_KINDS = ResumeShape(16, 40, frozenset(Kind))
 FULL_ONLY = ResumeShape(16, 0, frozenset({Kind.FULL}))
 TTL = 60.0
+# A busy machine is not a hung Redis.
+PATIENT = 10.0
 
 
 def chain_of(length: int, seed: int = 0) -> tuple[PageKey, ...]:
@@ -53,8 +55,7 @@ async def usable(
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is not a hung Redis."""
-    for name in ("SOCKET_SECONDS", "LOOKUP_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(redis_module, name, 30.0)
+    monkeypatch.setattr(redis_module, "WRITE_SECONDS", 30.0)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -62,7 +63,7 @@ async def index(request: pytest.FixtureRequest) -> AsyncIterator[PrefixIndex]:
     if request.param == "memory":
         yield MemoryIndex()
         return
-    async with redis_index(request.getfixturevalue("redis_url")) as index:
+    async with redis_index(request.getfixturevalue("redis_url"), lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         yield index
 
@@ -238,7 +239,7 @@ async def test_redis_agrees_with_the_definition(
     redis_url: str, held: tuple[Held, Held], shape: ResumeShape
 ) -> None:
     chain, expected = chain_of(LENGTH), {}
-    async with redis_index(redis_url) as index:
+    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         for node, some in zip((A, B), held, strict=True):
             await index.announce(node, TTL)
@@ -252,7 +253,7 @@ async def test_redis_agrees_with_the_definition(
 
 async def test_entries_of_an_earlier_life_are_removed_when_met(redis_url: str) -> None:
     chain = chain_of(4)
-    async with redis_index(redis_url) as index:
+    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         await index.announce(A, TTL)
         await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
@@ -271,7 +272,7 @@ async def test_a_life_that_the_index_no_longer_knows_is_told_so(index: PrefixInd
 
 
 async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
-    async with redis_index(redis_url) as index:
+    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
         await index.announce(A, TTL)
         assert await index.announce(A, TTL)
         await index._client.flushall()
@@ -280,7 +281,7 @@ async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
 
 async def test_entries_of_an_earlier_life_go_when_the_next_one_commits(redis_url: str) -> None:
     chain = chain_of(3)
-    async with redis_index(redis_url) as index:
+    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         for node in (A, NodeLife(A.node_id, 12), B):
             await index.commit(node, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
@@ -291,14 +292,14 @@ async def test_entries_of_an_earlier_life_go_when_the_next_one_commits(redis_url
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which Redis does hang."""
-    for name in ("SOCKET_SECONDS", "LOOKUP_SECONDS", "WRITE_SECONDS", "PROBE_SECONDS"):
+    for name in ("WRITE_SECONDS", "PROBE_SECONDS"):
         monkeypatch.setattr(redis_module, name, 0.1)
 
 
 async def test_redis_that_hangs_is_a_miss_and_writes_wait_for_it(impatient: None) -> None:
     chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url) as index:
+        async with redis_index(server.url, lookup_seconds=0.1) as index:
             await index.announce(A, TTL)
             server.process.send_signal(signal.SIGSTOP)
             try:
@@ -321,7 +322,7 @@ async def test_a_hung_redis_costs_those_who_ask_just_then_and_nobody_later(
 ) -> None:
     chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url) as index:
+        async with redis_index(server.url, lookup_seconds=0.1) as index:
             await index.announce(A, TTL)
             await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
             assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}

@@ -72,10 +72,11 @@ class BusSettings(BaseModel):
 
 
 class IndexSettings(BaseModel):
-    """Where Redis is."""
+    """Where Redis is, and how long it may take to answer before it counts as away."""
 
     model_config = _GROUP
     url: str = "redis://127.0.0.1:6379/0"
+    lookup_seconds: Annotated[float, Field(gt=0, le=10)] = 0.2
 
 
 class WorkerSettings(BaseModel):

@@ -8,7 +8,7 @@ the living nodes are told to it. What is said of a chain expires a day after it 
 
 When a call fails or takes too long, Redis is away: nobody asks it any more until a probe, which no
 request waits for, has been answered. So a hung Redis costs each request that asks just then
-LOOKUP_SECONDS, and those that come later nothing.
+`lookup_seconds`, and those that come later nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ferryman.wire.index import Holding, IndexedUnit, IndexStatistics, NodeLife,
 
 log = logging.getLogger(__name__)
 
-SOCKET_SECONDS = 0.25
 LOOKUP_SECONDS = 0.2
+SOCKET_MARGIN_SECONDS = 0.05
 WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 LIVING_SECONDS = 1.0
@@ -51,22 +51,28 @@ Write = Callable[[], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def redis_index(url: str) -> AsyncIterator[RedisIndex]:
-    """An index for the length of a block, which begins at once, Redis or no Redis."""
+async def redis_index(
+    url: str, *, lookup_seconds: float = LOOKUP_SECONDS
+) -> AsyncIterator[RedisIndex]:
+    """An index for the length of a block, which begins at once, Redis or no Redis.
+
+    A Redis that takes longer than `lookup_seconds` to answer is away.
+    """
+    socket_seconds = lookup_seconds + SOCKET_MARGIN_SECONDS
     try:
         pool = aioredis.BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
-            timeout=SOCKET_SECONDS,
-            socket_timeout=SOCKET_SECONDS,
-            socket_connect_timeout=SOCKET_SECONDS,
+            timeout=socket_seconds,
+            socket_timeout=socket_seconds,
+            socket_connect_timeout=socket_seconds,
             retry=Retry(NoBackoff(), 0),
             decode_responses=True,
         )
     except ValueError as error:
         raise ConfigError(f"{url!r} is no Redis URL: {error}") from error
     client = aioredis.Redis(connection_pool=pool)
-    index = RedisIndex(client)
+    index = RedisIndex(client, lookup_seconds=lookup_seconds)
     probing = asyncio.ensure_future(index.keep_probing())
     try:
         yield index
@@ -81,9 +87,13 @@ class RedisIndex:
     """A `PrefixIndex` over one Redis. `keep_probing` is what ends its being away."""
 
     def __init__(
-        self, client: aioredis.Redis, *, clock: Callable[[], float] = time.monotonic
+        self,
+        client: aioredis.Redis,
+        *,
+        lookup_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._clock = client, clock
+        self._client, self._lookup_seconds, self._clock = client, lookup_seconds, clock
         self._commit = client.register_script(scripts.COMMIT)
         self._forget = client.register_script(scripts.FORGET)
         self._longest = client.register_script(scripts.LONGEST)
@@ -111,7 +121,7 @@ class RedisIndex:
         while True:
             await self._away.wait()
             await asyncio.sleep(PROBE_SECONDS)
-            if await self._answers(self._client.ping, SOCKET_SECONDS):
+            if await self._answers(self._client.ping, self._lookup_seconds):
                 self._living_until = float("-inf")
                 self._away.clear()
                 self._here.set()
@@ -180,7 +190,7 @@ class RedisIndex:
                 found[node_id] = Holding(living[node_id], usable, host)
 
         async with self._lookups:
-            was_here = await self._succeeds(ask, LOOKUP_SECONDS)
+            was_here = await self._succeeds(ask, self._lookup_seconds)
         if not was_here:
             self._num_misses_away += 1
             return {}
