@@ -11,7 +11,7 @@ from ferryman.runtime.listening import Answer, json_answer
 from ferryman.runtime.metrics import Metrics
 from ferryman.tiers.prefetch_values import Traffic
 from ferryman.tiers.storage_values import StorageKindStatistics
-from ferryman.tiers.values import KindStatistics
+from ferryman.tiers.values import KindCounts, KindStatistics
 from ferryman.wire.beats import Beat, ServedState
 from ferryman_hostcache.announcer import IndexAnnouncer
 from ferryman_hostcache.behind import Behind
@@ -43,11 +43,21 @@ class HostGauges:
 
 @dataclass(frozen=True, slots=True)
 class KindGauges:
-    """One kind's units, by tier, and what happened to them since the start."""
+    """One kind's units, by tier, and what happened to them since the start. Truncated are units for
+    which a prefetch, or a group on its way to storage, found no room."""
 
     host_units: int
     host_free: int
     host_bytes: int
+    host_hits: int
+    host_stored: int
+    host_evicted: int
+    host_corrupt: int
+    host_truncated: int
+    from_storage_units: int
+    from_storage_bytes: int
+    from_peer_units: int
+    from_peer_bytes: int
     storage_units: int
     storage_bytes: int
     storage_hits: int
@@ -55,6 +65,7 @@ class KindGauges:
     storage_stored: int
     storage_evicted: int
     storage_corrupt: int
+    storage_truncated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,9 @@ class StorageGauges:
     num_removed_at_start: int
     num_in_flight: int
     read_bytes: int
+    read_seconds: float
     written_bytes: int
+    written_seconds: float
     is_resting: bool
 
 
@@ -101,7 +114,7 @@ def watch(metrics: Metrics, host: HostCache, announcer: IndexAnnouncer, behind: 
     metrics.watch("storage", partial(_storage_gauges, host))
     metrics.watch("fetch", lambda: FetchGauges(behind.fetches.num_units, behind.fetches.num_bytes))
     for kind in Kind:
-        metrics.watch(f"{kind}", partial(_kind_gauges, host, kind))
+        metrics.watch(f"{kind}", partial(_kind_gauges, host, behind.prefetching, kind))
     for tier in (Tier.STORAGE, Tier.PEER):
         metrics.watch(f"from_{tier}", partial(_traffic_gauges, behind.prefetching, tier))
 
@@ -134,16 +147,26 @@ def _storage_gauges(host: HostCache) -> StorageGauges:
     )
 
 
-def _kind_gauges(host: HostCache, kind: Kind) -> KindGauges:
-    here, slot_bytes = NO_UNITS, 0
+def _kind_gauges(host: HostCache, prefetching: Prefetching, kind: Kind) -> KindGauges:
+    here, counts, slot_bytes = NO_UNITS, KindCounts(), 0
     if host.is_laid_out and kind in host.store.manifest.kinds:
-        here = host.store.statistics().kinds[kind]
+        here, counts = host.store.kind_statistics(kind), host.store.counts(kind)
         slot_bytes = host.store.layout.slot_bytes(kind)
+    brought = prefetching.brought_units
     there = host.storage.statistics().kinds.get(kind, StorageKindStatistics())
     return KindGauges(
         host_units=here.resident,
         host_free=here.free,
         host_bytes=here.resident * slot_bytes,
+        host_hits=counts.num_hits,
+        host_stored=counts.num_stored,
+        host_evicted=counts.num_evicted,
+        host_corrupt=counts.num_corrupt,
+        host_truncated=prefetching.lacking_units[kind],
+        from_storage_units=brought[Tier.STORAGE, kind],
+        from_storage_bytes=brought[Tier.STORAGE, kind] * slot_bytes,
+        from_peer_units=brought[Tier.PEER, kind],
+        from_peer_bytes=brought[Tier.PEER, kind] * slot_bytes,
         storage_units=there.num_units,
         storage_bytes=there.num_bytes,
         storage_hits=there.num_hits,
@@ -151,6 +174,7 @@ def _kind_gauges(host: HostCache, kind: Kind) -> KindGauges:
         storage_stored=there.num_stored,
         storage_evicted=there.num_evicted,
         storage_corrupt=there.num_corrupt,
+        storage_truncated=there.num_truncated,
     )
 
 
@@ -180,7 +204,7 @@ def make_beat(
     state, free, page_bytes, snapshot_bytes = NO_STATE, {}, 0, 0
     if host.is_laid_out:
         state = ServedState.of(host.store.manifest)
-        free = {kind: each.free for kind, each in host.store.statistics().kinds.items()}
+        free = {kind: host.store.num_free(kind) for kind in host.store.manifest.kinds}
         sizes = {kind: host.store.layout.slot_bytes(kind) for kind in host.store.manifest.kinds}
         page_bytes = sum(sizes.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW))
         snapshot_bytes = sizes.get(Kind.RECURRENT, 0)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import LeaseLost, QueueFull
 from ferryman.runtime.background import Background
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 MAX_REMEMBERED = 1024
 # What is left of a caller's deadline for the answer's way back.
 ANSWER_SECONDS = 0.02
+# What is left of the past in a tier's bandwidth after each prefetch: the last ten or so count.
+KEPT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class Prefetching:
         self._begun = self._complete = self._truncated = self._fruitless = 0
         self._failed_reads = self._corrupt = self._mismatched = self._lost = 0
         self.traffic: dict[Tier, Traffic] = {}
+        self._recent: dict[Tier, tuple[float, float]] = {}  # bytes and seconds, decaying
+        self.brought_units, self.lacking_units = Counter[tuple[Tier, Kind]](), Counter[Kind]()
 
     # Asking for one.
 
@@ -257,17 +262,21 @@ class Prefetching:
         self._failed_reads += bringing.num_failed
         self._corrupt += bringing.num_corrupt
         self._mismatched += bringing.num_mismatched
+        self.lacking_units.update(run.grant.lacking)
+        self.brought_units.update((tier, name[0]) for name, tier in bringing.origins.items())
         for tier, each in bringing.traffic.items():
             self.traffic[tier] = self.traffic.get(tier, Traffic()) + each
+            num_bytes, seconds = self._recent.get(tier, (0.0, 0.0))
+            self._recent[tier] = KEPT * num_bytes + each.num_bytes, KEPT * seconds + each.seconds
 
     def tick(self) -> None:
         """Prolongs what is under way."""
         self._host.store.renew(self._running, self._clock())
 
     def seconds_per_byte(self, tier: Tier) -> float:
-        """Learned from all that came from a tier; 0 before anything did."""
-        traffic = self.traffic.get(tier, Traffic())
-        return traffic.seconds / traffic.num_bytes if traffic.num_bytes else 0.0
+        """Learned from what came from a tier of late; 0 before anything did."""
+        num_bytes, seconds = self._recent.get(tier, (0.0, 0.0))
+        return seconds / num_bytes if num_bytes else 0.0
 
     def statistics(self) -> PrefetchCounts:
         return PrefetchCounts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import Clear, CopyFrom, LoadFrom, Reason, ResumePlan, Uncached
@@ -106,3 +107,14 @@ def test_what_a_prefetch_lacks_is_counted_by_reason() -> None:
     assert metric(metrics, 'prefetch_truncations_total{reason="host_full"}') == 1
     assert metric(metrics, 'prefetch_lacking_tokens_total{reason="host_full"}') == 16
     assert metric(metrics, 'prefetched_bytes_total{tier="storage"}') == 300
+
+
+def test_units_of_the_device_tier_count_by_kind_when_reused_and_when_they_leave() -> None:
+    reuse = Reuse(HYBRID, metrics := Metrics("prefill"))
+    reuse.planned(plan_of(8, 2))
+    reuse.planned(plan_of(0, 0))
+    reuse.changed([CacheChange(Kind.FULL, (KEY,), True), CacheChange(Kind.FULL, (KEY, KEY), False)])
+    said = metrics.render().decode()
+    assert 'ferryman_prefill_reused_units_total{kind="full"} 2.0' in said
+    assert 'ferryman_prefill_reused_units_total{kind="recurrent"} 1.0' in said
+    assert 'ferryman_prefill_evicted_units_total{kind="full"} 2.0' in said

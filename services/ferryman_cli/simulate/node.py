@@ -241,7 +241,7 @@ class SimulatedNode:
 
     def num_evicted(self) -> dict[str, dict[str, int]]:
         """Units given up, by tier and kind."""
-        found = {"host": {"units": self.store.statistics().num_evicted}}
+        found = {"host": {str(k): self.store.counts(k).num_evicted for k in self._manifest.kinds}}
         if self.has_storage:
             kinds = self.storage.statistics().kinds
             found["storage"] = {str(kind): each.num_evicted for kind, each in kinds.items()}

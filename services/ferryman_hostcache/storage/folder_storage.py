@@ -68,6 +68,7 @@ class Storage:
         if scanned.num_corrupt:
             self._effects.append(FilesCorrupt(scanned.num_corrupt))
         self._failures = self._waiting = self._written_bytes = 0
+        self._written_seconds = 0.0
 
     def attach(self, manifest: StateManifest) -> None:
         """Raises ManifestMismatch when another model's state is kept already."""
@@ -203,7 +204,8 @@ class Storage:
         memories = [offered[unit.kind, unit.page_index].memory for unit in plan.units]
         writing = self._writer.write(plan, store.manifest.digest, memories)
         settled: Future[StoredGroup] = asyncio.get_running_loop().create_future()
-        writing.add_done_callback(partial(self._settle_write, store, plan, settled))
+        settle = partial(self._settle_write, store, plan, settled, self._clock())
+        writing.add_done_callback(settle)
         return await asyncio.shield(settled)
 
     def _settle_write(
@@ -211,6 +213,7 @@ class Storage:
         store: StorageStore,
         plan: ExtentPlan,
         settled: Future[StoredGroup],
+        began: float,
         writing: Future[None],
     ) -> None:
         """Whoever waits or not, the plan ends in a commit or an abort."""
@@ -219,6 +222,7 @@ class Storage:
             self._breaker.worked()
             num_stored = store.commit(plan.generation, self._clock())
             self._written_bytes += plan.file_bytes
+            self._written_seconds += self._clock() - began
             settled.set_result(StoredGroup(plan.num_asked, num_stored, plan.file_bytes))
         else:
             store.abort(plan.generation)
@@ -246,10 +250,6 @@ class Storage:
         self._effects += store.drain_effects()
         self._writer.do(store.drain_work())
 
-    @property
-    def seconds_per_byte(self) -> float:
-        return self._readers.seconds_per_byte
-
     def statistics(self) -> StorageStatistics:
         counts = StorageStatistics({}, capacity_bytes=self._limits.capacity_bytes)
         for store in self._stores.values():
@@ -260,7 +260,9 @@ class Storage:
             num_removed_at_start=self._scanned.num_unfinished + self._scanned.num_corrupt,
             num_in_flight=self._readers.num_in_flight,
             read_bytes=self._readers.read_bytes,
+            read_seconds=self._readers.read_seconds,
             written_bytes=self._written_bytes,
+            written_seconds=self._written_seconds,
             is_resting=self._is_resting,
         )
 

@@ -52,10 +52,6 @@ class NoStorage:
     def tick(self) -> None:
         """No time passes here."""
 
-    @property
-    def seconds_per_byte(self) -> float:
-        return 0.0
-
     def statistics(self) -> StorageStatistics:
         return StorageStatistics({})
 

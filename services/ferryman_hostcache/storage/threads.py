@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import local
@@ -18,10 +18,6 @@ from ferryman_hostcache.storage.reading import Run, RunResult, Wanted, read_run,
 from ferryman_hostcache.storage.remembered import remember
 from ferryman_hostcache.storage.tier import UnitRead
 
-FIRST_GUESS = 1e-9  # seconds a byte, before anything was read
-NEWEST_SHARE = 0.2
-MIN_MEASURED_BYTES = 64 << 10
-
 Outcome = RunResult | OSError
 
 
@@ -32,8 +28,7 @@ class Readers:
         self._folder, self._clock = folder, clock
         self._threads = ThreadPoolExecutor(num_threads, "storage-reader")
         self._own = local()
-        self.seconds_per_byte = FIRST_GUESS
-        self.read_bytes = 0
+        self.read_bytes, self.read_seconds = 0, 0.0
         self.num_in_flight = 0
 
     async def read(
@@ -48,7 +43,8 @@ class Readers:
         finally:
             wanted.end()
         outcomes = [future.result() for future in futures]
-        self._measure(outcomes, self._clock() - began)
+        self.read_bytes += sum(e.num_bytes for e in outcomes if isinstance(e, RunResult))
+        self.read_seconds += self._clock() - began
         return list(zip(runs, outcomes, strict=True))
 
     def _submit(self, run: Run, manifest_digest: str, wanted: Wanted) -> Future[Outcome]:
@@ -74,12 +70,6 @@ class Readers:
             self._own.buffer = AlignedBuffer()
         buffer: AlignedBuffer = self._own.buffer
         return buffer
-
-    def _measure(self, outcomes: Iterable[Outcome], seconds: float) -> None:
-        num_bytes = sum(each.num_bytes for each in outcomes if isinstance(each, RunResult))
-        self.read_bytes += num_bytes
-        if num_bytes >= MIN_MEASURED_BYTES:
-            self.seconds_per_byte += NEWEST_SHARE * (seconds / num_bytes - self.seconds_per_byte)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

@@ -83,10 +83,6 @@ class StorageTier(Protocol):
     def tick(self) -> None:
         """Ends leases whose time is over."""
 
-    @property
-    def seconds_per_byte(self) -> float:
-        """What a byte takes from disk to memory, learned from reads; a guess before the first."""
-
     def statistics(self) -> StorageStatistics:
         """Counts for gauges."""
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import QueueFull
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
-from ferryman.tiers.room import Choice, Group, Offer, Room, RoomPolicy, by_kind
+from ferryman.tiers.room import Choice, Group, Offer, Room, RoomPolicy, by_kind, demand_of
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveAsk, ReservedUnit, UnitName, WorkerLife
 
@@ -102,7 +102,8 @@ RoomPolicyOf = Callable[[RoomLimits], RoomPolicy]
 class Grant:
     """What a prefetch may bring. `before` to `granted` as in `Prefetched`; `room` is reserved.
 
-    `lack` says why granted is less than asked; it is empty when it is not.
+    `lack` says why granted is less than asked, and `lacking` how many units got no room; they are
+    empty when it is not.
     """
 
     before: int
@@ -110,6 +111,7 @@ class Grant:
     granted: int
     lack: Lack | None
     room: tuple[ReservedUnit, ...]
+    lacking: Mapping[Kind, int] = field(default_factory=dict)
 
     @property
     def names(self) -> Group:
@@ -158,19 +160,22 @@ class Prefetcher:
         wish, offer = self.ask(store, ask, sources)
         if wish.granted == wish.before:
             return wish
-        limits = self._limits(store, ask, wish, bytes_under_way)
+        limits, wanted = self._limits(store, ask, wish, bytes_under_way), offer.least(wish.asked)
         writing = ReserveAsk(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
         try:
             room = store.reserve(writing, now, room=self.policy(limits))
         except QueueFull:
-            return replace(wish, granted=wish.before, lack=Lack.RATE_LIMITED)
-        names = by_kind((unit.kind, unit.page_index) for unit in room)
-        reach = next(store.offer(writing.keys, names).points(), 0)
+            lacking = demand_of(wanted)
+            return Grant(wish.before, wish.asked, wish.before, Lack.RATE_LIMITED, (), lacking)
+        names = tuple((unit.kind, unit.page_index) for unit in room)
+        reach = next(store.offer(writing.keys, by_kind(names)).points(), 0)
         granted = max(wish.before, reach)
-        num_bytes = group_bytes(offer.least(wish.asked), store.layout)
-        is_slow = limits.max_bytes < num_bytes <= arena_bytes(store.layout)
+        if granted >= wish.asked:
+            return Grant(wish.before, wish.asked, granted, None, room)
+        is_slow = limits.max_bytes < group_bytes(wanted, store.layout) <= arena_bytes(store.layout)
         lack = Lack.RATE_LIMITED if is_slow else Lack.HOST_FULL
-        return Grant(wish.before, wish.asked, granted, lack if granted < wish.asked else None, room)
+        lacking = demand_of(tuple(set(wanted).difference(names)))
+        return Grant(wish.before, wish.asked, granted, lack, room, lacking)
 
     def _limits(
         self, store: HostStore, ask: PrefetchAsk, wish: Grant, bytes_under_way: int

@@ -14,7 +14,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import SlotHandle
 from ferryman.tiers.extents import DiskWork, ExtentLayout, aligned, lay_out_extent
-from ferryman.tiers.room import Group, Offer
+from ferryman.tiers.room import Group, Offer, demand_of
 from ferryman.tiers.shelf import Shelf, handle_of
 from ferryman.tiers.storage_leases import StorageLeases
 from ferryman.tiers.storage_values import (
@@ -121,7 +121,7 @@ class StorageStore:
         self._leases.keep(anchor)
         self._shelf.touch(keys[offer.base - 1 : offer.base] if offer.base else (), now)
         group = self._take_room(offer, whole)
-        self._note_truncation(len(whole), len(group))
+        self._note_truncation(whole, group)
         if not group:
             self._leases.let_go(anchor)
             return None
@@ -151,10 +151,12 @@ class StorageStore:
         groups = (each(depth) for depth in points[best:][:1] for each in (offer.up_to, offer.least))
         return next((group for group in groups if fits(group)), ())
 
-    def _note_truncation(self, num_asked: int, num_stored: int) -> None:
-        if num_stored < num_asked:
+    def _note_truncation(self, whole: Group, stored: Group) -> None:
+        if len(stored) < len(whole):
             self._truncated += 1
-            self._shelf.effects.append(StoringTruncated(num_asked, num_stored))
+            for kind, count in demand_of(tuple(set(whole).difference(stored))).items():
+                self._shelf.count(kind, num_truncated=count)
+            self._shelf.effects.append(StoringTruncated(len(whole), len(stored)))
 
     def _layout(self, group: Group) -> ExtentLayout:
         sizes = [self.manifest.layout(kind).slot_bytes for kind, _ in group]

@@ -143,7 +143,8 @@ StorageEffect = (
 
 @dataclass(frozen=True, slots=True)
 class StorageKindStatistics:
-    """Units and payload bytes of one kind on disk, and counts since the start."""
+    """Units and payload bytes of one kind on disk, and counts of units since the start: truncated
+    are those that a group was stored without, because there was no room."""
 
     num_units: int = 0
     num_bytes: int = 0
@@ -152,6 +153,7 @@ class StorageKindStatistics:
     num_stored: int = 0
     num_evicted: int = 0
     num_corrupt: int = 0
+    num_truncated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +171,7 @@ class StorageStatistics:
     num_removed_at_start: int = 0
     num_in_flight: int = 0
     read_bytes: int = 0
+    read_seconds: float = 0.0
     written_bytes: int = 0
+    written_seconds: float = 0.0
     is_resting: bool = False

@@ -27,6 +27,7 @@ from ferryman.tiers.values import (
     Effect,
     EvictionRefused,
     Grant,
+    KindCounts,
     KindStatistics,
     LeaseAsk,
     ReserveAsk,
@@ -63,7 +64,8 @@ class HostStore:
         self._writers: LeaseTable[Reservation] = LeaseTable(limits.max_reservations)
         self._released = ReleasedNames(limits.max_released_names)
         self._effects: list[Effect] = []
-        self._hits = self._misses = self._stored = self._evicted = self._corrupt = 0
+        self._hits = self._misses = 0
+        self._counts = {kind: Counter[str]() for kind in manifest.kinds}
 
     # Matching.
 
@@ -109,6 +111,7 @@ class HostStore:
         if not names:
             return Grant(0, ())
         self._lease(ask, names, max(matched if ask.have_pages < matched else 0, *points, 0), now)
+        self._count("num_hits", (kind for kind, _ in names))
         units = tuple(self._host_unit(kind, page, ask.keys[page]) for kind, page in names)
         return Grant(max(points, default=0), units)
 
@@ -248,7 +251,7 @@ class HostStore:
             if lack:
                 dropped = self._tree.evict(kind, lack, self._is_only_tree)
                 self._pools.release(dropped, TREE)
-                self._evicted += self._note_changes()
+                self._count("num_evicted", self._note_changes())
             if short := self._pools.shortage(demand).get(kind, 0):
                 self._effects.append(EvictionRefused(kind, short))
 
@@ -257,7 +260,7 @@ class HostStore:
         before = len(self._resident)
         for kind, num_slots in self.layout.num_slots.items():
             self._pools.release(self._tree.evict(kind, num_slots, self._is_only_tree), TREE)
-        self._evicted += self._note_changes()
+        self._count("num_evicted", self._note_changes())
         return before - len(self._resident)
 
     def _is_only_tree(self, handle: SlotHandle) -> bool:
@@ -281,7 +284,6 @@ class HostStore:
             raise LeaseLost(f"reservation {lease_id} is over")
         stored = self._insert(reservation, digests, now)
         self._pools.release(reservation.anchor.slots, reservation.anchor.holder)
-        self._stored += stored
         return stored
 
     def commit_arrived(
@@ -303,7 +305,7 @@ class HostStore:
         arrived = {name: reservation.slots[name] for name in group}
         rest = {name: slot for name, slot in reservation.slots.items() if name not in arrived}
         reservation.slots = rest
-        self._stored += self._insert(replace(reservation, slots=arrived), digests, now)
+        self._insert(replace(reservation, slots=arrived), digests, now)
         return group
 
     def _stands(self, reservation: Reservation) -> bool:
@@ -329,6 +331,7 @@ class HostStore:
                 found = _Resident(handle, digests[kind, page], keys[0])
                 self._resident[kind, keys[page]] = found
         self._note_changes()
+        self._count("num_stored", (handle.kind for handle in adopted))
         return len(adopted)
 
     def _free(self, reservation: Reservation) -> None:
@@ -385,12 +388,12 @@ class HostStore:
         if (kind, key) not in self._resident:
             return 0
         self._pools.release(self._tree.drop(kind, key), TREE)
-        self._corrupt += 1
-        return self._note_changes()
+        self._count("num_corrupt", [kind])
+        return len(self._note_changes())
 
-    def _note_changes(self) -> int:
-        """Tells the index what came and went; returns how many units went."""
-        gone = 0
+    def _note_changes(self) -> list[Kind]:
+        """Tells the index what came and went; the kinds of the units that went."""
+        gone: list[Kind] = []
         changes = self._tree.drain_changes()
         for kind, key, is_stored in [(c.kind, key, c.is_stored) for c in changes for key in c.keys]:
             if is_stored:
@@ -398,7 +401,7 @@ class HostStore:
                 continue
             found = self._resident.pop((kind, key))
             self._effects.append(UnitForgotten(kind, key, found.root))
-            gone += 1
+            gone.append(kind)
         return gone
 
     def _stored_effect(self, kind: Kind, key: PageKey) -> UnitStored:
@@ -425,18 +428,34 @@ class HostStore:
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(
-            kinds={kind: self._kind_statistics(kind) for kind in self.manifest.kinds},
+            kinds={kind: self.kind_statistics(kind) for kind in self.manifest.kinds},
             num_leases=len(self._readers),
             num_reservations=len(self._writers),
             num_quarantined=sum(len(w.slots) for w in self._writers if w.is_quarantined),
             num_hits=self._hits,
             num_misses=self._misses,
-            num_stored=self._stored,
-            num_evicted=self._evicted,
-            num_corrupt=self._corrupt,
+            num_stored=self._sum("num_stored"),
+            num_evicted=self._sum("num_evicted"),
+            num_corrupt=self._sum("num_corrupt"),
         )
 
-    def _kind_statistics(self, kind: Kind) -> KindStatistics:
+    def _count(self, what: str, kinds: Iterable[Kind]) -> None:
+        """One unit more for each kind named, by a field of KindCounts."""
+        for kind, number in Counter(kinds).items():
+            self._counts[kind][what] += number
+
+    def _sum(self, what: str) -> int:
+        return sum(counts[what] for counts in self._counts.values())
+
+    def counts(self, kind: Kind) -> KindCounts:
+        return KindCounts(**self._counts[kind])
+
+    def num_free(self, kind: Kind) -> int:
+        """Slots of a kind that are free now."""
+        return self._pools[kind].num_free
+
+    def kind_statistics(self, kind: Kind) -> KindStatistics:
+        """Looks at every slot of the kind."""
         ledger = self._pools[kind].ledger()
         resident = ledger.by_role.get(Role.TREE, 0)
         reserved = ledger.by_role.get(Role.TRANSFER_IN, 0)

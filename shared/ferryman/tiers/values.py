@@ -136,8 +136,18 @@ class KindStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class KindCounts:
+    """Units of one kind since the start. A hit is a unit that was leased to a reader."""
+
+    num_hits: int = 0
+    num_stored: int = 0
+    num_evicted: int = 0
+    num_corrupt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counts for gauges and the ledger."""
+    """Counts for gauges and the ledger. Hits and misses are readers', all else is units'."""
 
     kinds: Mapping[Kind, KindStatistics]
     num_leases: int

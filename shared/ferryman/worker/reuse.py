@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ferryman.cache.manifest import StateManifest
-from ferryman.cache.resume import ResumePlan
+from ferryman.cache.branch import CacheChange
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import CopyFrom, ResumePlan
 from ferryman.runtime.metrics import Metrics
 from ferryman.tiers.prefetch_values import Prefetched
 from ferryman.worker.summary import cached_tokens, tier_of
@@ -30,6 +32,8 @@ class Reuse:
         )
         self._cached = counter("cached_tokens_total", "tokens reused, by tier", ["tier"])
         self._uncached = counter("uncached_tokens_total", "tokens computed, by reason", ["reason"])
+        self._reused = counter("reused_units_total", "units reused on the device", ["kind"])
+        self._evicted = counter("evicted_units_total", "units that left the device", ["kind"])
         self._units = counter("loaded_units_total", "units loaded, by origin", ["tier", "kind"])
         self._bytes = counter("loaded_bytes_total", "bytes loaded, by origin", ["tier", "kind"])
         self._prefetches = counter("prefetches_total", "prefetches, by what came", ["outcome"])
@@ -46,6 +50,9 @@ class Reuse:
         self._plans.labels(tier_of(plan)).inc()
         for tier, tokens in cached_tokens(self._manifest, plan).by_tier.items():
             self._cached.labels(tier).inc(tokens)
+        self._reused.labels(str(Kind.FULL)).inc(plan.anchor_pages)
+        self._reused.labels(str(Kind.WINDOW)).inc(len(plan.window_pages))
+        self._reused.labels(str(Kind.RECURRENT)).inc(isinstance(plan.initialiser, CopyFrom))
         page_size = self._manifest.page_size
         for span in plan.uncached:
             end = min(span.end_page * page_size, plan.prompt_len)
@@ -54,6 +61,12 @@ class Reuse:
             labels = str(unit.origin), str(unit.kind)
             self._units.labels(*labels).inc()
             self._bytes.labels(*labels).inc(unit.num_bytes)
+
+    def changed(self, changes: Iterable[CacheChange]) -> None:
+        """What came into the device tier and left it."""
+        for change in changes:
+            if not change.is_stored:
+                self._evicted.labels(str(change.kind)).inc(len(change.keys))
 
     def prefetched(self, brought: Prefetched) -> None:
         """A prefetch has been waited for, as long as its policy says."""

@@ -220,6 +220,7 @@ def _moving_parts(
 
     def on_changes(changes: tuple[CacheChange, ...]) -> None:
         parts.host.changed(changes)
+        parts.reuse.changed(changes)
         telemetry.publish_cache_changes(changes)
 
     loop = StepLoop(parts.engine, parts.bell, service.on_events, parts.clock, on_changes=on_changes)
