@@ -67,15 +67,19 @@ class Run:
     """
 
     def __init__(
-        self, tags: CallTags, num_tokens: int, *, have: int, before: int, began: float
+        self, tags: CallTags, ask: PrefetchAsk, num_tokens: int, *, before: int, began: float
     ) -> None:
         self.tags, self.num_tokens, self.began = tags, num_tokens, began
-        self.have = have
+        self._have, self._last_key = ask.have_pages, tuple(ask.keys[-1:])
         self.grant = Grant(before, before, before, None, ())
         self.brought, self.bytes_under_way = before, 0
         self.has_failed = False
         self.traffic: dict[Tier, Traffic] = {}
         self.stop, self.settled = asyncio.Event(), asyncio.Event()
+
+    def serves(self, ask: PrefetchAsk) -> bool:
+        """Whether it brings what is asked. Keys chain: chains with one end are one chain."""
+        return self._last_key == tuple(ask.keys[-1:]) and self._have <= ask.have_pages
 
     def granted(self, grant: Grant) -> None:
         """Room was reserved, or none."""
@@ -134,7 +138,8 @@ class Prefetching:
         """Begins a prefetch, or finds the one that was begun for this request and attempt.
 
         One that was begun for a reader with more pages is no use: the router begins it by what it
-        last heard of the worker. A prefetch ends by itself, after `patience` seconds at the latest.
+        last heard of the worker. Nor is one of another prompt, whose id a client has used again.
+        A prefetch ends by itself, after `patience` seconds at the latest.
         Raises QueueFull, or Stale before any worker has attached.
         """
         if found := self._found(ask, tags):
@@ -144,7 +149,7 @@ class Prefetching:
         store = self._host.store
         before = store.usable_pages(ask.keys[: ask.max_pages])
         num_tokens = len(ask.keys) * store.manifest.page_size
-        run = Run(tags, num_tokens, have=ask.have_pages, before=before, began=self._clock())
+        run = Run(tags, ask, num_tokens, before=before, began=self._clock())
         self._begun += 1
         lease_id = f"prefetch.{self._prefetcher.worker.epoch:x}.{self._begun}"
         self._running[lease_id] = run
@@ -154,7 +159,7 @@ class Prefetching:
 
     def _found(self, ask: PrefetchAsk, tags: CallTags) -> Run | None:
         run = self._runs.get((tags.request_id, tags.attempt)) if tags.request_id else None
-        return run if run and run.have <= ask.have_pages else None
+        return run if run and run.serves(ask) else None
 
     def _remember(self, run: Run) -> None:
         if run.tags.request_id:

@@ -61,6 +61,20 @@ async def test_a_prefetch_begun_for_a_device_that_was_emptied_since_is_begun_aga
         assert brought.brought_pages == 4
 
 
+async def test_another_prompt_under_a_known_id_has_a_prefetch_of_its_own(
+    host_cache: Running,
+) -> None:
+    """Clients choose ids, and may use one again."""
+    peer = ScriptedPeer(PROMPT)
+    async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
+        other = replace(ASK, keys=(*PROMPT.keys[:-1], PageKey(bytes(16))))
+        before = prefetching.start(other, TAGS, SECONDS)
+        assert prefetching.start(other, TAGS, SECONDS) is before, "the same joins it"
+        assert prefetching.start(ASK, TAGS, SECONDS) is not before
+        assert (await finished(prefetching)).brought_pages == 4
+        assert prefetching.statistics().num_begun == 2
+
+
 async def test_without_any_worker_a_start_is_refused_and_nothing_runs(host_cache: Running) -> None:
     async with prefetching_from(host_cache, ScriptedPeer(PROMPT)) as prefetching:
         with pytest.raises(Stale):
