@@ -72,7 +72,7 @@ class Receiving:
             request_id=name_of(context.request_id, context.attempt),
             tenant_salt=context.tenant_salt,
         )
-        self._engine.scheduler.reserve(reservation_id, request, now)
+        self._engine.scheduler.reservations.reserve(reservation_id, request, now)
         slots = self._slots[reservation_id] = self._wanted(reservation_id, request.prompt_len)
         reservation = Reservation(
             reservation_id,
@@ -85,7 +85,7 @@ class Receiving:
         return reservation
 
     def _wanted(self, reservation_id: str, prompt_len: int) -> dict[UnitName, SlotHandle]:
-        units_at = self._engine.scheduler.reserved_units_at
+        units_at = self._engine.scheduler.reservations.units_at
         return {
             (kind, index): handle
             for kind, first, end in spans_of(self._engine.manifest, prompt_len)
@@ -212,7 +212,7 @@ class Receiving:
                     (self._stop if is_asked else self._stopped_at_once)(effect)
                 case FreeSlots(request_id=request_id):
                     self._forget(reservation)
-                    self._engine.scheduler.free_reservation(reservation.reservation_id)
+                    self._engine.scheduler.reservations.free(reservation.reservation_id)
                     self._freed(name_of(request_id, reservation.attempt))
                 case StartDecoding():
                     self._forget(reservation)

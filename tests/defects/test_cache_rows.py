@@ -64,8 +64,8 @@ def test_row_5_the_least_pools_hold_every_row_with_its_tracks(
         worker.run_oldest()
     for index in range(4):
         asked = request(HYBRID, f"res{index}", [9, index, 1], 4)
-        worker.scheduler.reserve(f"res{index}", asked, worker.now)
-    assert len(worker.scheduler._reserved) == 4
+        worker.scheduler.reservations.reserve(f"res{index}", asked, worker.now)
+    assert worker.scheduler.statistics().reserved == 4
 
 
 @pytest.mark.parametrize("recurrent_slots", [0, 1, 17, 100])

@@ -56,7 +56,9 @@ def test_row_21_a_request_that_is_not_admitted_holds_nothing(name: str) -> None:
         assert worker.scheduler.plan(float(now)) is None
         assert books(worker) == before
     with pytest.raises(OutOfSlots):
-        worker.scheduler.reserve("res", request(worker.manifest, "r2", [1] * 30, 3), 9.0)
+        worker.scheduler.reservations.reserve(
+            "res", request(worker.manifest, "r2", [1] * 30, 3), 9.0
+        )
     assert books(worker) == before
     assert worker.scheduler.cancel("r1", 10.0)
     assert books(worker) == before
@@ -145,7 +147,7 @@ def test_row_39_a_request_that_ends_while_it_is_being_pushed_back_leaves_once() 
             worker.submit(request(HYBRID, "r0", [1] * 7, 14))
             worker.submit(request(HYBRID, "r1", [2] * 7, max_tokens))
             while worker.plan() or worker.run_oldest():
-                if cancels and not worker.scheduler._decoding:
+                if cancels and not worker.scheduler.roster.decoding:
                     worker.scheduler.cancel("r1", worker.now)
             worker.drain()
             ended = sorted(event.request_id for event in worker.seen(Finished))
@@ -155,8 +157,8 @@ def test_row_39_a_request_that_ends_while_it_is_being_pushed_back_leaves_once() 
 
 def test_row_39_a_reservation_is_freed_once_and_never_after_it_was_adopted() -> None:
     worker = worker_for(HYBRID)
-    worker.scheduler.reserve("res", request(HYBRID, "r0", [1] * 9, 3), 1.0)
-    assert worker.scheduler.free_reservation("res")
-    assert not worker.scheduler.free_reservation("res")
+    worker.scheduler.reservations.reserve("res", request(HYBRID, "r0", [1] * 9, 3), 1.0)
+    assert worker.scheduler.reservations.free("res")
+    assert not worker.scheduler.reservations.free("res")
     assert books(worker) == {}
     check_books(worker)

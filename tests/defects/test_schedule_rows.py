@@ -123,8 +123,8 @@ def test_row_2_a_request_pushed_back_is_cleared_anew_in_its_replacement_slot() -
 
 
 def free_by_reservation(worker: FakeWorker) -> Callable[[], object]:
-    worker.scheduler.reserve("res", request(HYBRID, "other", [3] * 30, 2), 1.0)
-    return lambda: worker.scheduler.free_reservation("res")
+    worker.scheduler.reservations.reserve("res", request(HYBRID, "other", [3] * 30, 2), 1.0)
+    return lambda: worker.scheduler.reservations.free("res")
 
 
 def free_by_transfer(worker: FakeWorker) -> Callable[[], object]:

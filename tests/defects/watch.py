@@ -102,7 +102,7 @@ class WatchedWorker(FakeWorker):
         self.initialised.update(current(now[Kind.RECURRENT], slot) for slot in named)
         received = {
             sequence.working
-            for sequence in self.scheduler._by_id.values()
+            for sequence in self.scheduler.roster.by_id.values()
             if isinstance(sequence.plan.initialiser, Receive)
         }
         for slot in working_slots_of(plan):
@@ -185,7 +185,7 @@ def check_books(worker: FakeWorker) -> None:
 def _claims(worker: FakeWorker) -> Iterator[tuple[SlotHandle, Holder]]:
     scheduler = worker.scheduler
     yield from ((handle, TREE) for handle in scheduler.residence.tree.handles())
-    for sequence in (*scheduler._by_id.values(), *scheduler._reserved.values()):
+    for sequence in (*scheduler.roster.by_id.values(), *scheduler.roster.reserved.values()):
         yield from _claims_of(sequence)
     for retired in scheduler.residence._retired:
         yield from ((handle, retired.holder) for handle in retired.slots)

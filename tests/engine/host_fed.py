@@ -136,7 +136,7 @@ class PutsAway(HostFed):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.resumed: list[ResumePlan] = []
-        self._engine.scheduler.keep_retracted()
+        self._engine.scheduler.retraction.keep_retracted()
 
     def _apply(self, event: Event, answers: Any) -> None:
         if isinstance(event, Retracted):
@@ -148,7 +148,7 @@ class PutsAway(HostFed):
     def _put_away(self, event: Retracted) -> None:
         scheduler, keys = self._engine.scheduler, event.request.keys
         self.copy(scheduler.resume_units(keys))
-        scheduler.let_go(event.request_id)
+        scheduler.retraction.let_go(event.request_id)
         self.forget()
         assert scheduler.offer_host(event.request_id, self.host.view(keys))
 

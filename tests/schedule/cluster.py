@@ -26,8 +26,9 @@ from ferryman.schedule.events import (
     LoadCorrupt,
     Retracted,
 )
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import Goal
 
 E = TypeVar("E", Admitted, Cached, Drawn, Finished, Held, LoadCorrupt, Retracted)

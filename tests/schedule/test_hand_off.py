@@ -35,7 +35,7 @@ def hand_off(prefill: FakeWorker, decode: FakeWorker, request_id: str) -> int:
     asked = prefill.requests[request_id]
     held = next(event for event in prefill.seen(Held) if event.request_id == request_id)
     decode.requests[request_id] = asked
-    sequence = decode.scheduler.reserve(request_id, asked, decode.now)
+    sequence = decode.scheduler.reservations.reserve(request_id, asked, decode.now)
     needs = resume_set(decode.manifest, asked.prompt_len)
     spans = {Kind.FULL: (sequence.anchor_pages, needs.full.end)}
     if Kind.WINDOW in decode.manifest.kinds:
@@ -44,7 +44,7 @@ def hand_off(prefill: FakeWorker, decode: FakeWorker, request_id: str) -> int:
     moved = 0
     for kind, (first, end) in spans.items():
         theirs = dict(prefill.scheduler.units_at(request_id, kind, first, end))
-        for index, handle in decode.scheduler.reserved_units_at(request_id, kind, first, end):
+        for index, handle in decode.scheduler.reservations.units_at(request_id, kind, first, end):
             source = prefill.engine.transfer.read(kind, theirs[index].slot)
             decode.engine.transfer.write(kind, handle.slot, 0, bytes(source))
             moved += 1
@@ -104,12 +104,12 @@ def test_slots_of_a_reservation_stay_leased_until_it_is_freed() -> None:
     manifest = KINDS["full and recurrent"]
     decode = worker_for(manifest, full=6, recurrent=3)
     asked = request(manifest, "r0", [1] * 17, 4)
-    decode.scheduler.reserve("res-1", asked, 1.0)
+    decode.scheduler.reservations.reserve("res-1", asked, 1.0)
     assert decode.scheduler.ledgers()[Kind.FULL].by_role == {Role.TRANSFER_IN.value: 5}
     with pytest.raises(OutOfSlots):
-        decode.scheduler.reserve("res-2", request(manifest, "r1", [2] * 17, 4), 2.0)
-    assert decode.scheduler.free_reservation("res-1")
-    assert not decode.scheduler.free_reservation("res-1")
+        decode.scheduler.reservations.reserve("res-2", request(manifest, "r1", [2] * 17, 4), 2.0)
+    assert decode.scheduler.reservations.free("res-1")
+    assert not decode.scheduler.reservations.free("res-1")
     assert decode.scheduler.ledgers()[Kind.FULL].free == 6
 
 
@@ -118,7 +118,7 @@ def test_a_rejected_reservation_leaves_no_trace() -> None:
     decode = worker_for(manifest, full=4, recurrent=3)
     before = decode.scheduler.ledgers()
     with pytest.raises(InvalidRequest, match="exceed the 16 tokens that fit"):
-        decode.scheduler.reserve("res", request(manifest, "r0", [1] * 17, 4), 1.0)
+        decode.scheduler.reservations.reserve("res", request(manifest, "r0", [1] * 17, 4), 1.0)
     assert decode.scheduler.ledgers() == before
 
 
@@ -196,7 +196,7 @@ def test_a_first_token_that_ends_the_request_frees_it_at_once() -> None:
     manifest = KINDS["full and recurrent"]
     decode = worker_for(manifest)
     asked = request(manifest, "r0", np.ones(6, dtype=int).tolist(), 1)
-    decode.scheduler.reserve("res", asked, 1.0)
+    decode.scheduler.reservations.reserve("res", asked, 1.0)
     decode.scheduler.adopt("res", Sampled(3, {}), 2.0)
     decode.collect()
     assert not decode.plan()

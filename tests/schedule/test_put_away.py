@@ -27,7 +27,7 @@ def worker_for(manifest: StateManifest, full: int, *, overlap: bool = True) -> F
     sizes = {Kind.FULL: full, Kind.WINDOW: 40, Kind.RECURRENT: 24}
     sizes = {kind: sizes[kind] for kind in manifest.kinds}
     worker = FakeWorker(manifest, sizes, overlap=overlap, max_running=3)
-    worker.scheduler.keep_retracted()
+    worker.scheduler.retraction.keep_retracted()
     for name in range(3):
         worker.submit(request(manifest, f"r{name}", [name + 1] * 9, 18))
     return worker
@@ -49,7 +49,7 @@ class Elsewhere:
         for event in self.worker.events[heard:]:
             if isinstance(event, Retracted):
                 view = self._copied(event)
-                scheduler.let_go(event.request_id)
+                scheduler.retraction.let_go(event.request_id)
                 self.num_offered += scheduler.offer_host(event.request_id, view)
 
     def _copied(self, event: Retracted) -> HostView:
@@ -119,7 +119,7 @@ def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
             break
     assert len(worker.seen(Retracted)) == 1, "nobody has copied it yet"
     assert worker.scheduler.has_work
-    worker.scheduler.let_go(worker.seen(Retracted)[0].request_id)
+    worker.scheduler.retraction.let_go(worker.seen(Retracted)[0].request_id)
     drain(worker, Elsewhere(worker))
     for request_id in worker.requests:
         assert worker.tokens[request_id] == worker.expected(request_id)
@@ -127,4 +127,4 @@ def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
 
 def test_letting_go_of_what_was_never_kept_is_fine() -> None:
     worker = worker_for(KINDS["attention"], 20)
-    worker.scheduler.let_go("nobody")
+    worker.scheduler.retraction.let_go("nobody")

@@ -43,9 +43,11 @@ def test_a_reservation_does_not_overtake_what_was_retracted() -> None:
             break
     assert worker.scheduler.statistics().waiting, "somebody was meant to be pushed back"
     with pytest.raises(OutOfSlots, match="wait"):
-        worker.scheduler.reserve("res", request(manifest, "new", [7, 7, 7], 2), worker.now)
+        worker.scheduler.reservations.reserve(
+            "res", request(manifest, "new", [7, 7, 7], 2), worker.now
+        )
     worker.drain()
-    worker.scheduler.reserve("res", request(manifest, "new", [7, 7, 7], 2), worker.now)
+    worker.scheduler.reservations.reserve("res", request(manifest, "new", [7, 7, 7], 2), worker.now)
 
 
 @pytest.mark.parametrize("step_tokens", [4, 5, 8, 11])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferryman.cache.capacity import Concurrency
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
-from ferryman.schedule.scheduler import SchedulerLimits
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
 from ferryman_cli.simulate.clock import run
 from ferryman_cli.simulate.content import Content, own

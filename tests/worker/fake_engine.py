@@ -22,8 +22,9 @@ from ferryman.runtime.background import Background
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.batch import StepPlan
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.schedule.scheduler import Scheduler
 from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.rpc import Channels
 from ferryman.wire.subjects import Subjects

@@ -25,8 +25,9 @@ from ferryman.cache.resume import EMPTY_HOST, Costs
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.schedule.batch import Sampled, StepOutcome, StepPlan
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import Goal
 from ferryman_cli.bench.report import Row, aimed, compared, show
 from ferryman_cli.bench.timing import Timing, seconds_of, time_in_turn

@@ -12,7 +12,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
 from ferryman.runtime.settings import PREFETCH_THRESHOLD
-from ferryman.schedule.scheduler import SchedulerLimits
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import SNAPSHOT_SHARE, ArenaLayout, split_arena
 from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
 from ferryman.tiers.write_policy import write_policy_named

@@ -162,7 +162,7 @@ class Pair:
     def _reserve(self, attempt: Attempt) -> None:
         """Slots at decode; what it lacks is wanted: pages as they are computed, all else last."""
         request, scheduler = attempt.request, self.decode.scheduler
-        scheduler.reserve(request.request_id, request, now())
+        scheduler.reservations.reserve(request.request_id, request, now())
         needs = resume_set(self._manifest, request.prompt_len)
         spans = {
             Kind.FULL: tuple(needs.full),
@@ -170,7 +170,7 @@ class Pair:
             Kind.RECURRENT: (request.prompt_len, request.prompt_len + 1),
         }
         wanted = {
-            kind: scheduler.reserved_units_at(request.request_id, kind, *spans[kind])
+            kind: scheduler.reservations.units_at(request.request_id, kind, *spans[kind])
             for kind in self._manifest.kinds
         }
         attempt.wanted_pages = deque(page for page, _ in wanted.pop(Kind.FULL, ()))

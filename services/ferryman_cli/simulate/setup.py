@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.schedule.scheduler import SchedulerLimits
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchWish
 from ferryman_cli.simulate.costs import GUESSES, CostModel

@@ -42,8 +42,8 @@ class SimulatedWorker:
             setup.costs.plan_costs,
             root_key(setup.manifest),
         )
-        planner = self.scheduler.planner
-        self.scheduler.planner = replace(planner, has_junctions=setup.has_junctions)
+        planner = self.scheduler.admission.planner
+        self.scheduler.admission.planner = replace(planner, has_junctions=setup.has_junctions)
         self._loop = asyncio.get_running_loop()
         self._free_at = 0.0
 

@@ -26,7 +26,8 @@ from ferryman.engine.warm_up import warm_up
 from ferryman.errors import ConfigError
 from ferryman.model.decoder import Model
 from ferryman.model.registry import load_model
-from ferryman.schedule.scheduler import Scheduler, SchedulerLimits
+from ferryman.schedule.limits import SchedulerLimits
+from ferryman.schedule.scheduler import Scheduler
 
 # Until the first steps are measured: a small model on one core, and a plain memcpy.
 FIRST_GUESS = Costs(prefill_seconds_per_token=1e-3, load_seconds_per_byte=1 / 5e9)

@@ -10,14 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ferryman.cache.branch import Branch
 from ferryman.cache.capacity import path_snapshots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import CopyFrom, ResumePlan, resume_set
 from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
-from ferryman.schedule.events import Cached, CachedUnit
 from ferryman.schedule.request import Request
 from ferryman.schedule.rows import RowTable
 from ferryman.schedule.sequence import Running, Waiting
@@ -224,75 +222,7 @@ class Residence:
             for page, handle in pages.items():
                 rows.set_page(kind, row, page, handle.slot)
 
-    # Out: donation, then leases drop.
-
-    def publish(
-        self, sequence: Running, num_pages: int, snapshot: SlotHandle | None, now: float
-    ) -> Cached | None:
-        """Donates the first `num_pages` pages (and a snapshot at their end) to the tree.
-
-        Ownership changes by changing leases; nothing is copied. Where the tree already has a page,
-        the request goes on with the tree's slot and its own is given back. None: nothing was new.
-        """
-        keys = sequence.keys[:num_pages]
-        units = self._branch_units(sequence, num_pages)
-        if snapshot is not None:
-            units[Kind.RECURRENT] = {num_pages - 1: snapshot}
-        if not keys or not any(units.values()):
-            return None
-        inserted = self.tree.insert(Branch(keys, units), now)
-        self.pools.move(inserted.adopted, sequence.holder, TREE)
-        self.pools.release(inserted.dropped, TREE)
-        self._swap_duplicates(sequence, inserted.duplicates)
-        self._move_anchor(sequence, num_pages, now)
-        adopted = set(inserted.adopted)
-        cached = tuple(
-            CachedUnit(kind, page, keys[page], handle)
-            for kind, pages in units.items()
-            for page, handle in pages.items()
-            if handle in adopted
-        )
-        return Cached(sequence.request_id, tuple(keys), cached) if cached else None
-
-    def _branch_units(self, sequence: Running, num_pages: int) -> dict[Kind, dict[int, SlotHandle]]:
-        units: dict[Kind, dict[int, SlotHandle]] = {}
-        window = resume_set(self.manifest, num_pages * self.manifest.page_size).window
-        for kind, pages in sequence.own.items():
-            first = window.first if kind is Kind.WINDOW else 0
-            units[kind] = {p: h for p, h in pages.items() if first <= p < num_pages}
-        return units
-
-    def _swap_duplicates(
-        self, sequence: Running, duplicates: Sequence[tuple[int, SlotHandle, SlotHandle]]
-    ) -> None:
-        """The page table points at the tree's slot first; only then is the own slot given back."""
-        for page, own, canonical in duplicates:
-            if own.kind is Kind.FULL:
-                self.rows.set_page(Kind.FULL, sequence.row, page, canonical.slot)
-        self._give_up(sequence, [own for _, own, _ in duplicates if own.kind is not Kind.WINDOW])
-
-    def _give_up(self, sequence: Running, slots: Sequence[SlotHandle]) -> None:
-        if slots:
-            self.retire(slots, sequence.holder)
-
-    def _move_anchor(self, sequence: Running, num_pages: int, now: float) -> None:
-        """From here on the pages up to `num_pages` are the tree's, protected by one hold."""
-        for pages in (sequence.own[k] for k in sequence.own if k is Kind.FULL):
-            for page in [page for page in pages if page < num_pages]:
-                del pages[page]
-        self._lease_donated_windows(sequence, num_pages)
-        old = sequence.anchor_pages
-        if num_pages > old:
-            self.tree.hold(sequence.keys[num_pages - 1], now)
-            sequence.anchor_pages = num_pages
-            if old:
-                self.retire((), sequence.holder, held_keys=(sequence.keys[old - 1],))
-
-    def _lease_donated_windows(self, sequence: Running, num_pages: int) -> None:
-        """A donated window page is still read by its request: it keeps a lease of its own."""
-        for page, handle in sequence.own.get(Kind.WINDOW, {}).items():
-            if page < num_pages and sequence.holder not in self.pools[Kind.WINDOW].holders(handle):
-                self.pools.lease((handle,), sequence.holder)
+    # Out: leases drop.
 
     def leave(self, sequence: Running) -> None:
         """Everything a request still holds goes back, once the device is done with it."""

@@ -230,13 +230,13 @@ class HostTier:
     # Retraction.
 
     def keep_retracted(self) -> None:
-        self._scheduler.keep_retracted()
+        self._scheduler.retraction.keep_retracted()
 
     async def put_away(self, request: Request, tags: CallTags) -> HostLease:
         try:
             await self.backup.keep_now(request.keys, tags)
         finally:
-            self._scheduler.let_go(request.request_id)
+            self._scheduler.retraction.let_go(request.request_id)
             self.backup.freed()
         return await self._client.acquire(request.keys, request.prompt_len, 0, tags=tags)
 

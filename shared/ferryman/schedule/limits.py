@@ -1,0 +1,52 @@
+"""How much a schedule takes at once, and how much it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferryman.cache.capacity import Concurrency
+from ferryman.errors import InvalidRequest
+from ferryman.schedule.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """How much at once. `chunk_tokens` bounds the tokens of one prefill step.
+
+    `snapshot_grid` is the distance in tokens between the coarse snapshots of a prompt, a multiple
+    of the page size; 0 for none.
+    """
+
+    concurrency: Concurrency
+    chunk_tokens: int
+    max_len: int
+    max_waiting: int
+    steps_in_flight: int
+    prefix_cache: bool
+    snapshot_grid: int = 0
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest when these pools can never hold the request to its last token."""
+        if request.prompt_len < 1:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        final = request.prompt_len - request.num_generated + request.sampling.max_tokens
+        if final > self.max_len:
+            raise InvalidRequest(
+                f"prompt of {request.prompt_len} tokens and max_tokens="
+                f"{request.sampling.max_tokens} exceed the {self.max_len} tokens that fit",
+                "max_tokens",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """What beats and metrics report: gauges, and steps committed since the start."""
+
+    waiting: int
+    prefilling: int
+    decoding: int
+    held: int
+    reserved: int
+    tokens_to_prefill: int
+    prefill_steps: int
+    decode_steps: int
