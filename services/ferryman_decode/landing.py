@@ -11,28 +11,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ferryman.errors import ConfigError, FerrymanError, Unavailable
+from ferryman.errors import FerrymanError
 from ferryman.handoff.effects import Writer
 from ferryman.runtime.background import Background
 from ferryman.wire.nixl_agent import NixlAgent
 from ferryman.wire.planes import GRPC, NIXL
 from ferryman.wire.presence import Watch, watch
+from ferryman.worker.agents import NOT_YET
 from ferryman.worker.planes import NixlSide, PlaneSide
+from ferryman_decode.spare import SpareAgent
 
 log = logging.getLogger(__name__)
 
-OPEN_SECONDS = 5.0
+# How long a Reserve waits for a strip: where NIXL is required, and where gRPC does as well.
+REQUIRED_SECONDS = 8.0
+OPEN_SECONDS = 1.0
+# How long a writer that could not be watched is not tried again.
+AGAIN_SECONDS = 10.0
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Strip:
-    """One writer's agent here. It listens while reservations of that writer are open."""
+    """A writer's agent here. It listens while reservations of that writer are open."""
 
+    writer: Writer
     agent: NixlAgent
-    watch: Watch
     num_open: int = 0
+    is_closing: bool = False
 
     def opened(self) -> None:
         self.num_open += 1
@@ -43,104 +50,176 @@ class Strip:
         self.agent.end_listening()
 
 
-class Landing:
+@dataclass(frozen=True, slots=True)
+class NoStrip:
+    """This writer may not write by itself; `why` in a few words."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class _Life:
+    """A writer that is watched, and the strips of it that may still be open."""
+
+    watch: Watch
+    strips: list[Strip] = field(default_factory=list)
+
+    @property
+    def strip(self) -> Strip | None:
+        """The one that is granted."""
+        return next((each for each in self.strips if not each.is_closing), None)
+
+
+class NixlLanding:
     """All writers of one decode worker. `died` hears of lives that are over, once nothing lands."""
 
     def __init__(
-        self, side: PlaneSide, name: str, background: Background, died: Callable[[Writer], None]
+        self, side: NixlSide, name: str, background: Background, died: Callable[[Writer], None]
     ) -> None:
-        self._side = side
-        self._name = name
+        self._is_required = side.is_required
+        self._spare = SpareAgent(side, name)
         self._background = background
         self._died = died
-        self._strips: dict[Writer, Strip] = {}
-        self._turns: dict[Writer, asyncio.Lock] = {}
-        self._num_made = 0
+        self._lives: dict[Writer, _Life] = {}
+        self._openings: dict[Writer, asyncio.Task[None]] = {}
+        self._refused: dict[Writer, float] = {}
 
     @property
     def planes(self) -> tuple[str, ...]:
-        return (NIXL, GRPC) if isinstance(self._side, NixlSide) else (GRPC,)
-
-    @property
-    def side(self) -> NixlSide:
-        assert isinstance(self._side, NixlSide), "only who has NIXL grants it"
-        return self._side
-
-    def strip_of(self, writer: Writer) -> Strip | None:
-        return self._strips.get(writer)
+        """What a writer can be granted now."""
+        return (GRPC,) if self._spare.trouble else (NIXL, GRPC)
 
     def strips(self) -> list[Strip]:
         """Those on which something may land."""
-        return [strip for strip in self._strips.values() if strip.num_open]
+        return [each for life in self._lives.values() for each in life.strips if each.num_open]
 
-    async def prepare(self, writer: Writer, address: str) -> bool:
-        """Whether this writer may write by itself: its life is watched, and it has an agent here.
+    async def strip_for(self, writer: Writer, presence: str) -> Strip | NoStrip:
+        """Where this writer may write by itself: its life is watched, and it has an agent here.
 
-        What stands in the way is logged; then its units come by gRPC.
+        Waits a moment for that, no longer: what is not ready for this one is ready for the next.
         """
-        if not isinstance(self._side, NixlSide):
-            return False
-        async with self._turns.setdefault(writer, asyncio.Lock()):
-            if writer in self._strips:
-                return True
-            try:
-                async with asyncio.timeout(OPEN_SECONDS):
-                    await self._open(writer, address)
-            except (OSError, TimeoutError, ConfigError, FerrymanError) as error:
-                log.warning("no NIXL from %s, it goes by gRPC: %s", writer.worker_id, error)
-                return False
-        return True
+        if found := self._strip_of(writer) or self._objection(writer):
+            return found
+        opening = self._openings.get(writer) or self._begin_opening(writer, presence)
+        patience = REQUIRED_SECONDS if self._is_required else OPEN_SECONDS
+        await asyncio.wait((opening,), timeout=patience)
+        return self._strip_of(writer) or self._refusal(writer) or NoStrip(f"decode: {NOT_YET}")
 
-    async def _open(self, writer: Writer, address: str) -> None:
-        seen = await watch(address, writer)
-        self._num_made += 1
-        name = f"{self._name}.{self._num_made}"
-        making = asyncio.to_thread(NixlAgent, name, self.side.regions, self.side.options)
+    def _strip_of(self, writer: Writer) -> Strip | None:
+        life = self._lives.get(writer)
+        return life.strip if life else None
+
+    def _objection(self, writer: Writer) -> NoStrip | None:
+        """What speaks against waiting at all; where NIXL is required only that it fails here."""
+        if self._spare.trouble not in ("", NOT_YET):
+            return NoStrip(f"decode: {self._spare.trouble}")
+        if self._is_required:
+            return None
+        return self._refusal(writer) if self._spare.is_made else NoStrip(f"decode: {NOT_YET}")
+
+    def _begin_opening(self, writer: Writer, presence: str) -> asyncio.Task[None]:
+        opening = self._background.start(self._open(writer, presence))
+        self._openings[writer] = opening
+        opening.add_done_callback(lambda _: self._openings.pop(writer, None))
+        return opening
+
+    async def _open(self, writer: Writer, presence: str) -> None:
         try:
-            agent = await making
-        except BaseException:
-            await seen.close()
-            raise
-        self._strips[writer] = Strip(agent, seen)
-        self._background.start(self._mourn(writer, seen))
+            life = self._lives.get(writer) or await self._watched(writer, presence)
+        except (OSError, FerrymanError) as error:
+            self._refuse(writer, error)
+            return
+        agent = await self._spare.take()
+        if self._lives.get(writer) is life:
+            life.strips.append(Strip(writer, agent))
+        else:
+            await asyncio.to_thread(agent.close)
 
-    async def _mourn(self, writer: Writer, seen: Watch) -> None:
+    async def _watched(self, writer: Writer, presence: str) -> _Life:
+        life = _Life(await watch(presence, writer))
+        self._lives[writer] = life
+        self._background.start(self._mourn(writer, life))
+        return life
+
+    def _refuse(self, writer: Writer, error: Exception) -> None:
+        log.warning("no NIXL from %s, it goes by gRPC: %s", writer.worker_id, error)
+        now = asyncio.get_running_loop().time()
+        self._refused = {each: end for each, end in self._refused.items() if now < end}
+        self._refused[writer] = now + AGAIN_SECONDS
+
+    def _refusal(self, writer: Writer) -> NoStrip | None:
+        if asyncio.get_running_loop().time() < self._refused.get(writer, 0.0):
+            return NoStrip("decode: it cannot watch the writer's life")
+        return None
+
+    async def _mourn(self, writer: Writer, life: _Life) -> None:
         """Waits for the end of a life; when nothing of it can land any more, says so."""
         try:
-            await seen.ended()
+            await life.watch.ended()
         finally:
-            await seen.close()
+            await life.watch.close()
         log.info("writer gone worker=%s epoch=%d", writer.worker_id, writer.epoch)
-        await self.close(writer)
-        self._turns.pop(writer, None)
+        while life.strips:
+            await self.close(life.strips[0])
+        del self._lives[writer]
         self._died(writer)
 
-    async def close(self, writer: Writer) -> None:
-        """Ends what is on its way over a network from this writer; the next Reserve opens anew."""
-        strip = self._strips.pop(writer, None)
-        if strip is not None:
-            await asyncio.to_thread(strip.agent.close)
+    async def close(self, strip: Strip) -> None:
+        """Ends what is on its way to it over a network; the writer's next Reserve opens anew.
+
+        Whoever asks waits for that end, also when another has asked before.
+        """
+        strip.is_closing = True
+        await asyncio.to_thread(strip.agent.close)
+        life = self._lives.get(strip.writer)
+        if life and strip in life.strips:
+            life.strips.remove(strip)
 
     async def close_other_lives(self, writer: Writer) -> None:
         """Before a new life of a worker is believed to be the only one."""
-        for other in [each for each in self._strips if each.worker_id == writer.worker_id]:
-            if other.epoch != writer.epoch:
-                await self.close(other)
+        for other, life in tuple(self._lives.items()):
+            if other.worker_id == writer.worker_id and other.epoch != writer.epoch:
+                for strip in tuple(life.strips):
+                    await self.close(strip)
 
     async def run(self) -> None:
         """Fails at once when NIXL was asked for and does not work; closes all agents at the end."""
         try:
-            if isinstance(self._side, NixlSide) and self._side.is_required:
-                await self._try_out(self._side)
-            await asyncio.Event().wait()
+            await self._spare.run()
         finally:
-            strips, self._strips = self._strips, {}
-            for strip in strips.values():
-                strip.agent.close()
+            for life in self._lives.values():
+                for strip in life.strips:
+                    strip.is_closing = True
+                    strip.agent.close()
 
-    async def _try_out(self, side: NixlSide) -> None:
-        try:
-            agent = await asyncio.to_thread(NixlAgent, self._name, side.regions, side.options)
-        except (ConfigError, Unavailable) as error:
-            raise ConfigError(f"NIXL does not work here: {error}") from error
-        agent.close()
+
+class NoLanding:
+    """A decode worker without NIXL: everything comes by gRPC."""
+
+    planes: tuple[str, ...] = (GRPC,)
+
+    def strips(self) -> list[Strip]:
+        return []
+
+    async def strip_for(self, writer: Writer, presence: str) -> Strip | NoStrip:
+        return NoStrip("decode has no NIXL")
+
+    async def close(self, strip: Strip) -> None:
+        """There is none."""
+
+    async def close_other_lives(self, writer: Writer) -> None:
+        """There is nothing of them."""
+
+    async def run(self) -> None:
+        """There is nothing to do."""
+
+
+Landing = NixlLanding | NoLanding
+
+
+def landing_of(
+    side: PlaneSide, name: str, background: Background, died: Callable[[Writer], None]
+) -> Landing:
+    if isinstance(side, NixlSide):
+        return NixlLanding(side, name, background, died)
+    return NoLanding()

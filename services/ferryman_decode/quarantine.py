@@ -47,9 +47,9 @@ class Quarantine:
 
     async def writer_done(self, fence: Fence, *, has_failed: bool) -> None:
         """The writer's word. Writes that it lost sight of end with the agent they were made to."""
-        writer = self.receiving.table.writer_of(fence)
-        if has_failed:
-            await self.landing.close(writer)
+        strip = self.receiving.strip_of(fence.reservation_id)
+        if has_failed and strip is not None:
+            await self.landing.close(strip)
         self.receiving.writer_stopped(fence)
 
     def _is_waited_for(self, order: StopWriter) -> bool:

@@ -109,6 +109,11 @@ class Receiving:
         granted = self._granted.get(reservation_id)
         return granted.plane if granted else GrpcPlane()
 
+    def strip_of(self, reservation_id: str) -> Strip | None:
+        """Where its writer was let write by itself; None as well once its slots are free."""
+        granted = self._granted.get(reservation_id)
+        return granted.strip if granted else None
+
     def address_of(self, reservation_id: str) -> str:
         """Where the writer listens; empty when nobody has to be asked any more."""
         granted = self._granted.get(reservation_id)

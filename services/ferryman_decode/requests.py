@@ -6,7 +6,7 @@ An ended request is kept for a while, so that a router whose stream broke can as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ferryman.cache.resume import ResumePlan
 from ferryman.errors import DeadlineExceeded
@@ -42,7 +42,10 @@ class Requests:
 
     # A request's way in.
 
-    def reserved(self, request: RunningRequest, reservation: Reservation) -> None:
+    def reserved(
+        self, request: RunningRequest, reservation: Reservation, chosen: Mapping[str, Fact]
+    ) -> None:
+        """`chosen` is the data plane, and why not a faster one."""
         name = request.name
         self._by_name[name] = request
         self._deadlines[name] = self._parts.clock() + request.context.deadline_seconds
@@ -50,7 +53,7 @@ class Requests:
         facts: dict[str, Fact] = {
             f"wanted_{span.kind}": [span.first, span.end] for span in reservation.ranges
         }
-        self._say(request, "reserved", **facts)
+        self._say(request, "reserved", **facts, **chosen)
 
     def committed(self, order: CommitOrder) -> None:
         """Verified: it runs from its first token on, which may now be seen."""

@@ -20,6 +20,7 @@ from ferryman.errors import (
 )
 from ferryman.handoff.effects import Fence, StopWriter, Writer
 from ferryman.handoff.values import Reservation, units_of
+from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import Event
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
@@ -31,12 +32,12 @@ from ferryman.wire.codec.handoff import (
 from ferryman.wire.codec.tokens import cursor_from_wire, step_frame_to_wire
 from ferryman.wire.nixl_plane import landed_from_bytes
 from ferryman.wire.page_intake import receive_pages
-from ferryman.wire.planes import NixlOffer
+from ferryman.wire.planes import GRPC, NIXL, NixlOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman.wire.values import AbortOrder, ReserveOrder
 from ferryman.worker.shell import Parts
 from ferryman.worker.telemetry import Load
-from ferryman_decode.landing import Landing, Strip
+from ferryman_decode.landing import NoStrip, Strip, landing_of
 from ferryman_decode.outlets import Outlets
 from ferryman_decode.quarantine import Quarantine
 from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink, reused_tokens
@@ -58,7 +59,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._outlets = Outlets(parts.epoch)
         self._requests = Requests(parts, self._outlets)
         self._receiving = Receiving(parts.engine, parts.epoch, parts.clock, self._requests.freed)
-        self._landing = Landing(
+        self._landing = landing_of(
             parts.planes,
             f"{parts.worker_id}.{parts.epoch}",
             parts.background,
@@ -91,26 +92,31 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         plane = self._receiving.plane_of(reservation.reservation_id)
         return reserve_answer_to_wire(ReserveAnswer(reservation, manifest.digest, reused, plane))
 
-    async def _strip_for(self, order: ReserveOrder) -> Strip | None:
+    async def _strip_for(self, order: ReserveOrder) -> Strip | NoStrip:
         """Where the writer may write by itself, if it can and its life can be watched."""
         writer = Writer(order.writer.worker_id, order.writer.epoch)
         await self._landing.close_other_lives(writer)
         if not (isinstance(order.offer, NixlOffer) and order.writer.address):
-            return None
-        await self._landing.prepare(writer, order.offer.presence)
-        return self._landing.strip_of(writer)
+            return NoStrip("prefill offers gRPC")
+        return await self._landing.strip_for(writer, order.offer.presence)
 
     def _promised(self, order: ReserveOrder) -> Reservation | None:
         return self._receiving.table.reserved(order.context.request_id, order.context.attempt)
 
-    def _promise(self, order: ReserveOrder, strip: Strip | None) -> Reservation:
+    def _promise(self, order: ReserveOrder, strip: Strip | NoStrip) -> Reservation:
         """A new reservation; what an earlier attempt still decodes here is decoded for nobody."""
         reservation = self._receiving.reserve(order)
-        if strip is not None and reservation.wanted:
-            self._receiving.grant(reservation, order, strip)
+        chosen: dict[str, Fact] = {"path": GRPC}
+        match strip:
+            case NoStrip(why):
+                chosen["why"] = why
+            case Strip():
+                if reservation.wanted:
+                    self._receiving.grant(reservation, order, strip)
+                    chosen["path"] = NIXL
         context = order.context
         self._requests.abort(context.request_id, context.attempt - 1, "superseded")
-        self._requests.reserved(RunningRequest(order), reservation)
+        self._requests.reserved(RunningRequest(order), reservation, chosen)
         return reservation
 
     def _check(self, order: ReserveOrder) -> None:

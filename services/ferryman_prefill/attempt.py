@@ -111,7 +111,10 @@ class Attempt:
                 first, sent = await self._hand_off(reservation, lease)
                 await self._decode.commit(self._commit_order(reservation, first, sent))
             seconds = self._around.clock() - began
-        self._say("handed_off", bytes=sent.num_bytes, seconds=round(seconds, 6), path=sent.path)
+        facts: dict[str, Fact] = {"path": sent.path}
+        if self._decode.why_grpc:
+            facts["why"] = self._decode.why_grpc
+        self._say("handed_off", bytes=sent.num_bytes, seconds=round(seconds, 6), **facts)
         self.progress.put_nowait(
             values.HandedOff(
                 reservation.reservation_id, first, self._usage, sent.num_bytes, seconds, sent.path
@@ -150,7 +153,8 @@ class Attempt:
     @asynccontextmanager
     async def _reserved(self) -> AsyncIterator[Reservation]:
         """Slots at decode and here; on any error decode hears that nothing more will be written."""
-        answer = await self._decode.reserve(self._end - self._around.clock())
+        offer = await self._decode.offer()
+        answer = await self._decode.reserve(offer, self._end - self._around.clock())
         reservation, holding = answer.reservation, self._around.holding
         self._begin(reservation)
         try:

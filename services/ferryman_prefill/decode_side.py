@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from ferryman.cache.manifest import StateManifest, manifest_to_json
+from ferryman.errors import CorruptState
 from ferryman.handoff.values import Reservation
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
@@ -15,7 +16,8 @@ from ferryman.wire.codec.handoff import (
     reserve_order_to_wire,
 )
 from ferryman.wire.data_plane import OutgoingUnit, Sent, send_units
-from ferryman.wire.planes import GrpcPlane, NixlGrant, Plane
+from ferryman.wire.nixl_plane import FailedWrites, NotMet
+from ferryman.wire.planes import GrpcPlane, NixlGrant, Plane, PlaneOffer
 from ferryman.wire.rpc import Channels, tags_for, tags_to_metadata
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
@@ -34,7 +36,12 @@ ABORT_SECONDS = 2.0
 
 
 class DecodeSide:
-    """One attempt's dealings with its decode worker. Errors come typed."""
+    """One attempt's dealings with its decode worker. Errors come typed.
+
+    `why_grpc` says in a few words what spoke against NIXL on this side; it is empty if nothing did.
+    """
+
+    why_grpc = ""
 
     def __init__(
         self,
@@ -54,7 +61,13 @@ class DecodeSide:
         tags = tags_for(context)
         self._metadata = tags_to_metadata(tags)
 
-    async def reserve(self, deadline_seconds: float) -> ReserveAnswer:
+    async def offer(self) -> PlaneOffer:
+        """How this worker can write; `why_grpc` is in a few words what it had to leave out."""
+        offered = await self._writing.offer_to(self._order.decode.worker_id)
+        self.why_grpc = offered.why
+        return offered.offer
+
+    async def reserve(self, offer: PlaneOffer, deadline_seconds: float) -> ReserveAnswer:
         """Slots for all that decode lacks. Raises what decode says, OutOfSlots among it.
 
         `deadline_seconds` are left: less than the order said, for it has waited here.
@@ -68,7 +81,7 @@ class DecodeSide:
             request=order.request,
             manifest_digest=self._manifest.digest,
             manifest_json=manifest_to_json(self._manifest),
-            offer=self._writing.offer,
+            offer=offer,
         )
         with typed_errors():
             answer = await self._stub.Reserve(
@@ -92,21 +105,40 @@ class DecodeSide:
     async def write(
         self, reservation: Reservation, batches: AsyncIterator[Sequence[OutgoingUnit]]
     ) -> Sent:
-        """Writes units as they come, on the plane decode chose; what was sent, once it is there."""
+        """Writes units as they come, on the plane decode chose; what was sent, once it is there.
+
+        A grant that leads nowhere costs nothing: before the first write gRPC takes over.
+        """
         if isinstance(self._plane, NixlGrant):
-            return await self._writing.writer.send(self._plane, reservation, batches)
+            try:
+                return await self._writing.writer.send(self._plane, reservation, batches)
+            except NotMet as error:
+                self._nixl_failed(error)
+            except FailedWrites as error:
+                self._nixl_failed(error)
+                raise
         request_id = self._order.context.request_id
         with typed_errors():
             return await send_units(
                 self._stub, reservation, request_id, self._manifest.digest, batches
             )
 
+    def _nixl_failed(self, error: Exception) -> None:
+        self._plane = GrpcPlane()
+        self.why_grpc = "prefill: decode's NIXL agent is out of reach"
+        self._writing.failed(self._order.decode.worker_id, error)
+
     async def commit(self, commit: CommitOrder) -> None:
         """Raises CorruptState when decode found gaps or other bytes."""
-        with typed_errors():
-            await self._stub.Commit(
-                commit_order_to_wire(commit), timeout=CALL_SECONDS, metadata=self._metadata
-            )
+        try:
+            with typed_errors():
+                await self._stub.Commit(
+                    commit_order_to_wire(commit), timeout=CALL_SECONDS, metadata=self._metadata
+                )
+        except CorruptState as error:
+            if isinstance(self._plane, NixlGrant):
+                self._nixl_failed(error)
+            raise
 
     async def abort(self, reservation: Reservation, cause: str, word: Word) -> None:
         """Says that nothing more will be written. Decode being away is its own answer."""

@@ -26,7 +26,7 @@ from ferryman.worker.telemetry import Load
 from ferryman_prefill.attempt import Attempt, Over, Surroundings
 from ferryman_prefill.decode_side import DecodeSide
 from ferryman_prefill.holding import Holding
-from ferryman_prefill.writing import Writing
+from ferryman_prefill.writing import writing_of
 
 SERVICE = "ferryman.wire.v1.PrefillService"
 # How long a decode worker that asks for a stop is kept waiting for it; then it asks again.
@@ -50,7 +50,7 @@ class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         )
         self._channels = parts.channels
         self._me = WorkerAddress(parts.worker_id, "", parts.epoch)
-        self._writing = Writing(parts.planes, Writer(parts.worker_id, parts.epoch))
+        self._writing = writing_of(parts.planes, Writer(parts.worker_id, parts.epoch), parts.clock)
         self._max_queued = limits.max_waiting
         self._attempts: dict[str, Attempt] = {}
         self._idle = asyncio.Event()

@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
 from tests.worker.fake_engine import MANIFEST, request
+from tests.worker.late_agents import late_agent_of
 from tests.worker.lone import Lone, lone_worker
 from tests.worker.pair import Pair, Worker, expected, pair_of_workers, until, worker
 
 from ferryman.errors import CorruptState, FerrymanError, LeaseLost, Unavailable
 from ferryman.handoff.effects import StopWriter
 from ferryman.wire.codec.prefill import prefill_order_to_wire
-from ferryman.wire.nixl_agent import HOST, NixlAgent, Run, has_nixl
+from ferryman.wire.nixl_agent import has_nixl
 from ferryman.wire.rpc import channel, ending
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
@@ -35,61 +35,6 @@ from ferryman_prefill.server import Prefill
 pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
 
 PROMPT = [3] * 21
-
-
-class LateAgent:
-    """The writer's agent, whose writes are on their way until `arrive` is called."""
-
-    def __init__(self, agent: NixlAgent) -> None:
-        self._agent = agent
-        self._waiting: list[tuple[str, Sequence[Run], Future[None]]] = []
-
-    def write(
-        self, peer: str, runs: Sequence[Run], device: int, before: Callable[[], None]
-    ) -> Future[None]:
-        assert device == HOST
-        before()
-        landed: Future[None] = Future()
-        self._waiting.append((peer, runs, landed))
-        return landed
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def arrive(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for peer, runs, landed in waiting:
-            self._agent.write(peer, runs).result()
-            landed.set_result(None)
-
-    def really_write(self) -> None:
-        """Lets the library say how it ends."""
-        waiting, self._waiting = self._waiting, []
-        for peer, runs, landed in waiting:
-            error = self._agent.write(peer, runs).exception()
-            landed.set_result(None) if error is None else landed.set_exception(error)
-
-    def lose(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for _, _, landed in waiting:
-            landed.set_exception(Unavailable("the connection broke"))
-
-    async def add_peer(self, metadata: bytes) -> str:
-        return await self._agent.add_peer(metadata)
-
-    async def remove_peer(self, peer: str) -> None:
-        await self._agent.remove_peer(peer)
-
-    def tell(self, peer: str, message: bytes) -> None:
-        self._agent.tell(peer, message)
-
-
-def late_agent_of(pair: Pair) -> LateAgent:
-    writer = pair.prefill.service._writing.writer
-    writer._agent = LateAgent(writer._agent)
-    late: LateAgent = writer._agent
-    return late
 
 
 async def nothing_is_held(pair: Pair) -> None:
@@ -109,10 +54,10 @@ async def given_up(pair: Pair, request_id: str) -> decode_pb2.AbortResponse:
 async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> None:
     """A write that cannot be recalled arrives after its attempt was given up."""
     async with pair_of_workers(planes="nixl") as pair:
-        late = late_agent_of(pair)
+        late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
-        written = {run.remote for _, runs, _ in late._waiting for run in runs}
+        written = late.remote_addresses
         assert (await given_up(pair, "r1")).has_pending_writes
         pair.decode.clock.ahead = 10 * LEASE_SECONDS
         promise = await pair.reserve(pair.wish(request("r2", [5] * 21)))
@@ -135,7 +80,7 @@ async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> 
 
 async def test_row_28_a_cancelled_prefill_keeps_what_is_being_sent() -> None:
     async with pair_of_workers(planes="nixl") as pair:
-        late = late_agent_of(pair)
+        late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
         running.cancel()
@@ -150,7 +95,7 @@ async def test_row_28_a_cancelled_prefill_keeps_what_is_being_sent() -> None:
 
 async def test_a_write_whose_fate_is_unknown_closes_the_agent_it_was_made_to() -> None:
     async with pair_of_workers(planes="nixl") as pair:
-        late = late_agent_of(pair)
+        late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
         (strip,) = pair.decode.service._landing.strips()
@@ -160,7 +105,7 @@ async def test_a_write_whose_fate_is_unknown_closes_the_agent_it_was_made_to() -
         await nothing_is_held(pair)
         with pytest.raises(Unavailable, match="closed"):
             await strip.agent.notifications()
-        pair.prefill.service._writing.writer._agent = late._agent
+        late.arrive()
         asked = request("r1", PROMPT)
         progress = await pair.run_prefill(pair.order(asked, attempt=2))
         assert progress[-1].handed_off.path == "nixl", "the next one has an agent of its own"
@@ -187,13 +132,15 @@ class FlipsOneBit(Decode):
 
 
 async def test_other_bytes_than_were_sent_are_recomputed_not_answered() -> None:
-    async with pair_of_workers(FlipsOneBit, planes="nixl") as pair:
+    """The second time without NIXL: whose fault it was nobody knows."""
+    async with pair_of_workers(FlipsOneBit, planes="auto") as pair:
         asked = request("r1", PROMPT)
         with pytest.raises(CorruptState):
             await pair.run_prefill(pair.order(asked))
         assert pair.decode.service.num_flipped == 1
         await nothing_is_held(pair)
-        await pair.run_prefill(pair.order(asked, attempt=2))
+        progress = await pair.run_prefill(pair.order(asked, attempt=2))
+        assert progress[-1].handed_off.path == "grpc"
         tokens, _ = await pair.read_tokens("r1", attempt=2)
         assert tokens == expected(asked)
 
@@ -322,15 +269,14 @@ async def test_a_dead_receiver_frees_what_was_sent_to_it() -> None:
     with lone_worker("decode", "nixl") as decode:
         async with worker("prefill", Prefill, planes="nixl") as prefill:
             await until(lambda: prefill.service.load().planes[0] == "nixl")
-            late = LateAgent(prefill.service._writing.writer._agent)
-            prefill.service._writing.writer._agent = late
+            late = late_agent_of(prefill)
             parts = prefill.parts
             here = WorkerAddress(parts.worker_id, prefill.address, parts.epoch)
             running = asyncio.create_task(run_order(order_for(here, decode.where), prefill.address))
             await until(lambda: late.num_waiting > 0)
             decode.process.kill()
             decode.process.wait()
-            await asyncio.to_thread(late.really_write)
+            await asyncio.to_thread(late.arrive)
             with pytest.raises(FerrymanError):
                 await running
             await until(lambda: not prefill.leased())

@@ -28,6 +28,7 @@ from ferryman.wire.codec.handoff import ReserveAnswer
 from ferryman.wire.codec.pieces import Piece, WriteHeader
 from ferryman.wire.data_plane import OutgoingUnit, Sent
 from ferryman.wire.memory_bus import MemoryBus
+from ferryman.wire.planes import GrpcPlane, PlaneOffer
 from ferryman.wire.subjects import Subjects
 from ferryman.wire.values import (
     CommitOrder,
@@ -80,7 +81,10 @@ class DirectDecode(DecodeSide):
         self.arrives = asyncio.Event()
         self.arrives.set()
 
-    async def reserve(self, deadline_seconds: float) -> ReserveAnswer:
+    async def offer(self) -> PlaneOffer:
+        return GrpcPlane()
+
+    async def reserve(self, offer: PlaneOffer, deadline_seconds: float) -> ReserveAnswer:
         order = self.order
         wish = ReserveOrder(
             order.context, EPOCH, PREFILL, order.router_id, order.request, order.manifest_digest, ""

@@ -20,6 +20,7 @@ from ferryman.cache.slots import Holder, Role
 from ferryman.errors import FerrymanError, LeaseLost, Stale
 from ferryman.wire.codec.pieces import Piece
 from ferryman.wire.data_plane import OutgoingUnit
+from ferryman.wire.planes import GrpcPlane
 
 # Rows 28 and 31: a writer that comes late.
 
@@ -35,7 +36,7 @@ async def test_rows_28_and_31_a_late_write_never_reaches_the_slots_next_tenant(p
     (reservation,) = side.reservations
     pair.receiving.carry_out(pair.receiving.table.abort("r0", 1, pair.now).effects)
     other, next_side = pair.attempt(request(ALL_KINDS, "r1", [2] * 14, 3))
-    answer = await next_side.reserve(1.0)
+    answer = await next_side.reserve(GrpcPlane(), 1.0)
     mine = {unit.name: unit for unit in answer.reservation.wanted}
     before = {kind: pair.decode.engine.slabs.stamps(kind).copy() for kind in Kind}
     unit, content = side.offered[0]
@@ -83,7 +84,7 @@ def _is_leaving(holders: Sequence[Holder]) -> bool:
 
 async def test_row_31_a_piece_for_an_earlier_generation_is_refused(pair: Pair) -> None:
     _, side = pair.attempt(request(HYBRID, "r0", [1] * 14, 3))
-    answer = await side.reserve(1.0)
+    answer = await side.reserve(GrpcPlane(), 1.0)
     unit = answer.reservation.wanted[0]
     stale = replace(unit, slot_generation=unit.slot_generation - 1)
     with pytest.raises(Stale):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,11 +27,12 @@ from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
+from ferryman.wire.nixl_agent import NixlAgent
 from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.rpc import Channels
 from ferryman.wire.subjects import Subjects
 from ferryman.worker.host import NoHostTier
-from ferryman.worker.planes import NixlSettings, plane_side
+from ferryman.worker.planes import MakeAgent, NixlSettings, NixlSide, plane_side
 from ferryman.worker.reuse import Reuse
 from ferryman.worker.shell import Parts
 
@@ -39,10 +42,13 @@ MANIFEST = fake_manifest(PAGE_SIZE, kinds=list(Kind), window_len=6)
 
 
 class SilentBus:
-    """Where lifecycle events go in these tests."""
+    """Where lifecycle events go in these tests: nobody listens, but `said` remembers the last."""
+
+    def __init__(self) -> None:
+        self.said: deque[tuple[str, bytes]] = deque(maxlen=1000)
 
     def publish(self, subject: str, payload: bytes) -> None:
-        """Nobody listens."""
+        self.said.append((subject, payload))
 
 
 def request(request_id: str, token_ids: list[int], max_tokens: int = 6) -> Request:
@@ -102,8 +108,12 @@ async def parts_of(
     engine: Engine,
     clock: Callable[[], float] = time.monotonic,
     planes: PlaneChoice = "grpc",
+    make: MakeAgent = NixlAgent,
 ) -> AsyncIterator[Parts]:
     """What a service is made from, without a broker and a host tier."""
+    side = plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings())
+    if isinstance(side, NixlSide):
+        side = replace(side, make=make)
     who = role, make_worker_id(role), make_epoch()
     metrics = Metrics(role)
     async with Channels() as channels, Background() as background:
@@ -118,5 +128,5 @@ async def parts_of(
             metrics=metrics,
             reuse=Reuse(engine.manifest, metrics),
             clock=clock,
-            planes=plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings()),
+            planes=side,
         )

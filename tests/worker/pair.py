@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,13 @@ from tests.worker.fake_engine import MANIFEST, VOCAB, fake_engine, parts_of
 from ferryman.engine.assembly import Engine
 from ferryman.engine.stamps import fake_tokens
 from ferryman.runtime.life import alongside
+from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.events import Event
 from ferryman.schedule.request import Request
 from ferryman.wire.codec.handoff import reserve_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.codec.tokens import step_frame_from_wire
+from ferryman.wire.nixl_agent import NixlAgent
 from ferryman.wire.planes import PlaneChoice
 from ferryman.wire.rpc import channel, ending, listening
 from ferryman.wire.status import typed_errors
@@ -33,6 +35,7 @@ from ferryman.wire.values import (
     WorkerAddress,
 )
 from ferryman.worker.loop import StepLoop
+from ferryman.worker.planes import MakeAgent
 from ferryman.worker.shell import Parts
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
@@ -66,6 +69,12 @@ class Worker:
 
     def go_on(self) -> None:
         self.gate.set()
+
+    def facts(self, name: str) -> list[Mapping[str, object]]:
+        """What the lifecycle events of that name said, in their order."""
+        bus: Any = self.parts.lifecycle._bus
+        events = [decode_event(payload) for _subject, payload in bus.said]
+        return [event.facts for event in events if event.name == name]
 
     @property
     def engine(self) -> Engine:
@@ -142,6 +151,7 @@ async def worker(
     planes: PlaneChoice = "grpc",
     *,
     gate: threading.Event | None = None,
+    make_agent: MakeAgent = NixlAgent,
 ) -> AsyncIterator[Worker]:
     """A service, its step loop and its server, as the shell joins them."""
     clock, is_open = Clock(), gate is None
@@ -150,7 +160,7 @@ async def worker(
         gate.set()
     with fake_engine(num_slots=num_slots, pace=lambda _plan: held_by(gate)) as engine:
         async with (
-            parts_of(role, engine, clock, planes) as parts,
+            parts_of(role, engine, clock, planes, make_agent) as parts,
             _served(make(parts), parts, clock, gate) as found,
         ):
             try:
@@ -194,9 +204,18 @@ async def pair_of_workers(
             worker("prefill", make_prefill, num_slots, planes)
         )
         decode = await stack.enter_async_context(worker("decode", make_decode, num_slots, planes))
+        both = prefill.service, decode.service
+        best = "nixl" if planes == "auto" else planes
+        await until(lambda: all(side.load().planes[0] == best for side in both))
+        yield await stack.enter_async_context(paired(prefill, decode))
+
+
+@asynccontextmanager
+async def paired(prefill: Worker, decode: Worker) -> AsyncIterator[Pair]:
+    """Two workers, as they are."""
+    async with AsyncExitStack() as stack:
         to_prefill = await stack.enter_async_context(channel(prefill.address))
         to_decode = await stack.enter_async_context(channel(decode.address))
-        await until(lambda: prefill.service.load().planes[0] == planes)
         yield Pair(
             prefill,
             decode,

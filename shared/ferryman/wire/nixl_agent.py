@@ -128,6 +128,7 @@ class NixlAgent:
         self._num_listening = 0
         self._listen_until = 0.0
         self._is_closed = False
+        self._closing = threading.Lock()
         self._library: Any = None
         self._regions: list[Any] = []
         self._heard: list[bytes] = []
@@ -144,9 +145,10 @@ class NixlAgent:
 
         A writer on this machine copies by itself and is not stopped by it; ask it, or its death.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            self._jobs.put(None)
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._jobs.put(None)
         self._thread.join()
 
     # What a writer does.
@@ -220,10 +222,11 @@ class NixlAgent:
     def _submit(self, fn: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
-        if self._is_closed:
-            future.set_exception(Unavailable(f"the NIXL agent {self.name} is closed"))
-        else:
-            self._jobs.put((fn, future))
+        with self._closing:  # behind the last job nobody looks
+            if not self._is_closed:
+                self._jobs.put((fn, future))
+                return future
+        future.set_exception(Unavailable(f"the NIXL agent {self.name} is closed"))
         return future
 
     def _work(self) -> None:
@@ -275,6 +278,14 @@ class NixlAgent:
         return heard
 
     def _open(self, regions: Sequence[Region], options: NixlOptions) -> bytes:
+        try:
+            return self._opened(regions, options)
+        except (ConfigError, Unavailable):
+            raise
+        except Exception as error:  # a library that does not load, say: there is gRPC for that
+            raise Unavailable(f"NIXL: {error or type(error).__name__}") from error
+
+    def _opened(self, regions: Sequence[Region], options: NixlOptions) -> bytes:
         api = _nixl_api()
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
         self._library = api.nixl_agent(self.name, config)
@@ -318,9 +329,11 @@ class NixlAgent:
         """Closes the connections; the library is gone when nothing names it any more."""
         for write in self._writes:
             write.give_up()
-        if self._library is not None:
+        try:
             for registered in self._regions:
                 self._library.deregister_memory(registered)
+        except Exception:  # the library goes with what it has
+            log.debug("nixl memory not released", exc_info=True)
         self._writes, self._regions, self._library = [], [], None
         while True:
             try:

@@ -16,7 +16,7 @@ from functools import partial
 import xxhash
 from google.protobuf.message import DecodeError
 
-from ferryman.errors import Unavailable
+from ferryman.errors import FerrymanError, Unavailable
 from ferryman.handoff.effects import Fence
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, ranges_of
 from ferryman.wire.codec.handoff import range_from_wire, range_to_wire
@@ -31,6 +31,10 @@ PART_BYTES = 4 << 20
 
 class FailedWrites(Unavailable):
     """Writes ended without it being known whether they landed, or still will."""
+
+
+class NotMet(Unavailable):
+    """The receiver's agent is out of reach; nothing was written, and no unit was asked for."""
 
 
 class NixlWriter:
@@ -48,8 +52,8 @@ class NixlWriter:
     ) -> Sent:
         """Writes units as they come; returns when all have landed.
 
-        Raises FailedWrites when some ended badly, and whatever else ended it only after the last
-        write has ended. To be cancelled at most once.
+        Raises NotMet before anything, FailedWrites when some ended badly, and whatever else ended
+        it only after the last write has ended. To be cancelled at most once.
         """
         peer = await self._peer(grant)
         sending = _Sending(self._agent, peer, grant, reservation)
@@ -66,7 +70,10 @@ class NixlWriter:
 
     async def _peer(self, grant: NixlGrant) -> str:
         if grant.agent not in self._peers:
-            self._peers[grant.agent] = await self._agent.add_peer(grant.metadata)
+            try:
+                self._peers[grant.agent] = await self._agent.add_peer(grant.metadata)
+            except FerrymanError as error:
+                raise NotMet(f"the agent {grant.agent} cannot be written to: {error}") from error
         return self._peers[grant.agent]
 
     async def _forget(self, grant: NixlGrant) -> None:

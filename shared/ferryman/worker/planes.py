@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from ferryman.cache.manifest import Kind
 from ferryman.engine.places import HOST, SlabPlace
 from ferryman.errors import ConfigError
-from ferryman.wire.nixl_agent import NixlOptions, Region, has_nixl
+from ferryman.wire.nixl_agent import NixlAgent, NixlOptions, Region, has_nixl
 from ferryman.wire.planes import PlaneChoice
+
+MakeAgent = Callable[[str, Sequence[Region], NixlOptions], NixlAgent]
 
 
 class NixlSettings(BaseModel):
@@ -39,6 +41,7 @@ class NixlSide:
     advertise: str = "127.0.0.1"
     options: NixlOptions = field(default_factory=NixlOptions)
     is_required: bool = False
+    make: MakeAgent = NixlAgent
 
     @property
     def regions(self) -> list[Region]:

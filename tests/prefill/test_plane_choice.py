@@ -1,0 +1,181 @@
+"""NIXL when it is there, gRPC until then and where it fails: no hand-off waits or fails for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.worker.fake_engine import fake_engine, request
+from tests.worker.late_agents import BrokenMaking, LateAgent, SlowMaking, late_agent_of
+from tests.worker.pair import (
+    Pair,
+    Worker,
+    expected,
+    pair_of_workers,
+    paired,
+    until,
+    worker,
+)
+
+from ferryman.errors import ConfigError, FerrymanError, Unavailable
+from ferryman.wire.nixl_agent import NixlAgent, has_nixl
+from ferryman.wire.planes import PlaneChoice
+from ferryman.worker.agents import AgentMaker
+from ferryman.worker.planes import MakeAgent, NixlSide
+from ferryman_decode.server import Decode
+from ferryman_prefill.server import Prefill
+from ferryman_prefill.writing import APART_SECONDS
+
+pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
+
+PROMPT = [3] * 21
+ROLES = ["prefill", "decode"]
+
+
+def has_agent(side: Worker) -> bool:
+    return bool(side.service.load().planes[0] == "nixl")
+
+
+@asynccontextmanager
+async def pair_of(planes: PlaneChoice, role: str, make: MakeAgent) -> AsyncIterator[Pair]:
+    """Two workers, of which that of `role` makes its agents so; the other one has its own."""
+    makers = {"prefill": NixlAgent, "decode": NixlAgent, role: make}
+    async with (
+        worker("prefill", Prefill, planes=planes, make_agent=makers["prefill"]) as prefill,
+        worker("decode", Decode, planes=planes, make_agent=makers["decode"]) as decode,
+        paired(prefill, decode) as pair,
+    ):
+        await until(lambda: has_agent(decode if role == "prefill" else prefill))
+        yield pair
+
+
+async def path_of(pair: Pair, name: str) -> str:
+    """How a hand-off went, which was a good one."""
+    asked = request(name, [*PROMPT, *name.encode()])
+    progress = await pair.run_prefill(pair.order(asked))
+    tokens, _ = await pair.read_tokens(name)
+    assert tokens == expected(asked)
+    return str(progress[-1].handed_off.path)
+
+
+def reason_in(pair: Pair, role: str) -> object:
+    """Why the last hand-off did not go by NIXL: each side says it of itself."""
+    if role == "prefill":
+        return pair.prefill.facts("handed_off")[-1]["why"]
+    return pair.decode.facts("reserved")[-1]["why"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_where_no_agent_can_be_made_hand_offs_go_by_grpc_and_one_warning_says_so(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = BrokenMaking()
+    async with pair_of("auto", role, broken) as pair:
+        await until(lambda: broken.num_begun > 0)
+        assert [await path_of(pair, name) for name in ("r1", "r2", "r3")] == ["grpc"] * 3
+        assert "NIXL_ERR_BACKEND" in str(reason_in(pair, role))
+        said = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert ["NIXL_ERR_BACKEND" in each.getMessage() for each in said] == [True]
+        assert getattr(pair, role).service.load().planes == ("grpc",)
+
+
+@pytest.mark.parametrize(("role", "make"), [("prefill", Prefill), ("decode", Decode)])
+async def test_a_worker_whose_nixl_is_required_and_broken_ends(role: str, make: object) -> None:
+    assert callable(make)
+    with pytest.RaisesGroup(ConfigError):
+        async with worker(role, make, planes="nixl", make_agent=BrokenMaking()):
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_hand_offs_go_by_grpc_until_there_is_an_agent_and_then_by_nixl(role: str) -> None:
+    slow = SlowMaking()
+    async with pair_of("auto", role, slow) as pair:
+        try:
+            await until(lambda: slow.num_begun > 0)
+            assert await path_of(pair, "r1") == "grpc"
+            assert "not ready" in str(reason_in(pair, role))
+        finally:
+            slow.go_on()
+        await until(lambda: has_agent(getattr(pair, role)))
+        assert await path_of(pair, "r2") == "nixl"
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_where_nixl_is_required_the_first_hand_off_waits_for_the_agent(role: str) -> None:
+    slow = SlowMaking()
+    async with pair_of("nixl", role, slow) as pair:
+        try:
+            handing_off = asyncio.create_task(path_of(pair, "r1"))
+            await until(lambda: bool(pair.prefill.service._attempts))
+            await until(lambda: slow.num_begun > 0)
+            assert not handing_off.done()
+        finally:
+            slow.go_on()
+        assert await handing_off == "nixl"
+
+
+async def test_an_agent_that_is_made_for_nobody_any_more_is_closed() -> None:
+    """Its worker ends meanwhile, and the memory that it may touch goes next."""
+    slow = SlowMaking()
+    with fake_engine() as engine:
+        making = asyncio.create_task(AgentMaker(NixlSide(engine.places, make=slow), "one").make())
+        try:
+            await until(lambda: slow.num_begun > 0)
+            making.cancel()
+            await asyncio.sleep(0)
+            assert not making.done(), "nobody lets go of the memory before"
+        finally:
+            slow.go_on()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+    (agent,) = slow.made
+    with pytest.raises(Unavailable, match="closed"):
+        await agent.notifications()
+
+
+async def test_a_hand_off_that_nixl_failed_is_tried_again_by_grpc_and_nixl_again_later() -> None:
+    async with pair_of_workers(planes="auto") as pair:
+        late = late_agent_of(pair.prefill)
+        asked = request("r1", PROMPT)
+        running = asyncio.create_task(pair.run_prefill(pair.order(asked)))
+        await until(lambda: late.num_waiting > 0)
+        late.lose()
+        with pytest.raises(FerrymanError):
+            await running
+        progress = await pair.run_prefill(pair.order(asked, attempt=2))
+        assert progress[-1].handed_off.path == "grpc"
+        assert "failed" in str(reason_in(pair, "prefill"))
+        tokens, _ = await pair.read_tokens("r1", attempt=2)
+        assert tokens == expected(asked)
+        late.arrive()
+        pair.prefill.clock.ahead = APART_SECONDS
+        assert await path_of(pair, "r2") == "nixl"
+
+
+class FarAgent(LateAgent):
+    """Reaches nobody."""
+
+    num_tried = 0
+
+    async def add_peer(self, metadata: bytes) -> str:
+        self.num_tried += 1
+        raise Unavailable("NIXL: NIXL_ERR_BACKEND")
+
+
+@pytest.mark.parametrize("planes", ["auto", "nixl"])
+async def test_a_decode_worker_out_of_nixls_reach_is_written_by_grpc_in_the_same_attempt(
+    planes: PlaneChoice, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair_of_workers(planes=planes) as pair:
+        writer = pair.prefill.service._writing.writer
+        writer._agent = far = FarAgent(writer._agent)
+        assert [await path_of(pair, name) for name in ("r1", "r2")] == ["grpc", "grpc"]
+        assert "reach" in str(pair.prefill.facts("handed_off")[0]["why"])
+        assert far.num_tried == {"auto": 1, "nixl": 2}[planes]
+        said = [each for each in caplog.records if "NIXL_ERR_BACKEND" in each.getMessage()]
+        assert len(said) == far.num_tried
+        await until(lambda: not pair.prefill.leased() | pair.decode.leased())

@@ -1,0 +1,120 @@
+"""Agents that are made, or whose writes end, when a test lets them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from tests.worker.pair import Worker
+
+from ferryman.errors import Unavailable
+from ferryman.wire.nixl_agent import HOST, NixlAgent, NixlOptions, Region, Run
+
+Write = tuple[str, Sequence[Run], "Future[None]"]
+End = Callable[[str, Sequence[Run], "Future[None]"], None]
+
+
+class SlowMaking:
+    """Makes agents once `go_on` was called; `num_begun` and `made` say how far it is."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Event()
+        self.num_begun = 0
+        self.made: list[NixlAgent] = []
+
+    def go_on(self) -> None:
+        self._gate.set()
+
+    def __call__(self, name: str, regions: Sequence[Region], options: NixlOptions) -> NixlAgent:
+        self.num_begun += 1
+        assert self._gate.wait(60), "a test lets it go on"
+        self.made.append(NixlAgent(name, regions, options))
+        return self.made[-1]
+
+
+class BrokenMaking:
+    """Has NIXL fail as it does where UCX finds no way."""
+
+    num_begun = 0
+
+    def __call__(self, name: str, regions: Sequence[Region], options: NixlOptions) -> NixlAgent:
+        self.num_begun += 1
+        raise Unavailable("NIXL: NIXL_ERR_BACKEND")
+
+
+class LateAgent:
+    """The writer's agent, whose writes are on their way until a test says what becomes of them.
+
+    What it says holds for all later ones.
+    """
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._agent = agent
+        self._waiting: list[Write] = []
+        self._end: End = self._wait
+
+    def write(
+        self, peer: str, runs: Sequence[Run], device: int, before: Callable[[], None]
+    ) -> Future[None]:
+        assert device == HOST
+        before()
+        landed: Future[None] = Future()
+        self._end(peer, runs, landed)
+        return landed
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def remote_addresses(self) -> set[int]:
+        """Where what waits will be written to."""
+        return {run.remote for _, runs, _ in self._waiting for run in runs}
+
+    def arrive(self) -> None:
+        """They land, or end as the library says. Blocks until those that waited have."""
+        for _, _, landed in self._become(self._really_write):
+            landed.exception(timeout=60)
+
+    def lose(self) -> None:
+        """Nobody knows what becomes of them."""
+        self._become(_lost)
+
+    def _become(self, end: End) -> list[Write]:
+        self._end = end
+        waiting, self._waiting = self._waiting, []
+        for write in waiting:
+            end(*write)
+        return waiting
+
+    def _wait(self, peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
+        self._waiting.append((peer, runs, landed))
+
+    def _really_write(self, peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
+        def pass_on(done: Future[None]) -> None:
+            error = done.exception()
+            landed.set_result(None) if error is None else landed.set_exception(error)
+
+        self._agent.write(peer, runs).add_done_callback(pass_on)
+
+    async def add_peer(self, metadata: bytes) -> str:
+        return await self._agent.add_peer(metadata)
+
+    async def remove_peer(self, peer: str) -> None:
+        await self._agent.remove_peer(peer)
+
+    def tell(self, peer: str, message: bytes) -> None:
+        self._agent.tell(peer, message)
+
+
+def _lost(peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
+    landed.set_exception(Unavailable("the connection broke"))
+
+
+def late_agent_of(prefill: Worker) -> LateAgent:
+    """Put in place of the worker's own."""
+    writer = prefill.service._writing.writer
+    writer._agent = LateAgent(writer._agent)
+    late: LateAgent = writer._agent
+    return late
