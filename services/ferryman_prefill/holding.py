@@ -20,6 +20,7 @@ from ferryman.wire.data_plane import Sent
 from ferryman.wire.nixl_plane import FailedWrites
 
 EXPIRY_SECONDS = 0.5
+LEAVE_SECONDS = 2.0
 MAX_FAILED = 4096
 
 
@@ -29,6 +30,7 @@ class _Held:
     holder: Holder
     slots: list[SlotHandle] = field(default_factory=list)
     sends: set[asyncio.Task[Sent]] = field(default_factory=set)
+    is_stopped: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     has_failed: bool = False
 
@@ -52,11 +54,6 @@ class Holding:
         self._failed: OrderedDict[str, None] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    @property
-    def may_fail(self) -> bool:
-        """Whether there is room to remember another hand-off whose writes failed."""
-        return len(self._failed) < MAX_FAILED
-
     def begin(self, hold: Hold) -> None:
         """From the reservation on. Raises QueueFull."""
         self._table.hold(hold, self._clock())
@@ -72,7 +69,10 @@ class Holding:
         held.slots.append(slot)
 
     async def send(self, reservation_id: str, sending: Coroutine[Any, Any, Sent]) -> Sent:
-        """Runs `sending`; being cancelled does not end it. Raises LeaseLost when it was stopped."""
+        """Runs `sending`; being cancelled does not end it.
+
+        Raises LeaseLost when it is stopped, also where that takes it long: nobody needs it then.
+        """
         if not self._table.try_send(reservation_id, self._clock()):
             sending.close()
             raise LeaseLost(f"nothing may be sent for reservation {reservation_id}")
@@ -80,8 +80,12 @@ class Holding:
         task = asyncio.create_task(sending)
         held.sends.add(task)
         task.add_done_callback(lambda ended: self._send_ended(held, ended))
-        await asyncio.wait((task,))
-        if task.cancelled():
+        stopping = asyncio.create_task(_set(held.is_stopped))
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if not task.done() or task.cancelled():
             raise LeaseLost("the reservation was given up while it was written")
         return task.result()
 
@@ -133,17 +137,21 @@ class Holding:
         return Word(True, held.has_failed)
 
     async def leave(self, leaving: Coroutine[Any, Any, None]) -> None:
-        """Runs what must be done to its end; being cancelled, however often, does not end it."""
+        """Runs what must be done to its end; being cancelled, however often, does not end it.
+
+        Waits for it a moment only: writes that do not end hold their slots, and nobody else.
+        """
         task = asyncio.create_task(leaving)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
-        await asyncio.shield(task)
+        await asyncio.wait((task,), timeout=LEAVE_SECONDS)
 
     def _carry_out(self, effects: Iterable[HoldEffect]) -> None:
         for effect in effects:
             held = self._held[effect.hold.reservation_id]
             match effect:
                 case StopSending():
+                    held.is_stopped.set()
                     for task in held.sends:
                         task.cancel()
                 case ReleaseHold():
@@ -158,3 +166,7 @@ class Holding:
             while len(self._failed) > MAX_FAILED:
                 self._failed.popitem(last=False)
         held.released.set()
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -25,6 +25,7 @@ from ferryman.wire.nixl_agent import NixlAgent, has_nixl
 from ferryman.wire.planes import PlaneChoice
 from ferryman.worker.agents import AgentMaker
 from ferryman.worker.planes import MakeAgent, NixlSide
+from ferryman_decode.receiving import LEASE_SECONDS
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 from ferryman_prefill.writing import APART_SECONDS
@@ -178,4 +179,20 @@ async def test_a_decode_worker_out_of_nixls_reach_is_written_by_grpc_in_the_same
         assert far.num_tried == {"auto": 1, "nixl": 2}[planes]
         said = [each for each in caplog.records if "NIXL_ERR_BACKEND" in each.getMessage()]
         assert len(said) == far.num_tried
+        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+
+
+async def test_an_attempt_ends_though_its_writes_do_not() -> None:
+    """Its slots stay until they have; the router need not wait for that to try again."""
+    async with pair_of_workers(planes="auto") as pair:
+        late = late_agent_of(pair.prefill)
+        order = pair.order(request("r1", PROMPT), deadline=600.0)
+        running = asyncio.create_task(pair.run_prefill(order))
+        await until(lambda: late.num_waiting > 0)
+        pair.prefill.clock.ahead = 2 * LEASE_SECONDS
+        async with asyncio.timeout(60):
+            with pytest.raises(FerrymanError):
+                await running
+        assert "transfer_out" in pair.prefill.leased()
+        late.arrive()
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
