@@ -1,11 +1,13 @@
 """Four processes against one: token-identical, log probabilities within 1e-9, in float64.
 
-{cold, device hit, partial, fork, host hit} × {chunkings} × {overlap on, off} × {alone, mixed};
-what each answer says it reused proves that the feature really happened.
+{cold, device hit, partial, fork, host hit} × {chunkings} × {overlap on, off} × {alone, mixed},
+handed off by NIXL where it is installed, and by gRPC; what each answer says it reused, and each
+hand-off how it went, proves that the feature really happened.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -21,8 +23,13 @@ from tests.system.cluster import (
 )
 
 from ferryman.client import Client
+from ferryman.handoff.lifecycle import LifecycleEvent
 from ferryman.llm import LLM, Completion
+from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
+from ferryman.wire.nats_bus import NatsBus
+from ferryman.wire.nixl_agent import has_nixl
+from ferryman.wire.subjects import Subjects
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -30,15 +37,22 @@ PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True)
 
+
+def by(plane: str) -> dict[str, dict[str, str]]:
+    """Settings of workers that hand off in no other way."""
+    return {role: {"planes": plane} for role in ("prefill", "decode")}
+
+
+BY_NIXL = by("nixl" if has_nixl() else "grpc")
 WAYS = [
     pytest.param(
-        ("granite_moe", Shape(overlap=True, chunk_tokens=32)),
-        id="Granite, overlap, ragged chunks",
+        ("granite_moe", Shape(overlap=True, chunk_tokens=32, settings=BY_NIXL)),
+        id="Granite, overlap, ragged chunks, by NIXL",
         marks=pytest.mark.xdist_group("granite cluster"),
     ),
     pytest.param(
-        ("bamba", Shape(overlap=False, chunk_tokens=1024)),
-        id="Bamba, one step at a time, one chunk",
+        ("bamba", Shape(overlap=False, chunk_tokens=1024, settings=by("grpc"))),
+        id="Bamba, one step at a time, one chunk, by gRPC",
         marks=pytest.mark.xdist_group("bamba cluster"),
     ),
 ]
@@ -163,3 +177,23 @@ async def test_a_mixed_batch_is_exact(cluster: Cluster, oracle: Oracle) -> None:
         assert_same(found, oracle.answer(prompt))
         assert tuple(sampled.token_ids) == oracle.answer(prompt, DRAWN).token_ids
     cluster.assert_ledgers_balance()
+
+
+async def test_every_hand_off_went_by_the_plane_of_its_way(cluster: Cluster) -> None:
+    """The last here, so that the log has them all."""
+    wanted = {cluster.shape.settings["decode"]["planes"]}
+    async with Client(cluster.grpc) as client, cluster.bus() as bus:
+        await generate(client, [*PROMPT, 3], GREEDY, request_id="the-last")
+        for role, name in (("decode", "reserved"), ("prefill", "handed_off")):
+            assert {event.facts["path"] for event in await all_said(bus, role, name)} == wanted
+
+
+async def all_said(bus: NatsBus, role: str, name: str) -> list[LifecycleEvent]:
+    """Events of that name, once the request `the-last` has one."""
+    pattern = f"{Subjects().root}.life.{role}.*.*.{name}"
+    async with asyncio.timeout(30):
+        while True:
+            entries = await bus.history(pattern, max_events=1000)
+            events = [decode_event(entry.payload) for entry in entries]
+            if "the-last" in {event.request_id for event in events}:
+                return events
