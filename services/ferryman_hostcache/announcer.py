@@ -57,7 +57,7 @@ class IndexAnnouncer:
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
         self._is_incomplete = self._is_stopping = False
-        self._num_dropped = 0
+        self._max_waiting, self._num_dropped = MAX_WAITING, 0
         self._refresh_at = clock() + REFRESH_SECONDS
         self._announced = self._refreshes = 0
 
@@ -72,7 +72,7 @@ class IndexAnnouncer:
     def tell(self, changes: Iterable[Change]) -> None:
         before = len(self._waiting)
         self._waiting.extend(changes)
-        if len(self._waiting) > MAX_WAITING:
+        if len(self._waiting) > self._max_waiting:
             self._waiting.clear()
             self._is_incomplete = True
         if len(self._waiting) != before:
@@ -101,15 +101,17 @@ class IndexAnnouncer:
         self._wake.set()
 
     def _lacks_something(self) -> bool:
-        dropped = self._index.statistics().num_dropped
-        lacks = self._is_incomplete or dropped != self._num_dropped
-        self._num_dropped = dropped
-        return lacks or self._clock() >= self._refresh_at
+        has_dropped = self._index.statistics().num_dropped != self._num_dropped
+        return self._is_incomplete or has_dropped or self._clock() >= self._refresh_at
 
     def _refresh(self) -> None:
-        """Forgetting is told too: an entry may be from this very life."""
+        """Forgetting is told too: an entry may be from this very life. Holdings go chain by chain,
+        for a call speaks of one; the bound is on what comes while they are being told."""
         gone = [change for change in self._waiting if isinstance(change, UnitForgotten)]
-        self._waiting = deque((*gone, *self._holdings()))
+        held = sorted(self._holdings(), key=lambda unit: (unit.tier, unit.root))
+        self._waiting = deque((*gone, *held))
+        self._max_waiting = len(self._waiting) + MAX_WAITING
+        self._num_dropped = self._index.statistics().num_dropped
         self._is_incomplete, self._refresh_at = False, self._clock() + REFRESH_SECONDS
         self._refreshes += 1
         log.info("announcing anew units=%d", len(self._waiting))
