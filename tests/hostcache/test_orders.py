@@ -18,6 +18,7 @@ from ferryman.wire.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.subjects import Subjects
 from ferryman_hostcache.service import Running
 from ferryman_hostcache.storage.settings import StorageSettings
+from ferryman_hostcache.storage.tier import UnitRead
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 PROMPT = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
@@ -66,6 +67,26 @@ async def test_flushing_all_takes_the_storage_tier_too(
         assert host.host.storage.lookup(PROMPT.keys).usable_pages == 2
         assert (await order(nats_url, host, "flush", b"all"))["dropped"] == 3
         assert host.host.storage.lookup(PROMPT.keys).usable_pages == 0
+
+
+async def test_flushing_all_leaves_what_is_being_read_from_storage(
+    start_host_cache: StartHostCache, nats_url: str, tmp_path: Path
+) -> None:
+    storage = StorageSettings(folder=str(tmp_path / "storage"))
+    async with (
+        start_host_cache(storage=storage) as host,
+        worker_at(host.address, MANIFEST) as worker,
+    ):
+        await worker.client.store(PROMPT.keys, PROMPT.sources)
+        async with asyncio.timeout(10):
+            while host.host.storage.lookup(PROMPT.keys).usable_pages < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (unit,) = host.host.storage.lease("reader", PROMPT.keys, [(Kind.FULL, 0)])
+        await order(nats_url, host, "flush", b"all")
+        memory = memoryview(bytearray(unit.num_bytes))
+        assert await host.host.storage.read([UnitRead(unit, memory)]) == (unit,)
+        assert host.host.storage.lookup(PROMPT.keys).pages == {Kind.FULL: (0,), Kind.RECURRENT: ()}
+        host.host.storage.release("reader")
 
 
 async def test_an_order_that_is_none_is_refused(

@@ -139,6 +139,13 @@ class Storage:
         for store in self._stores.values():
             store.expire(self._clock())
 
+    def flush(self) -> int:
+        dropped = 0
+        for store in self._stores.values():
+            dropped += store.flush()
+            self._note(store)
+        return dropped
+
     def drop(self, kind: Kind, key: PageKey) -> int:
         dropped = 0
         for store in self._stores.values():

@@ -46,6 +46,9 @@ class NoStorage:
     async def store(self, keys: Sequence[PageKey], units: Sequence[OfferedUnit]) -> StoredGroup:
         return NOTHING_STORED
 
+    def flush(self) -> int:
+        return 0
+
     def drop(self, kind: Kind, key: PageKey) -> int:
         return 0
 

@@ -77,6 +77,9 @@ class StorageTier(Protocol):
         InvalidRequest when a unit has not the bytes that the manifest gives its kind.
         """
 
+    def flush(self) -> int:
+        """Give up all that nobody reads; how many units went."""
+
     def drop(self, kind: Kind, key: PageKey) -> int:
         """Give up a unit and what stands on it; how many went. 0 when it is not here."""
 

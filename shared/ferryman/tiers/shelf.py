@@ -135,6 +135,15 @@ class Shelf:
         self._note_changes()
         return bool(dropped)
 
+    def flush(self) -> int:
+        """Gives up all units that nobody reads; how many went."""
+        before = len(self._stored)
+        for kind, counts in self._counts.items():
+            for handle in self._tree.evict(kind, counts["num_units"], self._is_free):
+                self.count(handle.kind, num_evicted=1)
+            self._note_changes()
+        return before - len(self._stored)
+
     def drop(self, kind: Kind, key: PageKey) -> int:
         """Gives up a unit and all that stands on it, leased or not; how many went."""
         if (kind, key) not in self._stored:

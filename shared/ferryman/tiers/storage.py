@@ -214,6 +214,10 @@ class StorageStore:
 
     # Giving up.
 
+    def flush(self) -> int:
+        """Gives up all that nobody reads; how many units went."""
+        return self._shelf.flush()
+
     def drop(self, kind: Kind, key: PageKey) -> int:
         """Gives up a unit and all that stands on it, leased or not; how many went."""
         return self._shelf.drop(kind, key)
