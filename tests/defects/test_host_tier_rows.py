@@ -19,8 +19,8 @@ from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request
 from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
 from ferryman.tiers.write_policy import WriteThrough
-from ferryman.wire.host_client import NO_TAGS, HostLease, UnitSource
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.host_client import HostLease, UnitSource
+from ferryman.wire.rpc import NO_TAGS, CallTags
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.host import NoHostTier
 

@@ -190,3 +190,22 @@ async def test_without_a_host_cache_everything_is_a_miss() -> None:
         assert await client.store(prompt.keys, prompt.sources) == 0
         said = client.statistics()
         assert (said.num_misses, said.num_stores_dropped, taken) == (1, 1, [])
+
+
+async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
+    host_cache: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = asyncio.Event()
+
+    async def refuse(arena: memoryview) -> None:
+        failed.set()
+        raise RuntimeError("cannot register host memory")
+
+    options = HostCacheOptions(host_cache.address, "prefill-00000001", 7)
+    prompt = prompt_of(MANIFEST, chain(1, 2))
+    async with host_cache_client(options, MANIFEST, refuse) as client:
+        async with asyncio.timeout(20):
+            await failed.wait()
+            while "cannot register host memory" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS

@@ -279,6 +279,19 @@ async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
         assert not await index.announce(A, TTL)
 
 
+async def test_what_somebody_else_left_in_redis_is_no_node(redis_url: str) -> None:
+    async with redis_index(redis_url) as index:
+        chain = chain_of(2)
+        await index._client.flushall()
+        await index.announce(A, TTL)
+        await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
+        await index._client.sadd("fm:nodes", "Not A Node", "garbled", "gone")
+        await index._client.mset({"fm:node:Not A Node": "7 host:1", "fm:node:garbled": "seven"})
+        index._living_until = float("-inf")
+        assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
+        assert not index.statistics().is_away
+
+
 async def test_entries_of_an_earlier_life_go_when_the_next_one_commits(redis_url: str) -> None:
     chain = chain_of(3)
     async with redis_index(redis_url, lookup_seconds=PATIENT) as index:

@@ -10,8 +10,8 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.tiers.layout import ArenaLayout, Region
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import ReserveAsk, StoreLimits, UnitName, WorkerLife
-from ferryman.wire.host_client import NO_TAGS, UnitSource
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.host_client import UnitSource
+from ferryman.wire.rpc import NO_TAGS, CallTags
 
 ME = WorkerLife("decode-00000001", 1)
 

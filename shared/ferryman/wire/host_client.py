@@ -6,8 +6,9 @@ Nothing here fails a request. The host-cache away, restarted or slow is a miss, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
@@ -27,7 +28,7 @@ from ferryman.wire.host_attachment import (
 )
 from ferryman.wire.host_prefetcher import HostPrefetcher, Wanted
 from ferryman.wire.host_writer import HostWriter, UnitSource, source_of
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.rpc import NO_TAGS, CallTags
 from ferryman.wire.v1 import hostcache_pb2 as pb
 
 __all__ = [
@@ -45,7 +46,7 @@ __all__ = [
     "source_of",
 ]
 
-NO_TAGS = CallTags()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,19 @@ async def host_cache_client(
     """
     client = HostCacheClient(options, manifest, on_attach)
     running = asyncio.create_task(client.attachment.run(), name="host-cache attachment")
+    running.add_done_callback(_log_failure)
     try:
         yield client
     finally:
         running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        await asyncio.wait((running,))
         await client.close()
+
+
+def _log_failure(running: asyncio.Task[None]) -> None:
+    """A bug, or a device that takes no arena: from now on all is a miss, and no request fails."""
+    if not running.cancelled() and (error := running.exception()):
+        log.error("no host-cache any more", exc_info=error)
 
 
 class HostCacheClient:

@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.errors import ConfigError
+from ferryman.errors import ConfigError, InvalidRequest
 from ferryman.wire import redis_scripts as scripts
 from ferryman.wire.index import Holding, IndexedUnit, IndexStatistics, NodeLife, ResumeShape
 
@@ -146,7 +146,7 @@ class RedisIndex:
     async def withdraw(self, node: NodeLife) -> None:
         async def leave() -> None:
             said = await self._client.get(_node_key(node.node_id))
-            if said is not None and _node_life(node.node_id, str(said)) == node:
+            if _node_life(node.node_id, said) == node:
                 await self._client.delete(_node_key(node.node_id))
 
         self._living_until = float("-inf")
@@ -238,8 +238,8 @@ class RedisIndex:
         if self._clock() >= self._living_until:
             nodes = sorted(str(node) for node in await self._client.smembers(NODES))
             lives = await self._client.mget([_node_key(node) for node in nodes]) if nodes else []
-            told = zip(nodes, lives, strict=True)
-            self._living = {node: _node_life(node, str(life)) for node, life in told if life}
+            told = [_node_life(*pair) for pair in zip(nodes, lives, strict=True)]
+            self._living = {life.node_id: life for life in told if life}
             self._living_until = self._clock() + LIVING_SECONDS
         return self._living
 
@@ -294,7 +294,10 @@ def _life(node: NodeLife) -> str:
     return f"{node.epoch} {node.address}"
 
 
-def _node_life(node_id: str, text: str) -> NodeLife:
-    """Inverse of `_life`."""
-    epoch, _, address = text.partition(" ")
-    return NodeLife(node_id, int(epoch), address)
+def _node_life(node_id: str, said: object) -> NodeLife | None:
+    """Inverse of `_life`; None where nothing was said, or something that no node says."""
+    epoch, _, address = str(said or "").partition(" ")
+    try:
+        return NodeLife(node_id, int(epoch), address)
+    except (ValueError, InvalidRequest):
+        return None
