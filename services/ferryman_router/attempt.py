@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from ferryman.errors import FerrymanError
+from ferryman.wire.values import Usage
 from ferryman_router.fleet import WorkerName
 from ferryman_router.verdict import Hopeless, Verdict
 
@@ -19,7 +20,8 @@ MAX_PATIENCE_SECONDS = 16.0
 @dataclass(slots=True)
 class Attempt:
     """`is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
-    decode has been heard of: from then on the prefill worker may go.
+    decode has been heard of: from then on the prefill worker may go. `planned` is what prefill
+    has said of the prompt so far.
     """
 
     number: int
@@ -32,6 +34,7 @@ class Attempt:
     is_handed_off: bool = False
     last_news: float = 0.0
     patience: float = FIRST_PATIENCE_SECONDS
+    planned: Usage | None = None
 
     @property
     def refused_by(self) -> WorkerName:

@@ -215,8 +215,9 @@ class Journey:
     def _progress(self, attempt: Attempt, progress: PrefillProgress) -> None:
         attempt.is_taken = True
         match progress:
-            case Admitted():
+            case Admitted(plan):
                 attempt.has_begun = True
+                attempt.planned = Usage(plan.prompt_len, 0, plan.cached, plan.uncached)
                 self._see(RequestState.PREFILLING)
             case ChunkDone():
                 self._see(RequestState.TRANSFERRING)
@@ -285,7 +286,9 @@ class Journey:
 
     def _finish(self, verdict: Done | Stopped) -> None:
         reason = verdict.reason if isinstance(verdict, Done) else FinishReason.STOP
-        counted = verdict.usage if isinstance(verdict, Done) else None
+        assert self._attempt is not None, "nothing ends well that was not begun"
+        # A stop may come before prefill's last word; what it planned is what it did.
+        counted = verdict.usage if isinstance(verdict, Done) else self._attempt.planned
         usage = settled_usage(
             self._first_usage or counted, self.asked.prompt_len, self.transcript.num_tokens
         )

@@ -326,7 +326,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
             with typed_errors():
                 reserve = _reserve(order, self)
                 reserved = await stub.Reserve(reserve_order_to_wire(reserve), timeout=5)
-            yield Admitted(PlanSummary(0, len(order.request.token_ids), "clear", (), (), ()))
+            yield Admitted(_plan(order))
             if self.faults.gate is not None:
                 self.faults.happened["gate"] += 1
                 await self.faults.gate.wait()
@@ -353,6 +353,19 @@ def _usage(order: PrefillOrder) -> Usage:
     pages = -(-prompt_len // PAGE_SIZE) - cached // PAGE_SIZE
     uncached = (UncachedPages("never_seen", pages),)
     return Usage(prompt_len, 0, CachedTokens(device=cached), uncached)
+
+
+def _plan(order: PrefillOrder) -> PlanSummary:
+    usage = _usage(order)
+    return PlanSummary(
+        position=usage.cached.total,
+        prompt_len=usage.prompt_tokens,
+        recurrent="copy" if usage.cached.total else "clear",
+        kinds=(),
+        uncached=usage.uncached,
+        snapshots=(),
+        cached=usage.cached,
+    )
 
 
 def _reserve(order: PrefillOrder, writer: FakePrefill) -> ReserveOrder:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.router.cluster import QUICK, SENTENCE, Cluster, cluster, frames
-from tests.router.fake_workers import FakeDecode, FakeWorker, living
+from tests.router.fake_workers import PAGE_SIZE, FakeDecode, FakeWorker, living
 
 from ferryman_router import desk, prefill_call
 
@@ -189,6 +189,24 @@ async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(one_pair
     assert prefill.ends.empty(), "the answer is complete, and prefill may still speak"
     last_word.set()
     assert await asyncio.wait_for(prefill.ends.get(), 10) == "handed_off"
+
+
+async def test_a_stop_that_overtakes_the_hand_off_knows_what_was_cached(one_pair: Cluster) -> None:
+    faults = one_pair.prefills[0].faults
+    faults.gate, faults.last_word = asyncio.Event(), asyncio.Event()
+    headers, body = {"x-request-id": "stop-1"}, {"prompt": LONG, "max_tokens": 9, "stop": "ferry"}
+    post = one_pair.http.post("/v1/completions", json=body, headers=headers)
+    asking = asyncio.ensure_future(post)
+    async with asyncio.timeout(10):
+        journeys = one_pair.router.room.desk.journeys
+        while (found := journeys.find("stop-1")) is None or found.state != "prefilling":
+            await asyncio.wait({asking}, timeout=0.005)
+    faults.gate.set()
+    usage = (await asking).json()["usage"]
+    assert faults.happened["last_word"] == 1
+    assert usage["prompt_tokens_details"]["cached_tokens"] == PAGE_SIZE
+    assert sum(usage["ferryman"]["uncached_reasons"].values()) > 0
+    faults.last_word.set()
 
 
 async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
