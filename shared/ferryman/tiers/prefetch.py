@@ -133,18 +133,15 @@ class Prefetcher:
     policy: RoomPolicyOf
     share: float
 
-    def ask(
-        self, store: HostStore, ask: PrefetchAsk, sources: Sequence[Source]
-    ) -> tuple[Grant, Offer]:
-        """What there is to bring, and how far it would reach; nothing is changed."""
+    def _wish(self, store: HostStore, ask: PrefetchAsk, offer: Offer) -> Grant:
+        """How far what there is to bring would reach; nothing is changed."""
         keys = ask.keys[: ask.max_pages]
-        offer = store.offer(keys, offered(sources))
         before = store.usable_pages(keys)
         asked = max(before, next(offer.points(), 0))
         gain = (asked - max(before, ask.have_pages)) * store.manifest.page_size
         is_wanted = gain >= max(1, ask.threshold_tokens)
         lack = None if is_wanted or gain <= 0 else Lack.BELOW_THRESHOLD
-        return Grant(before, asked, asked if is_wanted else before, lack, ()), offer
+        return Grant(before, asked, asked if is_wanted else before, lack, ())
 
     def reserve(
         self,
@@ -157,11 +154,12 @@ class Prefetcher:
         now: float,
     ) -> Grant:
         """Room for what is worth bringing, under `lease_id`; if there is none, no reservation."""
-        wish, offer = self.ask(store, ask, sources)
+        writing = ReserveAsk(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
+        offer = store.offer(writing.keys, writing.units)
+        wish = self._wish(store, ask, offer)
         if wish.granted == wish.before:
             return wish
         limits, wanted = self._limits(store, ask, wish, bytes_under_way), offer.least(wish.asked)
-        writing = ReserveAsk(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
         try:
             room = store.reserve(writing, now, room=self.policy(limits))
         except QueueFull:

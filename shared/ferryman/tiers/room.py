@@ -62,7 +62,7 @@ class Offer:
         self._units = {
             kind: self._new(kind, pages) for kind, pages in units.items() if kind in manifest.kinds
         }
-        self._names = {(kind, page) for kind, pages in self._units.items() for page in pages}
+        self._pages_of = {kind: frozenset(pages) for kind, pages in self._units.items()}
 
     def _end_of_path(self, offered: frozenset[int]) -> int:
         """Full pages attach where the resident ones end; behind a hole nothing has a place."""
@@ -141,7 +141,8 @@ class Offer:
         return all(self._would_have(Kind.WINDOW, page) for page in range(*needs.window))
 
     def _would_have(self, kind: Kind, page: int) -> bool:
-        return (kind, page) in self._names or self._resident.has(kind, self._keys[page])
+        is_offered = page in self._pages_of.get(kind, ())
+        return is_offered or self._resident.has(kind, self._keys[page])
 
 
 class RoomPolicy(Protocol):
@@ -162,10 +163,10 @@ LARGEST_PREFIX = LargestPrefix()
 
 def by_kind(names: Iterable[UnitName]) -> dict[Kind, tuple[int, ...]]:
     """Pages by kind, ascending."""
-    pages: dict[Kind, list[int]] = {}
-    for kind, page in sorted(set(names)):
-        pages.setdefault(kind, []).append(page)
-    return {kind: tuple(some) for kind, some in pages.items()}
+    pages: dict[Kind, set[int]] = {}
+    for kind, page in names:
+        pages.setdefault(kind, set()).add(page)
+    return {kind: tuple(sorted(pages[kind])) for kind in sorted(pages)}
 
 
 def demand_of(group: Group) -> dict[Kind, int]:
