@@ -30,9 +30,12 @@ from ferryman.client import Client
 from ferryman.llm import LLM
 from ferryman.model.registry import load_model
 from ferryman.runtime.embedded import free_port
+from ferryman.runtime.lifecycle import decode_event
 from ferryman.runtime.settings import as_environment
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nixl_agent import has_nixl
+from ferryman.wire.planes import GRPC, NIXL
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.rpc import channel
 from ferryman.wire.subjects import Subjects
@@ -43,6 +46,8 @@ from ferryman.wire.values import Usage
 START_SECONDS = 90.0
 PAGE_SIZE = 16
 NO_SETTINGS: Mapping[str, Any] = {}
+# NIXL wherever its library works at all.
+FAST_PLANE = NIXL if has_nixl() else GRPC
 STARTED = ("decode", "prefill", "hostcache", "router")
 
 
@@ -238,6 +243,15 @@ class Cluster:
             await bus.connected()
             yield bus
 
+    async def plane_of(self, request_id: str) -> str:
+        """On which plane a request was handed off, as its events say."""
+        handed_off = f"{Subjects().root}.life.prefill.*.{request_id}.handed_off"
+        async with self.bus() as bus, asyncio.timeout(60):
+            # Another process says it; what was said is only asked for.
+            while not (said := await bus.history(handed_off, max_events=1)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return str(decode_event(said[0].payload).facts["path"])
+
     async def flush_device(self, role: str) -> None:
         """Drops what workers of a role have cached on their devices and nobody uses."""
         async with self.bus() as bus:
@@ -328,6 +342,11 @@ def _has_all(found: hostcache_pb2.LookupResponse, num_pages: int, tier: Tier) ->
     kinds = {each.kind for each in found.resident} or {each.kind for each in found.in_storage}
     ends = {each.kind for each in found.in_storage if each.end_page == num_pages}
     return bool(kinds) and kinds <= ends
+
+
+def on_plane(plane: str) -> dict[str, dict[str, Any]]:
+    """Settings of workers that hand off on one plane alone."""
+    return {role: {"planes": plane} for role in ("prefill", "decode")}
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.system.cluster import (
+    FAST_PLANE,
     PAGE_SIZE,
     Cluster,
     Generated,
     Shape,
     generate,
     generate_all,
+    on_plane,
     running_cluster,
     save_served_model,
 )
@@ -28,7 +30,7 @@ from ferryman.llm import LLM, Completion
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats_bus import NatsBus
-from ferryman.wire.nixl_agent import has_nixl
+from ferryman.wire.planes import GRPC
 from ferryman.wire.subjects import Subjects
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -36,22 +38,14 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True)
-
-
-def by(plane: str) -> dict[str, dict[str, str]]:
-    """Settings of workers that hand off in no other way."""
-    return {role: {"planes": plane} for role in ("prefill", "decode")}
-
-
-BY_NIXL = by("nixl" if has_nixl() else "grpc")
 WAYS = [
     pytest.param(
-        ("granite_moe", Shape(overlap=True, chunk_tokens=32, settings=BY_NIXL)),
+        ("granite_moe", Shape(overlap=True, chunk_tokens=32, settings=on_plane(FAST_PLANE))),
         id="Granite, overlap, ragged chunks, by NIXL",
         marks=pytest.mark.xdist_group("granite cluster"),
     ),
     pytest.param(
-        ("bamba", Shape(overlap=False, chunk_tokens=1024, settings=by("grpc"))),
+        ("bamba", Shape(overlap=False, chunk_tokens=1024, settings=on_plane(GRPC))),
         id="Bamba, one step at a time, one chunk, by gRPC",
         marks=pytest.mark.xdist_group("bamba cluster"),
     ),

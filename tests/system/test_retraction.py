@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 from tests.system.cluster import (
+    FAST_PLANE,
     PAGE_SIZE,
     Cluster,
     Shape,
     generate_all,
+    on_plane,
     running_cluster,
     save_served_model,
 )
@@ -33,8 +35,8 @@ pytestmark = [
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0.0, logprobs=3, ignore_eos=True)
 PROMPTS = [[(5 * i + 17 * n) % 120 + 3 for i in range(60)] for n in range(4)]
-# Four requests reach ten pages each; decode's rows: 4 running, 8 preallocated, 3 slots each.
-NUM_PAGES, NUM_STATES = 26, 36
+# Four requests reach ten pages each; decode's rows: 4 running, 8 preallocated, 2 slots each.
+NUM_PAGES, NUM_STATES = 26, 24
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "bamba")
     manifest = load_model(model, "float64", page_size=PAGE_SIZE).manifest
     page, state = (manifest.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
-    scarce = Shape(max_running=4, memory_bytes=NUM_PAGES * page + NUM_STATES * state)
+    scarce = Shape(
+        max_running=4,
+        memory_bytes=NUM_PAGES * page + NUM_STATES * state,
+        overlap=False,
+        settings=on_plane(FAST_PLANE),
+    )
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), scarce) as cluster:
         yield cluster
 
