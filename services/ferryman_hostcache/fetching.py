@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 from ferryman.cache.keys import PageKey
+from ferryman.cache.units import HostUnit
 from ferryman.errors import ManifestMismatch, QueueFull
+from ferryman.tiers.storage_values import StorageUnit
 from ferryman.tiers.values import LeaseAsk, UnitName
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.storage.tier import UnitRead
 
 FRAME_BYTES = 1 << 20
+AHEAD_BYTES = 8 << 20  # read from storage at once for one fetch, or one unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,29 @@ class Fetches:
             )
         with self._lease() as lease_id:
             in_host = self._in_host(lease_id, keys, names)
-            in_storage = {
-                (unit.kind, unit.page_index): unit
-                for unit in self._host.storage.lease(
-                    lease_id, keys, [name for name in names if name not in in_host]
-                )
-            }
+            rest = [name for name in names if name not in in_host]
+            waiting = deque(self._host.storage.lease(lease_id, keys, rest))
+            ahead: dict[UnitName, Held] = {}
             for name in names:
-                if held := in_host.get(name):
+                if waiting and _name_of(waiting[0]) == name:
+                    ahead = await self._read(waiting)
+                if held := in_host.get(name) or ahead.pop(name, None):
                     yield self._counted(held)
-                elif unit := in_storage.get(name):
-                    room = memoryview(bytearray(unit.num_bytes))
-                    if await self._host.storage.read([UnitRead(unit, room)]):
-                        yield self._counted(Held(name, unit.digest, room))
+
+    async def _read(self, waiting: deque[StorageUnit]) -> dict[UnitName, Held]:
+        """The next units that wait, one at least: what lies together is read together."""
+        reads: list[UnitRead] = []
+        num_bytes = 0
+        while waiting and (not reads or num_bytes + waiting[0].num_bytes <= AHEAD_BYTES):
+            unit = waiting.popleft()
+            reads.append(UnitRead(unit, memoryview(bytearray(unit.num_bytes))))
+            num_bytes += unit.num_bytes
+        brought = set(await self._host.storage.read(reads))
+        return {
+            _name_of(read.unit): Held(_name_of(read.unit), read.unit.digest, read.memory)
+            for read in reads
+            if read.unit in brought
+        }
 
     def _in_host(
         self, lease_id: str, keys: Sequence[PageKey], names: Sequence[UnitName]
@@ -68,9 +82,7 @@ class Fetches:
         ask = LeaseAsk(lease_id, self._host.life, keys, names)
         view = self._host.arena.view
         return {
-            (unit.kind, unit.page_index): Held(
-                (unit.kind, unit.page_index), unit.digest, view(unit.offset, unit.num_bytes)
-            )
+            _name_of(unit): Held(_name_of(unit), unit.digest, view(unit.offset, unit.num_bytes))
             for unit in self._host.store.lease(ask, self._clock())
         }
 
@@ -96,6 +108,10 @@ class Fetches:
         """Prolongs what is being streamed."""
         self._host.store.renew(self._leases, self._clock())
         self._host.storage.renew(self._leases)
+
+
+def _name_of(unit: HostUnit | StorageUnit) -> UnitName:
+    return unit.kind, unit.page_index
 
 
 def frames_of(content: memoryview) -> Iterator[tuple[int, bytes]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.hostcache.attached import Prompt, Worker, load, prompt_of, read_all, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
@@ -16,16 +17,20 @@ from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.tiers.prefetch_values import Lack, Prefetched, PrefetchPolicy, PrefetchWish
+from ferryman.tiers.storage_values import StorageUnit
 from ferryman.wire.redis_index import redis_index
 from ferryman.wire.rpc import CallTags
+from ferryman_hostcache import fetching
 from ferryman_hostcache.service import Running
 from ferryman_hostcache.storage.settings import StorageSettings
+from ferryman_hostcache.storage.tier import UnitRead
 
 MANIFEST = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 PROMPT = prompt_of(MANIFEST, chain(*range(1, 9)), snapshots=[3, 7], with_windows=True)
 WISH = PrefetchWish(PrefetchPolicy.WAIT_COMPLETE, threshold_tokens=PAGE_SIZE)
 TAGS = CallTags("request", 1)
 PATIENCE = 20.0
+FULL_BYTES = MANIFEST.layout(Kind.FULL).slot_bytes
 
 
 async def prefetch(worker: Worker, prompt: Prompt = PROMPT, tags: CallTags = TAGS) -> Prefetched:
@@ -124,6 +129,32 @@ async def test_a_holder_serves_straight_from_its_storage(
         assert brought.brought_pages == 8
         assert brought.traffic[Tier.PEER].num_units >= 8
         assert holder.host.store.lookup(PROMPT.keys).usable_pages == 0, "its host tier is untouched"
+        assert_quiet(holder)
+
+
+async def test_a_holder_reads_what_lies_together_at_once_and_leaves_out_what_is_spoilt(
+    start_host_cache: StartHostCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(start_host_cache, "holder", tmp_path / "holder") as (holder, theirs):
+        await theirs.client.store(PROMPT.keys, PROMPT.sources)
+        await until_stored(holder, PROMPT)
+        holder.host.flush()
+        read, reads = holder.host.storage.read, list[int]()
+
+        async def one_lacking(asked: Sequence[UnitRead]) -> tuple[StorageUnit, ...]:
+            reads.append(len(asked))
+            found = await read(asked)
+            return tuple(unit for unit in found if unit.page_index != 2)
+
+        monkeypatch.setattr(holder.host.storage, "read", one_lacking)
+        monkeypatch.setattr(fetching, "AHEAD_BYTES", 5 * FULL_BYTES)
+        names = [(Kind.FULL, page) for page in range(8)]
+        async with aclosing(
+            holder.behind.fetches.units(MANIFEST.digest, PROMPT.keys, names)
+        ) as units:
+            found = [(unit.name, bytes(unit.content)) async for unit in units]
+        assert found == [(name, PROMPT.content(*name)) for name in names if name[1] != 2]
+        assert reads == [5, 3]
         assert_quiet(holder)
 
 
