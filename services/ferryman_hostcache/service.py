@@ -165,7 +165,7 @@ async def _open_doors(
     address = f"{settings.listen.host}:{settings.listen.port}"
     door = grpc_listening(address, register, grace=GRPC_GRACE_SECONDS, services=(SERVICE,))
     listening = await stack.enter_async_context(door)
-    where = f"{settings.listen.host}:{listening.port}"
+    where = f"{settings.advertise}:{listening.port}"
     announcer.speaks_at(where)
     return Running(worker_id, where, http_port, host, announcer, behind)
 

@@ -30,9 +30,10 @@ from ferryman_hostcache.storage.settings import StorageSettings
 class Settings(BaseSettings):
     """`memory_bytes` is the arena's size, all of it allocated at start in `arena_folder`.
 
-    `listen` is for gRPC, `observe` for /metrics, /health and /debug/ledger. `node` names this
-    machine in the index. `snapshot_share` of the arena is for recurrent states: with half, a model
-    whose state weighs as much as the pages of 4,000 tokens has one for each 4,000 tokens kept.
+    `listen` is for gRPC, `observe` for /metrics, /health and /debug/ledger. `advertise` is the host
+    at which routers and other nodes reach this one. `node` names this machine in the index.
+    `snapshot_share` of the arena is for recurrent states: with half, a model whose state weighs as
+    much as the pages of 4,000 tokens has one for each 4,000 tokens kept.
     `write_policy` says when the host tier is written to storage; the prefetch settings hold for
     callers that name none. Prefetches under way hold at most `prefetch_share` of the arena, and
     there are at most `max_prefetches`; `max_fetches` other nodes are served at once.
@@ -41,6 +42,7 @@ class Settings(BaseSettings):
     model_config = settings_config("hostcache")
     listen: ListenSettings = ListenSettings()
     observe: ListenSettings = ListenSettings()
+    advertise: str = "127.0.0.1"
     memory_bytes: Annotated[int, Field(ge=mmap.PAGESIZE)] = 256 << 20
     arena_folder: Path = SHARED_MEMORY
     node: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")] = "local"

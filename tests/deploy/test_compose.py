@@ -79,6 +79,12 @@ def test_workers_find_the_host_cache_where_it_listens(service: str) -> None:
     assert address == f"host-cache:{environment('host-cache')['FERRYMAN_HOSTCACHE_LISTEN__PORT']}"
 
 
+def test_the_host_cache_says_where_others_reach_it() -> None:
+    """A router told 0.0.0.0 asked itself for prefetches."""
+    told = environment("host-cache")["FERRYMAN_HOSTCACHE_ADVERTISE"]
+    assert told in compose()["services"], "a name that the network resolves"
+
+
 @pytest.mark.parametrize("service", SETTINGS)
 def test_a_service_may_drain_before_it_is_killed(service: str, tmp_path: Path) -> None:
     grace = compose()["services"][service]["stop_grace_period"]

@@ -15,13 +15,15 @@ from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import check
 from ferryman.runtime.embedded import redis_command, start
 from ferryman.runtime.lifecycle import decode_event
+from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
 from ferryman.wire.bus import Messages
 from ferryman.wire.index import PrefixIndex, ResumeShape
 from ferryman.wire.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.redis_index import redis_index
 from ferryman.wire.rpc import CallTags
 from ferryman.wire.subjects import Subjects
-from ferryman_hostcache.service import Running
+from ferryman_hostcache.service import Running, running
+from ferryman_hostcache.settings import Settings
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 SHAPE = ResumeShape.of(MANIFEST)
@@ -176,3 +178,24 @@ async def test_beats_say_where_the_host_cache_is(host_cache: Running, nats_url: 
 
 async def _next(messages: Messages) -> bytes:
     return (await anext(messages)).payload
+
+
+async def test_others_are_told_where_it_is_reached_and_not_where_it_listens(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    settings = Settings(
+        listen=ListenSettings(host="0.0.0.0"),
+        advertise="localhost",
+        memory_bytes=1 << 20,
+        arena_folder=tmp_path,
+        bus=BusSettings(url=nats_url),
+        index=IndexSettings(url=redis_url),
+        node="advertised",
+    )
+    async with running(settings) as service, redis_index(redis_url) as index:
+        assert service.address.startswith("localhost:")
+        async with worker_at(service.address, MANIFEST) as worker:
+            await worker.client.store(PROMPT.keys, PROMPT.sources)
+            await service.announcer.told()
+            found = await index.usable_pages(PROMPT.keys, SHAPE)
+            assert found["advertised"].node.address == service.address
