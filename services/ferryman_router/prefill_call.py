@@ -33,7 +33,7 @@ class PrefillCall:
         """The attempt is over. Cancelling a hand-off that decode has taken would only have prefill
         call it cancelled: its end is near, and is waited for a little."""
         is_lost = self._attempt.is_settled_as((Spoiled, TurnedAway, Hopeless))
-        if self._attempt.is_handed_off and not is_lost:
+        if self._attempt.is_handed_off and not is_lost and not self._task.done():
             self._around.outlive(self._farewell())
         else:
             self._task.cancel()

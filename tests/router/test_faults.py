@@ -179,7 +179,10 @@ async def test_a_client_that_disappears_while_prefill_runs_cancels_it(one_pair: 
     assert one_pair.prefills[0].num_cancelled == 1
 
 
-async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(one_pair: Cluster) -> None:
+async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(
+    one_pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_call, "FAREWELL_SECONDS", 60.0)
     prefill = one_pair.prefills[0]
     last_word = prefill.faults.last_word = asyncio.Event()
     response = await one_pair.complete(LONG, max_tokens=2)

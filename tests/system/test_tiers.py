@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.xdist_group("cluster of tiers"),
 ]
 
-INDEX_TRIES = 5
+TRIES = 5
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=5, ignore_eos=True)
 WHOLE_ARENA = {"prefetch_share": 1.0, "prefetch_threshold": PAGE_SIZE}
 # Room for 6 full pages of 16 KiB, and 2 snapshots of 59 KiB.
@@ -111,42 +111,42 @@ async def test_the_router_has_a_prefetch_done_before_the_worker_reads_its_order(
     async with Client(cluster.grpc) as client:
         await generate(client, prompt, GREEDY)
         await cluster.await_stored(prompt, tier=Tier.STORAGE)
-        for number in range(INDEX_TRIES):
+        for number in range(TRIES):
             await leave_to_storage(cluster, prompt)
             before = (await cluster.hostcache_stats()).prefetch
-            found = await asked_of_a_stopped_worker(client, cluster, prompt, f"early-{number}")
-            route, *later = await client.explain(f"early-{number}")
-            if route.chosen.storage_tokens:
+            name = f"early-{number}"
+            found, was_early = await asked_of_a_stopped_worker(client, cluster, prompt, name)
+            after = (await cluster.hostcache_stats()).prefetch
+            assert_same(found, expected(llm, prompt))
+            has_joined = after.begun == before.begun + 1
+            if was_early and has_joined and cached(found) == CachedTokens(storage=80):
                 break
-        after = (await cluster.hostcache_stats()).prefetch
-    assert route.chosen.storage_tokens == 80
-    if later:  # so slow a machine that the router took the worker for dead
-        assert cached(found) == CachedTokens(host=80)
-    else:
-        assert cached(found) == CachedTokens(storage=80)
-        assert after.begun == before.begun + 1, "the worker joined the prefetch that was there"
-    assert_same(found, expected(llm, prompt))
+    assert was_early, "it was brought while the worker stood still"
+    assert has_joined, "the worker joined the prefetch that was there"
+    assert cached(found) == CachedTokens(storage=80)
     cluster.assert_ledgers_balance()
 
 
 async def asked_of_a_stopped_worker(
     client: Client, cluster: Cluster, prompt: Sequence[int], request_id: str
-) -> Generated:
-    """It goes on when all was brought, or when the router expects nothing to be: its look into the
-    index has a time limit."""
+) -> tuple[Generated, bool]:
+    """The worker goes on when all was brought; whether it was. Looks into the index, calls and
+    workers that are silent have time limits: a machine too slow for them is given another try."""
     (prefill,) = cluster.of_role("prefill")
-    complete = (await cluster.hostcache_stats()).prefetch.complete
+    complete, was_early = (await cluster.hostcache_stats()).prefetch.complete, False
     async with asyncio.TaskGroup() as group:
         with stopped(prefill.process):
             asking = group.create_task(generate(client, prompt, GREEDY, request_id=request_id))
-            if (await first_route(client, request_id)).chosen.storage_tokens:
-                await completed_prefetches(cluster, complete + 1)
+            with suppress(TimeoutError):
+                if (await first_route(client, request_id)).chosen.storage_tokens:
+                    await completed_prefetches(cluster, complete + 1)
+                    was_early = True
             assert not asking.done()
-    return asking.result()
+    return asking.result(), was_early
 
 
 async def first_route(client: Client, request_id: str) -> RouteExplanation:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(5):
         while True:
             with suppress(NotFound):
                 for route in await client.explain(request_id):
@@ -174,7 +174,7 @@ async def leave_to_storage(cluster: Cluster, prompt: Sequence[int]) -> None:
 
 
 async def completed_prefetches(cluster: Cluster, wanted: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(5):
         while (await cluster.hostcache_stats()).prefetch.complete < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
