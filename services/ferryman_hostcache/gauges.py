@@ -152,7 +152,7 @@ def _kind_gauges(host: HostCache, prefetching: Prefetching, kind: Kind) -> KindG
     if host.is_laid_out and kind in host.store.manifest.kinds:
         here, counts = host.store.kind_statistics(kind), host.store.counts(kind)
         slot_bytes = host.store.layout.slot_bytes(kind)
-    brought = prefetching.brought_units
+    brought = prefetching.tally.brought_units
     there = host.storage.statistics().kinds.get(kind, StorageKindStatistics())
     return KindGauges(
         host_units=here.resident,
@@ -162,7 +162,7 @@ def _kind_gauges(host: HostCache, prefetching: Prefetching, kind: Kind) -> KindG
         host_stored=counts.num_stored,
         host_evicted=counts.num_evicted,
         host_corrupt=counts.num_corrupt,
-        host_truncated=prefetching.lacking_units[kind],
+        host_truncated=prefetching.tally.lacking_units[kind],
         from_storage_units=brought[Tier.STORAGE, kind],
         from_storage_bytes=brought[Tier.STORAGE, kind] * slot_bytes,
         from_peer_units=brought[Tier.PEER, kind],
@@ -179,7 +179,7 @@ def _kind_gauges(host: HostCache, prefetching: Prefetching, kind: Kind) -> KindG
 
 
 def _traffic_gauges(prefetching: Prefetching, tier: Tier) -> TrafficGauges:
-    traffic = prefetching.traffic.get(tier, Traffic())
+    traffic = prefetching.tally.traffic.get(tier, Traffic())
     return TrafficGauges(traffic.num_units, traffic.num_bytes, traffic.seconds)
 
 
@@ -219,8 +219,8 @@ def make_beat(
         num_steps=beats,
         free_slots=free,
         node=host.identity.node_id,
-        storage_seconds_per_byte=prefetching.seconds_per_byte(Tier.STORAGE),
-        peer_seconds_per_byte=prefetching.seconds_per_byte(Tier.PEER),
+        storage_seconds_per_byte=prefetching.tally.seconds_per_byte(Tier.STORAGE),
+        peer_seconds_per_byte=prefetching.tally.seconds_per_byte(Tier.PEER),
         page_bytes=page_bytes,
         snapshot_bytes=snapshot_bytes,
         prefetch_threshold=prefetching.wish.threshold_tokens,

@@ -11,99 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
-from ferryman.cache.manifest import Kind
-from ferryman.cache.units import Tier
 from ferryman.errors import LeaseLost, QueueFull
 from ferryman.runtime.background import Background
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.prefetch import Grant, Prefetcher, Source
-from ferryman.tiers.prefetch_values import (
-    Lack,
-    PrefetchAsk,
-    Prefetched,
-    PrefetchPolicy,
-    PrefetchWish,
-    Traffic,
-)
+from ferryman.tiers.prefetch_values import PrefetchAsk, Prefetched, PrefetchPolicy, PrefetchWish
 from ferryman.wire.rpc import CallTags
 from ferryman_hostcache.bringing import Bringing, SlowTiers
 from ferryman_hostcache.host import HostCache
+from ferryman_hostcache.prefetch_run import Run
+from ferryman_hostcache.prefetch_tally import PrefetchCounts, PrefetchTally
 
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 1024
 # What is left of a caller's deadline for the answer's way back.
 ANSWER_SECONDS = 0.02
-# What is left of the past in a tier's bandwidth after each prefetch: the last ten or so count.
-KEPT = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchCounts:
-    """Counts since the start. Bytes and seconds are of units that were verified."""
-
-    num_running: int = 0
-    num_begun: int = 0
-    num_complete: int = 0
-    num_truncated: int = 0
-    num_fruitless: int = 0
-    num_failed_reads: int = 0
-    num_corrupt: int = 0
-    num_mismatched: int = 0
-    num_lost: int = 0
-    bytes_under_way: int = 0
-
-
-class Run:
-    """One prefetch. `stop` ends it early; after `settled` its result stands.
-
-    It outlives its work, so it keeps nothing that grows with the prompt.
-    """
-
-    def __init__(
-        self, tags: CallTags, ask: PrefetchAsk, num_tokens: int, *, before: int, began: float
-    ) -> None:
-        self.tags, self.num_tokens, self.began = tags, num_tokens, began
-        self._have, self._last_key = ask.have_pages, tuple(ask.keys[-1:])
-        self.grant = Grant(before, before, before, None, ())
-        self.brought, self.bytes_under_way = before, 0
-        self.has_failed = False
-        self.traffic: dict[Tier, Traffic] = {}
-        self.stop, self.settled = asyncio.Event(), asyncio.Event()
-
-    def serves(self, ask: PrefetchAsk) -> bool:
-        """Whether it brings what is asked. Keys chain: chains with one end are one chain."""
-        return self._last_key == tuple(ask.keys[-1:]) and self._have <= ask.have_pages
-
-    def granted(self, grant: Grant) -> None:
-        """Room was reserved, or none."""
-        self.grant, self.bytes_under_way = replace(grant, room=()), grant.num_bytes
-
-    def result(self) -> Prefetched:
-        grant = self.grant
-        return Prefetched(
-            before_pages=grant.before,
-            asked_pages=grant.asked,
-            granted_pages=grant.granted,
-            brought_pages=self.brought,
-            is_truncated=grant.before < grant.granted < grant.asked,
-            reason=self._lack(),
-            traffic=dict(self.traffic),
-        )
-
-    def _lack(self) -> str:
-        """What came short last: the room, or after it the bringing."""
-        if self.brought >= self.grant.asked:
-            return ""
-        if self.brought < self.grant.granted:
-            return Lack.TIER_FAILED if self.has_failed else Lack.STORAGE_TIMEOUT
-        return self.grant.lack or ""
 
 
 class Prefetching:
@@ -126,11 +54,7 @@ class Prefetching:
         self._background, self._max_running, self._clock = background, max_running, clock
         self._runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self._running: dict[str, Run] = {}  # by lease id
-        self._begun = self._complete = self._truncated = self._fruitless = 0
-        self._failed_reads = self._corrupt = self._mismatched = self._lost = 0
-        self.traffic: dict[Tier, Traffic] = {}
-        self._recent: dict[Tier, tuple[float, float]] = {}  # bytes and seconds, decaying
-        self.brought_units, self.lacking_units = Counter[tuple[Tier, Kind]](), Counter[Kind]()
+        self.tally = PrefetchTally()
 
     # Asking for one.
 
@@ -150,8 +74,8 @@ class Prefetching:
         before = store.usable_pages(ask.keys[: ask.max_pages])
         num_tokens = len(ask.keys) * store.manifest.page_size
         run = Run(tags, ask, num_tokens, before=before, began=self._clock())
-        self._begun += 1
-        lease_id = f"prefetch.{self._prefetcher.worker.epoch:x}.{self._begun}"
+        self.tally.num_begun += 1
+        lease_id = f"prefetch.{self._prefetcher.worker.epoch:x}.{self.tally.num_begun}"
         self._running[lease_id] = run
         self._remember(run)
         self._background.outlive(self._go(lease_id, run, ask, patience))
@@ -162,8 +86,12 @@ class Prefetching:
         return run if run and run.serves(ask) else None
 
     def _remember(self, run: Run) -> None:
+        """Of the one it takes the place of, nobody hears any more."""
         if run.tags.request_id:
-            self._runs[run.tags.request_id, run.tags.attempt] = run
+            name = run.tags.request_id, run.tags.attempt
+            if replaced := self._runs.pop(name, None):
+                replaced.stop.set()
+            self._runs[name] = run
             while len(self._runs) > MAX_REMEMBERED:
                 self._runs.popitem(last=False)
 
@@ -249,53 +177,22 @@ class Prefetching:
                     lease_id, bringing.digests, bringing.origins, ask.keys, tags=run.tags
                 )
         except LeaseLost as error:
-            self._lost += 1
+            self.tally.num_lost += 1
             log.warning("a prefetch lost its room: %s", error)
         finally:
             if run.bytes_under_way:
                 store.release(lease_id)
             del self._running[lease_id]
             run.brought = store.usable_pages(ask.keys[: ask.max_pages])
-            self._count(run, bringing)
+            self.tally.add(run, bringing)
             run.settled.set()
-
-    def _count(self, run: Run, bringing: Bringing) -> None:
-        result = run.result()
-        self._truncated += result.is_truncated
-        self._complete += result.before_pages < result.asked_pages <= result.brought_pages
-        self._fruitless += result.brought_pages <= result.before_pages < result.asked_pages
-        self._failed_reads += bringing.num_failed
-        self._corrupt += bringing.num_corrupt
-        self._mismatched += bringing.num_mismatched
-        self.lacking_units.update(run.grant.lacking)
-        self.brought_units.update((tier, name[0]) for name, tier in bringing.origins.items())
-        for tier, each in bringing.traffic.items():
-            self.traffic[tier] = self.traffic.get(tier, Traffic()) + each
-            num_bytes, seconds = self._recent.get(tier, (0.0, 0.0))
-            self._recent[tier] = KEPT * num_bytes + each.num_bytes, KEPT * seconds + each.seconds
 
     def tick(self) -> None:
         """Prolongs what is under way."""
         self._host.store.renew(self._running, self._clock())
 
-    def seconds_per_byte(self, tier: Tier) -> float:
-        """Learned from what came from a tier of late; 0 before anything did."""
-        num_bytes, seconds = self._recent.get(tier, (0.0, 0.0))
-        return seconds / num_bytes if num_bytes else 0.0
-
     def statistics(self) -> PrefetchCounts:
-        return PrefetchCounts(
-            num_running=len(self._running),
-            num_begun=self._begun,
-            num_complete=self._complete,
-            num_truncated=self._truncated,
-            num_fruitless=self._fruitless,
-            num_failed_reads=self._failed_reads,
-            num_corrupt=self._corrupt,
-            num_mismatched=self._mismatched,
-            num_lost=self._lost,
-            bytes_under_way=self.bytes_under_way,
-        )
+        return self.tally.counts(len(self._running), self.bytes_under_way)
 
 
 async def _until(stop: asyncio.Event, job: Coroutine[Any, Any, None]) -> None:

@@ -223,7 +223,7 @@ def _count_prefetches(said: pb.StatsResponse, prefetching: Prefetching) -> None:
     said.prefetch.complete, said.prefetch.truncated = counts.num_complete, counts.num_truncated
     said.prefetch.fruitless, said.prefetch.corrupt = counts.num_fruitless, counts.num_corrupt
     said.prefetch.failed_reads = counts.num_failed_reads
-    said.tiers.extend(traffic_to_wire(prefetching.traffic))
+    said.tiers.extend(traffic_to_wire(prefetching.tally.traffic))
 
 
 def _count(said: pb.StatsResponse, host: HostCache) -> None:

@@ -75,6 +75,17 @@ async def test_another_prompt_under_a_known_id_has_a_prefetch_of_its_own(
         assert prefetching.statistics().num_begun == 2
 
 
+async def test_a_prefetch_that_another_took_the_place_of_ends(host_cache: Running) -> None:
+    peer = ScriptedPeer(PROMPT, 3, hangs)
+    async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
+        fuller = prefetching.start(replace(ASK, have_pages=1), TAGS, SECONDS)
+        await peer.at_fault.wait()
+        prefetching.start(ASK, TAGS, SECONDS)
+        async with asyncio.timeout(SECONDS):
+            await fuller.settled.wait()
+        await finished(prefetching, BEST_EFFORT)
+
+
 async def test_without_any_worker_a_start_is_refused_and_nothing_runs(host_cache: Running) -> None:
     async with prefetching_from(host_cache, ScriptedPeer(PROMPT)) as prefetching:
         with pytest.raises(Stale):
