@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ferryman.errors import Unavailable
-from ferryman.wire.nixl_agent import NixlAgent, Region, Run, has_nixl, merged_runs, nixl_agent
+from ferryman.wire.nixl_agent import (
+    NixlAgent,
+    Region,
+    Run,
+    _Write,
+    has_nixl,
+    merged_runs,
+    nixl_agent,
+)
 
 needs_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
 NUM_BYTES = 1 << 20
@@ -111,3 +121,63 @@ def test_merging_moves_the_same_bytes_with_fewer_descriptors(
     for one, other in pairwise(runs):
         follows = (one[0] + one[2], one[1] + one[2]) == (other[0], other[1])
         assert not follows or one.num_bytes + other.num_bytes > 12
+
+
+class OddLibrary:
+    """Fails in a way of its own whenever it is asked for notifications."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+        self.num_failed = 0
+
+    def get_new_notifs(self) -> None:
+        self.num_failed += 1
+        raise RuntimeError("odd")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.library, name)
+
+
+@needs_nixl
+async def test_a_look_that_fails_is_taken_again(sides: tuple[Side, Side]) -> None:
+    _, receiver = sides
+    odd = OddLibrary(receiver.agent._library)
+    receiver.agent._library = odd
+    with receiver.agent.listening():
+        async with asyncio.timeout(60):
+            while odd.num_failed < 3:
+                assert await receiver.agent.notifications() == []
+    receiver.agent._library = odd.library
+    assert await receiver.agent.notifications() == []
+
+
+@needs_nixl
+async def test_an_agent_whose_thread_fails_is_closed_and_says_so(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for it, whatever it was that nobody thought of."""
+
+    def look() -> bool:
+        raise RuntimeError("unheard of")
+
+    agent = sides[1].agent
+    monkeypatch.setattr(agent, "_look", look)
+
+    async def hear() -> None:
+        while True:
+            await agent.notifications()
+
+    with pytest.raises(Unavailable, match="closed"):
+        await asyncio.wait_for(hear(), 60)
+    agent.close()
+    assert "unheard of" in caplog.text
+
+
+def test_a_write_that_landed_has_landed_though_it_cannot_be_released() -> None:
+    class Handle:
+        def release(self) -> None:
+            raise RuntimeError("odd")
+
+    landed: Future[None] = Future()
+    assert _Write(Handle(), "DONE", landed).has_ended(None)
+    assert landed.result(timeout=0) is None

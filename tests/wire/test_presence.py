@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -74,3 +75,18 @@ async def test_a_process_that_leaves_in_good_order_is_gone_too() -> None:
 async def test_an_odd_address_is_refused(address: str) -> None:
     with pytest.raises(Unavailable, match="no host:port"):
         await watch(address, WHO)
+
+
+async def test_what_a_guest_says_is_not_kept() -> None:
+    async with presence("127.0.0.1", WHO) as port:
+        _, guest = await asyncio.open_connection("127.0.0.1", port)
+        tracemalloc.start()
+        try:
+            for _ in range(256):
+                guest.write(bytes(1 << 16))
+                await guest.drain()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < 8 << 20
+        guest.close()

@@ -230,6 +230,17 @@ class NixlAgent:
         return future
 
     def _work(self) -> None:
+        """Whatever ends it, nobody waits for this thread any more."""
+        try:
+            self._serve()
+        except Exception:
+            log.exception("nixl agent %s failed", self.name)
+        finally:
+            with self._closing:
+                self._is_closed = True
+            self._end()
+
+    def _serve(self) -> None:
         rest = POLL_SECONDS[0]
         while True:
             try:
@@ -242,7 +253,6 @@ class NixlAgent:
                 break
             _run(*job)
             self._look()
-        self._end()
 
     def _rest(self, rest: float) -> float | None:
         """Without end when there is nothing to look at."""
@@ -260,8 +270,11 @@ class NixlAgent:
 
     def _listen(self) -> None:
         """Asking for notifications is what lets the library land what others write over TCP."""
-        for messages in self._library.get_new_notifs().values():
-            self._heard += messages
+        try:
+            for messages in self._library.get_new_notifs().values():
+                self._heard += messages
+        except Exception:  # a peer that goes may fail it; the others still write
+            log.debug("nixl look failed agent=%s", self.name, exc_info=True)
         del self._heard[:-MAX_HEARD]
 
     def _send(self, peer: str, message: bytes) -> None:
@@ -361,7 +374,7 @@ class _Write:
             self._fail(_as_unavailable(error))
             return True
         if self._state == "DONE":
-            self._handle.release()
+            self._release()
             self._landed.set_result(None)
         else:
             self._fail(Unavailable("a NIXL write failed"))
@@ -371,11 +384,14 @@ class _Write:
         self._fail(Unavailable("the NIXL agent was closed while it wrote"))
 
     def _fail(self, error: Exception) -> None:
+        self._release()
+        self._landed.set_exception(error)
+
+    def _release(self) -> None:
         try:
             self._handle.release()
         except Exception:  # it stays with the agent until that ends
             log.debug("nixl write not released", exc_info=True)
-        self._landed.set_exception(error)
 
 
 def _run(fn: Callable[[], Any], future: Future[Any]) -> None:

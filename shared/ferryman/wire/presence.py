@@ -34,7 +34,8 @@ async def presence(host: str, who: Writer) -> AsyncIterator[int]:
         try:
             with suppress(ConnectionError):
                 guest.write(_banner(who))
-                await reader.read()
+                while await reader.read(MAX_BANNER_BYTES):
+                    pass
         finally:
             guests.discard(guest)
             guest.close()
