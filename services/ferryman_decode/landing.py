@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 # How long a Reserve waits for a strip: where NIXL is required, and where gRPC does as well.
 REQUIRED_SECONDS = 8.0
 OPEN_SECONDS = 1.0
+SHARE_OF_TIME = 0.5
 # How long a writer that could not be watched is not tried again.
 AGAIN_SECONDS = 10.0
+MAX_REFUSED = 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -93,16 +95,19 @@ class NixlLanding:
         """Those on which something may land."""
         return [each for life in self._lives.values() for each in life.strips if each.num_open]
 
-    async def strip_for(self, writer: Writer, presence: str) -> Strip | NoStrip:
+    async def strip_for(
+        self, writer: Writer, presence: str, seconds_left: float
+    ) -> Strip | NoStrip:
         """Where this writer may write by itself: its life is watched, and it has an agent here.
 
-        Waits a moment for that, no longer: what is not ready for this one is ready for the next.
+        Waits a moment for that, and no more than half of what its request has left: what is not
+        ready for this one is ready for the next.
         """
         if found := self._strip_of(writer) or self._objection(writer):
             return found
         opening = self._openings.get(writer) or self._begin_opening(writer, presence)
         patience = REQUIRED_SECONDS if self._is_required else OPEN_SECONDS
-        await asyncio.wait((opening,), timeout=patience)
+        await asyncio.wait((opening,), timeout=min(patience, seconds_left * SHARE_OF_TIME))
         return self._strip_of(writer) or self._refusal(writer) or NoStrip(f"decode: {NOT_YET}")
 
     def _strip_of(self, writer: Writer) -> Strip | None:
@@ -142,10 +147,12 @@ class NixlLanding:
         return life
 
     def _refuse(self, writer: Writer, error: Exception) -> None:
-        log.warning("no NIXL from %s, it goes by gRPC: %s", writer.worker_id, error)
-        now = asyncio.get_running_loop().time()
-        self._refused = {each: end for each, end in self._refused.items() if now < end}
-        self._refused[writer] = now + AGAIN_SECONDS
+        """Says so once of each writer."""
+        level = logging.DEBUG if writer in self._refused else logging.WARNING
+        log.log(level, "no NIXL from %s, it goes by gRPC: %s", writer.worker_id, error)
+        self._refused[writer] = asyncio.get_running_loop().time() + AGAIN_SECONDS
+        while len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     def _refusal(self, writer: Writer) -> NoStrip | None:
         if asyncio.get_running_loop().time() < self._refused.get(writer, 0.0):
@@ -201,7 +208,9 @@ class NoLanding:
     def strips(self) -> list[Strip]:
         return []
 
-    async def strip_for(self, writer: Writer, presence: str) -> Strip | NoStrip:
+    async def strip_for(
+        self, writer: Writer, presence: str, seconds_left: float
+    ) -> Strip | NoStrip:
         return NoStrip("decode has no NIXL")
 
     async def close(self, strip: Strip) -> None:

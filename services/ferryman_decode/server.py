@@ -98,7 +98,8 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         await self._landing.close_other_lives(writer)
         if not (isinstance(order.offer, NixlOffer) and order.writer.address):
             return NoStrip("prefill offers gRPC")
-        return await self._landing.strip_for(writer, order.offer.presence)
+        left = order.context.deadline_seconds
+        return await self._landing.strip_for(writer, order.offer.presence, left)
 
     def _promised(self, order: ReserveOrder) -> Reservation | None:
         return self._receiving.table.reserved(order.context.request_id, order.context.attempt)

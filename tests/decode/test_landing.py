@@ -16,12 +16,15 @@ from ferryman.errors import Unavailable
 from ferryman.handoff.effects import Writer
 from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside
+from ferryman.wire import presence as presence_module
 from ferryman.wire.nixl_agent import NixlAgent, NixlOptions, Region
 from ferryman.wire.presence import presence
 from ferryman.worker.planes import NixlSide
+from ferryman_decode import landing as landing_module
 from ferryman_decode.landing import NixlLanding, NoStrip, Strip
 
 WRITER = Writer("prefill-00000001", 7)
+LEFT = 60.0
 
 
 class ToyAgent:
@@ -67,7 +70,7 @@ class Site:
         self.landing = NixlLanding(side, "decode", background, self.dead.append)
 
     async def strip(self, writer: Writer, address: str) -> Strip:
-        found = await self.landing.strip_for(writer, address)
+        found = await self.landing.strip_for(writer, address, LEFT)
         assert isinstance(found, Strip), found
         return found
 
@@ -141,28 +144,32 @@ async def test_a_writer_that_cannot_be_watched_is_asked_for_once_in_a_while(
     async with site() as here, presence("127.0.0.1", WRITER) as port:
         stranger = Writer("prefill-00000002", 1)
         for _ in range(3):
-            found = await here.landing.strip_for(stranger, f"127.0.0.1:{port}")
+            found = await here.landing.strip_for(stranger, f"127.0.0.1:{port}", LEFT)
             assert isinstance(found, NoStrip)
             assert "watch" in found.why
         said = [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert len(said) == 1
 
 
-async def test_a_writer_that_says_nothing_holds_up_nobody() -> None:
+async def test_a_writer_that_says_nothing_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may be stopped: the look at it goes on, the hand-offs go by gRPC."""
 
     async def say_nothing(reader: asyncio.StreamReader, guest: asyncio.StreamWriter) -> None:
         await reader.read()
         guest.close()
 
+    monkeypatch.setattr(presence_module, "CONNECT_SECONDS", 600.0)
+    monkeypatch.setattr(landing_module, "OPEN_SECONDS", 0.2)
     server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     async with server, site() as here:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        asking = [here.landing.strip_for(WRITER, address) for _ in range(20)]
-        found = await asyncio.gather(*asking)
+        asking = [here.landing.strip_for(WRITER, address, left) for left in [LEFT] * 20 + [1e-3]]
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*asking)
         assert all(isinstance(each, NoStrip) for each in found)
-        assert here.landing._openings, "nobody has waited for the end of it"
-        await until(lambda: not here.landing._openings)
+        assert list(here.landing._openings) == [WRITER], "nobody has waited for the end of it"
 
 
 async def test_an_agent_for_a_writer_that_died_meanwhile_is_closed() -> None:
@@ -173,7 +180,7 @@ async def test_an_agent_for_a_writer_that_died_meanwhile_is_closed() -> None:
             await here.strip(other, f"127.0.0.1:{port}")
             async with presence("127.0.0.1", WRITER) as its_port:
                 asking = asyncio.create_task(
-                    here.landing.strip_for(WRITER, f"127.0.0.1:{its_port}")
+                    here.landing.strip_for(WRITER, f"127.0.0.1:{its_port}", LEFT)
                 )
                 await until(lambda: WRITER in here.landing._lives)
             await until(lambda: here.dead == [WRITER])
@@ -188,6 +195,6 @@ async def test_nixl_that_fails_later_leaves_hand_offs_to_grpc() -> None:
         here.toys.is_broken = True
         await here.strip(WRITER, f"127.0.0.1:{port}")
         await until(lambda: here.landing.planes == ("grpc",))
-        found = await here.landing.strip_for(Writer("prefill-00000002", 1), "127.0.0.1:1")
+        found = await here.landing.strip_for(Writer("prefill-00000002", 1), "127.0.0.1:1", LEFT)
         assert isinstance(found, NoStrip)
         assert "NIXL_ERR_BACKEND" in found.why

@@ -56,7 +56,7 @@ async def pair_of(planes: PlaneChoice, role: str, make: MakeAgent) -> AsyncItera
 async def path_of(pair: Pair, name: str) -> str:
     """How a hand-off went, which was a good one."""
     asked = request(name, [*PROMPT, *name.encode()])
-    progress = await pair.run_prefill(pair.order(asked))
+    progress = await pair.run_prefill(pair.order(asked, deadline=60.0))
     tokens, _ = await pair.read_tokens(name)
     assert tokens == expected(asked)
     return str(progress[-1].handed_off.path)

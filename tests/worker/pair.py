@@ -226,6 +226,6 @@ async def paired(prefill: Worker, decode: Worker) -> AsyncIterator[Pair]:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Waits until something that other tasks bring about is so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110  # what brings it about tells nobody
             await asyncio.sleep(0.001)
