@@ -12,7 +12,7 @@ from ferryman.cache.resume import ResumePlan
 from ferryman.errors import DeadlineExceeded
 from ferryman.handoff.values import Reservation
 from ferryman.runtime.lifecycle import Fact
-from ferryman.schedule.events import Admitted, Cached, Drawn, Event, Finished, Retracted
+from ferryman.schedule.events import Cached, Drawn, Event, Finished, Retracted
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.status import failure_of
@@ -139,11 +139,13 @@ class Requests:
         for event in events:
             request = self._by_name.get(event.request_id)
             tags = _tags(request)
-            self._comebacks.heard(event, tags)
+            back_by = self._comebacks.heard(event, tags)
             if isinstance(event, Cached):
                 self._parts.host.cached(event, tags)
             elif request is not None and not request.is_over:
                 before = request.num_tokens
+                if back_by is not None:
+                    self._resumed(request, back_by)
                 self._apply(request, event)
                 if request.num_tokens > before or request.is_over:
                     changed.setdefault(request.name, before)
@@ -166,9 +168,6 @@ class Requests:
                     self._parts.host.ended(request.name, _tags(request))
             case Retracted(num_generated=num_generated):
                 self._say(request, "retracted", tokens=num_generated)
-            case Admitted(plan=plan, is_resumed=is_resumed):
-                if is_resumed:
-                    self._resumed(request, plan)
 
     def _resumed(self, request: RunningRequest, plan: ResumePlan) -> None:
         """From the slowest tier that something came from."""

@@ -168,7 +168,9 @@ async def leave_to_storage(cluster: Cluster, prompt: Sequence[int]) -> None:
         async with bus.subscribed(Subjects().beat("hostcache", hostcache)) as beats:
             told = 0
             async for message in beats:
-                told += bool(beat_from_bytes(message.payload).state.digest)
+                beat = beat_from_bytes(message.payload)
+                told += bool(beat.state.digest)
+                assert beat.prefetch_threshold == PAGE_SIZE, "as it was set"
                 if told == 2:  # the first of them has arrived everywhere
                     break
 
