@@ -78,7 +78,7 @@ async def test_another_prompt_under_a_known_id_has_a_prefetch_of_its_own(
 async def test_a_prefetch_that_another_took_the_place_of_ends(host_cache: Running) -> None:
     peer = ScriptedPeer(PROMPT, 3, hangs)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
-        fuller = prefetching.start(replace(ASK, have_pages=1), TAGS, SECONDS)
+        fuller = prefetching.start(replace(ASK, have_pages=1), TAGS, 1000.0)
         await peer.at_fault.wait()
         prefetching.start(ASK, TAGS, SECONDS)
         async with asyncio.timeout(SECONDS):
