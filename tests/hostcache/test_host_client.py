@@ -13,7 +13,13 @@ from tests.tiers.state_shapes import chain, manifest_of
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ManifestMismatch
 from ferryman.tiers.values import WorkerLife
-from ferryman.wire.host_attachment import HostCacheOptions
+from ferryman.wire.host_attachment import (
+    MAX_CORRUPT_NAMES,
+    MAX_RELEASES,
+    HostCacheOptions,
+    ReleaseNote,
+    first_of,
+)
 from ferryman.wire.host_client import MISS, host_cache_client
 from ferryman.wire.rpc import CallTags
 from ferryman_hostcache.service import Running
@@ -209,3 +215,13 @@ async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
             while "cannot register host memory" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS
+
+
+def test_releases_go_in_messages_of_a_bounded_size() -> None:
+    """More than 4 MiB of names in one message would be refused, and be sent again for ever."""
+    names = tuple((Kind.FULL, key) for key in chain(1, 2)) * (MAX_CORRUPT_NAMES // 4)
+    corrupt = [ReleaseNote(1, str(i), names) for i in range(3)]
+    assert first_of(corrupt) == corrupt[:2]
+    assert first_of([ReleaseNote(1, "all", 4 * names)]), "one goes, however large it is"
+    plain = [ReleaseNote(1, str(i)) for i in range(2 * MAX_RELEASES)]
+    assert first_of(plain) == plain[:MAX_RELEASES]

@@ -17,7 +17,7 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import FinishReason, Request, SamplingParams
-from ferryman.tiers.prefetch_values import Prefetched, Traffic
+from ferryman.tiers.prefetch_values import Lack, Prefetched, Traffic
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
@@ -54,7 +54,7 @@ prefetched = st.builds(
     Prefetched,
     *[counts] * 4,
     st.booleans(),
-    texts,
+    st.sampled_from(["", *map(str, Lack)]),
     st.dictionaries(st.sampled_from(Tier), traffic),
 )
 failures = st.builds(values.Failure, texts, texts, texts, texts, seconds)

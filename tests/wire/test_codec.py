@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.wire import strategies as draw
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.resume import Reason
 from ferryman.errors import InvalidRequest
 from ferryman.handoff.effects import Fence
 from ferryman.handoff.values import WantedUnit
 from ferryman.schedule.request import Request, SamplingParams
-from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy
+from ferryman.tiers.prefetch_values import Lack, Prefetched, PrefetchPolicy
 from ferryman.wire import public, values
 from ferryman.wire.codec import (
     caches,
@@ -160,6 +161,13 @@ def test_the_header_of_a_write_comes_back(
 @given(draw.host_units)
 def test_a_host_unit_comes_back(unit: Any) -> None:
     assert caches.host_unit_from_wire(over_the_wire(caches.host_unit_to_wire(unit))) == unit
+
+
+def test_a_reason_that_no_plan_could_name_is_none() -> None:
+    message = prefetch.prefetched_to_wire(Prefetched(asked_pages=8))
+    message.reason = "moon_phase"
+    assert prefetch.prefetched_from_wire(message).reason == ""
+    assert {str(reason) for reason in Lack} <= {str(reason) for reason in Reason}
 
 
 @given(draw.prefetched)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import grpc.aio
@@ -40,6 +40,8 @@ ATTACH_SECONDS = 5.0
 MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 2.0
 MAX_WAITING_RELEASES = 4096
+# Of one message: a lease of a long prompt may name thousands of units that are corrupt.
+MAX_RELEASES, MAX_CORRUPT_NAMES = 256, 32_768
 RENEWALS_PER_LEASE = 3
 
 OnAttach = Callable[[memoryview], Awaitable[None]]
@@ -71,10 +73,18 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class _Release:
+class ReleaseNote:
+    """A lease that is over, and the units under it whose bytes did not have their digest."""
+
     epoch: int
     lease_id: str
     corrupt: tuple[UnitName, ...] = ()
+
+
+def first_of(releases: Sequence[ReleaseNote]) -> Sequence[ReleaseNote]:
+    """As many as go into one message, one at least."""
+    names = accumulate(len(each.corrupt) for each in releases[:MAX_RELEASES])
+    return releases[: max(1, sum(number <= MAX_CORRUPT_NAMES for number in names))]
 
 
 class HostAttachment:
@@ -90,7 +100,7 @@ class HostAttachment:
         self._is_suspect = False
         self._last_trouble = ""
         self._held: dict[str, int] = {}
-        self._releases: list[_Release] = []
+        self._releases: list[ReleaseNote] = []
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._numbers = count(1)
@@ -127,7 +137,7 @@ class HostAttachment:
         self._held.pop(lease_id, None)
         is_void = bool(self._links) and self._links[0].epoch != epoch
         if not is_void and len(self._releases) < MAX_WAITING_RELEASES:
-            self._releases.append(_Release(epoch, lease_id, tuple(corrupt)))
+            self._releases.append(ReleaseNote(epoch, lease_id, tuple(corrupt)))
             self._wake.set()
 
     def forget(self, lease_id: str) -> None:
@@ -234,7 +244,7 @@ class HostAttachment:
 
     async def _send_releases(self) -> None:
         while self._releases and self._links:
-            sent = self._releases[:256]
+            sent = first_of(self._releases)
             request = pb.ReleaseRequest(
                 epoch=self._links[0].epoch,
                 lease_ids=[each.lease_id for each in sent],

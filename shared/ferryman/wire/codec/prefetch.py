@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ferryman.cache.units import Tier
-from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy, Traffic
+from ferryman.tiers.prefetch_values import Lack, Prefetched, PrefetchPolicy, Traffic
 from ferryman.wire.codec.caches import tier_from_wire, tier_to_wire
 from ferryman.wire.v1 import hostcache_pb2 as pb
 
@@ -16,6 +16,7 @@ _POLICIES: dict[PrefetchPolicy, pb.PrefetchPolicy] = {
     PrefetchPolicy.WAIT_COMPLETE: pb.PREFETCH_POLICY_WAIT_COMPLETE,
     PrefetchPolicy.TIMEOUT: pb.PREFETCH_POLICY_TIMEOUT,
 }
+_LACKS = frozenset(map(str, Lack))
 _POLICIES_BACK = {number: policy for policy, number in _POLICIES.items()}
 
 
@@ -53,13 +54,14 @@ def prefetched_to_wire(prefetched: Prefetched) -> pb.PrefetchResponse:
 
 
 def prefetched_from_wire(message: pb.PrefetchResponse) -> Prefetched:
+    """A reason that is not known here is none: a plan could not name it."""
     return Prefetched(
         before_pages=message.before_pages,
         asked_pages=message.asked_pages,
         granted_pages=message.granted_pages,
         brought_pages=message.brought_pages,
         is_truncated=message.is_truncated,
-        reason=message.reason,
+        reason=message.reason if message.reason in _LACKS else "",
         traffic={
             tier_from_wire(each.tier): Traffic(each.units, each.num_bytes, each.micros / MICROS)
             for each in message.traffic
