@@ -111,10 +111,10 @@ class Fleet:
             and worker.avoid_until <= now
         )
 
-    def host_cache(self, node: str) -> Beat | None:
-        """The last beat of a node's host-cache."""
-        found = (worker.beat for worker in self if worker.beat.role == HOSTCACHE)
-        return next((beat for beat in found if node and beat.node == node), None)
+    def host_caches(self) -> dict[str, Beat]:
+        """The last beat of each node's host-cache: of two lives, of the one heard of last."""
+        caches = (worker for worker in self if worker.beat.role == HOSTCACHE and worker.beat.node)
+        return {one.beat.node: one.beat for one in sorted(caches, key=lambda one: one.last_heard)}
 
     def state(self) -> ServedState | None:
         """The state that is served, by the first worker that keeps any."""

@@ -186,7 +186,7 @@ class Journey:
 
     def _begin_prefetch(self, chosen: Candidate, prefill: Beat, order: PrefillOrder) -> None:
         """What storage or a peer holds is on its way before the worker has read its order."""
-        host = self._around.fleet.host_cache(prefill.node)
+        host = self._around.fleet.host_caches().get(prefill.node)
         if chosen.is_worth_fetching and host is not None and host.state == prefill.state:
             have_tokens = chosen.arrival.device_tokens
             self._around.workers.prefetch(host, prefetch_order(host, order, have_tokens))

@@ -22,7 +22,7 @@ from ferryman.wire.beats import Beat
 from ferryman.wire.index import Holding
 from ferryman_router.arrivals import Arrival, Rates, Reach, best_arrival
 from ferryman_router.chains import Chains
-from ferryman_router.fleet import HOSTCACHE, Fleet, Worker, WorkerName
+from ferryman_router.fleet import Fleet, Worker, WorkerName
 
 MAX_EXPLAINED = 8
 PLANES = ("nixl", "grpc")  # the fastest first
@@ -103,7 +103,7 @@ def choose(
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
     excluded = asking.excluded()
-    hosts = {worker.beat.node: worker.beat for worker in fleet if worker.beat.role == HOSTCACHE}
+    hosts = fleet.host_caches()
     decodes = fleet.usable("decode", now)
     candidates = sorted(
         (

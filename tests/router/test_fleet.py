@@ -57,6 +57,20 @@ def test_another_worker_at_the_same_address_ends_the_first() -> None:
     assert Lost(NAME, "decode", "replaced") in effects
 
 
+def test_of_two_lives_of_a_host_cache_the_one_heard_of_last_counts() -> None:
+    """The one that was killed is only silent yet, and listened somewhere else."""
+    fleet = Fleet(3.0)
+    old, new = (
+        replace(BEAT, role="hostcache", worker_id=f"hostcache-{name}", address=name, node="n1")
+        for name in ("bbb", "aaa")
+    )
+    fleet.hear_beat(old, 0.0)
+    fleet.hear_beat(new, 1.0)
+    assert fleet.host_caches() == {"n1": new}
+    fleet.hear_beat(old, 2.0)
+    assert fleet.host_caches() == {"n1": old}
+
+
 def test_who_drains_is_suspect_or_full_gets_nothing_new() -> None:
     fleet = Fleet(3.0)
     fleet.hear_beat(BEAT, 0.0)
