@@ -8,6 +8,7 @@ import pytest
 from tests.cache.test_resume import ALL, Device, keys_for, planner, unit
 
 from ferryman.cache.manifest import Kind
+from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, CopyFrom, HostView, LoadFrom, Reason, Shortfall
 from ferryman.errors import ConfigError
@@ -16,7 +17,7 @@ HYBRID = (Kind.FULL, Kind.RECURRENT)
 
 
 def coarse(*kinds: Kind, grid: int, window_len: int = 0) -> Planner:
-    return replace(planner(*kinds, window_len=window_len), snapshot_grid=grid)
+    return replace(planner(*kinds, window_len=window_len), placement=Placement(grid))
 
 
 def nothing(prompt_len: int) -> Device:
@@ -31,6 +32,29 @@ def test_the_grid_is_counted_from_position_zero_and_lies_beyond_the_resume_posit
     resumed = subject.plan(keys_for(30), 30, warm, EMPTY_HOST)
     assert (resumed.position, resumed.snapshots) == (12, (16, 24, 28))
     assert resumed.demand[Kind.RECURRENT] == 1 + 3
+
+
+def test_a_prompt_that_ends_with_a_page_has_one_end_for_its_repeat_and_one_for_its_turn() -> None:
+    subject, keys = coarse(*HYBRID, grid=0), keys_for(32)
+    assert subject.plan(keys, 32, nothing(32), EMPTY_HOST).snapshots == (28, 32)
+    assert subject.plan(keys[:1], 4, nothing(4), EMPTY_HOST).snapshots == (4,)
+    repeat = subject.plan(keys, 32, Device(keys, 8, frozenset(), frozenset({6, 7})), EMPTY_HOST)
+    assert (repeat.position, repeat.snapshots) == (28, ())
+    lost = subject.plan(keys, 32, Device(keys, 8, frozenset(), frozenset({6})), EMPTY_HOST)
+    assert (lost.position, lost.snapshots) == (28, (32,))
+
+
+def test_where_snapshots_are_few_the_end_that_serves_both_stays() -> None:
+    subject = coarse(*HYBRID, grid=8)
+    plans = subject.plans(keys_for(32), 32, nothing(32), EMPTY_HOST)
+    assert [plan.snapshots for plan in plans] == [
+        (8, 16, 24, 28, 32),
+        (8, 16, 24, 28),
+        (16, 28),
+        (28,),
+    ]
+    bounded = replace(subject, placement=Placement(8, most=1))
+    assert bounded.plan(keys_for(32), 32, nothing(32), EMPTY_HOST).snapshots == (28,)
 
 
 def test_a_grid_off_the_pages_is_refused() -> None:

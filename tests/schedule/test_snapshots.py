@@ -55,6 +55,23 @@ def test_any_prompt_that_shares_a_stem_resumes_at_the_last_grid_point_of_it(end:
     assert worker.tokens["r1"] == worker.expected("r1")
 
 
+@pytest.mark.parametrize("manifest", [HYBRID, EVERYTHING], ids=["hybrid", "all kinds"])
+def test_a_prompt_that_ends_with_a_page_serves_its_repeat_and_the_next_turn(
+    manifest: StateManifest,
+) -> None:
+    worker, prompt = worker_for(manifest, grid=0), [1] * 36
+    worker.submit(request(manifest, "first", prompt, 1))
+    worker.drain()
+    worker.submit(request(manifest, "repeat", prompt, 1))
+    worker.submit(request(manifest, "turn", [*prompt, *worker.tokens["first"], 5, 6], 3))
+    worker.drain()
+    plans = {event.request_id: event.plan for event in worker.seen(Admitted)}
+    assert plans["first"].snapshots == (32, 36)
+    assert (plans["repeat"].position, plans["repeat"].snapshots) == (32, ())
+    assert plans["turn"].position == 36
+    assert all(worker.tokens[name] == worker.expected(name) for name in plans)
+
+
 @pytest.mark.parametrize(
     ("recurrent", "expected"),
     [(16, (8, 16, 24, 32)), (12, (16, 32)), (3, (16, 32)), (2, (32,)), (1, ())],

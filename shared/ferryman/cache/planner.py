@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ferryman.cache.capacity import most_window_pages
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.placement import Placement
 from ferryman.cache.resume import (
     Clear,
     CopyFrom,
@@ -29,14 +30,15 @@ from ferryman.cache.resume import (
     Uncached,
     resume_set,
 )
+from ferryman.cache.uncached import Match
 from ferryman.cache.units import HostUnit
 from ferryman.errors import ConfigError
 
 # Looking up a member of an enumeration takes 70 ns; a plan does it twenty times.
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 
-# What a slower tier could have mended.
-_LACKING = (Reason.NEVER_SEEN, Reason.NO_SNAPSHOT, Reason.WINDOW_EVICTED)
+
+ENDS_ONLY = Placement()
 
 
 class _Candidate(NamedTuple):
@@ -56,24 +58,19 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
-
-    Besides the end and the junction, every multiple of `snapshot_grid` tokens that is computed
-    gets a snapshot (0: none), but no more than `most_snapshots` in all (0: as many as there are):
-    what a path does not keep would be taken from others for nothing.
-    """
+    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt."""
 
     manifest: StateManifest
     costs: Costs
     step_tokens: int
-    snapshot_grid: int = 0
+    placement: Placement = ENDS_ONLY
     has_junctions: bool = True
-    most_snapshots: int = 0
 
     def __post_init__(self) -> None:
-        if self.snapshot_grid < 0 or self.snapshot_grid % self.manifest.page_size:
+        grid = self.placement.grid
+        if grid < 0 or grid % self.manifest.page_size:
             raise ConfigError(
-                f"snapshot_grid={self.snapshot_grid} must be a multiple of the page size, "
+                f"snapshot_grid={grid} must be a multiple of the page size, "
                 f"{self.manifest.page_size} tokens, or 0 for none"
             )
 
@@ -82,11 +79,11 @@ class Planner:
     ) -> Iterator[ResumePlan]:
         """The best plan, and then what asks less of the pools, in the order in which to try them.
 
-        Coarse snapshots go first, every second one at a time, then the junction's, then the loads.
+        Snapshots go first, those that save least before others, then the loads.
         """
         plan = self.plan(keys, prompt_len, device, host)
         yield plan
-        for snapshots in self._fewer(plan.snapshots):
+        for snapshots in self.placement.fewer(plan.snapshots, prompt_len):
             yield self._with_snapshots(plan, snapshots)
         if plan.loads:
             yield from self.plans(keys, prompt_len, device, self._declined(plan, host))
@@ -99,9 +96,10 @@ class Planner:
         matched = device.match_depth(keys)
         seen = host.pages_from(matched) if _FULL in self.manifest.kinds else host.end_from(matched)
         limit = min(seen, (prompt_len - 1) // page_size)
+        match = Match(prompt_len, page_size, limit, seen)
         best, unloaded, refused = self._choose(keys, prompt_len, matched, limit, device, host)
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
-        snapshots = self._snapshots(best.depth, junction, prompt_len // page_size)
+        snapshots = self._snapshots(keys, prompt_len, best.depth, junction, device)
         return ResumePlan(
             position=best.depth * page_size,
             prompt_len=prompt_len,
@@ -110,7 +108,7 @@ class Planner:
             loads=best.loads,
             initialiser=self._initialiser(keys, best),
             snapshots=snapshots,
-            uncached=self._uncached(best.depth, limit, seen, prompt_len, refused, host.shortfall),
+            uncached=match.uncached(best.depth, refused, host.shortfall),
             demand=self._demand(best.depth, matched, best.loads, prompt_len, len(snapshots)),
             seconds=best.load_seconds + best.compute_seconds,
             load_bytes=best.load_bytes,
@@ -265,33 +263,26 @@ class Planner:
                 return LoadFrom(unit)
         return CopyFrom(keys[best.depth - 1])
 
-    def _snapshots(self, depth: int, junction: int, end: int) -> tuple[int, ...]:
-        """The prompt's last full page, the junction where a known path is left, and the grid."""
-        if depth >= end or _RECURRENT not in self.manifest.kinds:
-            return ()
-        page_size, grid = self.manifest.page_size, self.snapshot_grid
-        first = (junction * page_size,) if depth < junction < end else ()
-        if not grid:
-            return (*first, end * page_size)
-        coarse = range((depth * page_size // grid + 1) * grid, end * page_size, grid)
-        snapshots = tuple(sorted({*first, *coarse, end * page_size}))
-        most = self.most_snapshots or len(snapshots)
-        choices = (snapshots, *self._fewer(snapshots))
-        return next((few for few in choices if len(few) <= most), snapshots[-1:])
+    def _snapshots(
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        depth: int,
+        junction: int,
+        device: DeviceView,
+    ) -> tuple[int, ...]:
+        """The end is the deepest page end before the prompt's: there a repeat of it resumes.
 
-    def _fewer(self, snapshots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Ever fewer of these positions, the end always among them."""
-        if len(snapshots) < 2:
-            return
-        *before, end = snapshots
-        grid, step, last = self.snapshot_grid, self.snapshot_grid, snapshots
-        while grid and step < end:
-            step *= 2
-            fewer = (*(place for place in before if place % grid or not place % step), end)
-            if fewer != last:
-                yield (last := fewer)
-        if len(last) > 1:
-            yield (end,)
+        When a page ends with the prompt, that is an end too, unless it is held already.
+        """
+        if _RECURRENT not in self.manifest.kinds:
+            return ()
+        page_size = self.manifest.page_size
+        pages, rest = divmod(prompt_len, page_size)
+        ends: tuple[int, ...] = ((pages if rest else pages - 1) * page_size,)
+        if not rest and not device.has(_RECURRENT, keys[pages - 1]):
+            ends = (*ends, prompt_len)
+        return self.placement.positions(depth * page_size, junction * page_size, ends, prompt_len)
 
     def _with_snapshots(self, plan: ResumePlan, snapshots: tuple[int, ...]) -> ResumePlan:
         depth = plan.position // self.manifest.page_size
@@ -302,30 +293,6 @@ class Planner:
         """There is no room for the loads of `plan`: the host has nothing to give, and why."""
         end = max(plan.position // self.manifest.page_size, host.shortfall.end_page)
         return HostView(shortfall=Shortfall(end, Reason.NO_ROOM))
-
-    def _uncached(
-        self,
-        depth: int,
-        limit: int,
-        seen: int,
-        prompt_len: int,
-        refused: Reason,
-        shortfall: Shortfall,
-    ) -> tuple[Uncached, ...]:
-        pages = -(-prompt_len // self.manifest.page_size)
-        usable = max(depth, limit)
-        all_seen = seen >= prompt_len // self.manifest.page_size
-        aligned = pages if all_seen else max(usable, seen)
-        spans = []
-        if depth < usable:
-            spans.append(Uncached(refused, depth, usable))
-        if usable < aligned:
-            spans.append(Uncached(Reason.PAGE_ALIGNMENT, usable, aligned))
-        if aligned < pages:
-            spans.append(Uncached(Reason.NEVER_SEEN, aligned, pages))
-        if shortfall.end_page > depth:
-            spans = [part for span in spans for part in _split(span, shortfall)]
-        return tuple(spans)
 
     def _demand(
         self,
@@ -368,13 +335,3 @@ def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[i
             left = next(first, 0)
         if right == value:
             right = next(second, 0)
-
-
-def _split(span: Uncached, shortfall: Shortfall) -> list[Uncached]:
-    """The part of a span that a slower tier could have brought says why it did not."""
-    reason, first, end = span
-    if reason not in _LACKING or shortfall.end_page <= first:
-        return [span]
-    cut = min(end, shortfall.end_page)
-    brought = Uncached(shortfall.reason, first, cut)
-    return [brought, Uncached(reason, cut, end)] if cut < end else [brought]

@@ -22,6 +22,7 @@ from ferryman.cache.branch import CacheChange
 from ferryman.cache.capacity import path_snapshots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Costs, HostView
 from ferryman.cache.slots import Demand, Holder, Ledger, SlotHandle
@@ -73,9 +74,8 @@ class Scheduler:
         self.residence = Residence(manifest, sizes, limits.concurrency.rows, limits.max_len)
         self.roster = Roster(self.residence)
         most = path_snapshots(sizes.get(Kind.RECURRENT, 0))
-        planner = Planner(
-            manifest, costs, limits.chunk_tokens, limits.snapshot_grid, most_snapshots=most
-        )
+        placement = Placement(limits.snapshot_grid, most)
+        planner = Planner(manifest, costs, limits.chunk_tokens, placement)
         here = self.residence, self.roster
         self.admission = Admission(*here, limits, planner, self._events)
         self.reservations = Reservations(*here, limits, planner)
