@@ -86,22 +86,42 @@ class StorageSpoiler:
         return Spoilt({**self.unread, **units}, ways)
 
     def keep_unread(self, spoilt: Spoilt, *, is_new_life: bool) -> None:
-        """A round is over. Found out is what is not there any more; and what the file does not say
-        that it holds, if a new life has read what it says."""
+        """A round is over. Found out is what has been given up; and what the file does not say that
+        it holds, if a new life has read what it says."""
+        left = self.not_given_up(spoilt.units.values())
+        claimed = {unit for unit, _ in self._claims()}
         self.unread = {
-            name: each
-            for name, each in spoilt.units.items()
-            if self.is_there(each) and not (is_new_life and not self._is_claimed(each.unit))
+            (each.unit.kind, each.unit.key): each
+            for each in left
+            if not is_new_life or each.unit in claimed
         }
 
-    def is_there(self, spoilt: SpoiltUnit) -> bool:
-        """Whether its file has still what was left in its place: a unit that the host-cache gives
-        up is flagged, and its bytes become a hole."""
+    def not_given_up(self, units: Iterable[SpoiltUnit]) -> list[SpoiltUnit]:
+        """Those whose place is as it was left, and that nobody has stored anew.
+
+        A unit that is given up is flagged there, and its bytes become a hole; in the file of
+        another key that may look no different.
+        """
+        stored: dict[UnitKey, set[tuple[StorageUnit, Content]]] = {}
+        for unit, content in self._claims():
+            stored.setdefault((unit.kind, unit.key), set()).add((unit, content))
+        return [
+            each
+            for each in units
+            if self._is_as_left(each)
+            and not stored.get((each.unit.kind, each.unit.key), set()) - {(each.unit, each.left)}
+        ]
+
+    def _is_as_left(self, spoilt: SpoiltUnit) -> bool:
         path = self._path(spoilt.unit)
         return path.exists() and _content(path.read_bytes(), spoilt.unit) == spoilt.left
 
-    def _is_claimed(self, unit: StorageUnit) -> bool:
-        return any(unit in extent.units for extent, _ in self._read(self._path(unit)))
+    def _claims(self) -> Iterable[tuple[StorageUnit, Content]]:
+        """What all whole files say that they hold, and what lies there."""
+        for path in self._files():
+            for extent, data in self._read(path):
+                for unit in extent.units:
+                    yield unit, _content(data, unit)
 
     def _path(self, unit: StorageUnit) -> Path:
         return self.folder / f"{unit.generation:016x}.extent"
