@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -42,7 +42,8 @@ class AnnouncerStatistics:
 
 
 class IndexAnnouncer:
-    """`tell` never waits; `run` does the work. `holdings` lists everything resident."""
+    """`tell` never waits; `run` does the work. `holdings` lists everything resident in the order in
+    which it came, and leaves out what has gone by the time it is read."""
 
     def __init__(
         self,
@@ -54,10 +55,13 @@ class IndexAnnouncer:
     ) -> None:
         self._index, self._node, self._holdings, self._clock = index, node, holdings, clock
         self._waiting: deque[Change] = deque()
+        self._anew: Iterator[Change] = iter(())
+        self._read: deque[Change] = deque()  # of what is announced anew, the next few
+        self._was_anew = False
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
         self._is_incomplete = self._is_stopping = False
-        self._max_waiting, self._num_dropped = MAX_WAITING, 0
+        self._num_dropped = 0
         self._refresh_at = clock() + REFRESH_SECONDS
         self._announced = self._refreshes = 0
 
@@ -72,7 +76,7 @@ class IndexAnnouncer:
     def tell(self, changes: Iterable[Change]) -> None:
         before = len(self._waiting)
         self._waiting.extend(changes)
-        if len(self._waiting) > self._max_waiting:
+        if len(self._waiting) > MAX_WAITING:
             self._waiting.clear()
             self._is_incomplete = True
         if len(self._waiting) != before:
@@ -105,28 +109,34 @@ class IndexAnnouncer:
         return self._is_incomplete or has_dropped or self._clock() >= self._refresh_at
 
     def _refresh(self) -> None:
-        """Forgetting is told too: an entry may be from this very life. Holdings go chain by chain,
-        for a call speaks of one; the bound is on what comes while they are being told."""
-        gone = [change for change in self._waiting if isinstance(change, UnitForgotten)]
-        held = sorted(self._holdings(), key=lambda unit: (unit.tier, unit.root))
-        self._waiting = deque((*gone, *held))
-        self._max_waiting = len(self._waiting) + MAX_WAITING
+        """What waits is said too: it may be that something is gone, of this very life."""
+        self._anew, self._read = iter(self._holdings()), deque()
         self._num_dropped = self._index.statistics().num_dropped
         self._is_incomplete, self._refresh_at = False, self._clock() + REFRESH_SECONDS
         self._refreshes += 1
-        log.info("announcing anew units=%d", len(self._waiting))
+        log.info("announcing anew")
 
     async def _send(self) -> None:
-        while self._waiting and not self._is_incomplete and not self.is_away:
-            changes = tuple(next(_runs(islice(self._waiting, BATCH))))
-            for _ in changes:
-                self._waiting.popleft()
+        changes: Sequence[Change] = ()
+        while not self._is_incomplete and not self.is_away:
+            if not (changes := self._next_run()):
+                self._told.set()
+                return
             await self._send_run(changes)
             self._announced += len(changes)
-        if not self._waiting:
-            self._told.set()
 
-    async def _send_run(self, changes: tuple[Change, ...]) -> None:
+    def _next_run(self) -> Sequence[Change]:
+        """By turns some of what is announced anew, all of what was read of it, and what changed.
+
+        What is read is as new as all that waits then, and is said before what is told later: so the
+        last word on a unit is right.
+        """
+        if not self._read and not (self._waiting and self._was_anew):
+            self._read.extend(islice(self._anew, BATCH))
+        self._was_anew = bool(self._read)
+        return _taken(self._read or self._waiting)
+
+    async def _send_run(self, changes: Sequence[Change]) -> None:
         """One sort of change, of one chain, in one tier."""
         root, tier = changes[0].root, changes[0].tier
         if stored := [_indexed(change) for change in changes if isinstance(change, UnitStored)]:
@@ -150,17 +160,20 @@ class IndexAnnouncer:
 
     def statistics(self) -> AnnouncerStatistics:
         return AnnouncerStatistics(
-            self.is_away, len(self._waiting), self._announced, self._refreshes
+            self.is_away, len(self._waiting) + len(self._read), self._announced, self._refreshes
         )
 
 
-def _runs(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Neighbours of one sort, chain and tier: what one call to the index can say."""
+def _taken(changes: deque[Change]) -> Sequence[Change]:
+    """The first changes of one sort, chain and tier: what one call to the index can say."""
 
     def call(change: Change) -> tuple[type, PageKey, Tier]:
         return type(change), change.root, change.tier
 
-    return (list(run) for _, run in groupby(changes, call))
+    run = next((list(run) for _, run in groupby(islice(changes, BATCH), call)), [])
+    for _ in run:
+        changes.popleft()
+    return run
 
 
 def _indexed(unit: UnitStored) -> IndexedUnit:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 from tests.tiers.state_shapes import chain
+from tests.tiers.test_store import put, store_with
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.tiers.values import UnitStored
+from ferryman.tiers.values import EvictionRefused, UnitStored
 from ferryman.wire.index import IndexedUnit, NodeLife
 from ferryman.wire.memory_index import MemoryIndex
 from ferryman_hostcache import announcer as module
@@ -75,10 +76,53 @@ async def test_more_than_may_wait_is_announced_while_more_comes(
     assert announcer.statistics().num_refreshes == 1
 
 
-async def test_all_of_a_chain_is_announced_anew_in_one_call_whatever_lies_between() -> None:
-    """Parents come first, those of all chains: taken in that order it was a call for each unit."""
-    index = SlowIndex()
-    chains = [stored(chain(number, *range(200, 209))) for number in range(1, 6)]
-    by_depth = [unit for level in zip(*chains, strict=True) for unit in level]
-    await announced(IndexAnnouncer(index, NODE, lambda: by_depth, clock=lambda: 0.0))
+async def test_what_was_stored_together_is_announced_anew_in_one_call() -> None:
+    """By depth, as the tree lists it, units of all chains would alternate: a call for each."""
+    index, store = SlowIndex(), store_with(full=50)
+    for number in range(1, 6):
+        put(store, chain(number, *range(200, 209)))
+    await announced(IndexAnnouncer(index, NODE, store.holdings, clock=lambda: 0.0))
     assert index.calls == [10] * 5
+
+
+async def test_what_goes_while_all_is_announced_anew_is_not_left_in_the_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 4)
+    index, store = SlowIndex(), store_with(full=20)
+    keys = chain(*range(1, 13))
+    put(store, keys)
+    store.drain_effects()
+    announcer = IndexAnnouncer(index, NODE, store.holdings, clock=lambda: 0.0)
+
+    def drop() -> None:
+        store.drop_corrupt(Kind.FULL, keys[2])
+        announcer.tell(e for e in store.drain_effects() if not isinstance(e, EvictionRefused))
+
+    monkeypatch.setattr(f"{__name__}.during_calls", drop)
+    await announced(announcer)
+    said = await index.digests(NODE, keys[0], [(Kind.FULL, key) for key in keys])
+    assert {key for _, key in said} == set(keys[:2])
+
+
+async def test_what_goes_while_it_waits_to_be_announced_anew_is_not_left_there_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 4)
+    index, store = SlowIndex(), store_with(full=20)
+    prompts = [chain(number) for number in range(1, 7)]
+    for keys in prompts:
+        put(store, keys)
+    store.drain_effects()
+    announcer = IndexAnnouncer(index, NODE, store.holdings, clock=lambda: 0.0)
+
+    def drop() -> None:
+        for keys in prompts[2], prompts[5]:
+            store.drop_corrupt(Kind.FULL, keys[0])
+        announcer.tell(e for e in store.drain_effects() if not isinstance(e, EvictionRefused))
+
+    monkeypatch.setattr(f"{__name__}.during_calls", drop)
+    await announced(announcer)
+    for number, (key,) in enumerate(prompts):
+        said = await index.digests(NODE, key, [(Kind.FULL, key)])
+        assert bool(said) == (number not in (2, 5)), number

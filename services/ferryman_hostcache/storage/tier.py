@@ -50,7 +50,7 @@ class StorageTier(Protocol):
         """What is here of a chain; touches nothing."""
 
     def holdings(self) -> Iterator[UnitStored]:
-        """Everything here, parents first: what is announced anew to an index that was away."""
+        """Everything here, in the order in which it came; what goes while this is read is not."""
 
     def lease(
         self, lease_id: str, keys: Sequence[PageKey], names: Iterable[UnitName]

@@ -172,8 +172,9 @@ class Shelf:
     # Telling.
 
     def holdings(self) -> Iterator[UnitStored]:
-        """Everything here, parents first."""
-        return (_stored_effect(self._stored[name]) for name in self._tree.units())
+        """Everything here, in the order in which it came; what goes while this is read is not."""
+        names = tuple(self._stored)
+        return (_stored_effect(self._stored[name]) for name in names if name in self._stored)
 
     def count(self, kind: Kind, **more: int) -> None:
         """Adds to the counts of a kind, by their names in StorageKindStatistics."""

@@ -243,7 +243,7 @@ class StorageStore:
         return self._shelf.extents.drain_work()
 
     def holdings(self) -> Iterator[UnitStored]:
-        """Everything here, parents first."""
+        """Everything here, in the order in which it came; what goes while this is read is not."""
         return self._shelf.holdings()
 
     def statistics(self) -> StorageStatistics:

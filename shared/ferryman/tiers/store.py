@@ -423,8 +423,11 @@ class HostStore:
         return effects
 
     def holdings(self) -> Iterator[UnitStored]:
-        """Everything resident, parents first: what is announced anew to an index that was away."""
-        return (self._stored_effect(kind, key) for kind, key in self._tree.units())
+        """Everything resident, in the order in which it came, so parents first: what is announced
+        anew to an index that was away. What comes and goes while this is read may, or must not, be
+        among it."""
+        names = tuple(self._resident)
+        return (self._stored_effect(*name) for name in names if name in self._resident)
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(
