@@ -35,6 +35,12 @@ async def nodes_of(index: PrefixIndex) -> dict[str, int]:
     return {node_id: holding.usable_pages for node_id, holding in found.items()}
 
 
+async def until_known(index: PrefixIndex, known: dict[str, int]) -> None:
+    async with asyncio.timeout(60):
+        while await nodes_of(index) != known:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_the_index_knows_what_was_stored_and_what_was_dropped(
     host_cache: Running, redis_url: str
 ) -> None:
@@ -44,14 +50,14 @@ async def test_the_index_knows_what_was_stored_and_what_was_dropped(
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
         await host_cache.announcer.told()
-        assert await nodes_of(index) == {"test-node": 3}
+        await until_known(index, {"test-node": 3})
         lease = await load(worker, PROMPT)
         unit = lease.view.units[Kind.RECURRENT, 2]
         worker.arena[unit.offset] ^= 255
         worker.client.release(lease, corrupt=[(unit.kind, unit.key)])
         await worker.client.attachment.released()
         await host_cache.announcer.told()
-        assert await nodes_of(index) == {"test-node": 1}
+        await until_known(index, {"test-node": 1})
 
 
 async def test_entries_of_an_earlier_life_are_void(
@@ -91,15 +97,9 @@ async def test_an_index_that_comes_back_empty_is_told_everything(
         try:
             await host_cache.announcer.told()
             async with redis_index(again.url, lookup_seconds=10) as index:
-                assert await nodes_of(index) == {"test-node": 3}
+                await until_known(index, {"test-node": 3})
         finally:
             await asyncio.to_thread(again.stop)
-
-
-async def until_known(index: PrefixIndex, known: dict[str, int]) -> None:
-    async with asyncio.timeout(10):
-        while await nodes_of(index) != known:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_an_index_that_was_flushed_is_told_everything_within_seconds(
@@ -189,13 +189,13 @@ async def test_others_are_told_where_it_is_reached_and_not_where_it_listens(
         memory_bytes=1 << 20,
         arena_folder=tmp_path,
         bus=BusSettings(url=nats_url),
-        index=IndexSettings(url=redis_url),
+        index=IndexSettings(url=redis_url, lookup_seconds=10),
         node="advertised",
     )
-    async with running(settings) as service, redis_index(redis_url) as index:
+    async with running(settings) as service, redis_index(redis_url, lookup_seconds=10) as index:
         assert service.address.startswith("localhost:")
         async with worker_at(service.address, MANIFEST) as worker:
             await worker.client.store(PROMPT.keys, PROMPT.sources)
-            await service.announcer.told()
+            await until_known(index, {"advertised": len(PROMPT.keys)})
             found = await index.usable_pages(PROMPT.keys, SHAPE)
-            assert found["advertised"].node.address == service.address
+            assert {each.node.address for each in found.values()} <= {service.address}

@@ -280,7 +280,7 @@ async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
 
 
 async def test_what_somebody_else_left_in_redis_is_no_node(redis_url: str) -> None:
-    async with redis_index(redis_url) as index:
+    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
         chain = chain_of(2)
         await index._client.flushall()
         await index.announce(A, TTL)
