@@ -218,7 +218,7 @@ class RedisIndex:
             said.extend(await self._digests(keys=[_chain_key(root)], args=arguments))
 
         async with self._lookups:
-            was_here = await self._succeeds(ask, LOOKUP_SECONDS)
+            was_here = await self._succeeds(ask, self._lookup_seconds)
         told = zip(units, said, strict=True) if was_here else ()
         return {unit: frozenset(map(bytes.fromhex, each.split())) for unit, each in told if each}
 
