@@ -95,14 +95,14 @@ class Pair:
     prefill_stub: prefill_pb2_grpc.PrefillServiceStub
     decode_stub: decode_pb2_grpc.DecodeServiceStub
 
-    def order(self, request: Request, attempt: int = 1, deadline: float = 20.0) -> PrefillOrder:
+    def order(self, request: Request, attempt: int = 1, deadline: float = 60.0) -> PrefillOrder:
         context = RequestContext(request.request_id, attempt, deadline)
         parts = self.decode.parts
         where = WorkerAddress(parts.worker_id, self.decode.address, parts.epoch)
         epoch = self.prefill.parts.epoch
         return PrefillOrder(context, epoch, where, "router-1", request, MANIFEST.digest)
 
-    def wish(self, request: Request, attempt: int = 1, deadline: float = 20.0) -> ReserveOrder:
+    def wish(self, request: Request, attempt: int = 1, deadline: float = 60.0) -> ReserveOrder:
         """What a prefill worker would ask decode for."""
         order, me = self.order(request, attempt, deadline), self.prefill.parts
         writer = WorkerAddress(me.worker_id, "", me.epoch)
