@@ -30,7 +30,7 @@ from ferryman.cache.resume import (
     Uncached,
     resume_set,
 )
-from ferryman.cache.uncached import Match
+from ferryman.cache.uncached import uncached_spans
 from ferryman.cache.units import HostUnit
 from ferryman.errors import ConfigError
 
@@ -50,10 +50,7 @@ class _Candidate(NamedTuple):
     load_bytes: int
     load_seconds: float
     compute_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return self.load_seconds + self.compute_seconds
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,6 @@ class Planner:
         matched = device.match_depth(keys)
         seen = host.pages_from(matched) if _FULL in self.manifest.kinds else host.end_from(matched)
         limit = min(seen, (prompt_len - 1) // page_size)
-        match = Match(prompt_len, page_size, limit, seen)
         best, unloaded, refused = self._choose(keys, prompt_len, matched, limit, device, host)
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
         snapshots = self._snapshots(keys, prompt_len, best.depth, junction, device)
@@ -108,9 +104,11 @@ class Planner:
             loads=best.loads,
             initialiser=self._initialiser(keys, best),
             snapshots=snapshots,
-            uncached=match.uncached(best.depth, refused, host.shortfall),
+            uncached=uncached_spans(
+                best.depth, limit, seen, prompt_len / page_size, refused, host.shortfall
+            ),
             demand=self._demand(best.depth, matched, best.loads, prompt_len, len(snapshots)),
-            seconds=best.load_seconds + best.compute_seconds,
+            seconds=best.seconds,
             load_bytes=best.load_bytes,
             load_seconds=best.load_seconds,
             compute_seconds=best.compute_seconds,
@@ -198,7 +196,8 @@ class Planner:
         return best, unloaded, refused
 
     def _candidate_zero(self, prompt_len: int) -> _Candidate:
-        return _Candidate(0, (), (), 0, 0.0, prompt_len * self.costs.prefill_seconds_per_token)
+        seconds = prompt_len * self.costs.prefill_seconds_per_token
+        return _Candidate(0, (), (), 0, 0.0, seconds, seconds)
 
     def _depths(
         self,
@@ -243,14 +242,17 @@ class Planner:
         if needs.needs_snapshot and not device.has(_RECURRENT, keys[depth - 1]):
             loads.append(host.units[_RECURRENT, depth - 1])
         compute = prompt_len - depth * self.manifest.page_size
+        compute_seconds = compute * self.costs.prefill_seconds_per_token
         num_bytes = sum([unit.num_bytes for unit in loads]) if loads else 0
+        load_seconds = num_bytes * self.costs.load_seconds_per_byte
         return _Candidate(
             depth,
             tuple(loads),
             tuple(window_pages),
             num_bytes,
-            num_bytes * self.costs.load_seconds_per_byte,
-            compute * self.costs.prefill_seconds_per_token,
+            load_seconds,
+            compute_seconds,
+            load_seconds + compute_seconds,
         )
 
     # Spelling out the choice.
@@ -275,10 +277,10 @@ class Planner:
 
         When a page ends with the prompt, that is an end too, unless it is held already.
         """
-        if _RECURRENT not in self.manifest.kinds:
-            return ()
         page_size = self.manifest.page_size
         pages, rest = divmod(prompt_len, page_size)
+        if depth == pages or _RECURRENT not in self.manifest.kinds:
+            return ()
         ends: tuple[int, ...] = ((pages if rest else pages - 1) * page_size,)
         if not rest and not device.has(_RECURRENT, keys[pages - 1]):
             ends = (*ends, prompt_len)

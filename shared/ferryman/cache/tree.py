@@ -34,6 +34,7 @@ class PrefixTree:
         self._root = Node(b"", None, 0, 0.0)
         self._nodes: dict[PageKey, Node] = {}
         self._slots: dict[Kind, dict[PageKey, SlotHandle]] = {kind: {} for kind in kinds}
+        self._snapshots = self._slots.get(Kind.RECURRENT, {})
         self._order = EvictionOrder(self._slots, window_pages)
         self._path_snapshots = path_snapshots
         self._num_guarded = 0
@@ -69,7 +70,7 @@ class PrefixTree:
 
     def snapshot_depths(self, keys: Sequence[PageKey], depth: int) -> Iterator[int]:
         """Depths up to `depth`, deepest first, at which a recurrent snapshot is held."""
-        snapshots = self._slots.get(Kind.RECURRENT, {})
+        snapshots = self._snapshots
         for page in range(depth - 1, -1, -1):
             if keys[page] in snapshots:
                 yield page + 1
@@ -179,7 +180,7 @@ class PrefixTree:
 
     def _thin_out(self, keys: Sequence[PageKey]) -> tuple[SlotHandle, ...]:
         """Gives up snapshots of a path that has too many."""
-        most, snapshots = self._path_snapshots, self._slots[Kind.RECURRENT]
+        most, snapshots = self._path_snapshots, self._snapshots
         held = [self._nodes[key] for key in keys if key in snapshots] if most else []
         dropped: list[SlotHandle] = []
         for _ in range(len(held) - most):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import ceil, floor
 
 from ferryman.cache.resume import Reason, Shortfall, Uncached
 
@@ -10,36 +10,32 @@ from ferryman.cache.resume import Reason, Shortfall, Uncached
 _LACKING = (Reason.NEVER_SEEN, Reason.NO_SNAPSHOT, Reason.WINDOW_EVICTED)
 
 
-class Match(NamedTuple):
-    """How far a prompt of `prompt_len` tokens is known, in pages.
+def uncached_spans(
+    depth: int,
+    limit: int,
+    seen: int,
+    prompt_pages: float,
+    refused: Reason,
+    shortfall: Shortfall,
+) -> tuple[Uncached, ...]:
+    """The reasons for all pages from `depth` on, where a prompt of so many pages resumes.
 
-    `limit` is the deepest page end at which it may resume, `seen` the end of what is held.
+    `limit` is the deepest page end at which it might, `seen` the end of what is held. `refused`
+    says why it does not resume deeper, `shortfall` what slower tiers did not bring.
     """
-
-    prompt_len: int
-    page_size: int
-    limit: int
-    seen: int
-
-    def uncached(self, depth: int, refused: Reason, shortfall: Shortfall) -> tuple[Uncached, ...]:
-        """The reasons for all pages from `depth` on, where the prompt resumes.
-
-        `refused` says why it does not resume deeper, `shortfall` what slower tiers did not bring.
-        """
-        pages = -(-self.prompt_len // self.page_size)
-        usable = max(depth, self.limit)
-        all_seen = self.seen >= self.prompt_len // self.page_size
-        aligned = pages if all_seen else max(usable, self.seen)
-        spans = []
-        if depth < usable:
-            spans.append(Uncached(refused, depth, usable))
-        if usable < aligned:
-            spans.append(Uncached(Reason.PAGE_ALIGNMENT, usable, aligned))
-        if aligned < pages:
-            spans.append(Uncached(Reason.NEVER_SEEN, aligned, pages))
-        if shortfall.end_page > depth:
-            spans = [part for span in spans for part in _split(span, shortfall)]
-        return tuple(spans)
+    pages = ceil(prompt_pages)
+    usable = max(depth, limit)
+    aligned = pages if seen >= floor(prompt_pages) else max(usable, seen)
+    spans = []
+    if depth < usable:
+        spans.append(Uncached(refused, depth, usable))
+    if usable < aligned:
+        spans.append(Uncached(Reason.PAGE_ALIGNMENT, usable, aligned))
+    if aligned < pages:
+        spans.append(Uncached(Reason.NEVER_SEEN, aligned, pages))
+    if shortfall.end_page > depth:
+        spans = [part for span in spans for part in _split(span, shortfall)]
+    return tuple(spans)
 
 
 def _split(span: Uncached, shortfall: Shortfall) -> list[Uncached]:
