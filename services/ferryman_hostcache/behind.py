@@ -21,7 +21,6 @@ from ferryman_hostcache.prefetching import Prefetching
 from ferryman_hostcache.settings import Settings
 from ferryman_hostcache.storing import StorageWriter
 
-PEER_LOOKUP_SECONDS = 0.25
 MAX_PEERS = 2
 
 
@@ -48,7 +47,7 @@ async def joined(
     """The parts for the length of a block; at its end what is under way is ended and freed."""
     wish = PrefetchWish(PrefetchPolicy(settings.prefetch_policy), settings.prefetch_threshold)
     async with Channels() as channels, Background() as background:
-        peers = GrpcPeers(channels, lookup_seconds=PEER_LOOKUP_SECONDS)
+        peers = GrpcPeers(channels, lookup_seconds=settings.peer_lookup_seconds)
         prefetching = Prefetching(
             host,
             SlowTiers(host.storage, index, peers, MAX_PEERS),

@@ -36,7 +36,8 @@ class Settings(BaseSettings):
     much as the pages of 4,000 tokens has one for each 4,000 tokens kept.
     `write_policy` says when the host tier is written to storage; the prefetch settings hold for
     callers that name none. Prefetches under way hold at most `prefetch_share` of the arena, and
-    there are at most `max_prefetches`; `max_fetches` other nodes are served at once.
+    there are at most `max_prefetches`; `max_fetches` other nodes are served at once. A node that
+    takes longer than `peer_lookup_seconds` to say what it holds is a miss.
     """
 
     model_config = settings_config("hostcache")
@@ -55,6 +56,7 @@ class Settings(BaseSettings):
     prefetch_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     max_prefetches: Count = 32
     max_fetches: Count = 8
+    peer_lookup_seconds: Seconds = 0.25
     bus: BusSettings = BusSettings()
     index: IndexSettings = IndexSettings()
     life: LifeSettings = LifeSettings()

@@ -59,7 +59,7 @@ def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHost
                 arena_folder=tmp_path,
                 bus=BusSettings(url=nats_url),
                 index=IndexSettings(url=redis_url, lookup_seconds=10),
-                **{"node": "test-node", **settings},
+                **{"node": "test-node", "peer_lookup_seconds": 10.0, **settings},
             )
         )
 

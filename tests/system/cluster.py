@@ -98,9 +98,9 @@ class Shape:
     """How many workers, and how their engines run.
 
     Each of `num_nodes` has a host-cache, the first `worker_nodes` of them have workers, so many
-    each. With `has_storage` a node has a folder that outlives its processes. A Redis that takes
-    longer than `lookup_seconds` counts as hung: not because the machine is busy. `settings` are put
-    over those of a role, group by group.
+    each. With `has_storage` a node has a folder that outlives its processes. A Redis, or another
+    node, that takes longer than `lookup_seconds` counts as hung: not because the machine is busy.
+    `settings` are put over those of a role, group by group.
     """
 
     num_nodes: int = 1
@@ -167,6 +167,7 @@ class Cluster:
     def _hostcache(self, node: int) -> dict[str, Any]:
         index, listen = self._index(), {"port": self.hostcache_ports[node]}
         mine = {"listen": listen, "index": index, "memory_bytes": 32 << 20, "node": f"node-{node}"}
+        mine["peer_lookup_seconds"] = self.shape.lookup_seconds
         if self.shape.has_storage:
             mine["storage"] = {"folder": str(self.storage_folder(node))}
         return mine
