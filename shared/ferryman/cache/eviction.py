@@ -59,9 +59,9 @@ class EvictionOrder:
         return node.last_use
 
     def _is_candidate(self, kind: Kind, node: Node) -> bool:
-        if node.key not in self._slots[kind] or node.parent is None:
+        if kind is _FULL and (node.children or node.holds):
             return False
-        return kind is not _FULL or (node.children == 0 and node.holds == 0)
+        return node.parent is not None and node.key in self._slots[kind]
 
     def _is_live(self, kind: Kind, entry: _Entry) -> bool:
         node = entry[2]
@@ -69,9 +69,10 @@ class EvictionOrder:
 
     def offer(self, node: Node) -> None:
         """Makes known what of a node may be evicted, as of now; older entries are stale."""
+        only = (node,)
         for kind in self._slots:
             if self._is_candidate(kind, node):
-                self._push(kind, (node,))
+                self._push(kind, only)
 
     def _push(self, kind: Kind, nodes: Iterable[Node]) -> None:
         heap, rank, ticket = self._heaps[kind], self._rank, self._ticket

@@ -243,8 +243,9 @@ class PrefixTree:
 
     def _remove(self, node: Node) -> list[SlotHandle]:
         """A leaf goes, with all that is held of it."""
-        dropped = [self._take_out(kind, node) for kind in self.kinds_of(node.key)]
-        del self._nodes[node.key]
+        key = node.key
+        dropped = [self._take_out(kind, node) for kind in self.kinds if key in self._slots[kind]]
+        del self._nodes[key]
         parent, node.parent = node.parent, None
         assert parent is not None, "the root is never removed"
         parent.children -= 1
