@@ -175,7 +175,8 @@ class Bringing:
     def corrupt(self, name: UnitName) -> None:
         self.num_corrupt += 1
         key = self._keys[name[1]]
-        log.error("corrupt unit from a peer %s", Tail(kind=name[0], key=key.hex()))
+        if self.num_corrupt == 1:  # a peer whose memory is bad may send thousands
+            log.error("corrupt unit from a peer %s", Tail(kind=name[0], key=key.hex()))
         facts = {"key": key.hex(), "kind": name[0].value}
         self._host.say_trouble(self._tags, "corrupt", tier=Tier.PEER.value, **facts)
 
