@@ -16,7 +16,15 @@ import pytest
 from tests.worker.fake_engine import MANIFEST, request
 from tests.worker.late_agents import late_agent_of
 from tests.worker.lone import Lone, lone_worker
-from tests.worker.pair import Pair, Worker, expected, pair_of_workers, until, worker
+from tests.worker.pair import (
+    PATIENT_SECONDS,
+    Pair,
+    Worker,
+    expected,
+    pair_of_workers,
+    until,
+    worker,
+)
 
 from ferryman.errors import CorruptState, FerrymanError, LeaseLost, Unavailable
 from ferryman.handoff.effects import StopWriter
@@ -28,7 +36,6 @@ from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import PrefillOrder, RequestContext, WorkerAddress
 from ferryman.worker.shell import Parts
 from ferryman_decode.quarantine import Quarantine
-from ferryman_decode.receiving import LEASE_SECONDS
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 
@@ -59,7 +66,7 @@ async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> 
         await until(lambda: late.num_waiting > 0)
         written = late.remote_addresses
         assert (await given_up(pair, "r1")).has_pending_writes
-        pair.decode.clock.ahead = 10 * LEASE_SECONDS
+        pair.decode.clock.ahead = 10 * PATIENT_SECONDS
         promise = await pair.reserve(pair.wish(request("r2", [5] * 21)))
         assert "transfer_in" in pair.decode.leased()
         slots = pair.decode.service._receiving._slots[promise.reservation_id]
@@ -244,7 +251,7 @@ async def half_written() -> AsyncIterator[tuple[Lone, Worker, asyncio.Task[objec
 async def test_row_28_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_answers() -> None:
     async with half_written() as (prefill, decode, _running):
         os.kill(prefill.process.pid, signal.SIGSTOP)
-        decode.clock.ahead = 100 * LEASE_SECONDS
+        decode.clock.ahead = 100 * PATIENT_SECONDS
         table = decode.service._receiving.table
         await until(lambda: table.statistics().num_quarantined == 1)
         asking = decode.service

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 from tests.worker.fake_engine import request
-from tests.worker.pair import Pair, pair_of_workers, until
+from tests.worker.pair import PATIENT_SECONDS, Pair, pair_of_workers, until
 
 from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.wire.status import typed_errors
 from ferryman.wire.v1 import decode_pb2
-from ferryman_decode.receiving import LEASE_SECONDS
 
 PROMPT = [1] * 13
 
@@ -49,7 +48,7 @@ async def test_a_lease_that_is_over_frees_every_slot() -> None:
     async with pair_of_workers() as pair:
         promise = await pair.reserve(pair.wish(request("r1", PROMPT)))
         assert pair.decode.leased() == {"transfer_in"}
-        pair.decode.clock.ahead = LEASE_SECONDS + 1
+        pair.decode.clock.ahead = PATIENT_SECONDS + 1
         await until(lambda: not pair.decode.leased())
         with pytest.raises(LeaseLost):
             await renewed(pair, renewal(promise))

@@ -11,6 +11,7 @@ import pytest
 from tests.worker.fake_engine import fake_engine, request
 from tests.worker.late_agents import BrokenMaking, LateAgent, SlowMaking, late_agent_of
 from tests.worker.pair import (
+    PATIENT_SECONDS,
     Pair,
     Worker,
     expected,
@@ -25,7 +26,6 @@ from ferryman.wire.nixl_agent import NixlAgent, has_nixl
 from ferryman.wire.planes import PlaneChoice
 from ferryman.worker.agents import AgentMaker
 from ferryman.worker.planes import MakeAgent, NixlSide
-from ferryman_decode.receiving import LEASE_SECONDS
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 from ferryman_prefill.writing import APART_SECONDS
@@ -189,7 +189,7 @@ async def test_an_attempt_ends_though_its_writes_do_not() -> None:
         order = pair.order(request("r1", PROMPT), deadline=600.0)
         running = asyncio.create_task(pair.run_prefill(order))
         await until(lambda: late.num_waiting > 0)
-        pair.prefill.clock.ahead = 2 * LEASE_SECONDS
+        pair.prefill.clock.ahead = 2 * PATIENT_SECONDS
         async with asyncio.timeout(60):
             with pytest.raises(FerrymanError):
                 await running

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from tests.worker.fake_engine import MANIFEST, VOCAB, fake_engine, parts_of
 
 from ferryman.engine.assembly import Engine
@@ -37,10 +38,13 @@ from ferryman.wire.values import (
 from ferryman.worker.loop import StepLoop
 from ferryman.worker.planes import MakeAgent
 from ferryman.worker.shell import Parts
+from ferryman_decode import receiving
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 
 Register = Callable[[Any], None]
+# A busy machine is no lost writer.
+PATIENT_SECONDS = 30.0
 
 
 class Clock:
@@ -153,7 +157,9 @@ async def worker(
     gate: threading.Event | None = None,
     make_agent: MakeAgent = NixlAgent,
 ) -> AsyncIterator[Worker]:
-    """A service, its step loop and its server, as the shell joins them."""
+    """A service, its step loop and its server, as the shell joins them; leases are long ones."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(receiving, "LEASE_SECONDS", PATIENT_SECONDS)
     clock, is_open = Clock(), gate is None
     gate = gate or threading.Event()
     if is_open:
@@ -167,6 +173,7 @@ async def worker(
                 yield found
             finally:
                 gate.set()
+                monkeypatch.undo()
 
 
 def held_by(gate: threading.Event) -> None:
