@@ -27,7 +27,6 @@ from tests.system.cluster import (
     Service,
     Shape,
     generate,
-    generate_all,
     running_cluster,
     save_served_model,
     wait_until,
@@ -52,6 +51,8 @@ pytestmark = [
 
 SHARE = 0.7
 ROUNDS_IN_A_LIFE, MIN_ROUNDS, TRIES = 3, 2, 5
+DEADLINE_SECONDS = 240.0
+STORE_SECONDS = 5.0  # then it is asked again
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, logprobs=3, ignore_eos=True)
 PROMPTS = [[(family * 11 + i * 3) % 120 + 3 for i in range(102)] for family in range(16)]
 # Prefetches bring all there is, however slow this machine is. The router has no index: it would
@@ -126,11 +127,17 @@ async def store(cluster: Cluster, client: Client, prompt: Sequence[int]) -> None
     """What a call that took too long kept from the host-cache is written when it is asked again."""
     for _ in range(TRIES - 1):
         with suppress(TimeoutError):
-            await cluster.await_stored(prompt, tier=Tier.STORAGE)
+            async with asyncio.timeout(STORE_SECONDS):
+                await cluster.await_stored(prompt, tier=Tier.STORAGE)
             return
         await flush(cluster)
-        await generate(client, prompt, GREEDY)
+        await generate(client, prompt, GREEDY, deadline_seconds=DEADLINE_SECONDS)
     await cluster.await_stored(prompt, tier=Tier.STORAGE)
+
+
+async def ask_all(client: Client) -> list[Generated]:
+    asked = (generate(client, p, GREEDY, deadline_seconds=DEADLINE_SECONDS) for p in PROMPTS)
+    return list(await asyncio.gather(*asked))
 
 
 async def flush(cluster: Cluster) -> None:
@@ -207,7 +214,7 @@ class Rounds:
 
     async def ask(self) -> list[Generated]:
         """All prompts at once; afterwards they are in storage again."""
-        answers = await generate_all(self.client, PROMPTS, GREEDY)
+        answers = await ask_all(self.client)
         assert_same(answers, self.wanted)
         await settle(self.cluster, self.client)
         return answers
@@ -260,7 +267,7 @@ async def test_no_answer_changes_when_stored_units_are_spoilt(
     cluster: Cluster, wanted: list[Completion]
 ) -> None:
     async with Client(cluster.grpc) as client:
-        assert_same(await generate_all(client, PROMPTS, GREEDY), wanted)
+        assert_same(await ask_all(client), wanted)
         await settle(cluster, client)
         rounds = Rounds(cluster, client, wanted)
         while rounds.tally.found < NUM_SPOILT or rounds.tally.rounds < MIN_ROUNDS:
