@@ -3,7 +3,7 @@
 Bits flip, files are cut short, bytes and entries change places with those of other keys, older
 generations come back, files become another model's or another tenant's (`corruptions.py`); while
 the host-cache runs, and between two of its lives. How many units are found out at least is
-FERRYMAN_TEST_SPOILT (60); 10,000 were by hand, see docs/defects.md.
+FERRYMAN_TEST_SPOILT (60); docs/defects.md has what was tried by hand.
 """
 
 from __future__ import annotations
