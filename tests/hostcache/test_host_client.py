@@ -11,8 +11,9 @@ from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import ManifestMismatch
+from ferryman.errors import ManifestMismatch, Unavailable
 from ferryman.tiers.values import WorkerLife
+from ferryman.wire.codec.scalars import kind_to_wire
 from ferryman.wire.host_attachment import (
     MAX_CORRUPT_NAMES,
     MAX_RELEASES,
@@ -21,7 +22,9 @@ from ferryman.wire.host_attachment import (
     first_of,
 )
 from ferryman.wire.host_client import MISS, host_cache_client
+from ferryman.wire.host_writer import check_room, source_of
 from ferryman.wire.rpc import CallTags
+from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman_hostcache.service import Running
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
@@ -215,6 +218,19 @@ async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
             while "cannot register host memory" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS
+
+
+def test_room_that_was_not_asked_for_or_lies_outside_the_arena_is_refused() -> None:
+    asked = [source_of(Kind.FULL, 3, b"content")]
+
+    def room(page_index: int, offset: int) -> list[pb.ReservedUnit]:
+        full = kind_to_wire(Kind.FULL)
+        return [pb.ReservedUnit(kind=full, page_index=page_index, offset=offset, num_bytes=7)]
+
+    check_room(room(3, 93), asked, arena_bytes=100)
+    for spoilt in (room(4, 93), room(3, 94)):
+        with pytest.raises(Unavailable, match="amiss"):
+            check_room(spoilt, asked, arena_bytes=100)
 
 
 def test_releases_go_in_messages_of_a_bounded_size() -> None:

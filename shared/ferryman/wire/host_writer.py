@@ -18,7 +18,7 @@ import xxhash
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.errors import FerrymanError
+from ferryman.errors import FerrymanError, Unavailable
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_from_wire, kind_to_wire
 from ferryman.wire.host_attachment import HostAttachment, HostCacheOptions, Link, context_of
 from ferryman.wire.rpc import CallTags
@@ -138,6 +138,7 @@ class HostWriter:
             lease_id=lease_id,
         )
         answer = await self._attachment.call(self._attachment.stub.Reserve, request, link)
+        check_room(answer.units, units, arena_bytes=link.arena.memory.nbytes)
         return tuple(answer.units)
 
     async def _copied(
@@ -210,6 +211,17 @@ class HostWriter:
         """Stop copying; the unit that is being copied is finished."""
         self._closing.set()
         await asyncio.to_thread(self._copier.shutdown)
+
+
+def check_room(
+    room: Sequence[pb.ReservedUnit], units: Sequence[UnitSource], *, arena_bytes: int
+) -> None:
+    """Raises Unavailable for room that was not asked for, or that lies outside the arena."""
+    asked = {(unit.kind, unit.page_index) for unit in units}
+    for unit in room:
+        name = kind_from_wire(unit.kind), unit.page_index
+        if name not in asked or unit.offset + unit.num_bytes > arena_bytes:
+            raise Unavailable(f"the host-cache reserved {name[0].value} {name[1]} amiss")
 
 
 def _ranges(units: Sequence[UnitSource]) -> list[types_pb2.PageRange]:
