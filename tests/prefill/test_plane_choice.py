@@ -157,6 +157,22 @@ async def test_a_hand_off_that_nixl_failed_is_tried_again_by_grpc_and_nixl_again
         assert await path_of(pair, "r2") == "nixl"
 
 
+async def test_a_connection_that_stands_still_is_ended_and_the_retry_goes_by_grpc() -> None:
+    """An interface that went away says nothing, and a deadline may be minutes away."""
+    async with pair_of_workers(planes="auto") as pair:
+        late_agent_of(pair.prefill)
+        pair.prefill.service._writing.writer._stall_seconds = 0.05
+        asked = request("r1", PROMPT)
+        async with asyncio.timeout(60):
+            with pytest.raises(FerrymanError):
+                await pair.run_prefill(pair.order(asked, deadline=600.0))
+        progress = await pair.run_prefill(pair.order(asked, attempt=2))
+        assert progress[-1].handed_off.path == "grpc"
+        tokens, _ = await pair.read_tokens("r1", attempt=2)
+        assert tokens == expected(asked)
+        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+
+
 class FarAgent(LateAgent):
     """Reaches nobody."""
 

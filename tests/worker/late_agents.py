@@ -102,7 +102,12 @@ class LateAgent:
         return await self._agent.add_peer(metadata)
 
     async def remove_peer(self, peer: str) -> None:
+        """What is on its way to it ends, as it does in the library."""
         await self._agent.remove_peer(peer)
+        theirs = [write for write in self._waiting if write[0] == peer]
+        self._waiting = [write for write in self._waiting if write[0] != peer]
+        for write in theirs:
+            _lost(*write)
 
     def tell(self, peer: str, message: bytes) -> None:
         self._agent.tell(peer, message)
@@ -113,8 +118,9 @@ def _lost(peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
 
 
 def late_agent_of(prefill: Worker) -> LateAgent:
-    """Put in place of the worker's own."""
+    """Put in place of the worker's own; no write is too late for this test's patience."""
     writer = prefill.service._writing.writer
+    writer._stall_seconds = 600.0
     writer._agent = LateAgent(writer._agent)
     late: LateAgent = writer._agent
     return late

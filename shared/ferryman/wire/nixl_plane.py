@@ -27,6 +27,11 @@ from ferryman.wire.v1 import decode_pb2
 
 # What fits a cache between its digest and its write; each part costs a few 10 µs to post.
 PART_BYTES = 4 << 20
+# As long as a lease: by then a part has landed on any network worth the name, or none will.
+STALL_SECONDS = 5.0
+
+
+_FIRST = asyncio.FIRST_COMPLETED
 
 
 class FailedWrites(Unavailable):
@@ -38,10 +43,14 @@ class NotMet(Unavailable):
 
 
 class NixlWriter:
-    """The writing agent of a process, and the peers it knows."""
+    """The writing agent of a process, and the peers it knows.
 
-    def __init__(self, agent: NixlAgent) -> None:
-        self._agent = agent
+    A connection on which nothing lands for `stall_seconds` is ended: an interface that went away,
+    or a peer that stands still, says nothing for many minutes.
+    """
+
+    def __init__(self, agent: NixlAgent, *, stall_seconds: float = STALL_SECONDS) -> None:
+        self._agent, self._stall_seconds = agent, stall_seconds
         self._peers: dict[str, str] = {}
 
     async def send(
@@ -52,21 +61,28 @@ class NixlWriter:
     ) -> Sent:
         """Writes units as they come; returns when all have landed.
 
-        Raises NotMet before anything, FailedWrites when some ended badly, and whatever else ended
-        it only after the last write has ended. To be cancelled at most once.
+        Raises NotMet before anything, FailedWrites when some ended badly or stood still, and
+        whatever else ended it only after the last write has ended. To be cancelled at most once.
         """
         peer = await self._peer(grant)
         sending = _Sending(self._agent, peer, grant, reservation)
         try:
             async for batch in batches:
                 sending.write(batch)
-            await sending.all_landed()
+            await sending.all_landed(self._stall_seconds)
         except BaseException:
-            if not await sending.ended():
-                await self._forget(grant)
-                raise FailedWrites("a NIXL write did not end well") from None
+            await self._settle(sending, grant)
             raise
         return sending.sent()
+
+    async def _settle(self, sending: _Sending, grant: NixlGrant) -> None:
+        """Until no write is under way. Raises FailedWrites unless all have landed."""
+        try:
+            await sending.all_landed(self._stall_seconds)
+        except FailedWrites:
+            await self._forget(grant)  # which ends them
+            await sending.ended()
+            raise
 
     async def _peer(self, grant: NixlGrant) -> str:
         if grant.agent not in self._peers:
@@ -97,6 +113,7 @@ class _Sending:
         names = (unit.name for unit in reservation.wanted)
         self._remote: dict[UnitName, int] = dict(zip(names, grant.addresses, strict=True))
         self._writes: list[asyncio.Future[None]] = []
+        self._is_stalled = False
         self._digests: list[UnitDigest] = []
         self._num_bytes = 0
 
@@ -119,15 +136,21 @@ class _Sending:
             ranges = ranges_of(unit.unit.name for unit in units)
             self._agent.tell(self._peer, landed_to_bytes(fence_of(self._reservation), ranges))
 
-    async def all_landed(self) -> None:
-        for landed in self._writes:
-            await asyncio.shield(landed)
+    async def all_landed(self, stall_seconds: float) -> None:
+        """Raises FailedWrites when one ended badly, or none ended for so long."""
+        left = set(self._writes)
+        while left and not self._is_stalled:
+            ended, left = await asyncio.wait(left, timeout=stall_seconds, return_when=_FIRST)
+            self._is_stalled = not ended
+        if self._is_stalled:
+            raise FailedWrites(f"no NIXL write ended for {stall_seconds:g} s")
+        if any(landed.exception() for landed in self._writes):
+            raise FailedWrites("a NIXL write did not end well")
 
-    async def ended(self) -> bool:
-        """Waits until no write is under way; whether all of them landed."""
+    async def ended(self) -> None:
+        """Waits until no write is under way, whatever became of it."""
         if self._writes:
             await asyncio.wait(self._writes)
-        return all(landed.exception() is None for landed in self._writes)
 
     def sent(self) -> Sent:
         return Sent(tuple(self._digests), self._num_bytes, NIXL)
