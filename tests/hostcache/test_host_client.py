@@ -196,7 +196,7 @@ async def test_without_a_host_cache_everything_is_a_miss() -> None:
     prompt = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
     async with host_cache_client(options, MANIFEST, take) as client:
         assert await client.acquire(prompt.keys, prompt.prompt_len, 0) == MISS
-        assert await client.store(prompt.keys, prompt.sources) == 0
+        assert await client.store(prompt.keys, prompt.sources) is None
         said = client.statistics()
         assert (said.num_misses, said.num_stores_dropped, taken) == (1, 1, [])
 

@@ -17,12 +17,14 @@ ME = WorkerLife("decode-00000001", 1)
 
 
 class StoredHost:
-    """What a worker's backups see of a host-cache. `offered` has every offer's units."""
+    """What a worker's backups see of a host-cache. `offered` has every offer's units; the next
+    `num_failing` of them come to nothing."""
 
     def __init__(self, manifest: StateManifest, slots: Mapping[Kind, int]) -> None:
         self._manifest, self._slots = manifest, slots
         self._numbers = count(1)
         self.num_attaches, self.node_id = 0, "local"
+        self.num_failing = 0
         self.offered: list[list[UnitName]] = []
         self.content: dict[tuple[Kind, PageKey], bytes] = {}
         self.restart()
@@ -40,11 +42,12 @@ class StoredHost:
 
     async def store(
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
-    ) -> int:
+    ) -> int | None:
         sources = {(unit.kind, unit.page_index): unit for unit in units}
         self.offered.append(list(sources))
-        if not self.node_id:
-            return 0
+        if not self.node_id or self.num_failing:
+            self.num_failing = max(0, self.num_failing - 1)
+            return None
         asked: dict[Kind, list[int]] = {}
         for kind, page in sources:
             asked.setdefault(kind, []).append(page)

@@ -163,6 +163,18 @@ async def test_what_had_to_go_before_it_could_be_written_is_counted() -> None:
         assert here.host.offered == []
 
 
+async def test_what_could_not_be_stored_comes_again_when_it_is_used() -> None:
+    with node(HYBRID, "write_through") as here:
+        asked = prompt("r0", 2 * CHUNK + 1)
+        here.host.num_failing = 1000
+        await here.run(asked)
+        assert here.host.offered
+        assert here.host.content == {}
+        here.host.num_failing = 0
+        await here.run(prompt("r1", 2 * CHUNK + 1))
+        assert here.host.usable_pages(asked.keys) == full_pages(2 * CHUNK)
+
+
 async def test_what_finds_too_much_waiting_is_counted_and_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

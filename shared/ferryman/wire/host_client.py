@@ -232,8 +232,9 @@ class HostCacheClient:
 
     async def store(
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
-    ) -> int:
+    ) -> int | None:
         """Writes those units of the chain `keys` that the host tier lacks; how many became visible.
+        None when it failed or was not tried.
 
         Stores run one after the other, in the order of the calls: a later one may stand on an
         earlier. Offer whole chains where they are at hand; what is there already costs nothing.

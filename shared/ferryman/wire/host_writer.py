@@ -76,28 +76,29 @@ class HostWriter:
         units: Sequence[UnitSource],
         *,
         tags: CallTags,
-    ) -> int:
+    ) -> int | None:
         """Writes those units of the chain `keys` that the host tier lacks; how many became visible.
+        None when it failed or was not tried.
 
         Stores run one after the other, in the order of the calls: a later one may stand on an
         earlier. Offer whole chains where they are at hand; what is there already costs nothing.
         """
         if self._attachment.link is None or self._num_waiting >= self._options.max_stores:
             self._dropped += 1
-            return 0
+            return None
         self._num_waiting += 1
         try:
             async with self._turn:
                 if link := self._attachment.link:
                     return await self._store(link, keys, units, tags)
                 self._dropped += 1
-                return 0
+                return None
         finally:
             self._num_waiting -= 1
 
     async def _store(
         self, link: Link, keys: Sequence[PageKey], units: Sequence[UnitSource], tags: CallTags
-    ) -> int:
+    ) -> int | None:
         lease_id = self._attachment.new_lease_id()
         copying: list[Future[None]] = []
         is_over = False
@@ -112,7 +113,7 @@ class HostWriter:
             is_over = True
         except FerrymanError:
             self._failed += 1
-            return 0
+            return None
         finally:
             if is_over:
                 self._attachment.forget(lease_id)

@@ -53,7 +53,7 @@ class HostWrites(Protocol):
 
     async def store(
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
-    ) -> int: ...
+    ) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +170,12 @@ class DeviceBackup:
                 return
             path = self._path(units)
             stored = await self._copied(path, units, group.tags)
-            if stored < len(units) and self._client.node_id:
+            if stored is not None and stored < len(units):
                 # Others have stored some, or what these stand on was given up there: offer it all.
                 units = self._scheduler.chain_units(path)
-                await self._copied(path, units, group.tags)
+                stored = await self._copied(path, units, group.tags)
             names = [_name(unit) for unit in units]
-            if self._client.node_id:
-                self._books.written(names)
-            else:
-                self._books.failed(names)
+            (self._books.failed if stored is None else self._books.written)(names)
 
     def _note_new_host(self) -> None:
         """After another attachment it may be another host-cache, and empty."""
@@ -212,8 +209,9 @@ class DeviceBackup:
 
     async def _copied(
         self, path: Sequence[PageKey], units: Sequence[CachedUnit], tags: CallTags
-    ) -> int:
-        """How many of them became visible in the host tier; leased as long as it takes."""
+    ) -> int | None:
+        """How many of them became visible in the host tier; leased as long as it takes. None when
+        nobody could be told of them."""
         handles = [unit.handle for unit in units]
         holder = Holder(Role.STORE, tags.request_id or "written ahead")
         self._scheduler.lease(handles, holder)
