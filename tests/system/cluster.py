@@ -98,9 +98,9 @@ class Shape:
     """How many workers, and how their engines run.
 
     Each of `num_nodes` has a host-cache, the first `worker_nodes` of them have workers, so many
-    each. With `has_storage` a node has a folder that outlives its processes. A Redis, or another
-    node, that takes longer than `lookup_seconds` counts as hung: not because the machine is busy.
-    `settings` are put over those of a role, group by group.
+    each. With `has_storage` a node has a folder that outlives its processes. A Redis, a host-cache
+    or another node that takes longer than `patience_seconds` counts as hung: not because the
+    machine is busy. `settings` are put over those of a role, group by group.
     """
 
     num_nodes: int = 1
@@ -114,7 +114,7 @@ class Shape:
     max_running: int = 8
     memory_bytes: int = 24 << 20
     dtype: str = "float64"
-    lookup_seconds: float = 5.0
+    patience_seconds: float = 5.0
 
 
 @dataclass
@@ -162,12 +162,12 @@ class Cluster:
         return self.folder / f"storage-{node}"
 
     def _index(self) -> dict[str, Any]:
-        return {"url": self.redis, "lookup_seconds": self.shape.lookup_seconds}
+        return {"url": self.redis, "lookup_seconds": self.shape.patience_seconds}
 
     def _hostcache(self, node: int) -> dict[str, Any]:
         index, listen = self._index(), {"port": self.hostcache_ports[node]}
         mine = {"listen": listen, "index": index, "memory_bytes": 32 << 20, "node": f"node-{node}"}
-        mine["peer_lookup_seconds"] = self.shape.lookup_seconds
+        mine["peer_lookup_seconds"] = self.shape.patience_seconds
         if self.shape.has_storage:
             mine["storage"] = {"folder": str(self.storage_folder(node))}
         return mine
@@ -196,8 +196,11 @@ class Cluster:
             "overlap": self.shape.overlap,
             "num_threads": 1,
         }
-        address = f"127.0.0.1:{self.hostcache_ports[node]}"
-        return {**common, "worker": worker, "hostcache": {"address": address}}
+        hostcache = {
+            "address": f"127.0.0.1:{self.hostcache_ports[node]}",
+            "call_seconds": self.shape.patience_seconds,
+        }
+        return {**common, "worker": worker, "hostcache": hostcache}
 
     def of_role(self, role: str) -> list[Service]:
         """Those that run."""

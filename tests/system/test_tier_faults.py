@@ -93,7 +93,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, redis: Redis) -> Iterator[
     host_cache = {"memory_bytes": HOST_BYTES}
     settings = {"hostcache": host_cache}
     shape = Shape(
-        memory_bytes=DEVICE_BYTES, has_storage=True, lookup_seconds=0.2, settings=settings
+        memory_bytes=DEVICE_BYTES, has_storage=True, patience_seconds=0.2, settings=settings
     )
     with (
         nats_server() as nats,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ferryman.engine.assembly import EngineOptions
 from ferryman.runtime.settings import (
@@ -17,12 +19,14 @@ from ferryman.runtime.settings import (
 class HostCacheSettings(BaseModel):
     """Where the node's host-cache is; an empty address is a worker without one.
 
+    A call that takes it longer than `call_seconds`, beyond a wait that was asked for, is a miss.
     `write_policy` says when the device tier is written to it. `prefetch_policy` says how long a
     request waits for slower tiers, `prefetch_threshold` below how many tokens it does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     address: str = ""
+    call_seconds: Annotated[float, Field(gt=0, le=10)] = 0.2
     write_policy: WritePolicyName = "write_through"
     prefetch_policy: PrefetchPolicyName = "timeout"
     prefetch_threshold: PrefetchThreshold = PREFETCH_THRESHOLD

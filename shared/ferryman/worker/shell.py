@@ -164,7 +164,9 @@ async def _host_tier(
     chosen = settings.hostcache
     wish = PrefetchWish(PrefetchPolicy(chosen.prefetch_policy), chosen.prefetch_threshold)
     policy = write_policy_named(chosen.write_policy)
-    options = HostCacheOptions(chosen.address, who[1], who[2], prefetch=wish)
+    options = HostCacheOptions(
+        chosen.address, who[1], who[2], call_seconds=chosen.call_seconds, prefetch=wish
+    )
     async with (
         host_cache_client(options, engine.manifest, attach) as client,
         host_tier_of(engine, client, policy, wish, bell.set) as host,
