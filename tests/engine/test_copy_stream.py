@@ -157,7 +157,7 @@ def test_a_step_that_did_not_wait_for_its_loads_is_seen_to_be_wrong() -> None:
         step = house.forward.submit(house.resume(0, BERT))
         with pytest.raises(WrongStamp, match="guest 0: full slot 12 does not hold"):
             step.result(60)
-        assert house.transfer.loading == [12]
+        assert house.transfer.loading in ([], [12]), "none has ended; the first may not have begun"
         may_load.set()
 
 

@@ -86,7 +86,7 @@ async def test_after_a_kill_its_arena_is_swept_and_workers_miss(
             assert sweep_stale_arenas(PREFIX + "other", tmp_path) == ()
             assert sweep_stale_arenas(PREFIX + "local-local", tmp_path) == (Path(said["arena"]),)
             assert await load(worker, PROMPT) == MISS
-            assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 0
+            assert await worker.client.store(PROMPT.keys, PROMPT.sources) is None
 
 
 def test_a_restart_after_a_kill_takes_the_old_arena_away(
