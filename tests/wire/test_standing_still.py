@@ -19,4 +19,4 @@ def test_a_write_that_stands_still_ends_with_its_connection_and_the_next_one_lan
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout.splitlines() == ["no NIXL write ended for 0.5 s", "landed"], done.stderr
+    assert done.stdout.splitlines() == ["no NIXL write ended for 1.0 s", "landed"], done.stderr

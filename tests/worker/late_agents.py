@@ -54,11 +54,8 @@ class LateAgent:
         self._waiting: list[Write] = []
         self._end: End = self._wait
 
-    def write(
-        self, peer: str, runs: Sequence[Run], device: int, before: Callable[[], None]
-    ) -> Future[None]:
+    def write(self, peer: str, runs: Sequence[Run], device: int) -> Future[None]:
         assert device == HOST
-        before()
         landed: Future[None] = Future()
         self._end(peer, runs, landed)
         return landed

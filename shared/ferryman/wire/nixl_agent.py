@@ -79,10 +79,6 @@ class NixlOptions:
         return {**dict(self.backend), "ucx_error_handling_mode": self.error_handling}
 
 
-def _nothing() -> None:
-    """What is to be done before a write, mostly."""
-
-
 def has_nixl() -> bool:
     """Whether the extra is installed; nothing is loaded to find out."""
     return find_spec("nixl") is not None
@@ -164,22 +160,15 @@ class NixlAgent:
         """Ends the connection to a peer; later writes to it need `add_peer` again."""
         await self._call(lambda: self._library.remove_remote_agent(peer))
 
-    def write(
-        self,
-        peer: str,
-        runs: Sequence[Run],
-        device: int = HOST,
-        before: Callable[[], None] = _nothing,
-    ) -> Future[None]:
+    def write(self, peer: str, runs: Sequence[Run], device: int = HOST) -> Future[None]:
         """Posts a write of `runs` into the peer's memory on `device`.
 
-        The agent's thread calls `before` first: a digest then leaves the bytes in the cache.
         The future ends when all bytes have landed, or with Unavailable when that can no longer be
         known. It cannot be cancelled: until it ends the memory is read, and the peer's written.
         """
         landed: Future[None] = Future()
         landed.set_running_or_notify_cancel()
-        self._submit(lambda: self._post(peer, runs, device, landed, before))
+        self._submit(lambda: self._post(peer, runs, device, landed))
         return landed
 
     def tell(self, peer: str, message: bytes) -> None:
@@ -310,16 +299,8 @@ class NixlAgent:
         metadata: bytes = self._library.get_agent_metadata()
         return metadata
 
-    def _post(
-        self,
-        peer: str,
-        runs: Sequence[Run],
-        device: int,
-        landed: Future[None],
-        before: Callable[[], None],
-    ) -> None:
+    def _post(self, peer: str, runs: Sequence[Run], device: int, landed: Future[None]) -> None:
         try:
-            before()
             table = np.array(runs, dtype=np.uint64).reshape(-1, 3)
             (source,) = self._devices
             ours = _descriptors(table[:, 0], table[:, 2], source)
