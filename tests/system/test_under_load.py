@@ -25,6 +25,7 @@ from tests.system.cluster import (
 from ferryman.client import Client
 from ferryman.errors import DeadlineExceeded, Exhausted, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEvent, check
+from ferryman.ids import make_request_id
 from ferryman.llm import LLM
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
@@ -40,6 +41,8 @@ pytestmark = [
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+# Until a kill hits: prompts differ, for what is cached is over too soon.
+TRIES = 5
 ENDS = {"finished", "failed", "cancelled", "rejected"}
 
 
@@ -153,20 +156,34 @@ def publisher(cluster: Cluster, event: LifecycleEvent) -> Service:
     return next(one for one in services if one.ready["worker_id"] == event.worker_id)
 
 
-async def test_a_killed_decode_worker_costs_the_client_no_token(cluster: Cluster) -> None:
-    prompts = [[(5 * i + n) % 120 + 3 for i in range(40)] for n in range(3)]
-    wanted = expected(cluster, prompts, LONG)
+async def answered_though_one_dies(
+    cluster: Cluster, event: str, prompts: Sequence[list[int]], sampling: SamplingParams
+) -> bool:
+    """Kills whoever says `event` of the first prompt. Whether that hit: on a busy machine the
+    answer may be complete before. It is right in any case."""
+    wanted, name = expected(cluster, prompts, sampling), make_request_id()
     async with Client(cluster.grpc) as client, cluster.bus() as bus:
-        async with bus.subscribed(Subjects().all_life_of("kill-decode-0")) as messages:
+        async with bus.subscribed(Subjects().all_life_of(f"{name}-0")) as messages:
             running = [
-                asyncio.create_task(generate(client, prompt, LONG, request_id=f"kill-decode-{n}"))
+                asyncio.create_task(generate(client, prompt, sampling, request_id=f"{name}-{n}"))
                 for n, prompt in enumerate(prompts)
             ]
-            publisher(cluster, await heard(messages, "progress")).kill()
+            victim = publisher(cluster, await heard(messages, event))
+            victim.kill()
         answers = await asyncio.gather(*running)
-        assert [answer.token_ids for answer in answers] == wanted
-        assert len(await client.explain("kill-decode-0")) > 1, "the kill was meant to hit"
-    replace(cluster, "decode")
+        num_attempts = len(await client.explain(f"{name}-0"))
+    replace(cluster, victim.role)
+    assert [answer.token_ids for answer in answers] == wanted
+    return num_attempts > 1
+
+
+async def test_a_killed_decode_worker_costs_the_client_no_token(cluster: Cluster) -> None:
+    for nth in range(TRIES):
+        prompts = [[(5 * i + n) % 120 + 3 for i in range(40 + nth)] for n in range(3)]
+        if await answered_though_one_dies(cluster, "progress", prompts, LONG):
+            break
+    else:
+        pytest.fail("no kill hit")
     cluster.assert_ledgers_balance()
 
 
@@ -177,18 +194,12 @@ def replace(cluster: Cluster, role: str) -> None:
 
 
 async def test_a_killed_prefill_worker_is_replaced_by_another(cluster: Cluster) -> None:
-    prompt = [(9 * i + 4) % 120 + 3 for i in range(900)]
-    (wanted,) = expected(cluster, [prompt], GREEDY)
-    async with Client(cluster.grpc) as client, cluster.bus() as bus:
-        async with bus.subscribed(Subjects().all_life_of("kill-prefill")) as messages:
-            running = asyncio.create_task(
-                generate(client, prompt, GREEDY, request_id="kill-prefill")
-            )
-            publisher(cluster, await heard(messages, "chunk")).kill()
-        answer = await running
-        assert answer.token_ids == wanted
-        assert len(await client.explain("kill-prefill")) > 1, "the kill was meant to hit"
-    replace(cluster, "prefill")
+    for nth in range(TRIES):
+        prompt = [(9 * i + 4 + nth) % 120 + 3 for i in range(900)]
+        if await answered_though_one_dies(cluster, "chunk", [prompt], GREEDY):
+            break
+    else:
+        pytest.fail("no kill hit")
     cluster.assert_ledgers_balance()
 
 
