@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ferryman.wire.host_client import (
     host_cache_client,
     source_of,
 )
+from ferryman_hostcache.service import Running
 
 
 class Worker:
@@ -106,3 +108,10 @@ def read_all(worker: Worker, prompt: Prompt, lease: HostLease) -> int:
         assert content == prompt.content(kind, page)
         assert xxhash.xxh3_128_digest(content) == unit.digest
     return len(lease.view.units)
+
+
+async def until_stored(service: Running, prompt: Prompt) -> None:
+    """Until storage has all of a prompt; the writer tells nobody."""
+    async with asyncio.timeout(20):
+        while service.host.storage.lookup(prompt.keys).usable_pages < len(prompt.keys):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.hostcache.attached import load, prompt_of
+from tests.hostcache.attached import load, prompt_of, until_stored
 from tests.hostcache.conftest import StartHostCache
-from tests.hostcache.test_prefetching import node, prefetch, until_stored
+from tests.hostcache.test_prefetching import node, prefetch
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.hostcache.attached import load, prompt_of, worker_at
+from tests.hostcache.attached import load, prompt_of, until_stored, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
 
@@ -60,9 +60,7 @@ async def test_flushing_all_takes_the_storage_tier_too(
         worker_at(host.address, MANIFEST) as worker,
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
-        async with asyncio.timeout(10):
-            while host.host.storage.lookup(PROMPT.keys).usable_pages < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # it is written behind; nobody is told here
+        await until_stored(host, PROMPT)
         await order(nats_url, host, "flush")
         assert host.host.storage.lookup(PROMPT.keys).usable_pages == 2
         assert (await order(nats_url, host, "flush", b"all"))["dropped"] == 3
@@ -78,9 +76,7 @@ async def test_flushing_all_leaves_what_is_being_read_from_storage(
         worker_at(host.address, MANIFEST) as worker,
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
-        async with asyncio.timeout(10):
-            while host.host.storage.lookup(PROMPT.keys).usable_pages < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_stored(host, PROMPT)
         (unit,) = host.host.storage.lease("reader", PROMPT.keys, [(Kind.FULL, 0)])
         await order(nats_url, host, "flush", b"all")
         memory = memoryview(bytearray(unit.num_bytes))

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hostcache.attached import Prompt, Worker, load, prompt_of, read_all, worker_at
+from tests.hostcache.attached import (
+    Prompt,
+    Worker,
+    load,
+    prompt_of,
+    read_all,
+    until_stored,
+    worker_at,
+)
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
 
@@ -18,8 +26,12 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.tiers.prefetch_values import Lack, Prefetched, PrefetchPolicy, PrefetchWish
 from ferryman.tiers.storage_values import StorageUnit
+from ferryman.wire.codec.prefetch import policy_to_wire
+from ferryman.wire.codec.scalars import keys_to_bytes
+from ferryman.wire.host_attachment import context_of
 from ferryman.wire.redis_index import redis_index
 from ferryman.wire.rpc import CallTags
+from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman_hostcache import fetching
 from ferryman_hostcache.service import Running
 from ferryman_hostcache.storage.settings import StorageSettings
@@ -37,13 +49,6 @@ async def prefetch(worker: Worker, prompt: Prompt = PROMPT, tags: CallTags = TAG
     return await worker.client.prefetch(
         prompt.keys, prompt.prompt_len, have_pages=0, tags=tags, patience=PATIENCE
     )
-
-
-async def until_stored(service: Running, prompt: Prompt) -> None:
-    """Until storage has all of a prompt; the writer tells nobody."""
-    async with asyncio.timeout(20):
-        while service.host.storage.lookup(prompt.keys).usable_pages < len(prompt.keys):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -203,8 +208,15 @@ async def test_two_calls_of_one_attempt_join_and_another_attempt_does_not(
     start_host_cache: StartHostCache, tmp_path: Path
 ) -> None:
     async with node(start_host_cache, "one", tmp_path / "storage") as (service, worker):
-        ask = worker.client.begin_prefetch
         for attempt in (1, 1, 2):
-            tags = CallTags("request", attempt)
-            await ask(PROMPT.keys, PROMPT.prompt_len, have_pages=0, tags=tags, patience=PATIENCE)
+            begin = pb.PrefetchRequest(
+                epoch=service.host.identity.epoch,
+                context=context_of(CallTags("request", attempt)),
+                page_keys=keys_to_bytes(PROMPT.keys),
+                max_pages=len(PROMPT.keys),
+                policy=policy_to_wire(WISH.policy),
+                threshold_tokens=WISH.threshold_tokens,
+                phase=pb.PREFETCH_PHASE_START,
+            )
+            await worker.client.attachment.stub.Prefetch(begin, timeout=PATIENCE)
         assert service.behind.prefetching.statistics().num_begun == 2

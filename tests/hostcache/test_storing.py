@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.hostcache.attached import load, prompt_of
+from tests.hostcache.attached import load, prompt_of, until_stored
 from tests.hostcache.conftest import StartHostCache
 from tests.hostcache.test_prefetching import (
     MANIFEST,
@@ -15,7 +15,6 @@ from tests.hostcache.test_prefetching import (
     assert_quiet,
     node,
     prefetch,
-    until_stored,
 )
 from tests.tiers.state_shapes import chain
 

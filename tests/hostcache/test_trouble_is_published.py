@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.hostcache.attached import load, prompt_of, worker_at
+from tests.hostcache.attached import load, prompt_of, until_stored, worker_at
 from tests.hostcache.conftest import StartHostCache
-from tests.hostcache.test_prefetching import node, until_stored
+from tests.hostcache.test_prefetching import node
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind

@@ -23,6 +23,7 @@ from tests.system.cluster import (
     running_cluster,
     save_served_model,
 )
+from tests.system.exact import assert_same
 
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEvent
@@ -84,12 +85,6 @@ def oracle(cluster: Cluster) -> Iterator[Oracle]:
         overlap=False,
     ) as llm:
         yield Oracle(llm)
-
-
-def assert_same(found: Generated, expected: Completion) -> None:
-    assert tuple(found.token_ids) == expected.token_ids
-    for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
 
 
 def cached(found: Generated) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from tests.system.cluster import (
     running_cluster,
     save_served_model,
 )
+from tests.system.exact import assert_same
 
 from ferryman.cache.manifest import Kind
 from ferryman.client import Client
@@ -73,9 +74,7 @@ async def test_requests_that_were_retracted_resume_through_the_host_exactly(
         assert position % PAGE_SIZE == 0
         assert prompt_len - position <= PAGE_SIZE, "less than a page is computed again"
     for found, wanted in zip(answers, expected, strict=True):
-        assert tuple(found.token_ids) == wanted.token_ids
-        for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+        assert_same(found, wanted)
     cluster.assert_ledgers_balance()
 
 

@@ -31,6 +31,7 @@ from tests.system.cluster import (
     save_served_model,
     wait_until,
 )
+from tests.system.exact import assert_same
 from tests.system.spoiling import Spoilt, StorageSpoiler
 
 from ferryman.cache.units import Tier
@@ -90,11 +91,9 @@ def wanted(cluster: Cluster) -> list[Completion]:
         return llm.generate(PROMPTS, GREEDY)
 
 
-def assert_same(answers: Sequence[Generated], wanted: Sequence[Completion]) -> None:
+def assert_all_same(answers: Sequence[Generated], wanted: Sequence[Completion]) -> None:
     for found, right in zip(answers, wanted, strict=True):
-        assert tuple(found.token_ids) == right.token_ids
-        for mine, theirs in zip(found.logprobs, right.logprobs, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
+        assert_same(found, right)
 
 
 def shown(cluster: Cluster, *names: str) -> int:
@@ -215,7 +214,7 @@ class Rounds:
     async def ask(self) -> list[Generated]:
         """All prompts at once; afterwards they are in storage again."""
         answers = await ask_all(self.client)
-        assert_same(answers, self.wanted)
+        assert_all_same(answers, self.wanted)
         await settle(self.cluster, self.client)
         return answers
 
@@ -272,7 +271,7 @@ async def test_no_answer_changes_when_stored_units_are_spoilt(
     cluster: Cluster, wanted: list[Completion]
 ) -> None:
     async with Client(cluster.grpc) as client:
-        assert_same(await ask_all(client), wanted)
+        assert_all_same(await ask_all(client), wanted)
         await settle(cluster, client)
         rounds = Rounds(cluster, client, wanted)
         while rounds.tally.found < NUM_SPOILT or rounds.tally.rounds < MIN_ROUNDS:

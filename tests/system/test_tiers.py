@@ -25,6 +25,7 @@ from tests.system.cluster import (
     running_cluster,
     save_served_model,
 )
+from tests.system.exact import assert_same
 
 from ferryman.cache.units import Tier
 from ferryman.client import Client, RouteExplanation
@@ -103,12 +104,6 @@ def llm(cluster: Cluster) -> Iterator[LLM]:
 
 def expected(llm: LLM, prompt: Sequence[int]) -> Completion:
     return llm.generate([list(prompt)], GREEDY)[0]
-
-
-def assert_same(found: Generated, wanted: Completion) -> None:
-    assert tuple(found.token_ids) == wanted.token_ids
-    for mine, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-9, rel=0)
 
 
 def cached(found: Generated) -> CachedTokens:

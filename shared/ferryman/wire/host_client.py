@@ -26,7 +26,7 @@ from ferryman.wire.host_attachment import (
     UnitName,
     context_of,
 )
-from ferryman.wire.host_prefetcher import HostPrefetcher, Wanted
+from ferryman.wire.host_prefetcher import HostPrefetcher
 from ferryman.wire.host_writer import HostWriter, UnitSource, source_of
 from ferryman.wire.rpc import NO_TAGS, CallTags
 from ferryman.wire.v1 import hostcache_pb2 as pb
@@ -132,23 +132,6 @@ class HostCacheClient:
 
     # Bringing.
 
-    async def begin_prefetch(
-        self,
-        keys: Sequence[PageKey],
-        prompt_len: int,
-        *,
-        have_pages: int,
-        tags: CallTags,
-        patience: float,
-    ) -> Prefetched:
-        """Has storage and peers bring what they hold of a chain, and waits for none of it.
-
-        The prefetch goes on for `patience` seconds at most; `prefetch` with the same tags joins it.
-        """
-        return await self._prefetcher.begin(
-            Wanted(keys, prompt_len, have_pages), tags=tags, patience=patience
-        )
-
     async def prefetch(
         self,
         keys: Sequence[PageKey],
@@ -163,8 +146,8 @@ class HostCacheClient:
         `have_pages` is the prefix that the device can resume from. Waits as the options say, at
         most `patience` seconds, and begins what nobody began. When anything fails, nothing came.
         """
-        return await self._prefetcher.finish(
-            Wanted(keys, prompt_len, have_pages), tags=tags, patience=patience
+        return await self._prefetcher.prefetch(
+            keys, prompt_len, have_pages=have_pages, tags=tags, patience=patience
         )
 
     # Loading.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
 from ferryman.errors import FerrymanError
@@ -15,15 +14,6 @@ from ferryman.wire.rpc import CallTags
 from ferryman.wire.v1 import hostcache_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A prompt whose prefix is to be brought; the device can resume from `have_pages` of it."""
-
-    keys: Sequence[PageKey]
-    prompt_len: int
-    have_pages: int
-
-
 class HostPrefetcher:
     """The prefetching half of a client. Whatever fails brings nothing."""
 
@@ -33,36 +23,32 @@ class HostPrefetcher:
         self._attachment, self._options, self._page_size = attachment, options, page_size
         self.num_prefetches = self.num_failures = 0
 
-    async def begin(self, wanted: Wanted, *, tags: CallTags, patience: float) -> Prefetched:
-        """Answers at once, with what is known so far."""
-        request = self._request(wanted, tags, patience)
-        request.phase = pb.PREFETCH_PHASE_START
-        return await self._call(request, 0.0)
-
-    async def finish(self, wanted: Wanted, *, tags: CallTags, patience: float) -> Prefetched:
-        """Answers when the policy says."""
-        request = self._request(wanted, tags, patience)
-        request.phase = pb.PREFETCH_PHASE_FINISH
-        return await self._call(request, patience)
-
-    def _request(self, wanted: Wanted, tags: CallTags, patience: float) -> pb.PrefetchRequest:
-        wish, context = self._options.prefetch, context_of(tags)
-        context.deadline_ms = milliseconds(patience)
-        return pb.PrefetchRequest(
-            context=context,
-            page_keys=keys_to_bytes(wanted.keys),
-            have_pages=wanted.have_pages,
-            max_pages=max(0, wanted.prompt_len - 1) // self._page_size,
-            policy=policy_to_wire(wish.policy),
-            threshold_tokens=wish.threshold_tokens,
-        )
-
-    async def _call(self, request: pb.PrefetchRequest, patience: float) -> Prefetched:
+    async def prefetch(
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        *,
+        have_pages: int,
+        tags: CallTags,
+        patience: float,
+    ) -> Prefetched:
+        """Answers when the policy says. The device can resume from `have_pages` of the prompt."""
         link = self._attachment.link
-        if link is None or not request.page_keys:
+        if link is None or not keys:
             return NOTHING_BROUGHT
         self.num_prefetches += 1
-        request.epoch = link.epoch
+        wish, context = self._options.prefetch, context_of(tags)
+        context.deadline_ms = milliseconds(patience)
+        request = pb.PrefetchRequest(
+            epoch=link.epoch,
+            context=context,
+            page_keys=keys_to_bytes(keys),
+            have_pages=have_pages,
+            max_pages=max(0, prompt_len - 1) // self._page_size,
+            policy=policy_to_wire(wish.policy),
+            threshold_tokens=wish.threshold_tokens,
+            phase=pb.PREFETCH_PHASE_FINISH,
+        )
         method = self._attachment.stub.Prefetch
         try:
             answer = await self._attachment.call(method, request, link, patience=patience)
