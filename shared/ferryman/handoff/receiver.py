@@ -154,10 +154,6 @@ class ReservationTable:
         """The writer will not write again: it acknowledged a stop, or gave up by itself."""
         return self._apply(self._entry(fence), WriterStopped())
 
-    def writer_of(self, fence: Fence) -> Writer:
-        """Who may write there. Raises WrongEpoch or LeaseLost."""
-        return self._entry(fence).writer
-
     def is_quarantined(self, request_id: str, attempt: int) -> bool:
         """Whether this attempt or one before it waits for its writer."""
         return any(
