@@ -147,13 +147,13 @@ class HostTier:
     # Before a request is admitted.
 
     def wants_prefetch(self, request: Request) -> bool:
-        gain = self._tokens_beyond(request)
+        gain = self._tokens_beyond(request, self._resumable(request))
         return bool(self.node_id) and 0 < gain >= self._wish.threshold_tokens
 
-    def _tokens_beyond(self, request: Request) -> int:
+    def _tokens_beyond(self, request: Request, have_pages: int) -> int:
         page_size = self._manifest.page_size
         last_page = (request.prompt_len - 1) // page_size
-        return (min(last_page, len(request.keys)) - self._resumable(request)) * page_size
+        return (min(last_page, len(request.keys)) - have_pages) * page_size
 
     def _resumable(self, request: Request) -> int:
         """Pages that the device alone can resume behind, windows aside."""
@@ -166,11 +166,12 @@ class HostTier:
     async def prefetch(
         self, request: Request, tags: CallTags, *, seconds_left: float
     ) -> Prefetched:
-        by_policy = self._wish.policy.seconds(self._tokens_beyond(request))
+        have_pages = self._resumable(request)
+        by_policy = self._wish.policy.seconds(self._tokens_beyond(request, have_pages))
         return await self._client.prefetch(
             request.keys,
             request.prompt_len,
-            have_pages=self._resumable(request),
+            have_pages=have_pages,
             tags=tags,
             patience=max(0.0, min(by_policy, PREFETCH_SHARE * seconds_left)),
         )
