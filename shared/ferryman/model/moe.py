@@ -1,12 +1,12 @@
 """A mixture of experts: each token goes through the few experts its router likes best.
 
-weights = softmax over the chosen experts' router logits
-y       = Σ_chosen weight · expert(x)
+y = Σ_chosen share · expert(x)                                    (Shazeer et al. 2017)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,26 +17,62 @@ from ferryman.model.shapes import MoeShape
 from ferryman.model.weights import Weights, accumulation_dtype
 
 
+class Router(Protocol):
+    """Sends tokens to experts: from hidden [tokens, hidden_dim] the shares, in the accumulation
+    dtype, and the indices of the chosen experts, both [tokens, experts_per_token].
+    """
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharesOfChosen:
+    """The likeliest experts share the token by a softmax over their own scores.
+
+    That is also the softmax over all experts with the shares of the chosen brought to a sum of 1
+    (`norm_topk_prob`).
+    """
+
+    score: Linear
+    experts_per_token: int
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
+        best, chosen = scores.topk(self.experts_per_token, dim=-1)
+        return best.softmax(dim=-1), chosen
+
+
+@dataclass(frozen=True, slots=True)
+class SharesOfAll:
+    """The likeliest experts keep what a softmax over all experts gives them; the rest is lost."""
+
+    score: Linear
+    experts_per_token: int
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
+        shares, chosen = scores.softmax(dim=-1).topk(self.experts_per_token, dim=-1)
+        return shares, chosen
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
     """Routed experts: one product per expert present in the batch, over all of its tokens."""
 
-    router: Linear
-    experts: tuple[GatedMlp, ...]
-    experts_per_token: int
+    router: Router
+    experts: tuple[FeedForward, ...]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        scores = self.router(hidden).to(accumulation_dtype(hidden.dtype))
-        best, chosen = scores.topk(self.experts_per_token, dim=-1)  # [tokens, experts_per_token]
-        shares = best.softmax(dim=-1).to(hidden.dtype).flatten()
+        shares, chosen = self.router(hidden)
+        per_token, pair_shares = chosen.shape[1], shares.to(hidden.dtype).flatten()
         by_expert = chosen.flatten().argsort(stable=True)  # indices into token-expert pairs
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         pairs = by_expert.split_with_sizes(counts)
         mixed = torch.zeros_like(hidden)
         for expert, pair in zip(self.experts, pairs, strict=True):
             if len(pair):
-                tokens = pair // self.experts_per_token
-                fed = expert(hidden[tokens]) * shares[pair, None]
+                tokens = pair // per_token
+                fed = expert(hidden[tokens]) * pair_shares[pair, None]
                 mixed.index_add_(0, tokens, fed)
         return mixed
 
@@ -52,19 +88,58 @@ class ExpertsBesideShared:
         return self.routed(hidden).add_(self.shared(hidden))
 
 
+@dataclass(frozen=True, slots=True)
+class SigmoidGated:
+    """sigmoid(gate(x)) · inner(x); `gate` yields one number a token (Qwen's shared expert)."""
+
+    gate: Linear
+    inner: FeedForward
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.inner(hidden).mul_(self.gate(hidden).sigmoid())
+
+
 def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureOfExperts:
-    """The experts under `weights`, in the published format or in the one transformers 5 holds."""
+    """Granite's experts, in the published format or in the one transformers 5 holds."""
     num_experts, inner_dim = shape.num_experts, shape.inner_dim
     router = weights.first_of("router.layer.weight", "router.weight")
     gate_up = weights.first_of("input_linear.weight", "experts.gate_up_proj")
     down = weights.first_of("output_linear.weight", "experts.down_proj")
     gates = weights.tensor(gate_up, num_experts, 2 * inner_dim, hidden_dim)
     downs = weights.tensor(down, num_experts, hidden_dim, inner_dim)
+    score = make_linear(weights.tensor(router, num_experts, hidden_dim))
     return MixtureOfExperts(
-        router=make_linear(weights.tensor(router, num_experts, hidden_dim)),
-        experts=tuple(
-            GatedMlp(make_linear(gate), make_linear(down))
-            for gate, down in zip(gates.unbind(), downs.unbind(), strict=True)
-        ),
-        experts_per_token=shape.experts_per_token,
+        SharesOfChosen(score, shape.experts_per_token), _split_experts(gates, downs)
     )
+
+
+def load_expert_mlps(weights: Weights, shape: MoeShape, hidden_dim: int) -> tuple[GatedMlp, ...]:
+    """The experts under `weights`: in one tensor of all gates and ups and one of all downs, or
+    each as an MLP of its own under its number.
+    """
+    num_experts, inner_dim = shape.num_experts, shape.inner_dim
+    if weights.first_of("gate_up_proj", "0.gate_proj.weight") == "gate_up_proj":
+        gates = weights.tensor("gate_up_proj", num_experts, 2 * inner_dim, hidden_dim)
+        return _split_experts(
+            gates, weights.tensor("down_proj", num_experts, hidden_dim, inner_dim)
+        )
+    return tuple(
+        load_gated_mlp(weights.under(str(index)), inner_dim, hidden_dim)
+        for index in range(num_experts)
+    )
+
+
+def _split_experts(gate_ups: Tensor, downs: Tensor) -> tuple[GatedMlp, ...]:
+    return tuple(
+        GatedMlp(make_linear(gate_up), make_linear(down))
+        for gate_up, down in zip(gate_ups.unbind(), downs.unbind(), strict=True)
+    )
+
+
+def load_gated_mlp(weights: Weights, inner_dim: int, hidden_dim: int) -> GatedMlp:
+    """The gated MLP without biases whose gate_proj, up_proj and down_proj lie under `weights`."""
+    parts = [
+        weights.tensor(f"{name}.weight", inner_dim, hidden_dim) for name in ("gate_proj", "up_proj")
+    ]
+    down = weights.tensor("down_proj.weight", hidden_dim, inner_dim)
+    return GatedMlp(make_linear(torch.cat(parts)), make_linear(down))
