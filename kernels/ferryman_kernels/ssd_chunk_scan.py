@@ -9,53 +9,20 @@ With L[t] = Σ dt·A from the block's first token to t, every decay is the exp o
     y[t] = Σ_{s ≤ t} exp(L[t] - L[s])·(C[t]·B[s])·dt[s]·x[s] + exp(L[t])·entering·C[t] + D·x[t]
     left = exp(L[end])·entering + Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]
 
-A block that a span cuts is padded in place with dt = 0, which neither decays nor feeds. So where
-a token stands in its block never depends on where its request's span starts, and resuming at a
-block's end goes on from the very numbers that a cold run has there.
+A block that a span cuts is padded in place (`chunk_grid`) with dt = 0, which neither decays nor
+feeds. So resuming at a block's end goes on from the very numbers that a cold run has there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ferryman_kernels._ssd_chunk_scan_triton import MAX_CHUNK_LEN, chunk_scan_triton
+from ferryman_kernels.chunk_grid import Grid, check_spans, decay_between, in_blocks, lay_grid
 from ferryman_kernels.ragged import SlotAt, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A ragged batch cut into blocks; request i owns blocks [first_blocks[i], first_blocks[i+1]).
-
-    `cells` [tokens] says where in [blocks · chunk_len] each token lies.
-    """
-
-    chunk_len: int
-    spans: tuple[Span, ...]
-    first_blocks: tuple[int, ...]
-    cells: Tensor
-
-    @property
-    def num_blocks(self) -> int:
-        return self.first_blocks[-1]
-
-    def block_of(self, request_index: int, position: int) -> int:
-        """The block whose end state is the state at `position`."""
-        first = self.spans[request_index][0] // self.chunk_len
-        return self.first_blocks[request_index] + (position - 1) // self.chunk_len - first
-
-
-def lay_grid(spans: Sequence[Span], chunk_len: int) -> Grid:
-    """Cuts every span at the multiples of `chunk_len`."""
-    firsts, cells = [0], []
-    for start, end in spans:
-        lead = firsts[-1] * chunk_len + start % chunk_len
-        cells.append(torch.arange(lead, lead + end - start))
-        firsts.append(firsts[-1] + -(-end // chunk_len) - start // chunk_len)
-    return Grid(chunk_len, tuple(spans), tuple(firsts), torch.cat(cells))
 
 
 def chunk_scan_reference(
@@ -73,24 +40,17 @@ def chunk_scan_reference(
 ) -> Tensor:
     grid, wide = lay_grid(spans, chunk_len), ssm_states.dtype
     wide_x, wide_dt = x.to(wide), dt.to(wide)
-    fed = _in_blocks(wide_x * wide_dt[..., None], grid)  # [blocks, chunk, ssm_heads, ssm_head_dim]
-    keys = _in_blocks(B.to(wide), grid).transpose(1, 2).contiguous()
-    queries = _in_blocks(C.to(wide), grid).transpose(1, 2).contiguous()
+    fed = in_blocks(wide_x * wide_dt[..., None], grid)  # [blocks, chunk, ssm_heads, ssm_head_dim]
+    keys = in_blocks(B.to(wide), grid).transpose(1, 2).contiguous()
+    queries = in_blocks(C.to(wide), grid).transpose(1, 2).contiguous()
     # Sums in float64: a difference of two long float32 sums would lose the small steps in it.
-    log_decay = _in_blocks(dt.double() * A.double(), grid).cumsum(1)  # [blocks, chunk, ssm_heads]
+    log_decay = in_blocks(dt.double() * A.double(), grid).cumsum(1)  # [blocks, chunk, ssm_heads]
 
     left = _state_fed_by(fed, keys, log_decay)
     entering = _run_states(left, log_decay[:, -1].exp(), ssm_states, slots, grid, snapshots)
     y = _from_before(entering, queries, log_decay)
     y += _within_blocks(fed, keys, queries, log_decay).transpose(1, 2)
     return (y.flatten(0, 1)[grid.cells] + D.to(wide)[:, None] * wide_x).to(x.dtype)
-
-
-def _in_blocks(rows: Tensor, grid: Grid) -> Tensor:
-    """[tokens, …] laid into its cells, zeros elsewhere: [blocks, chunk, …]."""
-    cells = rows.new_zeros(grid.num_blocks * grid.chunk_len, *rows.shape[1:])
-    cells[grid.cells.to(rows.device)] = rows
-    return cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:])
 
 
 # Below, keys and queries are [blocks, ssm_groups, chunk, ssm_state] and contiguous: the bits of a
@@ -110,20 +70,10 @@ def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
 def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
     """What the tokens of a block give to each other: [blocks, ssm_heads, chunk, ssm_head_dim]."""
     blocks, chunk_len = fed.shape[:2]
-    upper, lower = _in_two_parts(log_decay.transpose(1, 2).contiguous(), fed.dtype)
-    scores = upper[..., :, None] - upper[..., None, :]
-    scores += lower[..., :, None] - lower[..., None, :]
-    ahead = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=fed.device).triu(1)
-    scores.masked_fill_(ahead, -torch.inf).exp_()
+    scores = decay_between(log_decay.transpose(1, 2).contiguous(), fed.dtype)
     grouped = scores.view(blocks, keys.shape[1], -1, chunk_len, chunk_len)
     grouped *= (queries @ keys.mT)[:, :, None]
     return scores @ fed.transpose(1, 2).contiguous()
-
-
-def _in_two_parts(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two narrow numbers whose sum is the float64: differences of them stay as exact."""
-    upper = exact.to(dtype)
-    return upper, (exact - upper).to(dtype)
 
 
 def _from_before(entering: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
@@ -149,13 +99,7 @@ def _run_states(
     go to their slots.
     """
     decay = decay.to(left.dtype)[..., None, None]
-    wanted: dict[int, list[int]] = {}
-    ends = [
-        (i, end, slot)
-        for i, ((_, end), slot) in enumerate(zip(grid.spans, slots.tolist(), strict=True))
-    ]
-    for index, position, slot in (*snapshots, *ends):
-        wanted.setdefault(grid.block_of(index, position), []).append(slot)
+    wanted = grid.wanted(slots, snapshots)
     for index, slot in enumerate(slots.tolist()):
         state = ssm_states[slot].clone()
         for block in range(grid.first_blocks[index], grid.first_blocks[index + 1]):
@@ -193,12 +137,7 @@ def chunk_scan(
     assert B.shape == C.shape, (B.shape, C.shape)
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
-    assert all(end > start >= 0 for start, end in spans), spans
-    assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
-    for index, position, _ in snapshots:
-        start, end = spans[index]
-        assert start < position <= end, (spans, snapshots)
-        assert position % chunk_len == 0 or position == end, (position, chunk_len)
+    check_spans(spans, snapshots, tokens, chunk_len)
     in_triton = x.is_cuda and ssm_states.dtype == torch.float32 and chunk_len <= MAX_CHUNK_LEN
     run = chunk_scan_triton if in_triton else chunk_scan_reference
     return run(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
