@@ -128,8 +128,10 @@ def launch_all(dtype: torch.dtype) -> None:
     x, dt, B = rows(128, 64, 64), torch.zeros(128, 64), rows(128, 1, 128)
     selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index)
     chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
-    paged_attention_decode_triton(rows(8, 32, 128), pages, pages, table, index, 0.1, 0)
-    paged_attention_prefill_triton(rows(8, 32, 128), pages, pages, table[:1], ((0, 8),), 0.1, 0)
+    for sinks in (None, torch.zeros(32)):
+        attended = (rows(8, 32, 128), pages, pages)
+        paged_attention_decode_triton(*attended, table, index, 0.1, 0, sinks)
+        paged_attention_prefill_triton(*attended, table[:1], ((0, 8),), 0.1, 0, sinks)
 
 
 def main(dtypes: list[str]) -> None:

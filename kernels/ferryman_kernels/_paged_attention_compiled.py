@@ -1,7 +1,7 @@
 """Decode attention for the CPU: each key and value is read once, where it lies.
 
 Formulas and names are those of `paged_attention`. One turn of the shared loop is one group of
-heads of one request: scores first, then their softmax, then the weighted values.
+heads of one query: scores first, then their softmax, then the weighted values.
 """
 
 from __future__ import annotations
@@ -25,35 +25,41 @@ def _attend(
     page_table: Any,
     positions: Any,
     window_len: int,
+    sinks: Any,
     out: Any,
 ) -> None:
-    """`q` and `out` [requests, kv_heads, group, head_dim]; q is scaled already."""
-    requests, kv_heads, group, head_dim = q.shape
-    for job in prange(requests * kv_heads):
-        request, kv_head = job // kv_heads, job % kv_heads
-        end = positions[request] + 1
+    """`q` and `out` [tokens, kv_heads, group, head_dim]; q is scaled already.
+
+    `sinks` [kv_heads, group]: a score of -inf is no sink.
+    """
+    tokens, kv_heads, group, head_dim = q.shape
+    for job in prange(tokens * kv_heads):
+        token, kv_head = job // kv_heads, job % kv_heads
+        end = positions[token] + 1
         start = max(0, end - window_len) if window_len > 0 else 0
         scores = np.empty((group, end - start), q.dtype)
         for position in range(start, end):
-            page = page_table[request, position // page_size]
+            page = page_table[token, position // page_size]
             at = page * stride_page + (kv_head * page_size + position % page_size) * head_dim
             row = keys[at : at + head_dim]
             for member in range(group):
-                query, total = q[request, kv_head, member], q[request, kv_head, member, 0] * 0
+                query, total = q[token, kv_head, member], q[token, kv_head, member, 0] * 0
                 for d in range(head_dim):
                     total += query[d] * wide(row[d])
                 scores[member, position - start] = total
         total = np.zeros((group, head_dim), q.dtype)
         for member in range(group):
             line = scores[member]
-            peak, norm = line.max(), line[0] * 0
+            sink = sinks[kv_head, member]
+            peak = max(line.max(), sink)
+            norm = exp(sink - peak)
             for i in range(len(line)):
                 line[i] = exp(line[i] - peak)
                 norm += line[i]
             for i in range(len(line)):
                 line[i] /= norm
         for position in range(start, end):
-            page = page_table[request, position // page_size]
+            page = page_table[token, position // page_size]
             at = page * stride_page + (kv_head * page_size + position % page_size) * head_dim
             row = values[at : at + head_dim]
             for member in range(group):
@@ -61,7 +67,7 @@ def _attend(
                 for d in range(head_dim):
                     line[d] += weight * wide(row[d])
         for member in range(group):
-            line, target = total[member], out[request, kv_head, member]
+            line, target = total[member], out[token, kv_head, member]
             for d in range(head_dim):
                 target[d] = narrow(line[d], target)
 
@@ -77,17 +83,20 @@ def paged_attention_decode_compiled(
     positions: Tensor,
     scale: float,
     window_len: int,
+    sinks: Tensor | None,
 ) -> Tensor:
-    requests, q_heads, head_dim = q.shape
+    tokens, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
     assert key_pages[0].is_contiguous(), key_pages.stride()
     assert value_pages.stride() == key_pages.stride(), value_pages.stride()
-    scaled = (q.to(wide_dtype(q.dtype)) * scale).reshape(requests, kv_heads, -1, head_dim)
+    scaled = (q.to(wide_dtype(q.dtype)) * scale).reshape(tokens, kv_heads, -1, head_dim)
+    if sinks is None:
+        sinks = torch.full((q_heads,), -torch.inf, dtype=scaled.dtype)
     out = torch.empty(scaled.shape, dtype=q.dtype)
     _attend_loop(
         q.numel() * int(positions.max()),
         scaled.contiguous().numpy(), as_flat(key_pages), as_flat(value_pages),
         key_pages.stride(0), page_size, page_table.numpy(), positions.numpy(), window_len,
-        as_array(out),
+        sinks.view(kv_heads, -1).numpy(), as_array(out),
     )  # fmt: skip
-    return out.view(requests, q_heads, head_dim)
+    return out.view(tokens, q_heads, head_dim)

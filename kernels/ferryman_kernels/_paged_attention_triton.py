@@ -100,23 +100,33 @@ def _decode_split_kernel(
 def _decode_join_kernel(
     partial_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     out_ptr: tl.tensor,
     splits: int,
+    q_heads: int,
     head_dim: int,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ) -> None:
-    """Joins the splits of one head of one request."""
+    """Joins the splits of one head of one query, and what the sink takes from them."""
     head = tl.program_id(0).to(tl.int64)
     offs_split, offs_dim = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_DIM)
     mask_split, mask_dim = offs_split < splits, offs_dim < head_dim
     at = head * splits + offs_split
     weight = tl.load(weight_ptr + at, mask=mask_split, other=float("-inf"))
-    weight = tl.exp(weight - tl.max(weight, axis=0))
+    peak = tl.max(weight, axis=0)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head % q_heads)
+        peak = tl.maximum(peak, sink)
+    weight = tl.exp(weight - peak)
+    total = tl.sum(weight, axis=0)
+    if HAS_SINKS:
+        total += tl.exp(sink - peak)
     mask = mask_split[:, None] & mask_dim[None, :]
     partial_at = at[:, None] * head_dim + offs_dim[None, :]
     partial = tl.load(partial_ptr + partial_at, mask=mask, other=0.0)
-    out = tl.sum(partial * weight[:, None], axis=0) / tl.sum(weight, axis=0)
+    out = tl.sum(partial * weight[:, None], axis=0) / total
     out_at = out_ptr + head * head_dim + offs_dim
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=mask_dim)
 
@@ -129,6 +139,7 @@ def paged_attention_decode_triton(
     positions: Tensor,
     scale: float,
     window_len: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The number of splits follows from the table's width alone: positions stay on the device."""
     _check_strides(q, key_pages, value_pages, page_table)
@@ -149,8 +160,9 @@ def paged_attention_decode_triton(
         BLOCK_DIM=block_dim, KEYS=BLOCK_KEYS, NARROW=dot_type(q),
     )  # fmt: skip
     _decode_join_kernel[requests * q_heads,](
-        partial, weight, out, splits, head_dim,
-        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=block_dim, num_warps=2,
+        partial, weight, out if sinks is None else sinks, out, splits, q_heads, head_dim,
+        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=block_dim,
+        HAS_SINKS=sinks is not None, num_warps=2,
     )  # fmt: skip
     return out
 
@@ -162,6 +174,7 @@ def _prefill_kernel(
     value_pages_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     tiles_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     out_ptr: tl.tensor,
     stride_q_token: int,
     stride_page: int,
@@ -175,6 +188,7 @@ def _prefill_kernel(
     KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     NARROW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ) -> None:
     """A tile of one request's queries, one head; `tiles` rows: request, token, position, count."""
     tile, q_head = tiles_ptr + tl.program_id(0) * 4, tl.program_id(1)
@@ -194,7 +208,8 @@ def _prefill_kernel(
     low = tl.maximum(first - reach + 1, 0) // KEYS * KEYS
     for start in range(low, first + count, KEYS):
         keys_at = start + tl.arange(0, KEYS)
-        mask_key = keys_at < first + count
+        # What no query of the tile sees may have a page that is gone, or is another's by now.
+        mask_key = (keys_at < first + count) & (keys_at > first - reach)
         pages_at = page_table_ptr + request * stride_table_row + keys_at // page_size
         pages = tl.load(pages_at, mask=mask_key, other=-1).to(tl.int64)
         kv_head = q_head // GROUP
@@ -216,6 +231,12 @@ def _prefill_kernel(
         out = out * shrink[:, None]
         out += tl.dot(weights.to(NARROW), values, input_precision="ieee")
         top = peak
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + q_head)
+        peak = tl.maximum(top, sink)
+        shrink = tl.exp(top - peak)
+        norm = norm * shrink + tl.exp(sink - peak)
+        out = out * shrink[:, None]
     out = out / tl.where(norm > 0, norm, 1.0)[:, None]
     out_at = (tokens[:, None] * tl.num_programs(1) + q_head) * head_dim + offs_dim[None, :]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask_q)
@@ -229,6 +250,7 @@ def paged_attention_prefill_triton(
     spans: Sequence[Span],
     scale: float,
     window_len: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     _check_strides(q, key_pages, value_pages, page_table)
     _, q_heads, head_dim = q.shape
@@ -236,11 +258,12 @@ def paged_attention_prefill_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles = on_device(_tiles(spans), q.device)
     _prefill_kernel[len(tiles), q_heads](
-        q, key_pages, value_pages, page_table, tiles, out,
+        q, key_pages, value_pages, page_table, tiles, out if sinks is None else sinks, out,
         q.stride(0), key_pages.stride(0), page_table.stride(0),
         window_len, page_size, head_dim, scale,
         GROUP=q_heads // kv_heads, QUERIES=BLOCK_QUERIES, KEYS=BLOCK_KEYS,
         BLOCK_DIM=max(16, next_power_of_two(head_dim)), NARROW=dot_type(q),
+        HAS_SINKS=sinks is not None,
         num_warps=4 if q.dtype == torch.bfloat16 else 8,
     )  # fmt: skip
     return out

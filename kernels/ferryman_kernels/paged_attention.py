@@ -3,8 +3,11 @@
     keys of a request = its pages in order, at positions 0, 1, 2, …
     out[position]     = softmax(scale · q·keysᵀ)·values over keys 0 … position
                         (window layers: over the last `window_len` of them, itself included)
+    with sinks:           softmax over those scores and sink[head], a score that no value follows
+                          (gpt-oss; Xiao et al. 2023 keep real tokens for it)
 
-Softmax is computed in float32 (float64 for float64).
+Softmax is computed in float32 (float64 for float64). Keys that no query sees are not read: their
+pages may be gone (-1 in the table), or belong to somebody else by now.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ def paged_attention_reference(
     spans: Sequence[Span],
     scale: float,
     window_len: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The formula, one request after the other, with one mask for all of its queries."""
     parts = [
-        _attend(queries, key_pages, value_pages, pages, span, scale, window_len)
+        _attend(queries, key_pages, value_pages, pages, span, scale, window_len, sinks)
         for queries, pages, span in zip(
             torch.split(q, [end - start for start, end in spans]), page_table, spans, strict=True
         )
@@ -55,6 +59,7 @@ def _attend(
     span: Span,
     scale: float,
     window_len: int,
+    sinks: Tensor | None,
 ) -> Tensor:
     wide, (start, end) = wide_dtype(q.dtype), span
     group = q.shape[1] // key_pages.shape[1]
@@ -63,7 +68,11 @@ def _attend(
     values = _take(value_pages, pages, seen).to(wide).repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
     hidden = _is_hidden(torch.arange(start, end, device=q.device), seen, window_len)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        sink = sinks.to(wide)[:, None, None].expand(-1, end - start, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(-1)[..., : len(seen)]
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
@@ -92,6 +101,7 @@ def _prefill_cpu(
     spans: Sequence[Span],
     scale: float,
     window_len: int,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Gathers each request's pages once; then blocks of queries see only keys up to their end."""
     out, first = torch.empty_like(q), 0
@@ -106,7 +116,9 @@ def _prefill_cpu(
             lead = _first_key(low, window_len)
             window = slice(lead - base, high - base)
             hidden = _is_hidden(torch.arange(low, high), torch.arange(lead, high), window_len)
-            out[rows] = _attend_block(q[rows], keys[:, window], values[:, window], ~hidden, scale)
+            out[rows] = _attend_block(
+                q[rows], keys[:, window], values[:, window], hidden, scale, sinks
+            )
         first += end - start
     return out
 
@@ -118,14 +130,29 @@ def _lay_in_order(pages: Tensor, table: Tensor, skipped: int, end: int) -> Tenso
     return pages[named].transpose(0, 1).flatten(1, 2)
 
 
-def _attend_block(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Heads of a group share their keys by a stride of 0: [kv_heads, group, queries, head_dim]."""
+def _attend_block(
+    q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """Heads of a group share their keys by a stride of 0: [kv_heads, group, queries, head_dim].
+
+    A sink takes its share from all of a head's values alike: with Z = Σ exp(score) it leaves them
+    Z / (Z + exp(sink)) = sigmoid(log Z - sink).
+    """
     tokens, q_heads, head_dim = q.shape
     kv_heads = keys.shape[0]
     group = q_heads // kv_heads
     queries = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale)
+    if sinks is None:
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=~hidden, scale=scale)
+    else:
+        mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
+        # What F.scaled_dot_product_attention runs on a CPU, but with log Z beside it.
+        out, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries, keys, values, 0.0, False, attn_mask=mask, scale=scale
+        )
+        left = torch.sigmoid(log_total - sinks.view(kv_heads, group, 1))
+        out = out * left[..., None]
     return out.permute(2, 0, 1, 3).reshape(tokens, q_heads, head_dim)
 
 
@@ -137,24 +164,28 @@ def paged_attention_decode(
     positions: Tensor,
     scale: float,
     window_len: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """One query of each request, `q` [requests, q_heads, head_dim], at `positions` [requests].
+    """Queries at any positions, `q` [tokens, q_heads, head_dim], each with a row of the table.
 
-    The pages are strided views [slots, kv_heads, page_size, head_dim]; `page_table` [requests,
-    pages] must name every page that a query sees.
+    The pages are strided views [slots, kv_heads, page_size, head_dim]; `page_table` [tokens,
+    pages] must name every page that a query sees; `positions` [tokens]. Several tokens may be of
+    one request, if the keys of all are written: each sees those up to its own position. `sinks`
+    [q_heads] are in the dtype that softmax is computed in.
     """
     _check_pages(q, key_pages, value_pages)
+    _check_sinks(q, sinks)
     assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
     if q.is_cuda and q.dtype != torch.float64:
         return paged_attention_decode_triton(
-            q, key_pages, value_pages, page_table, positions, scale, window_len
+            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks
         )
     if serves(q):
         return paged_attention_decode_compiled(
-            q, key_pages, value_pages, page_table, positions, scale, window_len
+            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks
         )
     spans = [(position, position + 1) for position in positions.tolist()]
-    return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len)
+    return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len, sinks)
 
 
 def paged_attention_prefill(
@@ -165,18 +196,20 @@ def paged_attention_prefill(
     spans: Sequence[Span],
     scale: float,
     window_len: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Queries of several chunks, flattened: `q` [tokens, q_heads, head_dim].
 
     Request i's queries stand at the absolute positions spans[i]; keys and values up to its end
-    are already written to the pages that page_table[i] names.
+    are already written to the pages that page_table[i] names. `sinks` as in decode.
     """
     _check_pages(q, key_pages, value_pages)
+    _check_sinks(q, sinks)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
     assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
     in_triton = q.is_cuda and q.dtype != torch.float64
     run = paged_attention_prefill_triton if in_triton else _prefill_cpu
-    return run(q, key_pages, value_pages, page_table, spans, scale, window_len)
+    return run(q, key_pages, value_pages, page_table, spans, scale, window_len, sinks)
 
 
 def _check_pages(q: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
@@ -187,3 +220,10 @@ def _check_pages(q: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
     assert q.shape[1] % kv_heads == 0, q.shape
     assert page_size & (page_size - 1) == 0, page_size
     assert q.dtype == key_pages.dtype == value_pages.dtype, (q.dtype, key_pages.dtype)
+
+
+def _check_sinks(q: Tensor, sinks: Tensor | None) -> None:
+    if sinks is not None:
+        assert sinks.shape == (q.shape[1],), (sinks.shape, q.shape)
+        assert sinks.dtype == wide_dtype(q.dtype), (sinks.dtype, q.dtype)
+        assert sinks.is_contiguous(), sinks.stride()

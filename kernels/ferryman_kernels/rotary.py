@@ -2,7 +2,7 @@
 
     angle    = position · inv_freq                                       [tokens, rotary_half]
     (a, b)   = the first and the second `rotary_half` elements of a head
-    (a', b') = (a·cos - b·sin, b·cos + a·sin)
+    (a', b') = scaling · (a·cos - b·sin, b·cos + a·sin)
 
 What lies behind the first 2·rotary_half elements of a head is passed on as it is.
 """
@@ -17,11 +17,11 @@ from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
 
 def apply_rotary_reference(
-    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor
+    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     wide = wide_dtype(q.dtype)
     angle = positions.to(wide)[:, None, None] * inv_freq.to(wide)  # [tokens, 1, rotary_half]
-    cos, sin = angle.cos(), angle.sin()
+    cos, sin = angle.cos() * scaling, angle.sin() * scaling
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
@@ -46,6 +46,7 @@ def _rotary_kernel(
     heads: int,
     head_dim: int,
     half: int,
+    scaling: float,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
@@ -60,8 +61,9 @@ def _rotary_kernel(
     freq_at = tl.where(first, offs_dim, offs_dim - half)
     inv_freq = tl.load(inv_freq_ptr + freq_at, mask=turned, other=0.0).to(WIDE)
     angle = tl.load(positions_ptr + token).to(WIDE) * inv_freq
-    cos = tl.cos(angle)
-    sin = tl.where(first, -tl.sin(angle), tl.sin(angle))
+    # Where nothing turns the angle is 0, and x must stay as it is.
+    cos = tl.where(turned, tl.cos(angle) * scaling, 1.0)
+    sin = tl.where(first, -tl.sin(angle), tl.sin(angle)) * scaling
     mask = (offs_head < heads) & (offs_dim < head_dim)[None, :]
     row = x_ptr + token * stride_x_token + offs_head * stride_x_head
     x = tl.load(row + offs_dim[None, :], mask=mask, other=0.0).to(WIDE)
@@ -72,18 +74,18 @@ def _rotary_kernel(
 
 
 def apply_rotary_triton(
-    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor
+    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    return _launch(q, positions, inv_freq), _launch(k, positions, inv_freq)
+    return _launch(q, positions, inv_freq, scaling), _launch(k, positions, inv_freq, scaling)
 
 
-def _launch(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
+def _launch(x: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> Tensor:
     assert x.stride(2) == positions.stride(0) == inv_freq.stride(0) == 1, x.stride()
     tokens, heads, head_dim = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _rotary_kernel[tokens,](
         x, y, positions, inv_freq,
-        x.stride(0), x.stride(1), heads, head_dim, len(inv_freq),
+        x.stride(0), x.stride(1), heads, head_dim, len(inv_freq), scaling,
         BLOCK_HEADS=next_power_of_two(heads), BLOCK_DIM=next_power_of_two(head_dim),
         WIDE=wide_type(x.dtype),
     )  # fmt: skip
@@ -91,9 +93,12 @@ def _launch(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
 
 
 def apply_rotary(
-    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor
+    q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Turned copies of `q` [tokens, q_heads, head_dim] and `k` [tokens, kv_heads, head_dim]."""
+    """Turned copies of `q` [tokens, q_heads, head_dim] and `k` [tokens, kv_heads, head_dim].
+
+    `scaling` multiplies what turns (YaRN's attention factor; Peng et al. 2023).
+    """
     tokens, _, head_dim = q.shape
     assert k.shape[0] == tokens, (q.shape, k.shape)
     assert k.shape[2] == head_dim, (q.shape, k.shape)
@@ -103,5 +108,5 @@ def apply_rotary(
     assert inv_freq.ndim == 1, inv_freq.shape
     assert 2 * len(inv_freq) <= head_dim, (inv_freq.shape, head_dim)
     if q.is_cuda:
-        return apply_rotary_triton(q, k, positions, inv_freq)
-    return apply_rotary_reference(q, k, positions, inv_freq)
+        return apply_rotary_triton(q, k, positions, inv_freq, scaling)
+    return apply_rotary_reference(q, k, positions, inv_freq, scaling)

@@ -14,11 +14,11 @@ from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference, apply_
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 1e-2}
 
 
-def _naive(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
+def _naive(x: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> Tensor:
     out, half = x.double().clone(), len(inv_freq)
     for token, position in enumerate(positions.tolist()):
         for i, freq in enumerate(inv_freq.double().tolist()):
-            turn = cmath.rect(1.0, position * freq)
+            turn = cmath.rect(scaling, position * freq)
             pair = torch.complex(x[token, :, i].double(), x[token, :, half + i].double()) * turn
             out[token, :, i], out[token, :, half + i] = pair.real, pair.imag
     return out
@@ -26,9 +26,11 @@ def _naive(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("half", [16, 8, 5], ids=["whole", "half of the head", "odd part"])
+@pytest.mark.parametrize("scaling", [1.0, 1.3])
 @pytest.mark.parametrize("run", [apply_rotary, apply_rotary_reference, apply_rotary_triton])
 def test_pairs_turn_by_position_and_the_rest_stays(
     run: Callable[..., tuple[Tensor, Tensor]],
+    scaling: float,
     half: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -39,10 +41,10 @@ def test_pairs_turn_by_position_and_the_rest_stays(
     positions = torch.tensor([0, 1, 7, 2, 900])
     heads = torch.randn(5, 8, 32).to(dtype)
     q, k = heads.to(place).split_with_sizes((6, 2), dim=1)
-    turned = run(q, k, positions.to(place), inv_freq.to(place))
+    turned = run(q, k, positions.to(place), inv_freq.to(place), scaling)
     for got, part in zip(turned, heads.split_with_sizes((6, 2), dim=1), strict=True):
         assert got.dtype == dtype
-        expected = _naive(part, positions, inv_freq)
+        expected = _naive(part, positions, inv_freq, scaling)
         torch.testing.assert_close(
             got.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
         )
