@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, BambaConfig, GraniteMoeHybridConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
+    GraniteMoeHybridConfig,
+    PretrainedConfig,
+)
 
 VOCAB_SIZE = 131
 MAX_POSITIONS = 1024
@@ -92,9 +97,14 @@ VARIANTS: Mapping[str, GraniteMoeHybridConfig | BambaConfig] = {
 
 def save_tiny_model(folder: Path, variant: str, *, seed: int = 0) -> Path:
     """Writes the model named `variant` with random weights into `folder`, in float32."""
+    return save_random(folder, VARIANTS[variant], seed)
+
+
+def save_random(folder: Path, config: PretrainedConfig, seed: int) -> Path:
+    """Writes a model of `config` with random weights into `folder`, in float32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(VARIANTS[variant], dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter))

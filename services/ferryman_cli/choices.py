@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ferryman.errors import ConfigError
-from ferryman.model.config import ModelConfig, load_config
+from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes import ModelConfig
 from ferryman.runtime.logs import LEVELS
 from ferryman_cli.tier_choices import TierChoices, check_tiers
 

@@ -28,9 +28,10 @@ VOCAB = 50
 def toy_manifest() -> StateManifest:
     page = (1, PAGE_SIZE, 1)
     full = [SectionSpec(name, 0, page, "float64", 0) for name in ("key", "value")]
-    # Eight channels of float64 fill 64 bytes, so x, B and C lie side by side.
-    recurrent = [SectionSpec(f"conv.{part}", 1, (8, 1), "float64", 0) for part in "xBC"]
-    recurrent.append(SectionSpec("ssm", 1, (1, 1, 1), "float64", 0))
+    recurrent = [
+        SectionSpec("conv", 1, (24, 1), "float64", 0, parts=tuple((part, 8) for part in "xBC")),
+        SectionSpec("ssm", 1, (1, 1, 1), "float64", 0),
+    ]
     layouts = (lay_out(Kind.FULL, full), lay_out(Kind.RECURRENT, recurrent))
     return StateManifest("toy", PAGE_SIZE, PAGE_SIZE, 0, layouts)
 
@@ -57,8 +58,8 @@ class ToyModel:
             heard[index] = _consume(state, table, slot, position, token)
             for owner, at, dst in batch.snapshots:
                 if (owner, at) == (request, position + 1):
-                    state.mamba[1].ssm_states[dst] = state.mamba[1].ssm_states[slot]
-                    state.mamba[1].conv_states[dst] = state.mamba[1].conv_states[slot]
+                    state.recurrent[1].ssm_states[dst] = state.recurrent[1].ssm_states[slot]
+                    state.recurrent[1].conv_states[dst] = state.recurrent[1].conv_states[slot]
         return _logits(heard[batch.last_tokens])
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
@@ -81,7 +82,7 @@ def _consume(state: ModelState, table: Tensor, slot: int, position: int, token: 
     assert token >= 0, f"nobody wrote the token at {position}"
     keys = state.attention[0].key_pages
     keys[table[position // PAGE_SIZE], 0, position % PAGE_SIZE, 0] = token
-    ssm = state.mamba[1].ssm_states[slot]
+    ssm = state.recurrent[1].ssm_states[slot]
     ssm.mul_(0.5).add_(token)
     places = torch.arange(position + 1, device=table.device)
     seen = keys[table[places // PAGE_SIZE], 0, places % PAGE_SIZE, 0].sum()

@@ -1,4 +1,7 @@
-"""Drives a model as the engine would, with nothing in between: slots drawn at random, by hand."""
+"""Drives a model as the engine would, with nothing in between: slots drawn at random, by hand.
+
+A page behind the window goes back at once, poisoned, and other requests take it.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,24 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slabs import Slabs
+from ferryman.cache.resume import resume_set
+from ferryman.engine.slabs import POISON, Slabs
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.decoder import Model
 from ferryman.model.state import ModelState, state_views
 
-NUM_PAGES = 320
-NUM_RECURRENT = 48
+NUM_SLOTS = {Kind.FULL: 320, Kind.WINDOW: 320, Kind.RECURRENT: 48}
+NO_SLOT = -1
+
+Pages = dict[Kind, dict[int, int]]
 
 
 @dataclass(slots=True)
 class Lane:
-    """One request: its pages in order, its working slot, the position it stands at."""
+    """One request: its pages by kind and index, its working slot, the position it stands at."""
 
     working_slot: int
-    pages: list[int] = field(default_factory=list)
+    pages: Pages = field(default_factory=dict)
     position: int = 0
 
 
@@ -42,25 +48,37 @@ class PagedRun:
 
     def __init__(self, model: Model, seed: int = 0) -> None:
         self.model = model
-        self.slabs = Slabs.allocate(
-            model.manifest, {Kind.FULL: NUM_PAGES, Kind.RECURRENT: NUM_RECURRENT}, "cpu"
-        )
+        self.slabs = Slabs.allocate(model.manifest, NUM_SLOTS, "cpu")
         self.state: ModelState = state_views(model.manifest, self.slabs.tensors)
         rng = random.Random(seed)
-        self.free_pages = rng.sample(range(NUM_PAGES), NUM_PAGES)
-        self.free_slots = rng.sample(range(NUM_RECURRENT), NUM_RECURRENT)
+        self.free = {kind: rng.sample(range(n), n) for kind, n in NUM_SLOTS.items()}
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Recurrent slots that nobody has."""
+        return self.free[Kind.RECURRENT]
 
     def start(self) -> Lane:
         """A sequence at position 0, its working slot cleared."""
+        if Kind.RECURRENT not in self._kinds:
+            return Lane(NO_SLOT)
         slot = self.free_slots.pop()
-        self._recurrent[slot] = 0
+        self._slab(Kind.RECURRENT)[slot] = 0
         return Lane(slot)
 
     def resume(self, snapshot: int, sequence: Lane, position: int) -> Lane:
         """A new sequence at `position` of another: its pages shared, its snapshot copied."""
-        slot = self.free_slots.pop()
-        self._recurrent[slot] = self._recurrent[snapshot]
-        return Lane(slot, sequence.pages[: position // self._page_size], position)
+        lane = self.start()
+        if Kind.RECURRENT in self._kinds:
+            recurrent = self._slab(Kind.RECURRENT)
+            recurrent[lane.working_slot] = recurrent[snapshot]
+        num_pages = position // self._page_size
+        lane.pages = {
+            kind: {page: slot for page, slot in pages.items() if page < num_pages}
+            for kind, pages in sequence.pages.items()
+        }
+        lane.position = position
+        return lane
 
     def prefill(self, parts: Sequence[Part]) -> list[Tensor]:
         """Logits [tokens, vocab] of each part, at every position."""
@@ -84,7 +102,9 @@ class PagedRun:
             ),
             last_tokens=torch.arange(sum(lengths)),
         )
-        return list(self.model.prefill(batch, self.state).split_with_sizes(lengths))
+        found = list(self.model.prefill(batch, self.state).split_with_sizes(lengths))
+        self._slide([part.sequence for part in parts])
+        return found
 
     def decode(self, sequences: Sequence[Lane], token_ids: Sequence[int]) -> Tensor:
         """Logits [requests, vocab] behind one more token of each sequence."""
@@ -97,22 +117,52 @@ class PagedRun:
             page_tables=self._page_tables(sequences),
             working_slots=torch.tensor([sequence.working_slot for sequence in sequences]),
         )
-        return self.model.decode(batch, self.state)
+        found = self.model.decode(batch, self.state)
+        self._slide(sequences)
+        return found
 
     @property
     def _page_size(self) -> int:
         return self.model.manifest.page_size
 
     @property
-    def _recurrent(self) -> Tensor:
-        return self.slabs.by_kind[Kind.RECURRENT].tensor
+    def _kinds(self) -> tuple[Kind, ...]:
+        return self.model.manifest.kinds
+
+    @property
+    def _paged_kinds(self) -> list[Kind]:
+        return [kind for kind in self._kinds if kind is not Kind.RECURRENT]
+
+    def _slab(self, kind: Kind) -> Tensor:
+        return self.slabs.by_kind[kind].tensor
 
     def _advance(self, sequence: Lane, num_tokens: int) -> None:
-        sequence.position += num_tokens
-        while len(sequence.pages) * self._page_size < sequence.position:
-            sequence.pages.append(self.free_pages.pop())
+        """Pages for the next tokens, of every kind."""
+        start, end = sequence.position, sequence.position + num_tokens
+        for kind in self._paged_kinds:
+            pages = sequence.pages.setdefault(kind, {})
+            for page in range(start // self._page_size, -(-end // self._page_size)):
+                if page not in pages:
+                    pages[page] = self.free[kind].pop(0)
+        sequence.position = end
+
+    def _slide(self, sequences: Sequence[Lane]) -> None:
+        """What no later query of a sequence reads goes back."""
+        if Kind.WINDOW not in self._kinds:
+            return
+        for sequence in sequences:
+            oldest = resume_set(self.model.manifest, sequence.position).window.first
+            pages = sequence.pages[Kind.WINDOW]
+            for page in [page for page in pages if page < oldest]:
+                slot = pages.pop(page)
+                self._slab(Kind.WINDOW)[slot] = POISON
+                self.free[Kind.WINDOW].append(slot)
 
     def _page_tables(self, sequences: Sequence[Lane]) -> dict[Kind, Tensor]:
-        widest = max(len(sequence.pages) for sequence in sequences)
-        rows = [s.pages + [-1] * (widest - len(s.pages)) for s in sequences]
-        return {Kind.FULL: torch.tensor(rows)}
+        widest = max(-(-sequence.position // self._page_size) for sequence in sequences)
+        return {
+            kind: torch.tensor(
+                [[s.pages[kind].get(page, NO_SLOT) for page in range(widest)] for s in sequences]
+            )
+            for kind in self._paged_kinds
+        }

@@ -13,8 +13,17 @@ import pytest
 from tests.model.conftest import FolderOf
 
 from ferryman.errors import ConfigError
-from ferryman.model.config import BambaConfig, GraniteHybridConfig, load_config
-from ferryman.model.shapes import Mixer, MoeShape, NoPositions, RotaryPositions
+from ferryman.model.config import load_config
+from ferryman.model.families.bamba import BambaConfig
+from ferryman.model.families.granite import GraniteHybridConfig
+from ferryman.model.shapes import (
+    AttentionShape,
+    MambaShape,
+    ModelConfig,
+    MoeShape,
+    NoPositions,
+    RotaryPositions,
+)
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -32,30 +41,42 @@ def edited(folder_of: FolderOf, tmp_path: Path) -> Callable[[str, Edit], Path]:
     return edit_config
 
 
+def attention_of(config: ModelConfig) -> AttentionShape:
+    """The attention of its first layer that has one."""
+    shapes = (shape for layer in config.states for shape in layer)
+    return next(shape for shape in shapes if isinstance(shape, AttentionShape))
+
+
+def mamba_of(config: ModelConfig) -> MambaShape:
+    shapes = (shape for layer in config.states for shape in layer)
+    return next(shape for shape in shapes if isinstance(shape, MambaShape))
+
+
 def test_granite_is_read_with_its_multipliers_and_layers(folder_of: FolderOf) -> None:
     config = load_config(folder_of("granite_moe_rope"))
     assert isinstance(config, GraniteHybridConfig)
     assert (config.embedding_multiplier, config.residual_multiplier) == (3.0, 0.7)
-    assert (config.logits_scaling, config.attention.scale) == (1.7, 0.3)
-    assert config.trunk.mixers.count(Mixer.MAMBA) == 3
+    attention, mamba = attention_of(config), mamba_of(config)
+    assert (config.logits_scaling, attention.scale) == (1.7, 0.3)
+    assert config.mixers.count(mamba) == 3
     assert config.moe == MoeShape(num_experts=4, experts_per_token=3, inner_dim=48)
-    assert config.attention.positions == RotaryPositions(theta=10_000.0, rotary_dim=16)
-    assert config.mamba.dt_limit == (0.05, 0.4)
+    assert attention.positions == RotaryPositions(theta=10_000.0, rotary_dim=16)
+    assert mamba.dt_limit == (0.05, 0.4)
 
 
 def test_dense_granite_without_positions_has_neither(folder_of: FolderOf) -> None:
     config = load_config(folder_of("granite_nope"))
     assert isinstance(config, GraniteHybridConfig)
     assert config.moe is None
-    assert config.attention.positions == NoPositions()
+    assert attention_of(config).positions == NoPositions()
 
 
 def test_bamba_turns_half_of_each_head(folder_of: FolderOf) -> None:
     config = load_config(folder_of("bamba"))
     assert isinstance(config, BambaConfig)
-    assert config.attention.positions == RotaryPositions(theta=10_000.0, rotary_dim=8)
-    assert config.attention.scale == 16**-0.5
-    assert config.mamba.dt_limit == (0.0, math.inf)
+    assert attention_of(config).positions == RotaryPositions(theta=10_000.0, rotary_dim=8)
+    assert attention_of(config).scale == 16**-0.5
+    assert mamba_of(config).dt_limit == (0.0, math.inf)
 
 
 def test_both_spellings_of_layer_types_mean_the_same(
@@ -67,7 +88,7 @@ def test_both_spellings_of_layer_types_mean_the_same(
         raw["position_embedding_type"] = "nope"
 
     folder = edited("granite_nope", spell_as_published)
-    assert load_config(folder).trunk.mixers == load_config(folder_of("granite_nope")).trunk.mixers
+    assert load_config(folder).states == load_config(folder_of("granite_nope")).states
 
 
 def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], Path]) -> None:
@@ -81,8 +102,8 @@ def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], 
     ("edit", "named"),
     [
         pytest.param(
-            lambda raw: raw.update(architectures=["LlamaForCausalLM"]),
-            ["LlamaForCausalLM", "GraniteMoeHybridForCausalLM", "BambaForCausalLM"],
+            lambda raw: raw.update(architectures=["GPT2LMHeadModel"]),
+            ["GPT2LMHeadModel", "GraniteMoeHybridForCausalLM", "BambaForCausalLM"],
             id="unknown architecture",
         ),
         pytest.param(lambda raw: raw.pop("architectures"), ["architectures"], id="no architecture"),

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from tests.model.conftest import NUM_PROMPTS, PROMPT_LEN, AnswerOf, FolderOf, ModelOf, prompt
+from tests.model.differences import difference
 from tests.model.paged_run import Lane, PagedRun, Part
 from tests.oracle import load_oracle
 from tests.tiny_models import VARIANTS
@@ -20,13 +21,6 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference relative to the largest logit of its position."""
-    assert found.shape == expected.shape
-    scale = expected.abs().amax(-1, keepdim=True)
-    return float(((found.double() - expected) / scale).abs().max())
-
-
 @every_variant
 @every_dtype
 @pytest.mark.parametrize("page_size", [16, 64])
@@ -37,7 +31,7 @@ def test_ragged_prompts_in_one_chunk_equal_the_oracle(
     parts = [Part(run.start(), prompt(i)[:length]) for i, length in enumerate(RAGGED)]
     found = run.prefill(parts)
     for index, (length, logits) in enumerate(zip(RAGGED, found, strict=True)):
-        assert error(logits, answer_of(variant, index)[:length]) < TOLERANCES[dtype]
+        assert difference(logits, answer_of(variant, index)[:length]) < TOLERANCES[dtype]
 
 
 @every_variant
@@ -57,7 +51,7 @@ def test_chunks_that_cut_anywhere_on_the_page_grid_equal_the_oracle(
             found[index].append(logits)
     for index, length in enumerate(lengths):
         expected = answer_of(variant, index)[:length]
-        assert error(torch.cat(found[index]), expected) < TOLERANCES[dtype]
+        assert difference(torch.cat(found[index]), expected) < TOLERANCES[dtype]
 
 
 def _next_part(lane: Lane, index: int, length: int, num_pages: int) -> Part:
@@ -79,7 +73,7 @@ def test_decoding_token_by_token_in_a_mixed_batch_equals_the_oracle(
         tokens = [prompt(i)[lanes[i].position] for i in members]
         found = run.decode([lanes[i] for i in members], tokens)
         expected = torch.stack([answer_of(variant, i)[lanes[i].position - 1] for i in members])
-        assert error(found, expected) < TOLERANCES[dtype]
+        assert difference(found, expected) < TOLERANCES[dtype]
 
 
 @every_variant
@@ -94,10 +88,10 @@ def test_resuming_from_a_snapshot_equals_the_cold_run(
     for position, slot in snapshots.items():
         resumed = run.resume(slot, cold, position)
         (found,) = run.prefill([Part(resumed, prompt(0)[position:150])])
-        assert error(found, expected[position:150]) < TOLERANCES[dtype]
+        assert difference(found, expected[position:150]) < TOLERANCES[dtype]
         again = run.resume(slot, cold, position)  # the snapshot itself is still what it was
         found = run.decode([again], [prompt(0)[position]])
-        assert error(found, expected[position : position + 1]) < TOLERANCES[dtype]
+        assert difference(found, expected[position : position + 1]) < TOLERANCES[dtype]
 
 
 @every_variant
@@ -108,7 +102,7 @@ def test_a_snapshot_is_bitwise_the_state_of_the_run_that_ends_there(
     slot, onward, ending = run.free_slots.pop(), run.start(), run.start()
     run.prefill([Part(onward, prompt(0)[:96], {96: slot})])
     run.prefill([Part(ending, prompt(0)[:96])])
-    for layer in run.state.mamba.values():
+    for layer in run.state.recurrent.values():
         for states in (layer.conv_states, layer.ssm_states):
             assert torch.equal(states[slot], states[onward.working_slot])
             assert torch.equal(states[slot], states[ending.working_slot])
@@ -139,4 +133,4 @@ def test_float32_equals_transformers_in_float32(
     run = PagedRun(model_of(variant, "float32", PAGE_SIZE))
     (found,) = run.prefill([Part(run.start(), prompt(1))])
     expected = load_oracle(folder_of(variant), torch.float32).logits(prompt(1))
-    assert error(found, expected.double()) < TOLERANCES["float32"]
+    assert difference(found, expected.double()) < TOLERANCES["float32"]

@@ -58,7 +58,7 @@ def test_one_view_covers_x_B_and_C_of_a_convolution(
     manifest = manifests[variant]
     slabs = Slabs.allocate(manifest, NUM_SLOTS, "cpu")
     layout, slab = manifest.layout(Kind.RECURRENT), slabs.tensors[Kind.RECURRENT]
-    for layer, state in state_views(manifest, slabs.tensors).mamba.items():
+    for layer, state in state_views(manifest, slabs.tensors).recurrent.items():
         parts = []
         for number, name in enumerate(("conv.x", "conv.B", "conv.C")):
             view = section_view(slab, layout.section(name, layer))
@@ -71,9 +71,9 @@ def test_views_are_views(manifests: dict[str, StateManifest]) -> None:
     slabs = Slabs.allocate(manifests["bamba"], NUM_SLOTS, "cpu")
     state = state_views(manifests["bamba"], slabs.tensors)
     assert sorted(state.attention) == [1, 4]
-    assert sorted(state.mamba) == [0, 2, 3]
-    assert state.mamba[0].ssm_states.isnan().all()
-    state.mamba[2].ssm_states[1] = 0
+    assert sorted(state.recurrent) == [0, 2, 3]
+    assert state.recurrent[0].ssm_states.isnan().all()
+    state.recurrent[2].ssm_states[1] = 0
     layout = manifests["bamba"].layout(Kind.RECURRENT)
     section = layout.section("ssm", 2)
     found = slabs.bytes_of(Kind.RECURRENT, 1)[section.offset : section.offset + section.num_bytes]

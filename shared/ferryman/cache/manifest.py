@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -29,14 +29,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One tensor inside a slot: where it lies, and along which axis tensor parallelism cuts it."""
+    """One tensor inside a slot: where it lies, and along which axis tensor parallelism cuts it.
+
+    `shard_axis` None: every rank holds all of it.
+    """
 
     name: str
     layer: int
     shape: tuple[int, ...]
     dtype: str
     offset: int
-    shard_axis: int
+    shard_axis: int | None
 
     @property
     def num_bytes(self) -> int:
@@ -45,13 +48,33 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class SectionSpec:
-    """A section before it has a place."""
+    """A section before it has a place.
+
+    `parts` (name, length along axis 0) makes sections of their own of it, because they are sharded
+    apart. They lie one behind the other without padding, so that one strided view covers them all.
+    """
 
     name: str
     layer: int
     shape: tuple[int, ...]
     dtype: str
-    shard_axis: int
+    shard_axis: int | None
+    parts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def placed(self, offset: int) -> Iterator[Section]:
+        """The spec at `offset`: one section, or one for each part."""
+        if not self.parts:
+            yield Section(self.name, self.layer, self.shape, self.dtype, offset, self.shard_axis)
+        for name, length in self.parts:
+            shape = (length, *self.shape[1:])
+            part = f"{self.name}.{name}"
+            section = Section(part, self.layer, shape, self.dtype, offset, self.shard_axis)
+            yield section
+            offset += section.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +97,12 @@ class KindLayout:
 
 
 def lay_out(kind: Kind, specs: Iterable[SectionSpec]) -> KindLayout:
-    """Places sections one behind the other, each at a multiple of 64 bytes."""
-    sections, offset = [], 0
+    """Places specs one behind the other, each at a multiple of 64 bytes."""
+    sections: list[Section] = []
+    offset = 0
     for spec in specs:
-        section = Section(spec.name, spec.layer, spec.shape, spec.dtype, offset, spec.shard_axis)
-        sections.append(section)
-        offset = _aligned(offset + section.num_bytes)
+        sections += spec.placed(offset)
+        offset = _aligned(offset + spec.num_bytes)
     return KindLayout(kind, tuple(sections), offset)
 
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.cache.manifest import Kind
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.layers import Place, RmsNorm, load_norm
 from ferryman.model.linear import Linear, make_linear
 from ferryman.model.shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.state import AttentionState, ModelState
@@ -21,6 +21,8 @@ from ferryman.model.weights import Weights, accumulation_dtype
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
 from ferryman_kernels.pages import write_kv
 from ferryman_kernels.rotary import apply_rotary
+
+NORM_NAMES = ("q_norm", "k_norm")
 
 
 class Turning(Protocol):
@@ -39,6 +41,22 @@ class Rotary:
         return apply_rotary(q, k, positions, self.inv_freq)
 
 
+@dataclass(frozen=True, slots=True)
+class NormedHeads:
+    """Norms every head of q and of k before `turn` sees them (Qwen 3, Gemma 3)."""
+
+    q_norm: RmsNorm
+    k_norm: RmsNorm
+    turn: Turning
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.turn(_each_head(self.q_norm, q), _each_head(self.k_norm, k), positions)
+
+
+def _each_head(norm: RmsNorm, heads: Tensor) -> Tensor:
+    return norm(heads.flatten(0, 1)).view_as(heads)
+
+
 def leave_unturned(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """No positions ("nope")."""
     return q, k
@@ -55,19 +73,31 @@ class Attention:
     out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        pages, table = state.attention[self.layer], batch.page_tables[Kind.FULL]
+        pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         q = self._write(hidden, pages, table, batch.rows, batch.positions)
         mixed = paged_attention_prefill(
-            q, pages.key_pages, pages.value_pages, table, batch.spans, self.shape.scale
+            q,
+            pages.key_pages,
+            pages.value_pages,
+            table,
+            batch.spans,
+            self.shape.scale,
+            self.shape.window_len,
         )
         return self.out(mixed.flatten(1))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        pages, table = state.attention[self.layer], batch.page_tables[Kind.FULL]
+        pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         rows = torch.arange(len(hidden), device=hidden.device)
         q = self._write(hidden, pages, table, rows, batch.positions)
         mixed = paged_attention_decode(
-            q, pages.key_pages, pages.value_pages, table, batch.positions, self.shape.scale
+            q,
+            pages.key_pages,
+            pages.value_pages,
+            table,
+            batch.positions,
+            self.shape.scale,
+            self.shape.window_len,
         )
         return self.out(mixed.flatten(1))
 
@@ -83,10 +113,9 @@ class Attention:
         return q
 
 
-def load_attention(
-    weights: Weights, layer: int, shape: AttentionShape, hidden_dim: int
-) -> Attention:
+def load_attention(weights: Weights, shape: AttentionShape, place: Place) -> Attention:
     """The attention whose projections lie under `weights`, q, k and v joined into one product."""
+    hidden_dim = place.hidden_dim
     heads = {"q_proj": shape.q_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
     out_dims = {name: count * shape.head_dim for name, count in heads.items()}
     joined = torch.cat(
@@ -98,12 +127,21 @@ def load_attention(
         out_bias = weights.tensor("o_proj.bias", hidden_dim)
     out = weights.tensor("o_proj.weight", hidden_dim, out_dims["q_proj"])
     return Attention(
-        layer=layer,
+        layer=place.layer,
         shape=shape,
         qkv=make_linear(joined, bias),
-        turn=_turning(shape.positions, weights),
+        turn=_prepared(shape, weights, place.norm_eps),
         out=make_linear(out, out_bias),
     )
+
+
+def _prepared(shape: AttentionShape, weights: Weights, eps: float) -> Turning:
+    """What happens to q and k between their projection and their pages."""
+    turn = _turning(shape.positions, weights)
+    if not shape.norms_heads:
+        return turn
+    q_norm, k_norm = (load_norm(weights, name, shape.head_dim, eps) for name in NORM_NAMES)
+    return NormedHeads(q_norm, k_norm, turn)
 
 
 def _turning(positions: RotaryPositions | NoPositions, weights: Weights) -> Turning:

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.config import ModelConfig
-from ferryman.model.layers import DecoderLayer, RmsNorm
+from ferryman.model.layers import Layer, RmsNorm
 from ferryman.model.linear import Linear, make_linear
-from ferryman.model.shapes import TrunkShape
+from ferryman.model.shapes import ModelConfig, TrunkShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights, accumulation_dtype
 
@@ -77,7 +76,7 @@ class Decoder:
     config: ModelConfig
     manifest: StateManifest
     ends: Ends
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[Layer, ...]
 
     @property
     def vocab_size(self) -> int:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import mmap
 from collections.abc import Iterable
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def model_fingerprint(folder: Path | str, dtype: str) -> str:
     lines = sorted(
         line for file, ts in groupby(tensors, lambda t: t.file) for line in _lines(file, ts)
     )
-    head = json.dumps([type(config).__name__, asdict(config), dtype], sort_keys=True)
+    head = json.dumps([repr(config), dtype])
     digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     digest.update("\n".join([head, *lines]).encode())
     return digest.hexdigest()

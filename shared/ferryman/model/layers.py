@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.linear import Linear
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.shapes import MlpShape
 from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights
 from ferryman_kernels.rms_norm import rms_norm
 
 
@@ -26,10 +29,31 @@ class Mixing(Protocol):
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
 
 
+class Layer(Protocol):
+    """One layer of a decoder with its norms and residual paths; hidden in and out, as in Mixing."""
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+
+
 class FeedForward(Protocol):
     """What works on each token alone; hidden [tokens, hidden_dim] in and out."""
 
     def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a mixer stands: what it needs to know beyond its own shape.
+
+    `scan_chunk` is the absolute grid of the recurrent scans.
+    """
+
+    layer: int
+    hidden_dim: int
+    norm_eps: float
+    scan_chunk: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +79,25 @@ class GatedMlp:
         return self.down(F.silu(gate) * up)
 
 
+def load_norm(weights: Weights, name: str, dim: int, eps: float) -> RmsNorm:
+    """The norm whose weight is called `name`."""
+    return RmsNorm(weights.precise(f"{name}.weight", dim), eps)
+
+
+def load_gated_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedMlp:
+    """The MLP of gate_proj, up_proj and down_proj under `weights`."""
+    parts = ("gate_proj", "up_proj")
+    joined = torch.cat(
+        [weights.tensor(f"{name}.weight", shape.inner_dim, hidden_dim) for name in parts]
+    )
+    bias, down_bias = None, None
+    if shape.has_bias:
+        bias = torch.cat([weights.tensor(f"{name}.bias", shape.inner_dim) for name in parts])
+        down_bias = weights.tensor("down_proj.bias", hidden_dim)
+    down = weights.tensor("down_proj.weight", hidden_dim, shape.inner_dim)
+    return GatedMlp(make_linear(joined, bias), make_linear(down, down_bias))
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """A mixer and a feed-forward, each behind a norm and beside a residual path."""
@@ -63,7 +106,7 @@ class DecoderLayer:
     mixer: Mixing
     feed_forward_norm: RmsNorm
     feed_forward: FeedForward
-    residual_multiplier: float
+    residual_multiplier: float = 1.0
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.layers import Place
 from ferryman.model.linear import Linear, make_linear
 from ferryman.model.shapes import MambaShape
 from ferryman.model.state import ModelState
@@ -59,7 +60,7 @@ class Mamba:
     project_out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        slots, ssm = state.mamba[self.layer], self.recurrence
+        slots, ssm = state.recurrent[self.layer], self.recurrence
         gate, mixed, dt = self._project(hidden)
         mixed = causal_conv_prefill(
             mixed,
@@ -87,7 +88,7 @@ class Mamba:
         return self._gate_out(y, gate)
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        slots, ssm = state.mamba[self.layer], self.recurrence
+        slots, ssm = state.recurrent[self.layer], self.recurrence
         gate, mixed, dt = self._project(hidden)
         mixed = causal_conv_decode(
             mixed, slots.conv_states, self.conv_weight, self.conv_bias, batch.working_slots
@@ -123,17 +124,7 @@ class Mamba:
         return self.project_out(normed)
 
 
-@dataclass(frozen=True, slots=True)
-class MambaPlace:
-    """Where a Mamba layer stands: what it needs to know beyond its own shape."""
-
-    layer: int
-    hidden_dim: int
-    norm_eps: float
-    scan_chunk: int
-
-
-def load_mamba(weights: Weights, shape: MambaShape, place: MambaPlace) -> Mamba:
+def load_mamba(weights: Weights, shape: MambaShape, place: Place) -> Mamba:
     """The Mamba-2 mixer whose tensors lie under `weights`."""
     hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
     conv = weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width)

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import torch
 
-from ferryman.model.bamba import load_bamba
-from ferryman.model.config import GraniteHybridConfig, load_config
+from ferryman.model.config import family_of, load_config
 from ferryman.model.decoder import Model
 from ferryman.model.fingerprint import model_fingerprint
-from ferryman.model.granite import load_granite
 from ferryman.model.manifest import state_manifest
 from ferryman.model.weights import open_weights, torch_dtype
 
@@ -26,6 +24,5 @@ def load_model(
     config = load_config(folder)
     weights = open_weights(folder, element, torch.device(device))
     manifest = state_manifest(config, dtype, page_size, model_fingerprint(folder, dtype))
-    if isinstance(config, GraniteHybridConfig):
-        return load_granite(config, manifest, weights)
-    return load_bamba(config, manifest, weights)
+    model: Model = family_of(folder).load(config, manifest, weights)
+    return model

@@ -1,16 +1,40 @@
-"""The shapes that model families share, as values."""
+"""The shapes that model families share, as values; those with state say what it is.
+
+A family's config names, for each layer, the shapes that keep state there. The state manifest, the
+pools, the tiers and the hand-off follow from that alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Protocol
+
+from ferryman.cache.manifest import Kind, SectionSpec
 
 
-class Mixer(StrEnum):
-    """What mixes the positions in a layer."""
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """Where a shape keeps its state: in which layer, in pages of what size, in which dtype."""
 
-    ATTENTION = "attention"
-    MAMBA = "mamba"
+    layer: int
+    page_size: int
+    dtype: str
+
+    @property
+    def accumulation_dtype(self) -> str:
+        """In which scans accumulate, and recurrent states are kept."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+
+class StateShape(Protocol):
+    """A shape that keeps state."""
+
+    @property
+    def kind(self) -> Kind: ...
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        """What one slot of the kind holds for this layer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +52,11 @@ class RotaryPositions:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Grouped-query attention; query head h reads key head h // (q_heads / kv_heads)."""
+    """Grouped-query attention; query head h reads key head h // (q_heads / kv_heads).
+
+    A query sees the last `window_len` positions, its own included; 0: all of them. `norms_heads`:
+    each head of q and k goes through a norm of its own.
+    """
 
     q_heads: int
     kv_heads: int
@@ -36,6 +64,19 @@ class AttentionShape:
     scale: float
     has_bias: bool
     positions: RotaryPositions | NoPositions
+    window_len: int = 0
+    norms_heads: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.WINDOW if self.window_len else Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape = (self.kv_heads, place.page_size, self.head_dim)
+        return tuple(
+            SectionSpec(name, place.layer, shape, place.dtype, shard_axis=0)
+            for name in ("key", "value")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +110,19 @@ class MambaShape:
         """Outputs of the in-projection: gate, x B C, dt."""
         return self.inner_dim + self.conv_dim + self.ssm_heads
 
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv = (self.conv_dim, self.conv_width - 1)
+        ssm = (self.ssm_heads, self.ssm_head_dim, self.ssm_state)
+        parts = (("x", self.inner_dim), ("B", self.group_dim), ("C", self.group_dim))
+        return (
+            SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),
+            SectionSpec("ssm", place.layer, ssm, place.accumulation_dtype, shard_axis=0),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MlpShape:
@@ -89,12 +143,24 @@ class MoeShape:
 
 @dataclass(frozen=True, slots=True)
 class TrunkShape:
-    """What every decoder has. `mixers` names the mixer of each layer, in order."""
+    """What every decoder has."""
 
     vocab_size: int
     hidden_dim: int
-    mixers: tuple[Mixer, ...]
+    num_layers: int
     norm_eps: float
     ties_embeddings: bool
     max_positions: int
     eos_token_ids: tuple[int, ...]
+
+
+class ModelConfig(Protocol):
+    """A family's config: a frozen dataclass, every field of which the fingerprint covers."""
+
+    @property
+    def trunk(self) -> TrunkShape: ...
+
+    @property
+    def states(self) -> tuple[tuple[StateShape, ...], ...]:
+        """For each layer the shapes that keep state there, if any."""
+        ...

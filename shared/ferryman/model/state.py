@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,10 +21,10 @@ class AttentionState:
 
 
 @dataclass(frozen=True, slots=True)
-class MambaState:
-    """Recurrent slots of one Mamba layer.
+class RecurrentState:
+    """Recurrent slots of one layer.
 
-    `conv_states` [slots, conv_dim, conv_width - 1], `ssm_states` [slots, ssm_heads, ssm_head_dim,
+    `conv_states` [slots, conv_dim, conv_width - 1]; `ssm_states` [slots, ssm_heads, ssm_head_dim,
     ssm_state].
     """
 
@@ -36,23 +37,29 @@ class ModelState:
     """The state of all layers, by layer index. Views: writing here writes the slabs."""
 
     attention: Mapping[int, AttentionState]
-    mamba: Mapping[int, MambaState]
+    recurrent: Mapping[int, RecurrentState]
 
 
 def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelState:
     """Views of `slabs` (each [slots, slot_bytes], uint8) by the manifest's sections."""
-    attention, mamba = {}, {}
-    if Kind.FULL in manifest.kinds:
-        layout, slab = manifest.layout(Kind.FULL), slabs[Kind.FULL]
-        for layer in layout.layers:
-            key, value = (section_view(slab, layout.section(n, layer)) for n in ("key", "value"))
-            attention[layer] = AttentionState(key, value)
-    if Kind.RECURRENT in manifest.kinds:
-        layout, slab = manifest.layout(Kind.RECURRENT), slabs[Kind.RECURRENT]
-        for layer in layout.layers:
-            conv = section_view(slab, _whole_conv(layout, layer))
-            mamba[layer] = MambaState(conv, section_view(slab, layout.section("ssm", layer)))
-    return ModelState(attention, mamba)
+    attention, recurrent = {}, {}
+    for layout in manifest.layouts:
+        slab = slabs[layout.kind]
+        for layer, sections in _by_layer(layout).items():
+            if layout.kind is Kind.RECURRENT:
+                conv = section_view(slab, _joined("conv", sections))
+                recurrent[layer] = RecurrentState(conv, section_view(slab, sections["ssm"]))
+            else:
+                key, value = (section_view(slab, sections[name]) for name in ("key", "value"))
+                attention[layer] = AttentionState(key, value)
+    return ModelState(attention, recurrent)
+
+
+def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:
+    found: dict[int, dict[str, Section]] = {}
+    for section in layout.sections:
+        found.setdefault(section.layer, {})[section.name] = section
+    return found
 
 
 def section_view(slab: Tensor, section: Section) -> Tensor:
@@ -64,11 +71,18 @@ def section_view(slab: Tensor, section: Section) -> Tensor:
     return elements[:, begin:end].view(len(slab), *section.shape)
 
 
-def _whole_conv(layout: KindLayout, layer: int) -> Section:
-    """x, B and C of a convolution as the one section they are in memory."""
-    x, b, c = (layout.section(f"conv.{part}", layer) for part in "xBC")
-    channels = x.shape[0] + b.shape[0] + c.shape[0]
-    whole = replace(x, name="conv", shape=(channels, *x.shape[1:]))
-    if c.offset + c.num_bytes != x.offset + whole.num_bytes:
-        raise ValueError(f"x, B and C of the convolution in layer {layer} do not lie side by side")
-    return whole
+def _joined(name: str, sections: Mapping[str, Section]) -> Section:
+    """The parts of `name` as the one section they are in memory."""
+    parts = [section for part, section in sections.items() if part.startswith(f"{name}.")]
+    _check_side_by_side(parts)
+    first = parts[0]
+    length = sum(part.shape[0] for part in parts)
+    return replace(first, name=name, shape=(length, *first.shape[1:]))
+
+
+def _check_side_by_side(parts: Sequence[Section]) -> None:
+    for before, behind in pairwise(parts):
+        if before.offset + before.num_bytes != behind.offset:
+            raise ValueError(
+                f"{before.name} and {behind.name} of layer {before.layer} do not lie side by side"
+            )

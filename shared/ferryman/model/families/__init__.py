@@ -1,0 +1,18 @@
+"""The model families, one file each: config, how it is read, how it is loaded.
+
+A family is added by its file and its line here; docs/adding-a-family.md is the recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferryman.model.families import bamba, granite, llama, qwen3
+from ferryman.model.family import Family
+
+FAMILIES: tuple[Family[Any], ...] = (
+    granite.FAMILY,
+    bamba.FAMILY,
+    llama.FAMILY,
+    qwen3.FAMILY,
+)

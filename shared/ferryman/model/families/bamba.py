@@ -1,0 +1,78 @@
+"""Bamba: Mamba-2 and attention with partly rotary heads, a gated MLP in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.family import Family
+from ferryman.model.fields import Fields
+from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
+from ferryman.model.mixers import MixerShape, load_mixer
+from ferryman.model.reading import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_mamba,
+    read_mlp,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes import MlpShape, TrunkShape
+from ferryman.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class BambaConfig:
+    """One mixer and one MLP a layer."""
+
+    trunk: TrunkShape
+    mixers: tuple[MixerShape, ...]
+    mlp: MlpShape
+
+    @property
+    def states(self) -> tuple[tuple[MixerShape], ...]:
+        return tuple((mixer,) for mixer in self.mixers)
+
+
+def _read(fields: Fields) -> BambaConfig:
+    check_activation(fields)
+    return BambaConfig(trunk=read_trunk(fields), mixers=_mixers(fields), mlp=read_mlp(fields))
+
+
+def _mixers(fields: Fields) -> tuple[MixerShape, ...]:
+    """Attention in the layers that the config counts, Mamba-2 in all others."""
+    indices = fields.whole_list("attn_layer_indices")
+    num_layers = fields.whole("num_hidden_layers")
+    if any(index >= num_layers for index in indices):
+        raise fields.refusal("attn_layer_indices", f"layer indices below {num_layers}")
+    positions = read_rotary(fields, default_factor=0.5)
+    attention = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+    mamba = read_mamba(fields)
+    return tuple(attention if index in indices else mamba for index in range(num_layers))
+
+
+def _load(config: BambaConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return Decoder(
+        config=config,
+        manifest=manifest,
+        ends=load_ends(weights, config.trunk, "model.final_layernorm.weight", EndScales()),
+        layers=tuple(
+            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
+            for index in range(config.trunk.num_layers)
+        ),
+    )
+
+
+def _layer(config: BambaConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
+    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=load_mixer(weights, config.mixers[index], Place(index, dim, eps, scan_chunk)),
+        feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
+        feed_forward=load_gated_mlp(weights.under("feed_forward"), config.mlp, dim),
+    )
+
+
+FAMILY = Family(("BambaForCausalLM",), _read, _load)

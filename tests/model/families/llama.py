@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import random
+
+from tests.model.families.shapes import grouped_heads, trunk
+from transformers import LlamaConfig, PretrainedConfig
+
+
+def random_config(rng: random.Random) -> PretrainedConfig:
+    heads = grouped_heads(rng)
+    return LlamaConfig(
+        **trunk(rng, rng.randint(1, 4)),
+        **heads,
+        hidden_size=heads["num_attention_heads"] * rng.choice([4, 6]),
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        rope_parameters={"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])},
+    )

@@ -1,0 +1,43 @@
+"""Random tiny shapes, for the random configs of all families."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+VOCAB_SIZE = 97
+MAX_POSITIONS = 1024
+
+
+def trunk(rng: random.Random, num_layers: int) -> dict[str, Any]:
+    """The fields that every config has."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "num_hidden_layers": num_layers,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": rng.choice([1e-6, 1e-5, 1e-3]),
+        "tie_word_embeddings": rng.random() < 0.5,
+        "pad_token_id": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def grouped_heads(rng: random.Random) -> dict[str, Any]:
+    """Odd numbers of heads, in groups of one to three; a head dim that a rotation can halve."""
+    kv_heads, group = rng.choice([1, 2, 3, 5]), rng.choice([1, 2, 3])
+    return {
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "head_dim": rng.choice([4, 6, 16]),
+    }
+
+
+def window_len(rng: random.Random) -> int:
+    return rng.choice([1, 2, rng.randint(3, 20), rng.randint(21, 70)])
+
+
+def pattern(rng: random.Random, num_layers: int, words: list[str]) -> list[str]:
+    """A word for each layer, every word at least once if there are layers enough."""
+    chosen = words[:num_layers] + [rng.choice(words) for _ in range(num_layers - len(words))]
+    return rng.sample(chosen, num_layers)
