@@ -27,14 +27,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from ferryman_kernels import _paged_attention_triton, _ssd_chunk_scan_triton
+from ferryman_kernels import (
+    _latent_attention_triton,
+    _paged_attention_triton,
+    _sparse_index_triton,
+    _ssd_chunk_scan_triton,
+)
+from ferryman_kernels._latent_attention_triton import latent_attention_triton
 from ferryman_kernels._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
+from ferryman_kernels._sparse_index_triton import index_scores_triton
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
+from ferryman_kernels.latent_pages import write_latents_triton
 from ferryman_kernels.pages import write_kv_triton
 from ferryman_kernels.rms_norm import gated_rms_norm_triton, rms_norm_triton
 from ferryman_kernels.rotary import apply_rotary_triton
@@ -102,12 +110,25 @@ def compiling_for_a_gpu() -> Iterator[None]:
         patch.object(Kernel, "__getitem__", launch),
         patch.object(_ssd_chunk_scan_triton, "dot_type", dot_type),
         patch.object(_paged_attention_triton, "dot_type", dot_type),
+        patch.object(_latent_attention_triton, "dot_type", dot_type),
+        patch.object(_sparse_index_triton, "dot_type", dot_type),
     ):
         yield
 
 
+def launch_latents(dtype: torch.dtype) -> None:
+    """What latent attention adds, in the shapes of a DeepSeek-V3.2 layer."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    pages = torch.zeros(4, 64, 576, dtype=dtype)
+    write_latents_triton(pages, pages[0, :8], table, index, index)
+    q = torch.zeros(8, 64, 128, dtype=dtype)
+    index_scores_triton(q, q[:, :, 0], pages[:, :, :128].contiguous(), table, index, index)
+    places = torch.zeros(8, 2048, dtype=torch.int64)
+    latent_attention_triton(torch.zeros(8, 128, 576, dtype=dtype), pages, places, 512, 0.1)
+
+
 def launch_all(dtype: torch.dtype) -> None:
-    """Every launcher once, in the shapes of a Granite 4 H layer."""
+    """Every launcher once, in the shapes of a Granite 4 H layer and of DeepSeek-V3.2's own."""
 
     def rows(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -132,6 +153,7 @@ def launch_all(dtype: torch.dtype) -> None:
         attended = (rows(8, 32, 128), pages, pages)
         paged_attention_decode_triton(*attended, table, index, 0.1, 0, sinks)
         paged_attention_prefill_triton(*attended, table[:1], ((0, 8),), 0.1, 0, sinks)
+    launch_latents(dtype)
 
 
 def main(dtypes: list[str]) -> None:

@@ -1,0 +1,146 @@
+"""The lightning indexer of sparse attention (DeepSeek-V3.2): which positions a token attends to.
+
+    score[position] = Σ_heads weight · relu(q·key[position])         for positions 0 … own
+    chosen          = the `count` best of them, or all where there are no more
+
+An exact tie goes to the lower position, however the scores were computed: relu makes every score
+that no head wants the same zero, so ties are ordinary. Scores are computed in float32 (float64 for
+float64), and what is chosen comes in rising order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._compiled import serves
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._sparse_index_compiled import index_scores_compiled
+from ferryman_kernels._sparse_index_triton import index_scores_triton
+from ferryman_kernels.latent_pages import places_of
+from ferryman_kernels.ragged import Span, first_tokens
+
+SCORE_BLOCK = 1 << 22
+"""How many products of heads and keys are held at once."""
+
+
+def index_scores_reference(
+    q: Tensor,
+    weights: Tensor,
+    index_pages: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Scores [tokens, every position of the table], -inf for what a token does not see."""
+    page_size, wide = index_pages.shape[1], wide_dtype(q.dtype)
+    keys = torch.arange(page_table.shape[1] * page_size, device=q.device)
+    seen = keys <= positions[:, None]
+    places = places_of(torch.where(seen, keys, -1), page_table, rows, page_size).clamp_min(0)
+    found = index_pages[places // page_size, places % page_size].to(wide)
+    wanted = torch.einsum("thd,tkd->thk", q.to(wide), found).relu()
+    scores = torch.einsum("th,thk->tk", weights.to(wide), wanted)
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def best_positions(scores: Tensor, count: int) -> Tensor:
+    """The `count` best columns of each row of `scores` [tokens, keys], rising, then -1.
+
+    Columns of -inf are not seen and never chosen. Returns [tokens, min(count, keys)].
+    """
+    keys = torch.arange(scores.shape[1], device=scores.device)
+    width = min(count, len(keys))
+    chosen = scores > -torch.inf
+    if width < len(keys):
+        least = scores.topk(count, dim=1).values[:, -1:]
+        above, tied = scores > least, chosen & (scores == least)
+        room = count - above.sum(1, keepdim=True)
+        chosen = above | (tied & (tied.cumsum(1) <= room))
+    # Each chosen column has its place among the chosen; the others meet in one that is cut off.
+    order = torch.where(chosen, chosen.cumsum(1) - 1, width)
+    best = torch.full((len(scores), width + 1), -1, device=scores.device)
+    return best.scatter_(1, order, keys.expand_as(order))[:, :width]
+
+
+def choose_prefill(
+    q: Tensor,
+    weights: Tensor,
+    index_pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    count: int,
+) -> Tensor:
+    """Where what each token of several chunks attends to lies.
+
+    `q` [tokens, index_heads, index_dim] and `weights` [tokens, index_heads] stand at the absolute
+    positions of `spans`; index keys up to each end are written to `index_pages` [slots, page_size,
+    index_dim]. Returns places [tokens, min(count, longest end)], rising by position, then -1.
+    """
+    _check(q, weights, index_pages, page_table)
+    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
+    assert sum(end - start for start, end in spans) == len(q), (spans, q.shape)
+    places = torch.full((len(q), min(count, max(end for _, end in spans))), -1, device=q.device)
+    for row, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False)):
+        table = page_table[row : row + 1, : -(-end // index_pages.shape[1])]
+        keys = _lay_in_order(q, index_pages, table[0])
+        block = max(1, SCORE_BLOCK // (q.shape[1] * end))
+        for low in range(start, end, block):
+            high = min(low + block, end)
+            tokens = slice(first + low - start, first + high - start)
+            scores = _scores(q[tokens], weights[tokens], keys[:high], low)
+            best, rows = (
+                best_positions(scores, count),
+                torch.zeros_like(scores[:, 0], dtype=torch.int64),
+            )
+            places[tokens, : best.shape[1]] = places_of(best, table, rows, index_pages.shape[1])
+    return places
+
+
+def _lay_in_order(q: Tensor, index_pages: Tensor, pages: Tensor) -> Tensor:
+    """Index keys of one request [positions, index_dim], in the dtype that scores have."""
+    return index_pages[pages].flatten(0, 1).to(wide_dtype(q.dtype))
+
+
+def _scores(q: Tensor, weights: Tensor, keys: Tensor, first: int) -> Tensor:
+    """Scores [tokens, keys] of the tokens at `first` and behind; -inf for what one cannot see."""
+    tokens, heads, _ = q.shape
+    wanted = (q.to(keys.dtype).flatten(0, 1) @ keys.T).relu_().view(tokens, heads, -1)
+    scores = torch.bmm(weights.to(keys.dtype)[:, None], wanted)[:, 0]
+    positions = torch.arange(first, first + tokens, device=q.device)
+    ahead = torch.arange(len(keys), device=q.device) > positions[:, None]
+    return scores.masked_fill_(ahead, -torch.inf)
+
+
+def choose_decode(
+    q: Tensor,
+    weights: Tensor,
+    index_pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    count: int,
+) -> Tensor:
+    """Where what each single token attends to lies, one row of `page_table` a token.
+
+    As `choose_prefill`; several tokens may be of one request. Returns places [tokens, at most
+    `count`].
+    """
+    _check(q, weights, index_pages, page_table)
+    assert len(page_table) == len(positions) == len(q), (page_table.shape, positions.shape, q.shape)
+    rows = torch.arange(len(q), device=q.device)
+    run = index_scores_reference
+    if q.is_cuda and q.dtype != torch.float64:
+        run = index_scores_triton
+    elif serves(q):
+        run = index_scores_compiled
+    scores = run(q, weights, index_pages, page_table, rows, positions)
+    return places_of(best_positions(scores, count), page_table, rows, index_pages.shape[1])
+
+
+def _check(q: Tensor, weights: Tensor, index_pages: Tensor, page_table: Tensor) -> None:
+    assert q.ndim == index_pages.ndim == 3, (q.shape, index_pages.shape)
+    assert q.shape[2] == index_pages.shape[2], (q.shape, index_pages.shape)
+    assert weights.shape == q.shape[:2], (weights.shape, q.shape)
+    assert q.dtype == index_pages.dtype, (q.dtype, index_pages.dtype)
+    assert page_table.ndim == 2, page_table.shape
