@@ -27,9 +27,17 @@ class Fields:
 
     def real(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        if not _is_real(value):
             raise self.refusal(name, "a number")
         return float(value)
+
+    def reals(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """As many numbers as the default has."""
+        value = self._value(name, list(default))
+        is_list = isinstance(value, list) and len(value) == len(default)
+        if not is_list or not all(_is_real(each) for each in value):
+            raise self.refusal(name, f"a list of {len(default)} numbers")
+        return tuple(float(each) for each in value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._value(name, default)
@@ -64,6 +72,11 @@ class Fields:
         if default is None:
             raise self.refusal(name, "given")
         return default
+
+
+def _is_real(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and not math.isnan(value)  # type: ignore[arg-type]
 
 
 def read_fields(path: Path) -> Fields:

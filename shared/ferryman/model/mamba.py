@@ -4,12 +4,13 @@ z, xBC, dt = u · Win
 x, B, C    = silu(conv(xBC))
 dt         = clamp(softplus(dt + dt_bias))
 y          = scan of  state ← exp(dt·A)·state + dt·(x ⊗ B),  y = state·C + D·x
-out        = norm(y · silu(z)) · Wout
+out        = norm(y · silu(z)) · Wout              (or another way for the gate, see `Gating`)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,11 +18,11 @@ from torch.nn import functional as F
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Place
 from ferryman.model.linear import Linear, make_linear
-from ferryman.model.shapes import MambaShape
+from ferryman.model.shapes import Gating, MambaShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
-from ferryman_kernels.rms_norm import gated_rms_norm
+from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
 from ferryman_kernels.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.ssd_decode import selective_state_update
 
@@ -40,6 +41,44 @@ class Recurrence:
         return F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp_(*self.dt_limit)
 
 
+class Gate(Protocol):
+    """Joins what the scan yields and its gate, both [tokens, inner_dim]."""
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NormBehindGate:
+    """norm(y · silu(gate)), a norm for each of `groups`; weight in the accumulation dtype."""
+
+    weight: Tensor
+    eps: float
+    groups: int
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        return gated_rms_norm(y, gate, self.weight, self.eps, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class GateBehindNorm:
+    """norm(y) · silu(gate), a norm for each of `groups` (Falcon-H1)."""
+
+    weight: Tensor
+    eps: float
+    groups: int
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.weight.dtype
+        parts = y.to(wide).reshape(len(y) * self.groups, -1)
+        normed = rms_norm(parts, parts.new_ones(parts.shape[1]), self.eps).view_as(y)
+        return (normed * self.weight * F.silu(gate.to(wide))).to(y.dtype)
+
+
+def gate_alone(y: Tensor, gate: Tensor) -> Tensor:
+    """y · silu(gate), without a norm (Falcon-H1)."""
+    return y * F.silu(gate)
+
+
 @dataclass(frozen=True, slots=True)
 class Mamba:
     """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
@@ -55,8 +94,7 @@ class Mamba:
     conv_weight: Tensor
     conv_bias: Tensor | None
     recurrence: Recurrence
-    norm_weight: Tensor
-    norm_eps: float
+    gate: Gate
     project_out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
@@ -85,7 +123,7 @@ class Mamba:
             batch.snapshots,
             self.scan_chunk,
         )
-        return self._gate_out(y, gate)
+        return self.project_out(self.gate(y.flatten(1), gate))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
         slots, ssm = state.recurrent[self.layer], self.recurrence
@@ -97,7 +135,7 @@ class Mamba:
         y = selective_state_update(
             slots.ssm_states, x, ssm.time_steps(dt), ssm.A, B, C, ssm.D, batch.working_slots
         )
-        return self._gate_out(y, gate)
+        return self.project_out(self.gate(y.flatten(1), gate))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gate [tokens, inner_dim], x B C [tokens, conv_dim], dt [tokens, ssm_heads]."""
@@ -117,23 +155,14 @@ class Mamba:
             C.view(-1, shape.ssm_groups, shape.ssm_state),
         )
 
-    def _gate_out(self, y: Tensor, gate: Tensor) -> Tensor:
-        normed = gated_rms_norm(
-            y.flatten(1), gate, self.norm_weight, self.norm_eps, self.shape.ssm_groups
-        )
-        return self.project_out(normed)
-
 
 def load_mamba(weights: Weights, shape: MambaShape, place: Place) -> Mamba:
     """The Mamba-2 mixer whose tensors lie under `weights`."""
     hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
     conv = weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width)
-    in_bias, out_bias, conv_bias = None, None, None
-    if shape.has_proj_bias:
-        in_bias = weights.tensor("in_proj.bias", shape.proj_dim)
-        out_bias = weights.tensor("out_proj.bias", hidden_dim)
-    if shape.has_conv_bias:
-        conv_bias = weights.precise("conv1d.bias", shape.conv_dim)
+    in_bias = weights.tensor("in_proj.bias", shape.proj_dim) if shape.has_in_bias else None
+    out_bias = weights.tensor("out_proj.bias", hidden_dim) if shape.has_out_bias else None
+    conv_bias = weights.precise("conv1d.bias", shape.conv_dim) if shape.has_conv_bias else None
     return Mamba(
         layer=place.layer,
         shape=shape,
@@ -149,7 +178,15 @@ def load_mamba(weights: Weights, shape: MambaShape, place: Place) -> Mamba:
             dt_bias=weights.precise("dt_bias", heads),
             dt_limit=shape.dt_limit,
         ),
-        norm_weight=weights.precise("norm.weight", inner_dim),
-        norm_eps=place.norm_eps,
+        gate=_load_gate(weights, shape, place.norm_eps),
         project_out=make_linear(weights.tensor("out_proj.weight", hidden_dim, inner_dim), out_bias),
     )
+
+
+def _load_gate(weights: Weights, shape: MambaShape, eps: float) -> Gate:
+    if shape.gating is Gating.GATE_ALONE:
+        return gate_alone
+    weight = weights.precise("norm.weight", shape.inner_dim)
+    if shape.gating is Gating.NORM_THEN_GATE:
+        return GateBehindNorm(weight, eps, shape.ssm_groups)
+    return NormBehindGate(weight, eps, shape.ssm_groups)

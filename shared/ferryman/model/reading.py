@@ -9,6 +9,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.fields import Fields, read_fields
 from ferryman.model.shapes import (
     AttentionShape,
+    Gating,
     MambaShape,
     MlpShape,
     NoPositions,
@@ -86,10 +87,22 @@ def read_mlp(fields: Fields) -> MlpShape:
     return MlpShape(fields.whole("intermediate_size"), fields.flag("mlp_bias", False))
 
 
-def read_mamba(fields: Fields) -> MambaShape:
-    """A Mamba-2 mixer, by the field names of Bamba and Granite."""
+def read_mamba(
+    fields: Fields,
+    *,
+    inner_dim: int | None = None,
+    has_out_bias: bool | None = None,
+    gating: Gating = Gating.GATE_THEN_NORM,
+) -> MambaShape:
+    """A Mamba-2 mixer, by the field names of Bamba, Granite and Falcon-H1.
+
+    Without `inner_dim` it is the expanded hidden size; without `has_out_bias` both projections
+    have a bias, or neither.
+    """
     heads = fields.whole("mamba_n_heads")
-    inner_dim = fields.whole("mamba_expand", 2) * fields.whole("hidden_size")
+    has_in_bias = fields.flag("mamba_proj_bias", False)
+    if inner_dim is None:
+        inner_dim = fields.whole("mamba_expand", 2) * fields.whole("hidden_size")
     is_auto = fields.raw.get("mamba_d_head", "auto") == "auto"
     head_dim = inner_dim // heads if is_auto else fields.whole("mamba_d_head")
     if heads * head_dim != inner_dim:
@@ -104,12 +117,15 @@ def read_mamba(fields: Fields) -> MambaShape:
         ssm_state=fields.whole("mamba_d_state"),
         conv_width=fields.whole("mamba_d_conv", 4, least=2),
         has_conv_bias=fields.flag("mamba_conv_bias", True),
-        has_proj_bias=fields.flag("mamba_proj_bias", False),
-        dt_limit=_dt_limit(fields),
+        has_in_bias=has_in_bias,
+        has_out_bias=has_in_bias if has_out_bias is None else has_out_bias,
+        dt_limit=read_dt_limit(fields),
+        gating=gating,
     )
 
 
-def _dt_limit(fields: Fields) -> tuple[float, float]:
+def read_dt_limit(fields: Fields) -> tuple[float, float]:
+    """The bounds of a time step."""
     limit = fields.raw.get("time_step_limit")
     if limit is None:
         return (0.0, float("inf"))

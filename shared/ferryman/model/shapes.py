@@ -7,6 +7,7 @@ pools, the tiers and the hand-off follow from that alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from ferryman.cache.manifest import Kind, SectionSpec
@@ -79,6 +80,14 @@ class AttentionShape:
         )
 
 
+class Gating(StrEnum):
+    """How the gate of a Mamba-2 mixer meets what the scan yields."""
+
+    GATE_THEN_NORM = "norm(y · silu(gate))"
+    NORM_THEN_GATE = "norm(y) · silu(gate)"
+    GATE_ALONE = "y · silu(gate)"
+
+
 @dataclass(frozen=True, slots=True)
 class MambaShape:
     """A Mamba-2 mixer. `dt_limit` bounds the time step after its softplus."""
@@ -89,8 +98,10 @@ class MambaShape:
     ssm_state: int
     conv_width: int
     has_conv_bias: bool
-    has_proj_bias: bool
+    has_in_bias: bool
+    has_out_bias: bool
     dt_limit: tuple[float, float]
+    gating: Gating = Gating.GATE_THEN_NORM
 
     @property
     def inner_dim(self) -> int:

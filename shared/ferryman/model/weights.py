@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -30,16 +31,28 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of a checkpoint under `prefix`, as tensors of one dtype on one device."""
+    """The tensors of a checkpoint under `prefix`, as tensors of one dtype on one device.
+
+    `factors`, by full name, are what tensors are multiplied by when they are read.
+    """
 
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device
     prefix: str = ""
+    factors: Mapping[str, float | Tensor] = field(default_factory=dict)
 
     def under(self, name: str) -> Weights:
         """The weights of a part: `under("mamba")` reads `<prefix>mamba.<name>`."""
-        return Weights(self.checkpoint, self.dtype, self.device, f"{self.prefix}{name}.")
+        return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def scaled(self, factors: Mapping[str, float | Tensor]) -> Weights:
+        """The same weights, those named multiplied: a family's multipliers cost nothing later.
+
+        A factor is one number, or a tensor that broadcasts against the weight.
+        """
+        named = {self.prefix + name: factor for name, factor in factors.items()}
+        return replace(self, factors={**self.factors, **named})
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """The tensor `name` in the model's dtype; refused by name when its shape is another."""
@@ -58,7 +71,9 @@ class Weights:
                 f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
                 f"supported are {', '.join(_STORED_DTYPES)}"
             )
-        return stored.read().to(self.device, accumulation_dtype(self.dtype))
+        read = stored.read().to(self.device, accumulation_dtype(self.dtype))
+        factor = torch.as_tensor(self.factors.get(stored.name, 1.0), dtype=torch.float64)
+        return read.mul_(factor.to(read))
 
     def first_of(self, *names: str) -> str:
         """The first of `names` that exists: formats renamed some tensors over time."""

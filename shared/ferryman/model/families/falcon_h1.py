@@ -1,0 +1,179 @@
+"""Falcon-H1: Mamba-2 and attention side by side in each layer, then a gated MLP.
+
+hidden += ssm_out · mamba(norm(hidden)) + attention_out · attention(norm(hidden))
+
+Its many multipliers (maximal update parametrisation) are multiplied into the weights at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention import load_attention
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.family import Family
+from ferryman.model.fields import Fields
+from ferryman.model.layers import DecoderLayer, Mixing, Place, load_gated_mlp, load_norm
+from ferryman.model.mamba import load_mamba
+from ferryman.model.reading import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_mamba,
+    read_mlp,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes import AttentionShape, Gating, MambaShape, MlpShape, TrunkShape
+from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """`ssm_parts` are for gate, x, B, C and dt; `mlp` for its gate and its down projection."""
+
+    attention_in: float
+    attention_out: float
+    key: float
+    ssm_in: float
+    ssm_out: float
+    ssm_parts: tuple[float, ...]
+    mlp: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FalconH1Config:
+    """All layers are alike."""
+
+    trunk: TrunkShape
+    attention: AttentionShape
+    mamba: MambaShape
+    mlp: MlpShape
+    multipliers: Multipliers
+    embedding_multiplier: float
+    head_multiplier: float
+
+    @property
+    def states(self) -> tuple[tuple[AttentionShape, MambaShape], ...]:
+        return ((self.attention, self.mamba),) * self.trunk.num_layers
+
+
+def _read(fields: Fields) -> FalconH1Config:
+    check_activation(fields)
+    positions = read_rotary(fields, default_factor=1.0)
+    return FalconH1Config(
+        trunk=read_trunk(fields),
+        attention=read_attention(fields, head_dim_of(fields) ** -0.5, positions),
+        mamba=_mamba(fields),
+        mlp=read_mlp(fields),
+        multipliers=Multipliers(
+            attention_in=fields.real("attention_in_multiplier", 1.0),
+            attention_out=fields.real("attention_out_multiplier", 1.0),
+            key=fields.real("key_multiplier", 1.0),
+            ssm_in=fields.real("ssm_in_multiplier", 1.0),
+            ssm_out=fields.real("ssm_out_multiplier", 1.0),
+            ssm_parts=fields.reals("ssm_multipliers", (1.0,) * 5),
+            mlp=fields.reals("mlp_multipliers", (1.0,) * 2),
+        ),
+        embedding_multiplier=fields.real("embedding_multiplier", 1.0),
+        head_multiplier=fields.real("lm_head_multiplier", 1.0),
+    )
+
+
+def _mamba(fields: Fields) -> MambaShape:
+    inner_dim = fields.raw.get("mamba_d_ssm")
+    return read_mamba(
+        fields,
+        inner_dim=None if inner_dim is None else fields.whole("mamba_d_ssm"),
+        has_out_bias=fields.flag("projectors_bias", False),
+        gating=_gating(fields),
+    )
+
+
+def _gating(fields: Fields) -> Gating:
+    if not fields.flag("mamba_rms_norm", False):
+        return Gating.GATE_ALONE
+    is_before = fields.flag("mamba_norm_before_gate", True)
+    return Gating.NORM_THEN_GATE if is_before else Gating.GATE_THEN_NORM
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Two mixers that read the same hidden states; what they yield is added."""
+
+    first: Mixing
+    second: Mixing
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self.first.prefill(hidden, batch, state) + self.second.prefill(hidden, batch, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self.first.decode(hidden, batch, state) + self.second.decode(hidden, batch, state)
+
+
+def _load(config: FalconH1Config, manifest: StateManifest, weights: Weights) -> Decoder:
+    scales = EndScales(config.embedding_multiplier, 1.0 / config.head_multiplier)
+    return Decoder(
+        config=config,
+        manifest=manifest,
+        ends=load_ends(weights, config.trunk, "model.final_layernorm.weight", scales),
+        layers=tuple(
+            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
+            for index in range(config.trunk.num_layers)
+        ),
+    )
+
+
+def _layer(config: FalconH1Config, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
+    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+    place = Place(index, dim, eps, scan_chunk)
+    scaled = weights.scaled(_factors(config))
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=Parallel(
+            load_attention(scaled.under("self_attn"), config.attention, place),
+            load_mamba(scaled.under("mamba"), config.mamba, place),
+        ),
+        feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
+        feed_forward=load_gated_mlp(scaled.under("feed_forward"), config.mlp, dim),
+    )
+
+
+def _factors(config: FalconH1Config) -> Mapping[str, float | Tensor]:
+    """What each tensor of a layer is multiplied by: what scales an input spares the bias."""
+    m, parts = config.multipliers, _ssm_parts(config)
+    gate, down = m.mlp
+    return {
+        "self_attn.q_proj.weight": m.attention_in,
+        "self_attn.k_proj.weight": m.attention_in * m.key,
+        "self_attn.k_proj.bias": m.key,
+        "self_attn.v_proj.weight": m.attention_in,
+        "self_attn.o_proj.weight": m.attention_out,
+        "self_attn.o_proj.bias": m.attention_out,
+        "mamba.in_proj.weight": m.ssm_in * parts[:, None],
+        "mamba.in_proj.bias": parts,
+        "mamba.out_proj.weight": m.ssm_out,
+        "mamba.out_proj.bias": m.ssm_out,
+        "feed_forward.gate_proj.weight": gate,
+        "feed_forward.gate_proj.bias": gate,
+        "feed_forward.down_proj.weight": down,
+        "feed_forward.down_proj.bias": down,
+    }
+
+
+def _ssm_parts(config: FalconH1Config) -> Tensor:
+    """The multiplier of each output of the in-projection [proj_dim]: gate, x, B, C, dt."""
+    mamba = config.mamba
+    dims = (mamba.inner_dim, mamba.inner_dim, mamba.group_dim, mamba.group_dim, mamba.ssm_heads)
+    multipliers = torch.tensor(config.multipliers.ssm_parts, dtype=torch.float64)
+    return multipliers.repeat_interleave(torch.tensor(dims))
+
+
+FAMILY = Family(("FalconH1ForCausalLM",), _read, _load)
