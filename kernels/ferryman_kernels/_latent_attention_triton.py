@@ -112,6 +112,7 @@ def _attend(q: Tensor, pages: Tensor, places: Tensor, scale: float, out: Tensor)
         BLOCK_ROPE=max(16, next_power_of_two(rope_dim)), KEYS=BLOCK_KEYS, NARROW=dot_type(q),
     )  # fmt: skip
     _decode_join_kernel[tokens * heads,](
-        partial, weight, out, splits, latent_dim,
-        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=block_latent, num_warps=2,
+        partial, weight, out, out, splits, heads, latent_dim,
+        BLOCK_SPLITS=next_power_of_two(splits), BLOCK_DIM=block_latent,
+        HAS_SINKS=False, num_warps=2,
     )  # fmt: skip
