@@ -124,7 +124,9 @@ def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], 
         ),
         pytest.param(lambda raw: raw.update(hidden_act="gelu"), ["hidden_act"], id="activation"),
         pytest.param(
-            lambda raw: raw.update(rope_parameters={"rope_type": "yarn"}), ["yarn"], id="rope type"
+            lambda raw: raw.update(rope_parameters={"rope_type": "longrope"}),
+            ["rope_type", "longrope"],
+            id="rope type",
         ),
         pytest.param(lambda raw: raw.update(mamba_n_groups=3), ["mamba_n_groups"], id="groups"),
         pytest.param(lambda raw: raw.update(mamba_d_head=17), ["mamba_n_heads"], id="ssm heads"),

@@ -1,7 +1,7 @@
 """Grouped-query attention over pages.
 
 q, k, v = x · Wqkv;   q, k turned by position;   k, v written to their pages
-y = softmax(scale · q kᵀ + causal mask) v · Wo
+y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one more score a head)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Place, RmsNorm, load_norm
 from ferryman.model.linear import Linear, make_linear
+from ferryman.model.rotary import rotary_frequencies
 from ferryman.model.shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.state import AttentionState, ModelState
 from ferryman.model.weights import Weights, accumulation_dtype
@@ -33,12 +34,13 @@ class Turning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Turns pairs of channels by position · `inv_freq` [rotary_dim / 2]."""
+    """Turns pairs of channels by position · `inv_freq` [rotary_dim / 2], and scales them."""
 
     inv_freq: Tensor
+    scaling: float
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return apply_rotary(q, k, positions, self.inv_freq)
+        return apply_rotary(q, k, positions, self.inv_freq, self.scaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,16 @@ def leave_unturned(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The attention mixer of layer `layer`. `qkv` yields query, key and value heads in a row."""
+    """The attention mixer of layer `layer`. `qkv` yields query, key and value heads in a row.
+
+    `sinks` [q_heads] in the accumulation dtype, or None.
+    """
 
     layer: int
     shape: AttentionShape
     qkv: Linear
     turn: Turning
+    sinks: Tensor | None
     out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
@@ -83,6 +89,7 @@ class Attention:
             batch.spans,
             self.shape.scale,
             self.shape.window_len,
+            self.sinks,
         )
         return self.out(mixed.flatten(1))
 
@@ -98,6 +105,7 @@ class Attention:
             batch.positions,
             self.shape.scale,
             self.shape.window_len,
+            self.sinks,
         )
         return self.out(mixed.flatten(1))
 
@@ -130,24 +138,27 @@ def load_attention(weights: Weights, shape: AttentionShape, place: Place) -> Att
         layer=place.layer,
         shape=shape,
         qkv=make_linear(joined, bias),
-        turn=_prepared(shape, weights, place.norm_eps),
+        turn=_prepared(weights, shape, place),
+        sinks=weights.precise("sinks", shape.q_heads) if shape.has_sinks else None,
         out=make_linear(out, out_bias),
     )
 
 
-def _prepared(shape: AttentionShape, weights: Weights, eps: float) -> Turning:
+def _prepared(weights: Weights, shape: AttentionShape, place: Place) -> Turning:
     """What happens to q and k between their projection and their pages."""
-    turn = _turning(shape.positions, weights)
+    turn = _turning(weights, shape.positions)
     if not shape.norms_heads:
         return turn
-    q_norm, k_norm = (load_norm(weights, name, shape.head_dim, eps) for name in NORM_NAMES)
+    q_norm, k_norm = (
+        load_norm(weights, name, shape.head_dim, place.norm_eps, place.norm_origin)
+        for name in NORM_NAMES
+    )
     return NormedHeads(q_norm, k_norm, turn)
 
 
-def _turning(positions: RotaryPositions | NoPositions, weights: Weights) -> Turning:
+def _turning(weights: Weights, positions: RotaryPositions | NoPositions) -> Turning:
     if isinstance(positions, NoPositions):
         return leave_unturned
-    dtype = accumulation_dtype(weights.dtype)
-    dim = positions.rotary_dim
-    exponents = torch.arange(0, dim, 2, dtype=dtype, device=weights.device) / dim
-    return Rotary(1.0 / positions.theta**exponents)
+    like = torch.empty(0, dtype=accumulation_dtype(weights.dtype), device=weights.device)
+    found = rotary_frequencies(positions.theta, positions.rotary_dim, positions.stretch, like=like)
+    return Rotary(*found)

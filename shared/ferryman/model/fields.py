@@ -59,6 +59,13 @@ class Fields:
             raise self.refusal(name, "a token id or a list of them")
         return tuple(values)
 
+    def beneath(self, name: str) -> Fields:
+        """The fields of the object `name`, if there is one, before those of the whole."""
+        nested = self.raw.get(name) or {}
+        if not isinstance(nested, dict):
+            raise self.refusal(name, "an object")
+        return Fields(self.source, {**self.raw, **nested})
+
     def refusal(self, name: str, expected: str) -> ConfigError:
         """The error that says which field of which file must become what."""
         found = json.dumps(self.raw[name], default=str) if name in self.raw else "missing"

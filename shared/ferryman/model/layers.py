@@ -47,13 +47,15 @@ class FeedForward(Protocol):
 class Place:
     """Where a mixer stands: what it needs to know beyond its own shape.
 
-    `scan_chunk` is the absolute grid of the recurrent scans.
+    `scan_chunk` is the absolute grid of the recurrent scans. `norm_origin` is what a norm's stored
+    weight counts from: 1 where checkpoints hold its distance from one (Gemma, Qwen3-Next).
     """
 
     layer: int
     hidden_dim: int
     norm_eps: float
     scan_chunk: int
+    norm_origin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,9 @@ class GatedMlp:
         return self.down(F.silu(gate) * up)
 
 
-def load_norm(weights: Weights, name: str, dim: int, eps: float) -> RmsNorm:
-    """The norm whose weight is called `name`."""
-    return RmsNorm(weights.precise(f"{name}.weight", dim), eps)
+def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float = 0.0) -> RmsNorm:
+    """The norm whose weight is called `name`, and stored as its distance from `origin`."""
+    return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
 
 
 def load_gated_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedMlp:

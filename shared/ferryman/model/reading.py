@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from ferryman.errors import ConfigError
 from ferryman.model.fields import Fields, read_fields
+from ferryman.model.rotary import read_stretch
 from ferryman.model.shapes import (
     AttentionShape,
     Gating,
@@ -68,18 +68,13 @@ def head_dim_of(fields: Fields) -> int:
 
 
 def read_rotary(fields: Fields, default_factor: float) -> RotaryPositions:
-    """Rotary positions over a part of each head; only the default type."""
-    nested = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or {}
-    if not isinstance(nested, dict):
-        raise fields.refusal("rope_parameters", "an object")
-    rope = Fields(fields.source, {**fields.raw, **nested})
-    kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
-    if kind != "default":
-        raise ConfigError(f"{fields.source}: rope type {kind!r} is not supported, only 'default'")
+    """Rotary positions over a part of each head, stretched as the rope parameters say."""
+    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    rope = fields.beneath(name)
     rotary_dim = int(head_dim_of(fields) * rope.real("partial_rotary_factor", default_factor))
     if rotary_dim < 2 or rotary_dim % 2:
         raise rope.refusal("partial_rotary_factor", "such that an even part of a head turns")
-    return RotaryPositions(rope.real("rope_theta", 10_000.0), rotary_dim)
+    return RotaryPositions(rope.real("rope_theta", 10_000.0), rotary_dim, read_stretch(rope))
 
 
 def read_mlp(fields: Fields) -> MlpShape:

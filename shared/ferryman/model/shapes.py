@@ -6,11 +6,12 @@ pools, the tiers and the hand-off follow from that alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from ferryman.cache.manifest import Kind, SectionSpec
+from ferryman.model.rotary import Stretch, Unstretched
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class RotaryPositions:
 
     theta: float
     rotary_dim: int
+    stretch: Stretch = field(default_factory=Unstretched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class AttentionShape:
     """Grouped-query attention; query head h reads key head h // (q_heads / kv_heads).
 
     A query sees the last `window_len` positions, its own included; 0: all of them. `norms_heads`:
-    each head of q and k goes through a norm of its own.
+    each head of q and k goes through a norm of its own. `has_sinks`: each query head has a score
+    that no value follows.
     """
 
     q_heads: int
@@ -67,6 +70,7 @@ class AttentionShape:
     positions: RotaryPositions | NoPositions
     window_len: int = 0
     norms_heads: bool = False
+    has_sinks: bool = False
 
     @property
     def kind(self) -> Kind:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from tests.model.families.shapes import grouped_heads, trunk
+from tests.model.families.shapes import grouped_heads, rope, trunk
 from transformers import LlamaConfig, PretrainedConfig
 
 
@@ -15,5 +15,5 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         intermediate_size=rng.choice([32, 56]),
         attention_bias=rng.random() < 0.5,
         mlp_bias=rng.random() < 0.5,
-        rope_parameters={"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])},
+        rope_parameters=rope(rng),
     )

@@ -41,3 +41,19 @@ def pattern(rng: random.Random, num_layers: int, words: list[str]) -> list[str]:
     """A word for each layer, every word at least once if there are layers enough."""
     chosen = words[:num_layers] + [rng.choice(words) for _ in range(num_layers - len(words))]
     return rng.sample(chosen, num_layers)
+
+
+def rope(rng: random.Random) -> dict[str, Any]:
+    """Rope parameters of any type that is served; lengths so short that all of a ramp is met."""
+    kind = rng.choice(["default", "linear", "llama3", "yarn"])
+    found: dict[str, Any] = {"rope_type": kind, "rope_theta": rng.choice([1e2, 1e4, 150_000.0])}
+    if kind != "default":
+        found["factor"] = rng.choice([1.5, 4.0, 32.0])
+    if kind == "llama3":
+        found |= {"low_freq_factor": 1.0, "high_freq_factor": rng.choice([2.0, 4.0])}
+    if kind == "yarn":
+        found |= {"beta_fast": rng.choice([4.0, 32.0]), "beta_slow": 1.0}
+        found["truncate"] = rng.random() < 0.5
+    if kind in ("llama3", "yarn"):
+        found["original_max_position_embeddings"] = rng.choice([16, 64, 300])
+    return found
