@@ -42,6 +42,7 @@ from ferryman_kernels._sparse_index_triton import index_scores_triton
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
+from ferryman_kernels.delta_decode import delta_decode_triton
 from ferryman_kernels.latent_pages import write_latents_triton
 from ferryman_kernels.pages import write_kv_triton
 from ferryman_kernels.rms_norm import gated_rms_norm_triton, rms_norm_triton
@@ -127,8 +128,16 @@ def launch_latents(dtype: torch.dtype) -> None:
     latent_attention_triton(torch.zeros(8, 128, 576, dtype=dtype), pages, places, 512, 0.1)
 
 
+def launch_delta_rule(dtype: torch.dtype) -> None:
+    """What a gated delta net adds, in the shapes of a Qwen3-Next layer."""
+    q, v = torch.zeros(8, 16, 128, dtype=dtype), torch.zeros(8, 32, 128, dtype=dtype)
+    states, rates = torch.zeros(2, 32, 128, 128), torch.zeros(8, 32)
+    index = torch.zeros(8, dtype=torch.int64)
+    delta_decode_triton(states, q, q, v, rates, rates, index, index)
+
+
 def launch_all(dtype: torch.dtype) -> None:
-    """Every launcher once, in the shapes of a Granite 4 H layer and of DeepSeek-V3.2's own."""
+    """Every launcher once, in the shapes of a Granite 4 H layer and those of other families."""
 
     def rows(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -153,6 +162,7 @@ def launch_all(dtype: torch.dtype) -> None:
         attended = (rows(8, 32, 128), pages, pages)
         paged_attention_decode_triton(*attended, table, index, 0.1, 0, sinks)
         paged_attention_prefill_triton(*attended, table[:1], ((0, 8),), 0.1, 0, sinks)
+    launch_delta_rule(dtype)
     launch_latents(dtype)
 
 

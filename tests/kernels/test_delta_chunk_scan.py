@@ -1,0 +1,157 @@
+"""The chunked delta rule against the recurrence, token by token, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.kernels.delta_rule import (
+    CPU,
+    Heads,
+    Inputs,
+    random_inputs,
+    random_states,
+    recurrence,
+    wide,
+)
+from torch import Tensor
+
+from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.delta_decode import delta_decode
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
+Run = Callable[..., Tensor]
+HEADS = Heads()
+SPANS = ((0, 37), (16, 48), (5, 29), (32, 33), (0, 16))
+SLOTS = (3, 1, 6, 0, 8)
+SNAPSHOTS = ((0, 16, 2), (0, 32, 4), (1, 32, 5), (2, 16, 7), (4, 16, 9))
+
+every_run = pytest.mark.parametrize("run", [delta_chunk_scan])
+every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE))
+
+
+def _place(run: Run, dtype: torch.dtype, device: torch.device) -> torch.device:
+    return CPU
+
+
+@every_run
+@every_dtype
+def test_a_ragged_scan_equals_the_recurrence_of_each_request(
+    run: Run, dtype: torch.dtype, device: torch.device
+) -> None:
+    place = _place(run, dtype, device)
+    inputs = random_inputs(sum(end - start for start, end in SPANS), dtype, HEADS)
+    states = random_states(11, dtype, HEADS)
+    expected_states, parts, first = states.double().clone(), [], 0
+    for index, (start, end) in enumerate(SPANS):
+        out, seen = recurrence(inputs.part(first, first + end - start), states[SLOTS[index]])
+        parts.append(out)
+        expected_states[SLOTS[index]] = seen[-1]
+        for request, position, slot in SNAPSHOTS:
+            if request == index:
+                expected_states[slot] = seen[position - start]
+        first += end - start
+    moved, slots = states.to(place, copy=True), torch.tensor(SLOTS, device=place)
+    y = run(*inputs.tensors(place), moved, SPANS, slots, SNAPSHOTS, 16)
+    assert y.dtype == dtype
+    close = TOLERANCE[dtype]
+    torch.testing.assert_close(y.cpu().double(), torch.cat(parts), rtol=close, atol=close)
+    torch.testing.assert_close(moved.cpu().double(), expected_states, rtol=close, atol=close)
+    assert torch.equal(moved[10].cpu(), states[10])
+
+
+@every_run
+@every_dtype
+def test_resuming_on_the_grid_has_the_bits_of_the_cold_run(
+    run: Run, dtype: torch.dtype, device: torch.device
+) -> None:
+    place = _place(run, dtype, device)
+    inputs, slot = random_inputs(75, dtype, HEADS), torch.tensor([0], device=place)
+    cold = torch.zeros(1, *HEADS.state_shape, dtype=wide(dtype), device=place)
+    y = run(*inputs.tensors(place), cold, ((0, 75),), slot, (), 8)
+    for cut in (8, 32, 64, 72):
+        states = torch.zeros_like(cold)
+        parts = [
+            run(*inputs.part(low, high).tensors(place), states, ((low, high),), slot, (), 8)
+            for low, high in ((0, cut), (cut, 75))
+        ]
+        assert torch.equal(torch.cat(parts), y), cut
+        assert torch.equal(states, cold), cut
+
+
+@every_run
+def test_cutting_anywhere_is_the_same_recurrence(run: Run, device: torch.device) -> None:
+    place = _place(run, torch.float32, device)
+    inputs, slot = random_inputs(41, torch.float32, HEADS), torch.tensor([0], device=place)
+    expected, seen = recurrence(inputs, torch.zeros(*HEADS.state_shape))
+    for cut in (1, 7, 17, 40):
+        states = torch.zeros(1, *HEADS.state_shape, device=place)
+        parts = [
+            run(*inputs.part(low, high).tensors(place), states, ((low, high),), slot, (), 16)
+            for low, high in ((0, cut), (cut, 41))
+        ]
+        torch.testing.assert_close(torch.cat(parts).cpu().double(), expected, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(states[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+
+
+@every_run
+def test_keys_that_repeat_are_learned_exactly(run: Run, device: torch.device) -> None:
+    """Without decay and with β = 1 the system is all ones: its powers are binomials, up to 10¹⁸."""
+    place, heads = _place(run, torch.float32, device), Heads(k_heads=1, v_heads=1)
+    random = random_inputs(64, torch.float32, heads)
+    same = torch.zeros_like(random.k)
+    same[..., 3] = 1.0
+    inputs = Inputs(same, same, random.v, torch.zeros(64, 1), torch.ones(64, 1))
+    states = torch.randn(1, *heads.state_shape, device=place)
+    slot = torch.tensor([0], device=place)
+    y = run(*inputs.tensors(place), states, ((0, 64),), slot, (), 64)
+    torch.testing.assert_close(y.cpu(), random.v, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states[0, 0, 3].cpu(), random.v[-1, 0], rtol=1e-4, atol=1e-4)
+
+
+@every_run
+def test_a_flood_of_decay_neither_overflows_nor_drowns_the_small_steps(
+    run: Run, device: torch.device
+) -> None:
+    """Long sums of log decays: differences of float32 sums would be off by whole percents."""
+    place = _place(run, torch.float32, device)
+    inputs = random_inputs(64, torch.float32, HEADS)
+    inputs.g[:20] = -1e5
+    inputs.g[20:] *= 1e-2
+    states = torch.zeros(1, *HEADS.state_shape, device=place)
+    slot = torch.tensor([0], device=place)
+    y = run(*inputs.tensors(place), states, ((0, 64),), slot, (), 64)
+    expected, seen = recurrence(inputs, torch.zeros(*HEADS.state_shape))
+    assert bool(y.isfinite().all())
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states[0].cpu().double(), seen[-1], rtol=1e-4, atol=1e-4)
+
+
+@every_run
+@pytest.mark.parametrize("chunk_len", [1, 5, 24, 64])
+def test_any_chunk_length_and_odd_heads_scan_the_same(
+    run: Run, chunk_len: int, device: torch.device
+) -> None:
+    place = _place(run, torch.float32, device)
+    heads = Heads(k_heads=1, v_heads=3, k_dim=11, v_dim=5)
+    inputs, states = random_inputs(50, torch.float32, heads), torch.zeros(1, *heads.state_shape)
+    slot, moved = torch.tensor([0], device=place), states.to(place, copy=True)
+    y = run(*inputs.tensors(place), moved, ((7, 57),), slot, (), chunk_len)
+    expected, seen = recurrence(inputs, states[0])
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+
+
+def test_decoding_goes_on_from_a_scan() -> None:
+    inputs, slot = random_inputs(40, torch.float64, HEADS), torch.tensor([0])
+    scan: Run = delta_chunk_scan
+    step: Run = delta_decode
+    states = torch.zeros(1, *HEADS.state_shape, dtype=torch.float64)
+    parts = [
+        scan(*inputs.part(0, 30).tensors(), states, ((0, 30),), slot, (), 16),
+        *(step(states, *inputs.part(at, at + 1).tensors(), slot, slot) for at in range(30, 40)),
+    ]
+    expected, seen = recurrence(inputs, torch.zeros(*HEADS.state_shape))
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(states[0], seen[-1], rtol=1e-11, atol=1e-11)
