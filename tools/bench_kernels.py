@@ -130,12 +130,12 @@ def mamba_cases(shape: Shape) -> Iterator[Case]:
     x, dt, B, C, conv_x = inputs(shape.requests)
     yield Case(
         f"causal_conv_decode · {shape.requests} requests",
-        lambda: causal_conv_decode(conv_x, conv_states, conv_weight, conv_bias, slots),
+        lambda: causal_conv_decode(conv_x, conv_states, conv_weight, conv_bias, slots, slots),
         2 * bytes_of(conv_x) + 2 * bytes_of(conv_states[: shape.requests]),
     )
     yield Case(
         f"selective_state_update · {shape.requests} requests",
-        lambda: selective_state_update(ssm_states, x, dt, A, B, C, D, slots),
+        lambda: selective_state_update(ssm_states, x, dt, A, B, C, D, slots, slots),
         2 * bytes_of(ssm_states[: shape.requests]) + 2 * bytes_of(x),
     )
     x2, dt2, B2, C2, conv_x2 = inputs(shape.tokens)

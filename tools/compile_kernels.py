@@ -153,10 +153,10 @@ def launch_all(dtype: torch.dtype) -> None:
     write_kv_triton(pages, pages, rows(8, 8, 128), rows(8, 8, 128), table, index, index)
     conv = (rows(9, 4352, 3), rows(4352, 4), rows(4352))
     causal_conv_prefill_triton(rows(128, 4352), *conv, ((0, 128),), index[:1], ())
-    causal_conv_decode_triton(rows(8, 4352), *conv, index)
+    causal_conv_decode_triton(rows(8, 4352), *conv, index, index)
     states, A = torch.zeros(2, 64, 64, 128), torch.zeros(64)
     x, dt, B = rows(128, 64, 64), torch.zeros(128, 64), rows(128, 1, 128)
-    selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index)
+    selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index, index)
     chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
     for sinks in (None, torch.zeros(32)):
         attended = (rows(8, 32, 128), pages, pages)

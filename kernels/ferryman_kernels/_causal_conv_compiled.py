@@ -74,7 +74,7 @@ def _store_states(
 
 
 def _step(
-    x: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slots: Any, y: Any
+    x: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slots: Any, into: Any, y: Any
 ) -> None:
     """One token of each request: its window slides by one.
 
@@ -85,7 +85,7 @@ def _step(
     for request in prange(len(slots)):
         total = np.empty(conv_dim, weight.dtype)
         total[:] = bias
-        row, out, slot = x[request], y[request], slots[request]
+        row, out, slot, target = x[request], y[request], slots[request], into[request]
         for c in range(conv_dim):
             total[c] += wide(row[c]) * weight[width - 1, c]
         if slot >= 0:
@@ -93,10 +93,17 @@ def _step(
             for j in range(width - 1):
                 for c in range(conv_dim):
                     total[c] += wide(state[c * (width - 1) + j]) * weight[j, c]
-            for i in range(len(state) - 1):
-                state[i] = state[i + 1]
+        if target >= 0:
+            kept = states[target * stride_slot : target * stride_slot + conv_dim * (width - 1)]
+            if target == slot:
+                for i in range(len(kept) - 1):
+                    kept[i] = kept[i + 1]
+            else:
+                old = slot * stride_slot
+                for i in range(len(kept) - 1):
+                    kept[i] = states[old + i + 1] if slot >= 0 else 0
             for c in range(conv_dim):
-                state[c * (width - 1) + width - 2] = row[c]
+                kept[c * (width - 1) + width - 2] = row[c]
         for c in range(conv_dim):
             out[c] = narrow(silu(total[c]), out)
 
@@ -134,14 +141,19 @@ def causal_conv_prefill_compiled(
 
 
 def causal_conv_decode_compiled(
-    x: Tensor, conv_states: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor
+    x: Tensor,
+    conv_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
     taps, shift = _in_wide(x, weight, bias)
     y = torch.empty(x.shape, dtype=x.dtype)
     _step_loop(
         x.numel() * weight.shape[1],
         as_array(x), as_flat(conv_states), conv_states.stride(0), taps, shift, slots.numpy(),
-        as_array(y),
+        into.numpy(), as_array(y),
     )  # fmt: skip
     return y
 

@@ -72,12 +72,17 @@ def _activate(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def causal_conv_decode_reference(
-    x: Tensor, conv_states: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor
+    x: Tensor,
+    conv_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
-    named = slots >= 0
+    named, kept = slots >= 0, into >= 0
     states = conv_states[slots.clamp(min=0)] * named[:, None, None]
     windows = torch.cat((states, x[:, :, None]), dim=2)  # [requests, conv_dim, width]
-    conv_states[slots[named]] = windows[named][:, :, 1:]
+    conv_states[into[kept]] = windows[kept][:, :, 1:]
     return _activate(windows.to(wide_dtype(x.dtype)), weight, bias).to(x.dtype)
 
 
@@ -212,6 +217,7 @@ def _causal_conv_decode_kernel(
     bias_ptr: tl.tensor,
     y_ptr: tl.tensor,
     slots_ptr: tl.tensor,
+    into_ptr: tl.tensor,
     stride_x_request: int,
     stride_slot: int,
     conv_dim: int,
@@ -223,21 +229,24 @@ def _causal_conv_decode_kernel(
     """Some channels of one request. Each channel is one thread's, so shifting in place is safe."""
     request = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + request).to(tl.int64)
+    target = tl.load(into_ptr + request).to(tl.int64)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < conv_dim
-    mask_state = offs_dim < tl.where(slot >= 0, conv_dim, 0)
-    state_at = conv_states_ptr + slot * stride_slot + offs_dim * (WIDTH - 1)
+    held = offs_dim < tl.where(slot >= 0, conv_dim, 0)
+    kept = offs_dim < tl.where(target >= 0, conv_dim, 0)
+    old_at = conv_states_ptr + slot * stride_slot + offs_dim * (WIDTH - 1)
+    new_at = conv_states_ptr + target * stride_slot + offs_dim * (WIDTH - 1)
     total = tl.zeros([BLOCK_DIM], WIDE)
     if HAS_BIAS:
         total += tl.load(bias_ptr + offs_dim, mask=mask_dim, other=0.0).to(WIDE)
     for j in tl.static_range(WIDTH - 1):
-        old = tl.load(state_at + j, mask=mask_state, other=0.0)
+        old = tl.load(old_at + j, mask=held, other=0.0)
         weight = tl.load(weight_ptr + offs_dim * WIDTH + j, mask=mask_dim, other=0.0).to(WIDE)
         total += old.to(WIDE) * weight
         if j > 0:
-            tl.store(state_at + j - 1, old, mask=mask_state)
+            tl.store(new_at + j - 1, old, mask=kept)
     x = tl.load(x_ptr + request * stride_x_request + offs_dim, mask=mask_dim, other=0.0)
-    tl.store(state_at + WIDTH - 2, x, mask=mask_state)
+    tl.store(new_at + WIDTH - 2, x, mask=kept)
     last = tl.load(weight_ptr + offs_dim * WIDTH + WIDTH - 1, mask=mask_dim, other=0.0).to(WIDE)
     total += x.to(WIDE) * last
     y = total / (1.0 + tl.exp(-total))
@@ -245,13 +254,18 @@ def _causal_conv_decode_kernel(
 
 
 def causal_conv_decode_triton(
-    x: Tensor, conv_states: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor
+    x: Tensor,
+    conv_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
     _check_strides(x, conv_states, weight)
     requests, conv_dim = x.shape
     y = torch.empty(requests, conv_dim, dtype=x.dtype, device=x.device)
     _causal_conv_decode_kernel[requests, cdiv(conv_dim, BLOCK_DIM)](
-        x, conv_states, weight, x if bias is None else bias, y, slots,
+        x, conv_states, weight, x if bias is None else bias, y, slots, into,
         x.stride(0), conv_states.stride(0), conv_dim,
         HAS_BIAS=bias is not None, WIDTH=weight.shape[1], BLOCK_DIM=BLOCK_DIM,
         WIDE=wide_type(x.dtype),
@@ -288,19 +302,25 @@ def causal_conv_prefill(
 
 
 def causal_conv_decode(
-    x: Tensor, conv_states: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor
+    x: Tensor,
+    conv_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
-    """One token of each request: `x` [requests, conv_dim], states shifted in place at `slots`.
+    """One token of each request: `x` [requests, conv_dim]; states at `slots` shift to `into`.
 
-    A negative slot stands for no request: its state counts as cleared and is written nowhere.
+    A negative slot counts as cleared where it is read and is written nowhere; no request of a call
+    may read what another one writes.
     """
     requests, conv_dim = x.shape
     assert conv_states.shape[1:] == (conv_dim, weight.shape[1] - 1), conv_states.shape
     assert weight.shape[0] == conv_dim
     assert bias is None or bias.shape == (conv_dim,)
     assert conv_states.dtype == x.dtype, (conv_states.dtype, x.dtype)
-    assert slots.shape == (requests,), (slots.shape, requests)
+    assert slots.shape == into.shape == (requests,), (slots.shape, into.shape, requests)
     if x.is_cuda:
-        return causal_conv_decode_triton(x, conv_states, weight, bias, slots)
+        return causal_conv_decode_triton(x, conv_states, weight, bias, slots, into)
     run = causal_conv_decode_compiled if serves(x) else causal_conv_decode_reference
-    return run(x, conv_states, weight, bias, slots)
+    return run(x, conv_states, weight, bias, slots, into)

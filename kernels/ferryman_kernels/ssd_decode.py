@@ -4,6 +4,8 @@
     y     = state·C + D·x                          [requests, ssm_heads, ssm_head_dim]
 
 `dt` has its bias, softplus and clamp behind it; `A` is negative; heads share B and C by group.
+The state is read at `slots` and written at `into`: the same slots in plain decoding, other ones
+where a state must outlive the token that may turn out to be wrong.
 """
 
 from __future__ import annotations
@@ -30,17 +32,18 @@ def selective_state_update_reference(
     C: Tensor,
     D: Tensor,
     slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
     wide = ssm_states.dtype
     per_group = x.shape[1] // B.shape[1]
     B = B.to(wide).repeat_interleave(per_group, 1)
     C = C.to(wide).repeat_interleave(per_group, 1)
-    named = slots >= 0
+    named, kept = slots >= 0, into >= 0
     decay = (dt.to(wide) * A.to(wide)).exp()
     fed = (dt.to(wide)[..., None] * x.to(wide))[..., None] * B[:, :, None, :]
     old = ssm_states[slots.clamp(min=0)] * named[:, None, None, None]
     state = decay[..., None, None] * old + fed
-    ssm_states[slots[named]] = state[named]
+    ssm_states[into[kept]] = state[kept]
     y = (state @ C[..., None]).squeeze(-1) + D.to(wide)[:, None] * x.to(wide)
     return y.to(x.dtype)
 
@@ -55,29 +58,50 @@ def _advance_heads(
     C: Any,
     D: Any,
     slots: Any,
+    into: Any,
     y: Any,
 ) -> None:
-    """Each state is read and written once, where it lies."""
+    """Each state is read and written once, where it lies if it stays there."""
     requests, heads, head_dim = x.shape
     heads_per_group, state_dim = heads // B.shape[1], B.shape[2]
     for job in prange(requests * heads):
         request, head = job // heads, job % heads
         b, c = B[request, head // heads_per_group], C[request, head // heads_per_group]
-        slot, decay = slots[request], np.exp(dt[request, head] * A[head])
-        first = slot * stride_slot + head * head_dim * state_dim
-        for row in range(head_dim):
-            value = x[request, head, row]
-            fed, total = dt[request, head] * value, D[head] * value
-            if slot < 0:
-                for n in range(state_dim):
-                    total += fed * b[n] * c[n]
-            else:
-                state = states[first + row * state_dim : first + (row + 1) * state_dim]
+        src, dst, decay = slots[request], into[request], np.exp(dt[request, head] * A[head])
+        first = head * head_dim * state_dim
+        # Both ways sum over one row in place: so the bits are the same.
+        if src == dst and src >= 0:
+            for row in range(head_dim):
+                at = src * stride_slot + first + row * state_dim
+                state, value = states[at : at + state_dim], x[request, head, row]
+                fed, total = dt[request, head] * value, D[head] * value
                 for n in range(state_dim):
                     new = decay * state[n] + fed * b[n]
                     state[n] = new
                     total += new * c[n]
-            y[request, head, row] = total
+                y[request, head, row] = total
+        else:
+            held = np.zeros(state_dim, states.dtype)
+            for row in range(head_dim):
+                if src >= 0:
+                    at = src * stride_slot + first + row * state_dim
+                    old = states[at : at + state_dim]
+                    for n in range(state_dim):
+                        held[n] = old[n]
+                else:
+                    held[:] = 0
+                value = x[request, head, row]
+                fed, total = dt[request, head] * value, D[head] * value
+                for n in range(state_dim):
+                    new = decay * held[n] + fed * b[n]
+                    held[n] = new
+                    total += new * c[n]
+                y[request, head, row] = total
+                if dst >= 0:
+                    to = dst * stride_slot + first + row * state_dim
+                    kept = states[to : to + state_dim]
+                    for n in range(state_dim):
+                        kept[n] = held[n]
 
 
 _advance_loop = Loop(_advance_heads)
@@ -92,6 +116,7 @@ def selective_state_update_compiled(
     C: Tensor,
     D: Tensor,
     slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
     assert ssm_states[0].is_contiguous(), ssm_states.stride()
     wide = ssm_states.dtype
@@ -99,7 +124,7 @@ def selective_state_update_compiled(
     given = [tensor.to(wide).contiguous().numpy() for tensor in (x, dt, A, B, C, D)]
     _advance_loop(
         ssm_states[0].numel() * len(x), as_flat(ssm_states), ssm_states.stride(0), *given,
-        slots.numpy(), as_array(y),
+        slots.numpy(), into.numpy(), as_array(y),
     )  # fmt: skip
     return y.to(x.dtype)
 
@@ -114,6 +139,7 @@ def _selective_state_update_kernel(
     c_ptr: tl.tensor,
     d_ptr: tl.tensor,
     slots_ptr: tl.tensor,
+    into_ptr: tl.tensor,
     y_ptr: tl.tensor,
     stride_slot: int,
     stride_x_request: int,
@@ -129,18 +155,19 @@ def _selective_state_update_kernel(
     """Some rows of one head's state of one request."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + request).to(tl.int64)
+    target = tl.load(into_ptr + request).to(tl.int64)
     wide = ssm_states_ptr.dtype.element_ty
     offs_dim = tl.program_id(2) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     offs_state = tl.arange(0, BLOCK_STATE)
     mask_dim, mask_state = offs_dim < head_dim, offs_state < state_dim
-    rows_held = tl.where(slot >= 0, head_dim, 0)
-    mask = (offs_dim < rows_held)[:, None] & mask_state[None, :]
+    held = (offs_dim < tl.where(slot >= 0, head_dim, 0))[:, None] & mask_state[None, :]
+    kept = (offs_dim < tl.where(target >= 0, head_dim, 0))[:, None] & mask_state[None, :]
 
     rows = (head * head_dim + offs_dim) * state_dim
-    state_at = ssm_states_ptr + slot * stride_slot + rows[:, None] + offs_state[None, :]
+    state_at = ssm_states_ptr + rows[:, None] + offs_state[None, :]
     x_at = request * stride_x_request + head * head_dim + offs_dim
     group_at = (head // heads_per_group) * state_dim + offs_state
-    state = tl.load(state_at, mask=mask, other=0.0)
+    state = tl.load(state_at + slot * stride_slot, mask=held, other=0.0)
     x = tl.load(x_ptr + x_at, mask=mask_dim, other=0.0).to(wide)
     dt = tl.load(dt_ptr + request * stride_dt_request + head).to(wide)
     a, d = tl.load(a_ptr + head).to(wide), tl.load(d_ptr + head).to(wide)
@@ -148,7 +175,7 @@ def _selective_state_update_kernel(
     c = tl.load(c_ptr + request * stride_c_request + group_at, mask=mask_state, other=0.0).to(wide)
 
     state = tl.exp(dt * a) * state + (dt * x)[:, None] * b[None, :]
-    tl.store(state_at, state, mask=mask)
+    tl.store(state_at + target * stride_slot, state, mask=kept)
     y = tl.sum(state * c[None, :], axis=1) + d * x
     y_at = (request * tl.num_programs(1) + head) * head_dim + offs_dim
     tl.store(y_ptr + y_at, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
@@ -163,17 +190,19 @@ def selective_state_update_triton(
     C: Tensor,
     D: Tensor,
     slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
     requests, ssm_heads, ssm_head_dim = x.shape
     ssm_state = B.shape[2]
     assert ssm_states.stride()[1:] == (ssm_head_dim * ssm_state, ssm_state, 1), ssm_states.stride()
     assert x.stride()[1:] == (ssm_head_dim, 1), x.stride()
     assert B.stride()[1:] == C.stride()[1:] == (ssm_state, 1), (B.stride(), C.stride())
-    assert dt.stride(1) == A.stride(0) == D.stride(0) == slots.stride(0) == 1, dt.stride()
+    assert dt.stride(1) == A.stride(0) == D.stride(0) == 1, dt.stride()
+    assert slots.stride(0) == into.stride(0) == 1, (slots.stride(), into.stride())
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(BLOCK_DIM, next_power_of_two(ssm_head_dim))
     _selective_state_update_kernel[requests, ssm_heads, cdiv(ssm_head_dim, block)](
-        ssm_states, x, dt, A, B, C, D, slots, y,
+        ssm_states, x, dt, A, B, C, D, slots, into, y,
         ssm_states.stride(0), x.stride(0), dt.stride(0), B.stride(0), C.stride(0),
         ssm_heads // B.shape[1], ssm_head_dim, ssm_state,
         BLOCK_DIM=block, BLOCK_STATE=next_power_of_two(ssm_state), num_warps=4,
@@ -190,23 +219,25 @@ def selective_state_update(
     C: Tensor,
     D: Tensor,
     slots: Tensor,
+    into: Tensor,
 ) -> Tensor:
-    """Advance `ssm_states` in place at `slots` [requests] by one token and read y out of it.
+    """Advance the states at `slots` [requests] by one token, to `into`, and read y out of them.
 
     `x` [requests, ssm_heads, ssm_head_dim], `dt` [requests, ssm_heads], `B` and `C` [requests,
     ssm_groups, ssm_state]; the states are a strided view [slots, ssm_heads, ssm_head_dim,
-    ssm_state]. A negative slot stands for no request: cleared when read, never written.
+    ssm_state]. A negative slot counts as cleared where it is read and is written nowhere; no
+    request of a call may read what another one writes.
     """
     requests, ssm_heads, ssm_head_dim = x.shape
     assert ssm_states.shape[1:] == (ssm_heads, ssm_head_dim, B.shape[2]), ssm_states.shape
     assert dt.shape == (requests, ssm_heads), dt.shape
-    assert slots.shape == (requests,), (slots.shape, requests)
+    assert slots.shape == into.shape == (requests,), (slots.shape, into.shape, requests)
     assert A.shape == D.shape == (ssm_heads,), (A.shape, D.shape)
     assert B.shape == C.shape, (B.shape, C.shape)
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     if x.is_cuda:
-        return selective_state_update_triton(ssm_states, x, dt, A, B, C, D, slots)
+        return selective_state_update_triton(ssm_states, x, dt, A, B, C, D, slots, into)
     is_wide = ssm_states.dtype in (torch.float32, torch.float64)
     if is_wide and serves(ssm_states, x, dt, B):
-        return selective_state_update_compiled(ssm_states, x, dt, A, B, C, D, slots)
-    return selective_state_update_reference(ssm_states, x, dt, A, B, C, D, slots)
+        return selective_state_update_compiled(ssm_states, x, dt, A, B, C, D, slots, into)
+    return selective_state_update_reference(ssm_states, x, dt, A, B, C, D, slots, into)

@@ -19,7 +19,7 @@ from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Receive
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
-from ferryman.engine.ops import snapshots_of, working_slots_of
+from ferryman.engine.ops import advanced_slots_of, snapshots_of
 from ferryman.engine.stamps import extended, fake_manifest
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.events import Cached, Finished, LoadsDone
@@ -105,7 +105,7 @@ class WatchedWorker(FakeWorker):
             for sequence in self.scheduler.roster.by_id.values()
             if isinstance(sequence.plan.initialiser, Receive)
         }
-        for slot in working_slots_of(plan):
+        for slot in advanced_slots_of(plan):
             if slot >= 0:
                 handle = current(now[Kind.RECURRENT], slot)
                 times = self.initialised[handle] + (handle in received)
@@ -122,7 +122,7 @@ class WatchedWorker(FakeWorker):
 
     def _check_in_flight(self, plan: StepPlan) -> None:
         """Whoever is given a slot may write it at once, so no step on its way may name it."""
-        states = {snapshot.dst for snapshot in snapshots_of(plan)} | set(working_slots_of(plan))
+        states = {snapshot.dst for snapshot in snapshots_of(plan)} | set(advanced_slots_of(plan))
         states |= {copy.src for copy in plan.ops.copies}
         named = {kind: set(table.ravel().tolist()) for kind, table in plan.page_tables.items()}
         if Kind.RECURRENT in self.pools:

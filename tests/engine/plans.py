@@ -80,13 +80,16 @@ def with_snapshots(step: PrefillStep, *snapshots: tuple[int, int]) -> PrefillSte
 def decode(step_id: int, places: Sequence[tuple[Guest, int]], ops: SlotOps = NO_OPS) -> DecodeStep:
     """Each guest consumes the token at its position."""
     guests = [guest for guest, _ in places]
+    working = np.array([guest.working_slot for guest in guests], np.int64)
     return DecodeStep(
         step_id,
         ops,
         tuple(guest.request_id for guest in guests),
         np.array([guest.row for guest in guests], np.int64),
         np.array([position for _, position in places], np.int64),
-        np.array([guest.working_slot for guest in guests], np.int64),
+        working,
+        working,
+        (len(places),),
         tables(guests),
         tuple(draw(guest, position + 1) for guest, position in places),
     )

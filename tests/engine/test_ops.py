@@ -38,7 +38,7 @@ def test_equal_slot_numbers_of_two_kinds_are_two_slots() -> None:
 
 def test_a_snapshot_may_not_land_on_a_slot_in_use() -> None:
     found = conflict_of(SlotOps(snapshots=(Snapshot(2, 2, 5),)))
-    assert found.operations[0] == "the forward of request 0"
+    assert found.operations[0] == "the forward of part 0"
     assert conflict_of(SlotOps(clears=(4,), snapshots=(Snapshot(2, 4, 5),))).slot == 4
 
 
@@ -53,7 +53,7 @@ def test_a_copy_may_not_read_what_another_copy_writes() -> None:
 
 
 def test_two_requests_may_not_share_a_working_slot() -> None:
-    with pytest.raises(SlotConflict, match="request 0 and by the forward of request 1"):
+    with pytest.raises(SlotConflict, match="part 0 and by the forward of part 1"):
         check_slots(decode(0, [(ANNA, 4), (ANNA, 4)]))
 
 

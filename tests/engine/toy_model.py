@@ -55,7 +55,7 @@ class ToyModel:
         ):
             table = batch.page_tables[Kind.FULL][request]
             slot = int(batch.working_slots[request])
-            heard[index] = _consume(state, table, slot, position, token)
+            heard[index] = _consume(state, table, (slot, slot), position, token)
             for owner, at, dst in batch.snapshots:
                 if (owner, at) == (request, position + 1):
                     state.recurrent[1].ssm_states[dst] = state.recurrent[1].ssm_states[slot]
@@ -65,12 +65,13 @@ class ToyModel:
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
         self.num_forwards += 1
         heard = [
-            _consume(state, batch.page_tables[Kind.FULL][i], slot, position, token)
-            for i, (token, position, slot) in enumerate(
+            _consume(state, batch.page_tables[Kind.FULL][i], slots, position, token)
+            for i, (token, position, *slots) in enumerate(
                 zip(
                     batch.token_ids.tolist(),
                     batch.positions.tolist(),
-                    batch.working_slots.tolist(),
+                    batch.read_slots.tolist(),
+                    batch.write_slots.tolist(),
                     strict=True,
                 )
             )
@@ -78,12 +79,16 @@ class ToyModel:
         return _logits(torch.tensor(heard, dtype=torch.float64, device=batch.token_ids.device))
 
 
-def _consume(state: ModelState, table: Tensor, slot: int, position: int, token: int) -> float:
+def _consume(
+    state: ModelState, table: Tensor, slots: Sequence[int], position: int, token: int
+) -> float:
     assert token >= 0, f"nobody wrote the token at {position}"
     keys = state.attention[0].key_pages
     keys[table[position // PAGE_SIZE], 0, position % PAGE_SIZE, 0] = token
-    ssm = state.recurrent[1].ssm_states[slot]
-    ssm.mul_(0.5).add_(token)
+    read, write = slots
+    states = state.recurrent[1].ssm_states
+    states[write] = states[read] * 0.5 + token
+    ssm = states[write]
     places = torch.arange(position + 1, device=table.device)
     seen = keys[table[places // PAGE_SIZE], 0, places % PAGE_SIZE, 0].sum()
     return float(ssm.sum() + seen / 4)

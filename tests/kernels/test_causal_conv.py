@@ -106,9 +106,17 @@ def test_decode_shifts_the_states_of_its_slots_only(
     total = (windows.double() * weight.double()).sum(2) + bias.double()
     moved = states.to(place, copy=True)
     slots_there = torch.tensor(slots, device=place)
-    y = run(x.to(place), moved, weight.to(place), bias.to(place), slots_there)
+    y = run(x.to(place), moved, weight.to(place), bias.to(place), slots_there, slots_there)
     _close(y, total / (1 + (-total).exp()), dtype)
     assert torch.equal(moved.cpu(), expected_states)
+
+    elsewhere = states.to(place, copy=True)
+    into = torch.tensor([3, 1, -1], device=place)
+    again = run(x.to(place), elsewhere, weight.to(place), bias.to(place), slots_there, into)
+    assert torch.equal(again, y)
+    expected_states = states.clone()
+    expected_states[3], expected_states[1] = windows[0, :, 1:], windows[1, :, 1:]
+    assert torch.equal(elsewhere.cpu(), expected_states)
 
 
 @pytest.mark.parametrize("run", [causal_conv_prefill, causal_conv_prefill_triton])
@@ -131,8 +139,6 @@ def test_a_prefill_in_pieces_has_the_bits_of_one_in_whole(
 
 
 def test_silu_of_a_large_negative_sum_is_zero() -> None:
-    x = torch.full((1, 1), -1e4)
-    y = causal_conv_decode(
-        x, torch.zeros(1, 1, 1), torch.ones(1, 2), torch.zeros(1), torch.tensor([0])
-    )
+    x, slot = torch.full((1, 1), -1e4), torch.tensor([0])
+    y = causal_conv_decode(x, torch.zeros(1, 1, 1), torch.ones(1, 2), torch.zeros(1), slot, slot)
     assert math.isclose(float(y), 0.0, abs_tol=1e-30)

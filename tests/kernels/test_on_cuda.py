@@ -91,9 +91,9 @@ def test_convolution_on_the_device(dtype: torch.dtype) -> None:
     )
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
     assert torch.equal(moved.cpu().double(), wide)
-    step = _rounded(4, 3328, dtype=dtype)
-    got = _on_cuda(causal_conv_decode, step, moved, weight, bias, slots)
-    expected = _in_float64(causal_conv_decode_reference, step, wide, weight, bias, slots)
+    step, into = _rounded(4, 3328, dtype=dtype), torch.tensor([4, 3, -1, 2])
+    got = _on_cuda(causal_conv_decode, step, moved, weight, bias, slots, into)
+    expected = _in_float64(causal_conv_decode_reference, step, wide, weight, bias, slots, into)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
     assert torch.equal(moved.cpu().double(), wide)
 
@@ -140,13 +140,14 @@ def test_resuming_on_the_grid_has_the_bits_of_the_cold_run_on_the_device() -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_state_update_on_the_device(dtype: torch.dtype) -> None:
     inputs = _scan_inputs(33, dtype)
-    states = torch.randn(40, 24, 64, 128)
+    states = torch.randn(80, 24, 64, 128)
     slots = torch.randperm(40)[:33]
-    slots[5] = -1
+    into = torch.where(torch.arange(33) % 2 == 0, slots, slots + 40)
+    slots[5] = into[7] = -1
     moved = states.to(CUDA)
-    got = _on_cuda(selective_state_update, moved, *inputs, slots)
+    got = _on_cuda(selective_state_update, moved, *inputs, slots, into)
     wide = states.double()
-    expected = _in_float64(selective_state_update_reference, wide, *inputs, slots)
+    expected = _in_float64(selective_state_update_reference, wide, *inputs, slots, into)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
     _assert_near(moved, wide, bfloat16=False)
 

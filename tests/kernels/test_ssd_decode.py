@@ -66,7 +66,7 @@ def test_states_advance_in_their_slots_and_strays_stay(
 
     moved = rows.to(place, copy=True)
     moved_states = moved[:, 16:].view(-1, heads, head_dim, state)
-    y = run(moved_states, *(t.to(place) for t in (x, dt, A, B, C, D, slots)))
+    y = run(moved_states, *(t.to(place) for t in (x, dt, A, B, C, D, slots, slots)))
     close = TOLERANCE[dtype]
     torch.testing.assert_close(y.cpu().double(), expected, rtol=close, atol=close)
     state_close = 1e-13 if wide == torch.float64 else 1e-5
@@ -96,6 +96,37 @@ def test_a_negative_slot_reads_as_cleared_and_is_written_nowhere(
     dt, A = torch.rand(1, 2, device=place), -torch.ones(2, device=place)
     D = torch.randn(2, device=place)
     nowhere, first = torch.tensor([-1], device=place), torch.tensor([0], device=place)
-    y = run(states, x, dt, A, B, C, D, nowhere)
+    y = run(states, x, dt, A, B, C, D, nowhere, nowhere)
     assert torch.equal(states, before)
-    torch.testing.assert_close(y, run(cleared, x, dt, A, B, C, D, first))
+    torch.testing.assert_close(y, run(cleared, x, dt, A, B, C, D, first, first))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "run",
+    [
+        selective_state_update,
+        selective_state_update_reference,
+        selective_state_update_triton,
+    ],
+)
+def test_a_state_written_elsewhere_has_the_bits_of_one_written_in_place(
+    run: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Plain decoding and the verification of drafts must not drift apart."""
+    place = device if run is selective_state_update_triton else torch.device("cpu")
+    before = torch.randn(7, 3, 20, 24, dtype=dtype, device=place)
+    x, B, C = (
+        torch.randn(3, *shape, dtype=dtype, device=place) for shape in ((3, 20), (1, 24), (1, 24))
+    )
+    dt, A, D = torch.rand(3, 3, device=place), -torch.rand(3, device=place), torch.ones(3)
+    parameters = [t.to(place, dtype) for t in (A, B, C, D)]
+    slots = torch.tensor([5, 0, -1], device=place)
+    in_place, elsewhere = before.clone(), before.clone()
+    expected = run(in_place, x, dt.to(dtype), *parameters, slots, slots)
+    into = torch.tensor([1, -1, 6], device=place)
+    assert torch.equal(run(elsewhere, x, dt.to(dtype), *parameters, slots, into), expected)
+    assert torch.equal(elsewhere[1], in_place[5])
+    assert not torch.equal(elsewhere[6], before[6]), "a cleared state was advanced into slot 6"
+    kept = [0, 2, 3, 4, 5]
+    assert torch.equal(elsewhere[kept], before[kept])

@@ -32,6 +32,7 @@ class Lane:
     working_slot: int
     pages: Pages = field(default_factory=dict)
     position: int = 0
+    scratch: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +112,59 @@ class PagedRun:
         positions = [sequence.position for sequence in sequences]
         for sequence in sequences:
             self._advance(sequence, 1)
+        slots = torch.tensor([sequence.working_slot for sequence in sequences])
         batch = DecodeBatch(
             token_ids=torch.tensor(list(token_ids)),
             positions=torch.tensor(positions),
             page_tables=self._page_tables(sequences),
-            working_slots=torch.tensor([sequence.working_slot for sequence in sequences]),
+            read_slots=slots,
+            write_slots=slots,
+            waves=(len(sequences),),
         )
         found = self.model.decode(batch, self.state)
         self._slide(sequences)
         return found
+
+    def verify(self, sequences: Sequence[Lane], drafts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Logits [tokens, vocab] behind each of several tokens of each sequence, the most first.
+
+        The state behind the first token is in the working slot, each later one in a slot of
+        `scratch`; `keep` goes on from one of them.
+        """
+        waves = [[i for i, d in enumerate(drafts) if len(d) > j] for j in range(len(drafts[0]))]
+        tokens = [(i, j) for j, wave in enumerate(waves) for i in wave]
+        for sequence, more in zip(sequences, drafts, strict=True):
+            sequence.scratch = [self.start().working_slot for _ in more[1:]]
+        slots = [[s.working_slot, *s.scratch] for s in sequences]
+        positions = [sequences[i].position + j for i, j in tokens]
+        for sequence, more in zip(sequences, drafts, strict=True):
+            self._advance(sequence, len(more))
+        tables = self._page_tables(sequences)
+        batch = DecodeBatch(
+            token_ids=torch.tensor([drafts[i][j] for i, j in tokens]),
+            positions=torch.tensor(positions),
+            page_tables={k: table[[i for i, _ in tokens]] for k, table in tables.items()},
+            read_slots=torch.tensor([slots[i][max(0, j - 1)] for i, j in tokens]),
+            write_slots=torch.tensor([slots[i][j] for i, j in tokens]),
+            waves=tuple(len(wave) for wave in waves),
+        )
+        found = self.model.decode(batch, self.state)
+        return [
+            found[[n for n, (owner, _) in enumerate(tokens) if owner == i]]
+            for i in range(len(sequences))
+        ]
+
+    def keep(self, sequence: Lane, num_drafted: int, num_kept: int) -> None:
+        """The first `num_kept` of `num_drafted` tokens were right; the rest never happened."""
+        sequence.position += num_kept - num_drafted
+        if num_kept > 1:
+            kept = sequence.scratch[num_kept - 2]
+            sequence.scratch[num_kept - 2] = sequence.working_slot
+            sequence.working_slot = kept
+        if Kind.RECURRENT in self._kinds:
+            self._slab(Kind.RECURRENT)[sequence.scratch] = POISON
+            self.free_slots.extend(sequence.scratch)
+        self._slide([sequence])
 
     @property
     def _page_size(self) -> int:

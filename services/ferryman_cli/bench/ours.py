@@ -53,11 +53,14 @@ class Ours:
     def decode(self, token_ids: Tensor, position: int) -> Tensor:
         """One greedy step of every request at `position`."""
         requests = len(token_ids)
+        slots = torch.arange(requests)
         batch = DecodeBatch(
             token_ids=token_ids,
             positions=torch.full((requests,), position),
             page_tables=self._page_tables(requests, position + 1),
-            working_slots=torch.arange(requests),
+            read_slots=slots,
+            write_slots=slots,
+            waves=(requests,),
         )
         return self.model.decode(batch, self.state).argmax(-1)
 

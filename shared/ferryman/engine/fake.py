@@ -111,7 +111,7 @@ class FakeEngine:
         fresh |= {load.dst for load in ops.loads if load.unit.kind is Kind.RECURRENT}
         seeded = {seed.row for seed in ops.seeds}
         for part in parts:
-            if part.start == 0 or part.working_slot in fresh or part.row in seeded:
+            if part.start == 0 or part.read_slot in fresh or part.row in seeded:
                 self._void.discard(part.request_id)
 
     def _prologue(self, ops: SlotOps) -> None:
@@ -133,7 +133,7 @@ class FakeEngine:
         for kind, table in part.tables.items():
             self._read_pages(part, kind, table, hashes)
             self._write_pages(part, kind, table, hashes)
-        if part.working_slot != NOWHERE:
+        if part.write_slot != NOWHERE:
             self._advance(part, hashes)
         for draw in part.draws:
             yield self._draw(part, draw, int(hashes[part.end]))
@@ -175,9 +175,9 @@ class FakeEngine:
             raise WrongStamp(f"{part.request_id}: no {kind} page for position {missing}")
 
     def _advance(self, part: Part, hashes: Hashes) -> None:
-        self._check_state(part.working_slot, int(hashes[part.start]), part.start, part.request_id)
+        self._check_state(part.read_slot, int(hashes[part.start]), part.start, part.request_id)
         states = self.slabs.stamps(Kind.RECURRENT)
-        states[part.working_slot, :2] = hashes[part.end], part.end
+        states[part.write_slot, :2] = hashes[part.end], part.end
         for snapshot in part.snapshots:
             self._check_snapshot(part, snapshot)
             states[snapshot.dst, :2] = hashes[snapshot.position], snapshot.position
@@ -193,14 +193,14 @@ class FakeEngine:
     def _check_snapshot(self, part: Part, snapshot: Snapshot) -> None:
         in_chunk = part.start < snapshot.position <= part.end
         on_grid = snapshot.position % self.manifest.page_size == 0
-        if not (in_chunk and on_grid and snapshot.src == part.working_slot):
+        if not (in_chunk and on_grid and snapshot.src == part.write_slot):
             raise WrongStamp(
                 f"{part.request_id}: {snapshot} does not fit [{part.start}, {part.end})"
             )
 
     def _freeze(self, snapshot: Snapshot, parts: Sequence[Part]) -> None:
         for part in parts:
-            if part.working_slot == snapshot.src and part.request_id not in self._void:
+            if part.write_slot == snapshot.src and part.request_id not in self._void:
                 prefix = int(self._rows[part.row].hashes(part.end)[part.end])
                 if snapshot.position != part.end:
                     raise WrongStamp(f"{part.request_id}: {snapshot} of a state at {part.end}")

@@ -22,7 +22,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The forward of one request, as a party to a conflict."""
+    """The forward over one token or chunk, as a party to a conflict."""
 
     index: int
 
@@ -77,11 +77,11 @@ def snapshots_of(plan: StepPlan) -> tuple[Snapshot, ...]:
     return plan.ops.snapshots
 
 
-def working_slots_of(plan: StepPlan) -> tuple[int, ...]:
-    """The recurrent slots that the forward advances; -1 where a model has none."""
+def advanced_slots_of(plan: StepPlan) -> tuple[int, ...]:
+    """The recurrent slots that the forward writes; -1 where a model has none."""
     if isinstance(plan, PrefillStep):
         return tuple(chunk.working_slot for chunk in plan.chunks)
-    return tuple(plan.working_slots.tolist())
+    return tuple(plan.write_slots.tolist())
 
 
 def num_ops(plan: StepPlan) -> int:
@@ -96,7 +96,7 @@ def check_slots(plan: StepPlan) -> None:
     frozen: list[Claim] = [(Kind.RECURRENT, s.dst, s) for s in snapshots_of(plan)]
     advanced: list[Claim] = [
         (Kind.RECURRENT, slot, Advance(index))
-        for index, slot in enumerate(working_slots_of(plan))
+        for index, slot in enumerate(advanced_slots_of(plan))
         if slot >= 0
     ]
     _check_distinct(plan.step_id, initialised + frozen)
@@ -143,4 +143,4 @@ def _described(party: Party) -> str:
         case Snapshot():
             return f"the snapshot of slot {party.src} at {party.position}"
         case Advance():
-            return f"the forward of request {party.index}"
+            return f"the forward of part {party.index}"

@@ -89,7 +89,8 @@ def _decode(plan: DecodeStep) -> Numbers:
     return {
         "rows": plan.rows,
         "positions": plan.positions,
-        "working_slots": plan.working_slots,
+        "read_slots": plan.read_slots,
+        "write_slots": plan.write_slots,
     }
 
 
@@ -173,12 +174,14 @@ def prefill_batch(plan: PrefillStep, tensors: StepTensors) -> PrefillBatch:
 
 
 def decode_batch(plan: DecodeStep, tensors: StepTensors, token_ids: Tensor) -> DecodeBatch:
-    """`token_ids` [requests] come from the device's own history, not from the plan."""
+    """`token_ids` [tokens] come from the device's own history, not from the plan."""
     return DecodeBatch(
         token_ids=token_ids,
         positions=tensors["positions"],
         page_tables=_page_tables(plan.page_tables, tensors),
-        working_slots=tensors["working_slots"],
+        read_slots=tensors["read_slots"],
+        write_slots=tensors["write_slots"],
+        waves=plan.waves,
     )
 
 

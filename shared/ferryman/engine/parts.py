@@ -13,13 +13,17 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One request's share of a step: it consumes the tokens [start, end) of its row."""
+    """One request's share of a step: it consumes the tokens [start, end) of its row.
+
+    The recurrent state at `start` is read at `read_slot`, the one at `end` written at `write_slot`.
+    """
 
     request_id: str
     row: int
     start: int
     end: int
-    working_slot: int
+    read_slot: int
+    write_slot: int
     tables: Mapping[Kind, Ints]
     snapshots: tuple[Snapshot, ...]
     draws: tuple[Draw, ...]
@@ -35,6 +39,7 @@ def parts_of(plan: StepPlan) -> Iterator[Part]:
                 chunk.start,
                 chunk.end,
                 chunk.working_slot,
+                chunk.working_slot,
                 tables,
                 chunk.snapshots,
                 chunk.draws,
@@ -44,10 +49,12 @@ def parts_of(plan: StepPlan) -> Iterator[Part]:
 
 
 def _decode_parts(plan: DecodeStep) -> Iterator[Part]:
+    """One part a token, wave after wave."""
     rows, positions = plan.rows.tolist(), plan.positions.tolist()
-    slots = plan.working_slots.tolist()
-    for index, request_id in enumerate(plan.request_ids):
+    reads, writes = plan.read_slots.tolist(), plan.write_slots.tolist()
+    request_ids = [name for size in plan.waves for name in plan.request_ids[:size]]
+    for index, request_id in enumerate(request_ids):
         tables = {kind: table[index] for kind, table in plan.page_tables.items()}
-        at = positions[index]
+        at, slots = positions[index], (reads[index], writes[index])
         draws = (plan.draws[index],)
-        yield Part(request_id, rows[index], at, at + 1, slots[index], tables, (), draws)
+        yield Part(request_id, rows[index], at, at + 1, *slots, tables, (), draws)

@@ -97,9 +97,9 @@ class StepRecorder:
     def _forward(self, plan: StepPlan) -> Iterator[Operation]:
         for part in parts_of(plan):
             reads, writes = self._pages(part)
-            if part.working_slot != NOWHERE:
-                working = self._recurrent(part.working_slot)
-                reads, writes = [*reads, working], [*writes, working]
+            if part.write_slot != NOWHERE:
+                reads.append(self._recurrent(part.read_slot))
+                writes.append(self._recurrent(part.write_slot))
             frozen = tuple(self._recurrent(snapshot.dst) for snapshot in part.snapshots)
             name = f"forward of {part.request_id}"
             yield Operation(FORWARD, name, tuple(reads), tuple(writes), frozen)

@@ -42,13 +42,16 @@ def _prefill(manifest: StateManifest, prompt_len: int) -> PrefillStep:
 
 
 def _decode(manifest: StateManifest, position: int) -> DecodeStep:
+    working = _ints([_working_slot(manifest)])
     return DecodeStep(
         step_id=BEFORE_ALL,
         ops=SlotOps(),
         request_ids=("warm-up",),
         rows=_ints([0]),
         positions=_ints([position]),
-        working_slots=_ints([_working_slot(manifest)]),
+        read_slots=working,
+        write_slots=working,
+        waves=(1,),
         page_tables=_page_tables(manifest, position // manifest.page_size + 1),
         draws=(Draw(0, position + 1, position, GREEDY),),
     )

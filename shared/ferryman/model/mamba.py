@@ -128,13 +128,19 @@ class Mamba:
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
         slots, ssm = state.recurrent[self.layer], self.recurrence
         gate, mixed, dt = self._project(hidden)
-        mixed = causal_conv_decode(
-            mixed, slots.conv_states, self.conv_weight, self.conv_bias, batch.working_slots
-        )
-        x, B, C = self._parts(mixed)
-        y = selective_state_update(
-            slots.ssm_states, x, ssm.time_steps(dt), ssm.A, B, C, ssm.D, batch.working_slots
-        )
+        steps = ssm.time_steps(dt)
+
+        def advance(wave: slice) -> Tensor:
+            places = batch.read_slots[wave], batch.write_slots[wave]
+            convolved = causal_conv_decode(
+                mixed[wave], slots.conv_states, self.conv_weight, self.conv_bias, *places
+            )
+            x, B, C = self._parts(convolved)
+            return selective_state_update(
+                slots.ssm_states, x, steps[wave], ssm.A, B, C, ssm.D, *places
+            )
+
+        y = batch.wave_by_wave(advance)
         return self.project_out(self.gate(y.flatten(1), gate))
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -120,11 +120,17 @@ class PrefillStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One token of each running request: request i consumes the token at `positions[i]`.
+    """One token of each running request, and the drafts behind it that are to be verified.
 
-    That token is read on the device from the history of `rows[i]`, where the step before it (or
-    the prologue's seed) wrote it; the token drawn is written behind it.
-    `rows`, `positions`, `working_slots` are [requests]; `page_tables` as in PrefillStep.
+    Token i is consumed at `positions[i]` of `rows[i]`. Tokens lie wave after wave: first the first
+    token of each of `request_ids`, then the second ones of those that have one, in the same order;
+    `waves` are the sizes, which never grow, so request i is the i-th of every wave that it is in.
+
+    The first wave is read on the device from the rows' histories, where the step before it (or the
+    prologue's seed) wrote it; tokens are drawn behind every position, drafts or not.
+    `rows`, `positions`, `read_slots`, `write_slots` are [tokens]; `page_tables` [tokens, pages] as
+    in PrefillStep. The recurrent state before a token is read at its `read_slots` and the one
+    behind it written at its `write_slots`; they are equal where nothing is a draft.
     """
 
     step_id: int
@@ -132,7 +138,9 @@ class DecodeStep:
     request_ids: tuple[str, ...]
     rows: Ints
     positions: Ints
-    working_slots: Ints
+    read_slots: Ints
+    write_slots: Ints
+    waves: tuple[int, ...]
     page_tables: Mapping[Kind, Ints]
     draws: tuple[Draw, ...]
 

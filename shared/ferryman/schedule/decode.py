@@ -118,13 +118,16 @@ def build_step(
     rows: Ints = np.fromiter((s.row for s in sequences), dtype=np.int64, count=len(sequences))
     positions = table.positions[rows]
     num_pages = int(positions.max()) // page_size + 1
+    working = table.working[rows]
     step = DecodeStep(
         step_id=step_id,
         ops=draft.finish(),
         request_ids=tuple([s.request.request_id for s in sequences]),
         rows=rows,
         positions=positions,
-        working_slots=table.working[rows],
+        read_slots=working,
+        write_slots=working,
+        waves=(len(sequences),),
         page_tables=table.page_tables(rows, num_pages),
         draws=_draws(sequences, positions),
     )
