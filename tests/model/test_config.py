@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.model.conftest import FolderOf
+from tests.model.families import nemotron_h
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
@@ -89,6 +91,37 @@ def test_both_spellings_of_layer_types_mean_the_same(
 
     folder = edited("granite_nope", spell_as_published)
     assert load_config(folder).states == load_config(folder_of("granite_nope")).states
+
+
+def test_nemotrons_letters_mean_the_same_as_its_words(tmp_path: Path) -> None:
+    raw = nemotron_h.random_config(random.Random(1)).to_dict()
+    words = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+    raw |= {"architectures": ["NemotronHForCausalLM"], "time_step_limit": None}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    by_words = load_config(tmp_path)
+    raw["hybrid_override_pattern"] = "".join(words[w] for w in raw.pop("layers_block_type"))
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert load_config(tmp_path) == by_words
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mlp_hidden_act", "gelu"),
+        ("sliding_window", 64),
+        ("attention_bias", True),
+        ("n_groups", 4),
+        ("layers_block_type", ["linear_attention", "convolution"]),
+    ],
+)
+def test_what_nemotron_does_not_support_is_refused_by_name(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    raw = nemotron_h.random_config(random.Random(1)).to_dict()
+    raw |= {"architectures": ["NemotronHForCausalLM"], field: value}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match=field):
+        load_config(tmp_path)
 
 
 def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], Path]) -> None:

@@ -109,10 +109,17 @@ class EndScales:
     logits_scaling: float = 1.0
 
 
-def load_ends(weights: Weights, trunk: TrunkShape, final_norm: str, scales: EndScales) -> Ends:
+def load_ends(
+    weights: Weights,
+    trunk: TrunkShape,
+    final_norm: str,
+    scales: EndScales,
+    *,
+    embedded: str = "model.embed_tokens.weight",
+) -> Ends:
     """Embedding, final norm and head; a tied head multiplies by the embedding."""
     size = (trunk.vocab_size, trunk.hidden_dim)
-    embedding = weights.tensor("model.embed_tokens.weight", *size)
+    embedding = weights.tensor(embedded, *size)
     head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
     norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim), trunk.norm_eps)
     return Ends(

@@ -101,6 +101,34 @@ def load_gated_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedM
 
 
 @dataclass(frozen=True, slots=True)
+class MixerLayer:
+    """A mixer alone behind a norm and beside a residual path (Nemotron-H)."""
+
+    norm: RmsNorm
+    mixer: Mixing
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return hidden + self.mixer.prefill(self.norm(hidden), batch, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return hidden + self.mixer.decode(self.norm(hidden), batch, state)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardLayer:
+    """A feed-forward alone behind a norm and beside a residual path (Nemotron-H)."""
+
+    norm: RmsNorm
+    feed_forward: FeedForward
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return hidden + self.feed_forward(self.norm(hidden))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return hidden + self.feed_forward(self.norm(hidden))
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """A mixer and a feed-forward, each behind a norm and beside a residual path."""
 

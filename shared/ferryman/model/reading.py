@@ -20,14 +20,16 @@ from ferryman.model.shapes import (
 Meaning = TypeVar("Meaning")
 
 
-def read_trunk(fields: Fields) -> TrunkShape:
-    """Sizes, norm and ends of a decoder. Refuses an activation other than SiLU."""
+def read_trunk(
+    fields: Fields, *, num_layers: int | None = None, norm_eps: str = "rms_norm_eps"
+) -> TrunkShape:
+    """Sizes and ends of a decoder; `norm_eps` is how the config calls it."""
     vocab_size = fields.whole("vocab_size")
     return TrunkShape(
         vocab_size=vocab_size,
         hidden_dim=fields.whole("hidden_size"),
-        num_layers=fields.whole("num_hidden_layers"),
-        norm_eps=fields.real("rms_norm_eps"),
+        num_layers=num_layers or fields.whole("num_hidden_layers"),
+        norm_eps=fields.real(norm_eps),
         ties_embeddings=fields.flag("tie_word_embeddings", False),
         max_positions=fields.whole("max_position_embeddings"),
         eos_token_ids=_eos_token_ids(fields, vocab_size),

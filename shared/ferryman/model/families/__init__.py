@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman.model.families import bamba, falcon_h1, granite, llama, qwen3
+from ferryman.model.families import bamba, falcon_h1, granite, llama, nemotron_h, qwen3
 from ferryman.model.family import Family
 
 FAMILIES: tuple[Family[Any], ...] = (
     granite.FAMILY,
     bamba.FAMILY,
     falcon_h1.FAMILY,
+    nemotron_h.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
 )

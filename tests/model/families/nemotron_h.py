@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import random
+
+from tests.model.families.shapes import grouped_heads, pattern, trunk
+from transformers import NemotronHConfig, PretrainedConfig
+
+PARTS = ["linear_attention", "full_attention", "mlp"]
+
+
+def random_config(rng: random.Random) -> PretrainedConfig:
+    num_layers = rng.randint(3, 6)
+    heads = rng.choice([3, 5, 6])
+    sizes = trunk(rng, num_layers) | {"tie_word_embeddings": False}
+    sizes["layer_norm_epsilon"] = sizes.pop("rms_norm_eps")
+    sizes.pop("num_hidden_layers")
+    return NemotronHConfig(
+        **sizes,
+        **grouped_heads(rng),
+        layers_block_type=pattern(rng, num_layers, PARTS),
+        hidden_size=rng.choice([24, 40]),
+        intermediate_size=rng.choice([32, 56]),
+        mlp_bias=rng.random() < 0.5,
+        mamba_num_heads=heads,
+        mamba_head_dim=rng.choice([8, 16]),
+        n_groups=rng.choice([1, heads]),
+        ssm_state_size=rng.choice([4, 12, 16]),
+        conv_kernel=rng.choice([2, 3, 4]),
+        chunk_size=16,
+        use_conv_bias=rng.random() < 0.5,
+        use_bias=rng.random() < 0.5,
+        time_step_min=rng.choice([0.001, 0.1]),
+    )
