@@ -1,7 +1,8 @@
 """Grouped-query attention over pages.
 
 q, k, v = x · Wqkv;   q, k turned by position;   k, v written to their pages
-y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one more score a head)
+y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one more score a head;
+                                                            with a gate: · sigmoid(gate) before Wo)
 """
 
 from __future__ import annotations
@@ -64,6 +65,44 @@ def leave_unturned(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Ten
     return q, k
 
 
+class OutputGate(Protocol):
+    """What lies between the heads' outputs and the product that joins them."""
+
+    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """q [tokens, q_heads, head_dim], and the gate as `pass_through` wants it, out of what
+        q_proj yields.
+        """
+        ...
+
+    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        """`mixed` [tokens, q_heads, head_dim] behind the gate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoGate:
+    """All goes through."""
+
+    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        return projected, projected
+
+    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidGate:
+    """mixed · sigmoid(gate); behind each head of q stands a head of gate (Qwen3-Next)."""
+
+    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, _, head_dim = projected.shape
+        q, gate = projected.reshape(tokens, -1, 2, head_dim).unbind(2)
+        return q.contiguous(), gate
+
+    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        return mixed * gate.sigmoid()
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """The attention mixer of layer `layer`. `qkv` yields query, key and value heads in a row.
@@ -76,11 +115,12 @@ class Attention:
     qkv: Linear
     turn: Turning
     sinks: Tensor | None
+    gate: OutputGate
     out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
-        q = self._write(hidden, pages, table, batch.rows, batch.positions)
+        q, gate = self._write(hidden, pages, table, batch.rows, batch.positions)
         mixed = paged_attention_prefill(
             q,
             pages.key_pages,
@@ -91,12 +131,12 @@ class Attention:
             self.shape.window_len,
             self.sinks,
         )
-        return self.out(mixed.flatten(1))
+        return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         rows = torch.arange(len(hidden), device=hidden.device)
-        q = self._write(hidden, pages, table, rows, batch.positions)
+        q, gate = self._write(hidden, pages, table, rows, batch.positions)
         mixed = paged_attention_decode(
             q,
             pages.key_pages,
@@ -107,24 +147,26 @@ class Attention:
             self.shape.window_len,
             self.sinks,
         )
-        return self.out(mixed.flatten(1))
+        return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 
     def _write(
         self, hidden: Tensor, pages: AttentionState, table: Tensor, rows: Tensor, positions: Tensor
-    ) -> Tensor:
-        """Writes the tokens' keys and values to their pages; returns q, turned."""
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the tokens' keys and values to their pages; returns q, turned, and the gate."""
         shape = self.shape
         heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
-        q, k, v = heads.split_with_sizes((shape.q_heads, shape.kv_heads, shape.kv_heads), dim=1)
+        sizes = (shape.projected_heads, shape.kv_heads, shape.kv_heads)
+        projected, k, v = heads.split_with_sizes(sizes, dim=1)
+        q, gate = self.gate.part(projected)
         q, k = self.turn(q, k, positions)
         write_kv(pages.key_pages, pages.value_pages, k, v, table, rows, positions)
-        return q
+        return q, gate
 
 
 def load_attention(weights: Weights, shape: AttentionShape, place: Place) -> Attention:
     """The attention whose projections lie under `weights`, q, k and v joined into one product."""
     hidden_dim = place.hidden_dim
-    heads = {"q_proj": shape.q_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
+    heads = {"q_proj": shape.projected_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
     out_dims = {name: count * shape.head_dim for name, count in heads.items()}
     joined = torch.cat(
         [weights.tensor(f"{name}.weight", dim, hidden_dim) for name, dim in out_dims.items()]
@@ -133,13 +175,14 @@ def load_attention(weights: Weights, shape: AttentionShape, place: Place) -> Att
     if shape.has_bias:
         bias = torch.cat([weights.tensor(f"{name}.bias", dim) for name, dim in out_dims.items()])
         out_bias = weights.tensor("o_proj.bias", hidden_dim)
-    out = weights.tensor("o_proj.weight", hidden_dim, out_dims["q_proj"])
+    out = weights.tensor("o_proj.weight", hidden_dim, shape.q_heads * shape.head_dim)
     return Attention(
         layer=place.layer,
         shape=shape,
         qkv=make_linear(joined, bias),
         turn=_prepared(weights, shape, place),
         sinks=weights.precise("sinks", shape.q_heads) if shape.has_sinks else None,
+        gate=SigmoidGate() if shape.gates_output else NoGate(),
         out=make_linear(out, out_bias),
     )
 

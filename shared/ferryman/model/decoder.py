@@ -116,12 +116,13 @@ def load_ends(
     scales: EndScales,
     *,
     embedded: str = "model.embed_tokens.weight",
+    norm_origin: float = 0.0,
 ) -> Ends:
     """Embedding, final norm and head; a tied head multiplies by the embedding."""
     size = (trunk.vocab_size, trunk.hidden_dim)
     embedding = weights.tensor(embedded, *size)
     head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
-    norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim), trunk.norm_eps)
+    norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim) + norm_origin, trunk.norm_eps)
     return Ends(
         embedding, scales.embedding_multiplier, norm, make_linear(head), scales.logits_scaling
     )

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.model.layers import FeedForward, GatedMlp
+from ferryman.model.layers import FeedForward, GatedMlp, load_gated_mlp
 from ferryman.model.linear import Linear, make_linear
-from ferryman.model.shapes import MoeShape
+from ferryman.model.shapes import MlpShape, MoeShape
 from ferryman.model.weights import Weights, accumulation_dtype
 
 
@@ -119,13 +119,12 @@ def load_expert_mlps(weights: Weights, shape: MoeShape, hidden_dim: int) -> tupl
     """
     num_experts, inner_dim = shape.num_experts, shape.inner_dim
     if weights.first_of("gate_up_proj", "0.gate_proj.weight") == "gate_up_proj":
-        gates = weights.tensor("gate_up_proj", num_experts, 2 * inner_dim, hidden_dim)
-        return _split_experts(
-            gates, weights.tensor("down_proj", num_experts, hidden_dim, inner_dim)
-        )
+        gate_ups = weights.tensor("gate_up_proj", num_experts, 2 * inner_dim, hidden_dim)
+        downs = weights.tensor("down_proj", num_experts, hidden_dim, inner_dim)
+        return _split_experts(gate_ups, downs)
+    mlp = MlpShape(inner_dim, has_bias=False)
     return tuple(
-        load_gated_mlp(weights.under(str(index)), inner_dim, hidden_dim)
-        for index in range(num_experts)
+        load_gated_mlp(weights.under(str(index)), mlp, hidden_dim) for index in range(num_experts)
     )
 
 
@@ -134,12 +133,3 @@ def _split_experts(gate_ups: Tensor, downs: Tensor) -> tuple[GatedMlp, ...]:
         GatedMlp(make_linear(gate_up), make_linear(down))
         for gate_up, down in zip(gate_ups.unbind(), downs.unbind(), strict=True)
     )
-
-
-def load_gated_mlp(weights: Weights, inner_dim: int, hidden_dim: int) -> GatedMlp:
-    """The gated MLP without biases whose gate_proj, up_proj and down_proj lie under `weights`."""
-    parts = [
-        weights.tensor(f"{name}.weight", inner_dim, hidden_dim) for name in ("gate_proj", "up_proj")
-    ]
-    down = weights.tensor("down_proj.weight", hidden_dim, inner_dim)
-    return GatedMlp(make_linear(torch.cat(parts)), make_linear(down))

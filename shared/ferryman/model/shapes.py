@@ -59,7 +59,7 @@ class AttentionShape:
 
     A query sees the last `window_len` positions, its own included; 0: all of them. `norms_heads`:
     each head of q and k goes through a norm of its own. `has_sinks`: each query head has a score
-    that no value follows.
+    that no value follows. `gates_output`: behind each head of q stands one that gates its output.
     """
 
     q_heads: int
@@ -71,6 +71,12 @@ class AttentionShape:
     window_len: int = 0
     norms_heads: bool = False
     has_sinks: bool = False
+    gates_output: bool = False
+
+    @property
+    def projected_heads(self) -> int:
+        """Heads that q_proj yields."""
+        return self.q_heads * (2 if self.gates_output else 1)
 
     @property
     def kind(self) -> Kind:
