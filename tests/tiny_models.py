@@ -107,12 +107,12 @@ def save_random(folder: Path, config: PretrainedConfig, seed: int) -> Path:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(_drawn(name, parameter))
+                parameter.copy_(drawn(name, parameter))
     model.save_pretrained(folder)
     return folder
 
 
-def _drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
+def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
     """Values with which every part of a layer matters, and states neither vanish nor explode."""
     noise = torch.randn_like(parameter)
     if name.endswith("A_log"):

@@ -18,10 +18,10 @@ import torch
 from tests.model import families
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
-from tests.model.paged_run import Lane, PagedRun, Part
+from tests.model.paged_run import PagedRun
+from tests.model.ragged import ragged_logits, random_prompt
 from tests.oracle import load_oracle
 from tests.tiny_models import save_random
-from torch import Tensor
 from transformers import PretrainedConfig
 
 from ferryman.model.registry import load_model
@@ -31,7 +31,6 @@ FAMILIES = sorted(
 )
 NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CONFIGS", "20"))
 PAGE_SIZES = (4, 8, 16, 32, 64)
-NUM_DECODED = 6
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 
 
@@ -46,42 +45,11 @@ def random_config(family: str, seed: int) -> PretrainedConfig:
 def test_logits_equal_transformers_in_any_chunking(family: str, seed: int, tmp_path: Path) -> None:
     rng = random.Random(f"prompts of {family} {seed}")
     folder = save_random(tmp_path, random_config(family, seed), seed)
-    prompts = [_prompt(rng, rng.randint(1, 40)), _prompt(rng, rng.randint(41, 120))]
+    prompts = [random_prompt(rng, rng.randint(*span), VOCAB_SIZE) for span in ((1, 40), (41, 120))]
     oracle = load_oracle(folder, torch.float64)
     expected = [oracle.logits(prompt) for prompt in prompts]
     page_size = rng.choice(PAGE_SIZES)
     for dtype, tolerance in TOLERANCES.items():
         run = PagedRun(load_model(folder, dtype, page_size=page_size), seed)
-        for found, right in zip(_logits(run, prompts, rng), expected, strict=True):
+        for found, right in zip(ragged_logits(run, prompts, rng), expected, strict=True):
             assert difference(found, right) < tolerance, (dtype, page_size)
-
-
-def _prompt(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
-
-
-def _logits(run: PagedRun, prompts: list[list[int]], rng: random.Random) -> list[Tensor]:
-    """Logits at every position: ragged chunks first, the last tokens one by one."""
-    lanes = [run.start() for _ in prompts]
-    found: list[list[Tensor]] = [[] for _ in prompts]
-    ends = [max(1, len(prompt) - NUM_DECODED) for prompt in prompts]
-    while unfinished := [i for i, lane in enumerate(lanes) if lane.position < ends[i]]:
-        chosen = sorted(rng.sample(unfinished, rng.randint(1, len(unfinished))))
-        parts = [_part(run, lanes[i], prompts[i][: ends[i]], rng) for i in chosen]
-        for index, logits in zip(chosen, run.prefill(parts), strict=True):
-            found[index].append(logits)
-    while under_way := [i for i, lane in enumerate(lanes) if lane.position < len(prompts[i])]:
-        tokens = [prompts[i][lanes[i].position] for i in under_way]
-        decoded = run.decode([lanes[i] for i in under_way], tokens)
-        for index, logits in zip(
-            under_way, decoded.split_with_sizes([1] * len(under_way)), strict=True
-        ):
-            found[index].append(logits)
-    return [torch.cat(parts) for parts in found]
-
-
-def _part(run: PagedRun, lane: Lane, prompt: list[int], rng: random.Random) -> Part:
-    """The next chunk; it ends on the scan's grid or with the prompt."""
-    grid = run.model.manifest.scan_chunk
-    end = min(len(prompt), lane.position + rng.randint(1, 5) * grid)
-    return Part(lane, prompt[lane.position : end])

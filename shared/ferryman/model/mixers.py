@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
 from ferryman.model.attention import load_attention
+from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Mixing, Place
 from ferryman.model.mamba import load_mamba
 from ferryman.model.shapes import AttentionShape, MambaShape
+from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 
 MixerShape = AttentionShape | MambaShape
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Mixers that read the same hidden states; what they yield is added."""
+
+    mixers: tuple[Mixing, ...]
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return _sum(mixer.prefill(hidden, batch, state) for mixer in self.mixers)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return _sum(mixer.decode(hidden, batch, state) for mixer in self.mixers)
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
 
 
 def load_mixer(weights: Weights, shape: MixerShape, place: Place) -> Mixing:

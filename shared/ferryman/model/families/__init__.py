@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman.model.families import bamba, falcon_h1, granite, llama, nemotron_h, qwen3
+from ferryman.model.families import bamba, falcon_h1, granite, llama, native, nemotron_h, qwen3
 from ferryman.model.family import Family
 
 FAMILIES: tuple[Family[Any], ...] = (
@@ -17,4 +17,5 @@ FAMILIES: tuple[Family[Any], ...] = (
     nemotron_h.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
+    native.FAMILY,
 )

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.decoder import Decoder, EndScales, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, Mixing, Place, load_gated_mlp, load_norm
-from ferryman.model.mamba import load_mamba
+from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
+from ferryman.model.mixers import Parallel, load_mixer
 from ferryman.model.reading import (
     check_activation,
     head_dim_of,
@@ -31,7 +29,6 @@ from ferryman.model.reading import (
     read_trunk,
 )
 from ferryman.model.shapes import AttentionShape, Gating, MambaShape, MlpShape, TrunkShape
-from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 
 
@@ -104,20 +101,6 @@ def _gating(fields: Fields) -> Gating:
     return Gating.NORM_THEN_GATE if is_before else Gating.GATE_THEN_NORM
 
 
-@dataclass(frozen=True, slots=True)
-class Parallel:
-    """Two mixers that read the same hidden states; what they yield is added."""
-
-    first: Mixing
-    second: Mixing
-
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.first.prefill(hidden, batch, state) + self.second.prefill(hidden, batch, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self.first.decode(hidden, batch, state) + self.second.decode(hidden, batch, state)
-
-
 def _load(config: FalconH1Config, manifest: StateManifest, weights: Weights) -> Decoder:
     scales = EndScales(config.embedding_multiplier, 1.0 / config.head_multiplier)
     return Decoder(
@@ -137,10 +120,7 @@ def _layer(config: FalconH1Config, scan_chunk: int, weights: Weights, index: int
     scaled = weights.scaled(_factors(config))
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=Parallel(
-            load_attention(scaled.under("self_attn"), config.attention, place),
-            load_mamba(scaled.under("mamba"), config.mamba, place),
-        ),
+        mixer=Parallel(tuple(load_mixer(scaled, shape, place) for shape in config.states[index])),
         feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
         feed_forward=load_gated_mlp(scaled.under("feed_forward"), config.mlp, dim),
     )

@@ -1,0 +1,97 @@
+"""The native family: any mix per layer of full attention, windows and Mamba-2.
+
+Nobody publishes such models. They have state of all kinds at once, for tests and for the demo.
+
+    hidden += Σ mixer(norm(hidden))       the mixers of the layer, side by side
+    hidden += mlp(norm(hidden))
+
+In `layer_types` a layer is one word, or several joined by "+": "sliding_attention+mamba".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.family import Family
+from ferryman.model.fields import Fields
+from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
+from ferryman.model.mixers import MixerShape, Parallel, load_mixer
+from ferryman.model.reading import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_mamba,
+    read_mlp,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes import MlpShape, TrunkShape
+from ferryman.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class NativeConfig:
+    """The mixers of each layer, and one MLP shape for all."""
+
+    trunk: TrunkShape
+    states: tuple[tuple[MixerShape, ...], ...]
+    mlp: MlpShape
+
+
+def _read(fields: Fields) -> NativeConfig:
+    check_activation(fields)
+    return NativeConfig(read_trunk(fields), _states(fields), read_mlp(fields))
+
+
+def _states(fields: Fields) -> tuple[tuple[MixerShape, ...], ...]:
+    layers = [word.split("+") for word in fields.words("layer_types")]
+    shapes = _shapes(fields, {word for words in layers for word in words})
+    if len(layers) != fields.whole("num_hidden_layers") or any(
+        word not in shapes or words.count(word) > 1 for words in layers for word in words
+    ):
+        expected = f"num_hidden_layers of {', '.join(shapes)}, or of several joined by '+'"
+        raise fields.refusal("layer_types", expected)
+    if any({"full_attention", "sliding_attention"} <= set(words) for words in layers):
+        raise fields.refusal("layer_types", "such that no layer has two sorts of attention")
+    return tuple(tuple(shapes[word] for word in words) for words in layers)
+
+
+def _shapes(fields: Fields, words: set[str]) -> Mapping[str, MixerShape]:
+    """The shapes of those sorts of mixers that are there, by their words."""
+    positions = read_rotary(fields, default_factor=1.0)
+    full = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+    shapes: dict[str, MixerShape] = {"full_attention": full}
+    if "sliding_attention" in words:
+        shapes["sliding_attention"] = replace(full, window_len=fields.whole("sliding_window"))
+    if "mamba" in words:
+        shapes["mamba"] = read_mamba(fields)
+    return shapes
+
+
+def _load(config: NativeConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return Decoder(
+        config=config,
+        manifest=manifest,
+        ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
+        layers=tuple(
+            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
+            for index in range(config.trunk.num_layers)
+        ),
+    )
+
+
+def _layer(config: NativeConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
+    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+    place = Place(index, dim, eps, scan_chunk)
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=Parallel(tuple(load_mixer(weights, shape, place) for shape in config.states[index])),
+        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
+        feed_forward=load_gated_mlp(weights.under("mlp"), config.mlp, dim),
+    )
+
+
+FAMILY = Family(("FerrymanNativeForCausalLM",), _read, _load)
