@@ -121,6 +121,8 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
         return noise.sub(2.0)
     if name.endswith(("norm.weight", "layernorm.weight", ".D")):
         return noise.mul(0.2).add(1.0)
+    if name.endswith("sinks"):
+        return noise.mul(2.0)
     if parameter.ndim == 1:
         return noise.mul(0.2)
     if name.endswith("conv1d.weight"):

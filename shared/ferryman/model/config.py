@@ -17,13 +17,24 @@ SUPPORTED_ARCHITECTURES = tuple(name for family in FAMILIES for name in family.a
 def load_config(folder: Path | str) -> ModelConfig:
     """The config of the model in `folder`; raises ConfigError saying what is wrong with it."""
     fields = read_fields(Path(folder) / "config.json")
-    config: ModelConfig = _family_of(fields).read(fields)
+    family = _family_of(fields)
+    _check_quantisation(fields, family.quantisations)
+    config: ModelConfig = family.read(fields)
     return config
 
 
 def family_of(folder: Path | str) -> Family[Any]:
     """The family of the model in `folder`; raises ConfigError for one that is not supported."""
     return _family_of(read_fields(Path(folder) / "config.json"))
+
+
+def _check_quantisation(fields: Fields, known: tuple[str, ...]) -> None:
+    """Weights of an unknown format may have the names and shapes of plain ones."""
+    found = fields.raw.get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if found is not None and method not in known:
+        named = f"absent, or quant_method {' or '.join(known)}" if known else "absent"
+        raise fields.refusal("quantization_config", named)
 
 
 def _family_of(fields: Fields) -> Family[Any]:

@@ -20,9 +20,11 @@ class Family(Generic[Config]):
     """`architectures` are the names in config.json.
 
     `read` raises ConfigError, by field name, for what is not supported; `load` does for a tensor
-    that is missing or has another shape than the config implies.
+    that is missing or has another shape than the config implies. `quantisations` are the values of
+    `quant_method` that it can load.
     """
 
     architectures: tuple[str, ...]
     read: Callable[[Fields], Config]
     load: Callable[[Config, StateManifest, Weights], Decoder]
+    quantisations: tuple[str, ...] = ()

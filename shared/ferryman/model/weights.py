@@ -15,6 +15,7 @@ from ferryman.model.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 _STORED_DTYPES = ("F64", "F32", "BF16", "F16")
+_QUANTISED_DTYPES = ("U8",)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -60,20 +61,14 @@ class Weights:
 
     def precise(self, name: str, *shape: int) -> Tensor:
         """As `tensor`, but never rounded to less than the accumulation dtype."""
-        stored = self._stored(name)
-        if stored.shape != shape:
-            raise ConfigError(
-                f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
-                f"but config.json implies {list(shape)}"
-            )
-        if stored.dtype not in _STORED_DTYPES:
-            raise ConfigError(
-                f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
-                f"supported are {', '.join(_STORED_DTYPES)}"
-            )
+        stored = self._checked(name, shape, _STORED_DTYPES)
         read = stored.read().to(self.device, accumulation_dtype(self.dtype))
         factor = torch.as_tensor(self.factors.get(stored.name, 1.0), dtype=torch.float64)
         return read.mul_(factor.to(read))
+
+    def quantised(self, name: str, *shape: int) -> Tensor:
+        """The bytes of a quantised tensor: uint8, whatever the model's dtype."""
+        return self._checked(name, shape, _QUANTISED_DTYPES).read().to(self.device)
 
     def first_of(self, *names: str) -> str:
         """The first of `names` that exists: formats renamed some tensors over time."""
@@ -81,6 +76,20 @@ class Weights:
             if self.prefix + name in self.checkpoint.tensors:
                 return name
         return names[0]
+
+    def _checked(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> StoredTensor:
+        stored = self._stored(name)
+        if stored.shape != shape:
+            raise ConfigError(
+                f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
+                f"but config.json implies {list(shape)}"
+            )
+        if stored.dtype not in dtypes:
+            raise ConfigError(
+                f"{stored.file}: tensor {stored.name!r} has dtype {stored.dtype}; "
+                f"supported are {', '.join(dtypes)}"
+            )
+        return stored
 
     def _stored(self, name: str) -> StoredTensor:
         full_name = self.prefix + name

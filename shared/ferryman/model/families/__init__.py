@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman.model.families import bamba, falcon_h1, granite, llama, native, nemotron_h, qwen3
+from ferryman.model.families import (
+    bamba,
+    falcon_h1,
+    gpt_oss,
+    granite,
+    llama,
+    native,
+    nemotron_h,
+    qwen3,
+)
 from ferryman.model.family import Family
 
 FAMILIES: tuple[Family[Any], ...] = (
@@ -18,4 +27,5 @@ FAMILIES: tuple[Family[Any], ...] = (
     llama.FAMILY,
     qwen3.FAMILY,
     native.FAMILY,
+    gpt_oss.FAMILY,
 )

@@ -1,0 +1,167 @@
+"""gpt-oss: attention with sinks, in windows and full by turns, and a mixture of experts.
+
+expert(x) = down((up + 1) · gate · sigmoid(alpha · gate)),  gate and up clamped at `limit`
+
+Experts are published in MXFP4, and by others in a plain dtype; MXFP4 is dequantised at load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention import load_attention
+from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.family import Family
+from ferryman.model.fields import Fields
+from ferryman.model.layers import DecoderLayer, Place, load_norm
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.moe import MixtureOfExperts, SharesOfChosen
+from ferryman.model.mxfp4 import BLOCK_LEN, dequantised
+from ferryman.model.reading import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_layers,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes import AttentionShape, MoeShape, TrunkShape
+from ferryman.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class GptOssConfig:
+    """One attention and one mixture of experts a layer."""
+
+    trunk: TrunkShape
+    attention: tuple[AttentionShape, ...]
+    moe: MoeShape
+    swiglu_alpha: float
+    swiglu_limit: float
+    is_quantised: bool
+
+    @property
+    def states(self) -> tuple[tuple[AttentionShape], ...]:
+        return tuple((attention,) for attention in self.attention)
+
+
+def _read(fields: Fields) -> GptOssConfig:
+    check_activation(fields)
+    return GptOssConfig(
+        trunk=read_trunk(fields),
+        attention=_read_attention(fields),
+        moe=_read_moe(fields),
+        swiglu_alpha=fields.real("swiglu_alpha", 1.702),
+        swiglu_limit=fields.real("swiglu_limit", 7.0),
+        is_quantised=fields.raw.get("quantization_config") is not None,
+    )
+
+
+def _read_attention(fields: Fields) -> tuple[AttentionShape, ...]:
+    if not (fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling")):
+        raise fields.refusal("rope_scaling", "given: this family's positions are stretched")
+    positions = read_rotary(fields, default_factor=1.0)
+    shape = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+    full = replace(shape, has_bias=fields.flag("attention_bias", True), has_sinks=True)
+    window = replace(full, window_len=fields.whole("sliding_window"))
+    return read_layers(fields, "layer_types", {"full_attention": full, "sliding_attention": window})
+
+
+def _read_moe(fields: Fields) -> MoeShape:
+    num_experts, inner_dim = fields.whole("num_local_experts"), fields.whole("intermediate_size")
+    chosen = fields.whole("num_experts_per_tok")
+    if chosen > num_experts:
+        raise fields.refusal("num_experts_per_tok", f"at most num_local_experts {num_experts}")
+    if fields.raw.get("quantization_config") is not None:
+        for name in ("hidden_size", "intermediate_size"):
+            if fields.whole(name) % BLOCK_LEN:
+                raise fields.refusal(name, f"a multiple of {BLOCK_LEN} for experts in MXFP4")
+    return MoeShape(num_experts, chosen, inner_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedMlp:
+    """One expert; gate's rows come first in `gate_up`."""
+
+    gate_up: Linear
+    down: Linear
+    alpha: float
+    limit: float
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down((up + 1) * (gate * torch.sigmoid(gate * self.alpha)))
+
+
+def _load(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return Decoder(
+        config=config,
+        manifest=manifest,
+        ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
+        layers=tuple(
+            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
+            for index in range(config.trunk.num_layers)
+        ),
+    )
+
+
+def _layer(config: GptOssConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
+    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+    place = Place(index, dim, eps, scan_chunk)
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=load_attention(weights.under("self_attn"), config.attention[index], place),
+        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
+        feed_forward=_load_moe(config, weights.under("mlp")),
+    )
+
+
+def _load_moe(config: GptOssConfig, weights: Weights) -> MixtureOfExperts:
+    num_experts, hidden_dim = config.moe.num_experts, config.trunk.hidden_dim
+    score = make_linear(
+        weights.tensor("router.weight", num_experts, hidden_dim),
+        weights.tensor("router.bias", num_experts),
+    )
+    return MixtureOfExperts(
+        SharesOfChosen(score, config.moe.experts_per_token),
+        _load_experts(config, weights.under("experts")),
+    )
+
+
+def _load_experts(config: GptOssConfig, weights: Weights) -> tuple[ClampedMlp, ...]:
+    """Rows of gate and up alternate on disk; here gate's come first."""
+    num_experts, inner_dim = config.moe.num_experts, config.moe.inner_dim
+    hidden_dim = config.trunk.hidden_dim
+    gate_ups = _rows(config, weights, "gate_up_proj", 2 * inner_dim, hidden_dim)
+    downs = _rows(config, weights, "down_proj", hidden_dim, inner_dim)
+    biases = weights.tensor("gate_up_proj_bias", num_experts, 2 * inner_dim)
+    down_biases = weights.tensor("down_proj_bias", num_experts, hidden_dim)
+    return tuple(
+        ClampedMlp(
+            make_linear(_gate_first(gate_ups[i]), _gate_first(biases[i])),
+            make_linear(downs[i], down_biases[i]),
+            config.swiglu_alpha,
+            config.swiglu_limit,
+        )
+        for i in range(num_experts)
+    )
+
+
+def _rows(config: GptOssConfig, weights: Weights, name: str, out_dim: int, in_dim: int) -> Tensor:
+    """All experts' projections as [experts, out_dim, in_dim]: plain tensors lie the other way."""
+    num_experts = config.moe.num_experts
+    if config.is_quantised:
+        return dequantised(weights, name, num_experts, out_dim, in_dim)
+    return weights.tensor(name, num_experts, in_dim, out_dim).transpose(1, 2).contiguous()
+
+
+def _gate_first(rows: Tensor) -> Tensor:
+    return torch.cat((rows[::2], rows[1::2]))
+
+
+FAMILY = Family(("GptOssForCausalLM",), _read, _load, quantisations=("mxfp4",))
