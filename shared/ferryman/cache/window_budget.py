@@ -1,0 +1,178 @@
+"""The window budget: how many window pages one request holds at once. Plans, pools and the door ask.
+
+A query at t reads the pages that meet [t-W+1, t]. A chunk [s, e) writes its keys before any of its
+queries reads, so while it runs its pages and the window behind s are held together:
+
+    pages of the tree | kept at points |        window of s, chunk        |
+    ------------------+----------------+----------------------------------+
+                      q-W+1 … q        s-W+1 … s ………………………………………………… e
+
+A page behind the window gives its slot to a page to come, unless it lies in the window of a resume
+point: then it goes to the tree with the point, and its slot is lost to the request. In tokens and
+without points that is `max(min(chunk, extend) + window, min(extend + max_new, window + page))`,
+rounded up to pages where the chunk lies worst, and what is loaded of the window counts like what
+is computed. Nothing here grows with the length of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ferryman.cache.manifest import StateManifest
+
+
+class WindowUse(NamedTuple):
+    """What one request does with its window.
+
+    It resumes at `start`, computes up to `prompt_len` and decodes up to `final_len`. `points` are
+    the positions at which the tree is given the window; `reused` are pages the tree gave.
+    `uncertain_len` positions, of steps in flight, may yet turn out not to count (-1: nothing of
+    what is decoded will be kept).
+    """
+
+    start: int
+    prompt_len: int
+    final_len: int
+    points: tuple[int, ...] = ()
+    reused: tuple[int, ...] = ()
+    uncertain_len: int = -1
+
+
+class WindowDemand(NamedTuple):
+    """Fresh window slots: the most at once, and the most once the prompt is computed."""
+
+    most: int
+    behind_prompt: int
+
+
+NO_WINDOWS = WindowDemand(0, 0)
+
+
+def first_page(manifest: StateManifest, position: int) -> int:
+    """The oldest page that a query at `position` reads."""
+    return max(0, position - manifest.window_len + 1) // manifest.page_size
+
+
+def window_demand(manifest: StateManifest, use: WindowUse, chunk_len: int) -> WindowDemand:
+    """The slots that `use` needs, whatever chunks of at most `chunk_len` tokens it is cut into.
+
+    Exact: some way of cutting needs as many.
+    """
+    held = _Held(manifest, use)
+    decoding = held.while_decoding()
+    chunks = [held.in_chunk(start, chunk_len) for start in _worst_starts(manifest, use, chunk_len)]
+    return WindowDemand(max([decoding, *chunks]), decoding)
+
+
+def fitting_chunk(
+    manifest: StateManifest, use: WindowUse, chunk_len: int, num_slots: int
+) -> int:
+    """The longest chunk, at most `chunk_len`, with which a pool of `num_slots` can hold `use`.
+
+    The shortest there is when none can: a step of the scan's grid.
+    """
+    if window_demand(manifest, use, chunk_len).most <= num_slots:
+        return chunk_len
+    low, high = 1, -(-chunk_len // manifest.scan_chunk)  # in steps of the grid; `high` is too long
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = window_demand(manifest, use, middle * manifest.scan_chunk).most <= num_slots
+        low, high = (middle, high) if fits else (low, middle)
+    return low * manifest.scan_chunk
+
+
+def most_window_pages(
+    manifest: StateManifest, chunk_len: int, *, uncertain_len: int = -1
+) -> WindowDemand:
+    """What the longest request needs, wherever it ends: the least with which each can run.
+
+    Where what is decoded is kept, so is the window of the prompt's end.
+    """
+    page = manifest.page_size
+    far = -(-4 * (manifest.window_len + chunk_len + page) // page) * page
+    demands = []
+    for end in range(far + 1, far + page + 1):
+        points = ((end - 1) // page * page,) if uncertain_len >= 0 else ()
+        use = WindowUse(0, end, end + far, points, (), uncertain_len)
+        demands.append(window_demand(manifest, use, chunk_len))
+    return WindowDemand(max(d.most for d in demands), max(d.behind_prompt for d in demands))
+
+
+class _Held:
+    """Counts the slots that are a request's own, or were until it gave them to the tree."""
+
+    def __init__(self, manifest: StateManifest, use: WindowUse) -> None:
+        self._manifest = manifest
+        self._use = use
+        self._given = _merged(
+            [(first_page(manifest, point), point // manifest.page_size) for point in use.points]
+        )
+
+    def in_chunk(self, start: int, chunk_len: int) -> int:
+        """While the longest chunk that begins at `start` runs."""
+        end = chunk_end(start, chunk_len, self._use.prompt_len, self._manifest.scan_chunk)
+        return self._between(start, end)
+
+    def while_decoding(self) -> int:
+        """From the prompt's end on: the first position of the last page has most behind it."""
+        use, page_size = self._use, self._manifest.page_size
+        if use.final_len <= use.prompt_len:
+            return self._between(use.prompt_len, use.prompt_len)
+        last = use.final_len - 1
+        position = max(use.prompt_len, last // page_size * page_size)
+        kept = (position - use.uncertain_len) // page_size * page_size
+        oldest = kept if use.uncertain_len >= 0 and kept > use.prompt_len else position
+        return max(
+            self._between(oldest, position + 1), self._between(use.prompt_len, use.prompt_len)
+        )
+
+    def _between(self, start: int, end: int) -> int:
+        """Pages from the window of `start` to `end`, and those given away before them."""
+        first, last = first_page(self._manifest, start), -(-end // self._manifest.page_size)
+        pages = max(0, last - first) + sum(
+            min(stop, first) - begin for begin, stop in self._given if begin < first
+        )
+        return pages - self._num_reused(first, last)
+
+    def _num_reused(self, first: int, last: int) -> int:
+        """Of the pages counted, those that were the tree's before."""
+        return sum(
+            first <= page < last
+            or (page < first and any(begin <= page < stop for begin, stop in self._given))
+            for page in self._use.reused
+        )
+
+
+def chunk_end(start: int, chunk_len: int, prompt_len: int, grid: int) -> int:
+    """Where a chunk ends: the prompt's end, or the last grid point within `chunk_len` tokens."""
+    if start + chunk_len >= prompt_len:
+        return prompt_len
+    return max(start, (start + chunk_len) // grid * grid)
+
+
+def _worst_starts(manifest: StateManifest, use: WindowUse, chunk_len: int) -> list[int]:
+    """Starts of chunks among which one holds most.
+
+    The count rises where the chunk's end enters a page and falls where its window leaves one, once
+    a page each: so only the last rise counts, and what comes before and behind the prompt's end.
+    """
+    grid, page = manifest.scan_chunk, manifest.page_size
+    if use.start >= use.prompt_len:
+        return []
+    length = max(grid, chunk_len // grid * grid)
+    last = max(0, use.prompt_len - length) // grid * grid
+    rise = last - (last + length - grid) % page
+    starts = {max(use.start, start) for start in (rise, last, last + grid)}
+    return [start for start in starts if start < use.prompt_len]
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint, rising spans of the same pages; `spans` rise already."""
+    merged: list[tuple[int, int]] = []
+    for first, end in spans:
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        elif first < end:
+            merged.append((first, end))
+    return merged
