@@ -6,14 +6,14 @@ from collections import Counter
 from random import Random
 
 from tests.defects.hosts import STEMS, host_of
-from tests.defects.watch import MANIFESTS, WatchedWorker, is_all_cached
+from tests.defects.watch import MANIFESTS, PAGE, WatchedWorker, is_all_cached
 from tests.schedule.cluster import request
 
-from ferryman.cache.capacity import most_window_pages
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView
 from ferryman.cache.slots import TREE
+from ferryman.cache.window_budget import most_window_pages
 from ferryman.schedule.events import Admitted, Retracted
 
 CHUNK = 8
@@ -41,7 +41,7 @@ class Schedule:
         self.rng = Random(seed)
         name = self.rng.choice(WITH_WINDOWS)
         manifest, self.host = MANIFESTS[name], host_of(name)
-        windows = 2 * most_window_pages(manifest, 0)
+        windows = most_window_pages(manifest, PAGE).most + self.rng.randint(0, 4)
         sizes = {Kind.FULL: self.rng.randint(12, 24), Kind.WINDOW: windows, Kind.RECURRENT: 12}
         self.worker = WatchedWorker(
             manifest,

@@ -39,6 +39,8 @@ def plan_of(position: int, anchor: int, *loads: HostUnit, prompt_len: int = 30) 
         uncached=(Uncached(Reason.NEVER_SEEN, position // PAGE, -(-prompt_len // PAGE)),),
         demand={Kind.FULL: 3, Kind.RECURRENT: 1},
         seconds=0.0,
+        final_len=prompt_len,
+        chunk_len=PAGE,
         load_bytes=sum(each.num_bytes for each in loads),
     )
 

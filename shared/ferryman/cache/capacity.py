@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.window_budget import most_window_pages
 from ferryman.errors import ConfigError
 
 # The share of what is left after the least pools that goes to cached snapshots; the rest is pages.
@@ -37,6 +38,11 @@ class Concurrency:
         return 1 + self.tracking
 
     @property
+    def uncertain_len(self) -> int:
+        """Positions in flight while one more is planned; -1 where nothing decoded is kept."""
+        return self.tracking - 1
+
+    @property
     def recurrent_slots(self) -> int:
         return self.rows * self.slots_per_request
 
@@ -57,6 +63,17 @@ def tracking_slots(*, prefix_cache: bool, overlap: bool) -> int:
 def path_snapshots(recurrent_slots: int) -> int:
     """Snapshots that one path may keep: a quarter, so that no conversation takes them all."""
     return max(2, recurrent_slots // 4)
+
+
+def prompt_points(manifest: StateManifest, slots: Mapping[Kind, int]) -> int:
+    """Resume points that one prompt may leave behind, 0 where all page ends are some anyway.
+
+    A path keeps no more snapshots; and without recurrent state a point costs a window of pages.
+    """
+    if Kind.RECURRENT in slots:
+        return path_snapshots(slots[Kind.RECURRENT])
+    window_pages = -(-manifest.window_len // manifest.page_size)
+    return max(2, slots.get(Kind.WINDOW, 0) // max(1, window_pages) // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +117,15 @@ def plan_capacity(
     return CapacityPlan(slots, num_bytes, _explain(slots, slot_bytes, concurrency), tuple(warnings))
 
 
-def most_window_pages(manifest: StateManifest, step_tokens: int, num_windows: int = 1) -> int:
-    """Pages that lie in a window at once while chunks run: window, one step, a ragged end.
-
-    Every snapshot on the way gives a window to the tree, which the request cannot reuse: then a
-    prompt needs `num_windows`.
-    """
-    window_pages = -(-manifest.window_len // manifest.page_size) + 1
-    return window_pages * num_windows + -(-step_tokens // manifest.page_size)
-
-
 def _least(manifest: StateManifest, concurrency: Concurrency, step_tokens: int) -> dict[Kind, int]:
-    """The least that lets every row make progress: two pages each, one window each."""
-    least = {
-        Kind.FULL: 2 * concurrency.rows,
-        Kind.WINDOW: most_window_pages(manifest, step_tokens) * concurrency.rows,
-        Kind.RECURRENT: concurrency.recurrent_slots,
-    }
+    """The least that lets every row make progress: two pages each, and its window.
+
+    One prompt at a time needs a whole step besides; a second one waits, or the pool is larger.
+    """
+    least = {Kind.FULL: 2 * concurrency.rows, Kind.RECURRENT: concurrency.recurrent_slots}
+    if Kind.WINDOW in manifest.kinds:
+        window = most_window_pages(manifest, step_tokens, uncertain_len=concurrency.uncertain_len)
+        least[Kind.WINDOW] = window.most + (concurrency.rows - 1) * window.behind_prompt
     return {kind: least[kind] for kind in manifest.kinds}
 
 

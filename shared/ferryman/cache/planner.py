@@ -7,11 +7,10 @@ Planning has no side effects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ferryman.cache.capacity import most_window_pages
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.placement import Placement
@@ -32,6 +31,14 @@ from ferryman.cache.resume import (
 )
 from ferryman.cache.uncached import uncached_spans
 from ferryman.cache.units import HostUnit
+from ferryman.cache.window_budget import (
+    NO_WINDOWS,
+    WindowDemand,
+    WindowPool,
+    WindowUse,
+    fitting_chunk,
+    window_demand,
+)
 from ferryman.errors import ConfigError
 
 # Looking up a member of an enumeration takes 70 ns; a plan does it twenty times.
@@ -39,6 +46,7 @@ _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 
 
 ENDS_ONLY = Placement()
+ROOMY = WindowPool()
 
 
 class _Candidate(NamedTuple):
@@ -55,13 +63,17 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt."""
+    """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
+
+    `num_decoded` counts the positions that decoding computes here behind a prompt at most.
+    """
 
     manifest: StateManifest
     costs: Costs
     step_tokens: int
     placement: Placement = ENDS_ONLY
     has_junctions: bool = True
+    windows: WindowPool = ROOMY
 
     def __post_init__(self) -> None:
         grid = self.placement.grid
@@ -72,21 +84,40 @@ class Planner:
             )
 
     def plans(
-        self, keys: Sequence[PageKey], prompt_len: int, device: DeviceView, host: HostView
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        device: DeviceView,
+        host: HostView,
+        *,
+        num_decoded: int = 0,
     ) -> Iterator[ResumePlan]:
         """The best plan, and then what asks less of the pools, in the order in which to try them.
 
-        Snapshots go first, those that save least before others, then the loads.
+        Snapshots go first, those that save least before others, then the loads. What the window
+        pool could never hold is left out; when nothing else is left, chunks become shorter.
         """
-        plan = self.plan(keys, prompt_len, device, host)
-        yield plan
+        least = plan = self.plan(keys, prompt_len, device, host, num_decoded=num_decoded)
+        if self._could_fit(plan):
+            yield plan
         for snapshots in self.placement.fewer(plan.snapshots, prompt_len):
-            yield self._with_snapshots(plan, snapshots)
+            least = self._budgeted(plan._replace(snapshots=snapshots))
+            if self._could_fit(least):
+                yield least
+        if not self._could_fit(least):
+            yield self._in_shorter_chunks(least)
         if plan.loads:
-            yield from self.plans(keys, prompt_len, device, self._declined(plan, host))
+            without = self._declined(plan, host)
+            yield from self.plans(keys, prompt_len, device, without, num_decoded=num_decoded)
 
     def plan(
-        self, keys: Sequence[PageKey], prompt_len: int, device: DeviceView, host: HostView
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        device: DeviceView,
+        host: HostView,
+        *,
+        num_decoded: int = 0,
     ) -> ResumePlan:
         """The cheapest way to have position `prompt_len`, one token at least being computed."""
         page_size = self.manifest.page_size
@@ -95,20 +126,21 @@ class Planner:
         limit = min(seen, (prompt_len - 1) // page_size)
         best, unloaded, refused = self._choose(keys, prompt_len, matched, limit, device, host)
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
-        snapshots = self._snapshots(keys, prompt_len, best.depth, junction, device)
-        return ResumePlan(
+        plan = ResumePlan(
             position=best.depth * page_size,
             prompt_len=prompt_len,
             anchor_pages=min(best.depth, matched),
             window_pages=best.window_pages,
             loads=best.loads,
             initialiser=self._initialiser(keys, best),
-            snapshots=snapshots,
+            snapshots=self._snapshots(keys, prompt_len, best.depth, junction, device),
             uncached=uncached_spans(
                 best.depth, limit, seen, prompt_len / page_size, refused, host.shortfall
             ),
-            demand=self._demand(best.depth, matched, best.loads, prompt_len, len(snapshots)),
+            demand={},
             seconds=best.seconds,
+            final_len=prompt_len + num_decoded,
+            chunk_len=self.step_tokens,
             load_bytes=best.load_bytes,
             load_seconds=best.load_seconds,
             compute_seconds=best.compute_seconds,
@@ -116,12 +148,14 @@ class Planner:
             if best.loads
             else 0.0,
         )
+        return self._budgeted(plan)
 
-    def plan_cold(self, prompt_len: int, reason: Reason) -> ResumePlan:
-        """Computes everything: without a prefix cache, or when what was cached proved corrupt."""
+    def plan_cold(self, prompt_len: int, reason: Reason, *, num_decoded: int = 0) -> ResumePlan:
+        """Computes everything and keeps nothing: without a prefix cache, or when what was cached
+        proved corrupt. What does not fit even so can never run here."""
         best = self._candidate_zero(prompt_len)
         pages = -(-prompt_len // self.manifest.page_size)
-        return ResumePlan(
+        bare = ResumePlan(
             position=0,
             prompt_len=prompt_len,
             anchor_pages=0,
@@ -130,24 +164,33 @@ class Planner:
             initialiser=Clear(),
             snapshots=(),
             uncached=(Uncached(reason, 0, pages),),
-            demand=self._demand(0, 0, (), prompt_len, 0),
+            demand={},
             seconds=best.seconds,
+            final_len=prompt_len + num_decoded,
+            chunk_len=self.step_tokens,
             compute_seconds=best.seconds,
         )
+        keepless = replace(self, windows=self.windows._replace(uncertain_len=-1))
+        plan = keepless._budgeted(bare)
+        return plan if self._could_fit(plan) else keepless._in_shorter_chunks(plan)
 
     def plan_receive(
-        self, keys: Sequence[PageKey], prompt_len: int, device: DeviceView
+        self,
+        keys: Sequence[PageKey],
+        prompt_len: int,
+        device: DeviceView,
+        *,
+        num_decoded: int = 0,
     ) -> ResumePlan:
         """Decode's half of a hand-off at n: what is here stays, all the rest will be received."""
         page_size, needs = self.manifest.page_size, resume_set(self.manifest, prompt_len)
-        full_pages = prompt_len // page_size
-        matched = device.match_depth(keys[:full_pages])
+        matched = device.match_depth(keys[: prompt_len // page_size])
         window_pages = tuple(
             page
             for page in range(needs.window.first, min(needs.window.end, matched))
             if device.has(_WINDOW, keys[page])
         )
-        return ResumePlan(
+        plan = ResumePlan(
             position=prompt_len,
             prompt_len=prompt_len,
             anchor_pages=matched,
@@ -156,13 +199,15 @@ class Planner:
             initialiser=Receive(),
             snapshots=(),
             uncached=(),
-            demand=self._per_kind(
-                full=needs.full.num_pages - matched,
-                window=needs.window.num_pages - len(window_pages),
-                recurrent=1,
-            ),
+            demand={},
             seconds=0.0,
+            final_len=prompt_len + num_decoded,
+            chunk_len=self.step_tokens,
         )
+        budgeted = self._budgeted(plan)
+        if self._could_fit(budgeted):
+            return budgeted
+        return replace(self, windows=self.windows._replace(uncertain_len=-1))._budgeted(plan)
 
     # Choosing the position.
 
@@ -265,6 +310,14 @@ class Planner:
                 return LoadFrom(unit)
         return CopyFrom(keys[best.depth - 1])
 
+    @property
+    def _point_kind(self) -> Kind | None:
+        """What makes a page end a resume point; None where every page end is one."""
+        for kind in (_RECURRENT, _WINDOW):
+            if kind in self.manifest.kinds:
+                return kind
+        return None
+
     def _snapshots(
         self,
         keys: Sequence[PageKey],
@@ -279,52 +332,52 @@ class Planner:
         """
         page_size = self.manifest.page_size
         pages, rest = divmod(prompt_len, page_size)
-        if depth == pages or _RECURRENT not in self.manifest.kinds:
+        if depth == pages or self._point_kind is None:
             return ()
         ends: tuple[int, ...] = ((pages if rest else pages - 1) * page_size,)
-        if not rest and not device.has(_RECURRENT, keys[pages - 1]):
+        if not rest and not device.has(self._point_kind, keys[pages - 1]):
             ends = (*ends, prompt_len)
         return self.placement.positions(depth * page_size, junction * page_size, ends, prompt_len)
-
-    def _with_snapshots(self, plan: ResumePlan, snapshots: tuple[int, ...]) -> ResumePlan:
-        depth = plan.position // self.manifest.page_size
-        demand = self._demand(depth, plan.anchor_pages, plan.loads, plan.prompt_len, len(snapshots))
-        return plan._replace(snapshots=snapshots, demand=demand)
 
     def _declined(self, plan: ResumePlan, host: HostView) -> HostView:
         """There is no room for the loads of `plan`: the host has nothing to give, and why."""
         end = max(plan.position // self.manifest.page_size, host.shortfall.end_page)
         return HostView(shortfall=Shortfall(end, Reason.NO_ROOM))
 
-    def _demand(
-        self,
-        depth: int,
-        matched: int,
-        loads: tuple[HostUnit, ...],
-        prompt_len: int,
-        num_snapshots: int,
-    ) -> Mapping[Kind, int]:
-        """Fresh slots for the whole prompt: what is reused on the device is not among them."""
-        pages = -(-prompt_len // self.manifest.page_size)
-        window = 0
-        if _WINDOW in self.manifest.kinds:
-            window = min(
-                pages - depth,
-                most_window_pages(self.manifest, self.step_tokens, 1 + num_snapshots),
-            )
-            window += sum(unit.kind is _WINDOW for unit in loads)
-        full = pages - min(depth, matched)
-        return self._per_kind(full=full, window=window, recurrent=1 + num_snapshots)
+    # Counting slots.
 
-    def _per_kind(self, *, full: int, window: int, recurrent: int) -> Mapping[Kind, int]:
-        demand, kinds = {}, self.manifest.kinds
+    def _budgeted(self, plan: ResumePlan) -> ResumePlan:
+        """With the fresh slots it needs: what is reused on the device is not among them."""
+        demand, kinds, windows = {}, self.manifest.kinds, NO_WINDOWS
         if _FULL in kinds:
-            demand[_FULL] = full
+            demand[_FULL] = -(-plan.prompt_len // self.manifest.page_size) - plan.anchor_pages
         if _WINDOW in kinds:
-            demand[_WINDOW] = window
+            windows = self._windows(plan)
+            demand[_WINDOW] = windows.most
         if _RECURRENT in kinds:
-            demand[_RECURRENT] = recurrent
-        return demand
+            demand[_RECURRENT] = 1 + len(plan.snapshots)
+        return plan._replace(demand=demand, windows=windows)
+
+    def _windows(self, plan: ResumePlan) -> WindowDemand:
+        return window_demand(self.manifest, self._window_use(plan), plan.chunk_len)
+
+    def _window_use(self, plan: ResumePlan) -> WindowUse:
+        return WindowUse(
+            plan.position,
+            plan.prompt_len,
+            plan.final_len,
+            plan.snapshots,
+            plan.window_pages,
+            self.windows.uncertain_len,
+        )
+
+    def _could_fit(self, plan: ResumePlan) -> bool:
+        return plan.windows.most <= self.windows.num_slots
+
+    def _in_shorter_chunks(self, plan: ResumePlan) -> ResumePlan:
+        use, slots = self._window_use(plan), self.windows.num_slots
+        length = fitting_chunk(self.manifest, use, plan.chunk_len, slots)
+        return self._budgeted(plan._replace(chunk_len=length))
 
 
 def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:

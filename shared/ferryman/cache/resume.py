@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import HostUnit
+from ferryman.cache.window_budget import NO_WINDOWS, WindowDemand, first_page
 
 # Looking up a member of an enumeration takes 70 ns; a plan does it twenty times.
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
@@ -77,7 +78,7 @@ NO_PAGES = PageSpan(0, 0)
 def resume_set(manifest: StateManifest, position: int) -> ResumeSet:
     """The answer everything else is read off from."""
     pages = -(-position // manifest.page_size)
-    oldest = max(0, position - manifest.window_len + 1) // manifest.page_size
+    oldest = first_page(manifest, position)
     has = manifest.kinds
     return ResumeSet(
         position,
@@ -173,8 +174,11 @@ class ResumePlan(NamedTuple):
     """How a request of `prompt_len` tokens will resume at `position`.
 
     `anchor_pages` pages are read from the device tree; `window_pages` are the window pages reused
-    there. `loads` come from the host. `snapshots` are the positions to freeze on the way.
-    `demand` counts the fresh slots of each pool that the whole prompt needs, loads included.
+    there. `loads` come from the host. `snapshots` are the positions at which later prompts are to
+    resume: there the recurrent state is frozen on the way, and the window before them is kept.
+    `demand` counts the fresh slots of each pool that the whole prompt needs, loads included, and
+    of window pages those that decoding up to `final_len` needs too (`windows`).
+    A chunk has at most `chunk_len` tokens.
 
     `seconds` is the sum of `load_seconds`, for `load_bytes`, and `compute_seconds`, for the tokens
     behind `position`. The loads replace computing of `recompute_seconds` (0 without loads).
@@ -190,6 +194,9 @@ class ResumePlan(NamedTuple):
     uncached: tuple[Uncached, ...]
     demand: Mapping[Kind, int]
     seconds: float
+    final_len: int
+    chunk_len: int
+    windows: WindowDemand = NO_WINDOWS
     load_bytes: int = 0
     load_seconds: float = 0.0
     compute_seconds: float = 0.0

@@ -110,6 +110,7 @@ class PrefixTree:
         node.holds -= 1
         self._guard(node, -1)
         self._order.offer(node)
+        self._prune(node)
 
     def _guard(self, held: Node, change: int) -> None:
         """A page is guarded by its own holds and by its guarded children."""

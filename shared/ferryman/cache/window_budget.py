@@ -1,4 +1,4 @@
-"""The window budget: how many window pages one request holds at once. Plans, pools and the door ask.
+"""The window budget: how many window pages a request holds at once. Plans, pools, the door ask.
 
 A query at t reads the pages that meet [t-W+1, t]. A chunk [s, e) writes its keys before any of its
 queries reads, so while it runs its pages and the window behind s are held together:
@@ -49,6 +49,13 @@ class WindowDemand(NamedTuple):
 NO_WINDOWS = WindowDemand(0, 0)
 
 
+class WindowPool(NamedTuple):
+    """What plans know of the pool: its slots, and the `uncertain_len` of all that runs there."""
+
+    num_slots: int = 2**31 - 1
+    uncertain_len: int = -1
+
+
 def first_page(manifest: StateManifest, position: int) -> int:
     """The oldest page that a query at `position` reads."""
     return max(0, position - manifest.window_len + 1) // manifest.page_size
@@ -65,9 +72,7 @@ def window_demand(manifest: StateManifest, use: WindowUse, chunk_len: int) -> Wi
     return WindowDemand(max([decoding, *chunks]), decoding)
 
 
-def fitting_chunk(
-    manifest: StateManifest, use: WindowUse, chunk_len: int, num_slots: int
-) -> int:
+def fitting_chunk(manifest: StateManifest, use: WindowUse, chunk_len: int, num_slots: int) -> int:
     """The longest chunk, at most `chunk_len`, with which a pool of `num_slots` can hold `use`.
 
     The shortest there is when none can: a step of the scan's grid.

@@ -54,11 +54,11 @@ class Admission:
 
     def _resume_plans(self, waiting: Waiting) -> Iterator[ResumePlan]:
         """The best plan, then smaller ones; a bare one when nobody is here who will make room."""
-        prompt_len = waiting.request.prompt_len
+        prompt_len, decoded = waiting.request.prompt_len, waiting.num_decoded
         if not self._limits.prefix_cache:
-            yield self.planner.plan_cold(prompt_len, Reason.CACHE_OFF)
+            yield self.planner.plan_cold(prompt_len, Reason.CACHE_OFF, num_decoded=decoded)
             return
-        keys = waiting.request.keys
-        yield from self.planner.plans(keys, prompt_len, self._residence.tree, waiting.host)
+        keys, tree = waiting.request.keys, self._residence.tree
+        yield from self.planner.plans(keys, prompt_len, tree, waiting.host, num_decoded=decoded)
         if not self._roster.by_id and not self._roster.reserved:
-            yield self.planner.plan_cold(prompt_len, Reason.NO_ROOM)
+            yield self.planner.plan_cold(prompt_len, Reason.NO_ROOM, num_decoded=decoded)

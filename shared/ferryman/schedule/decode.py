@@ -71,22 +71,19 @@ class DecodeSteps:
 
 
 def try_grow(residence: Residence, sequence: Running, position: int) -> bool:
-    """Makes sure that `position` has a page of every kind; False when a pool has no slot left."""
+    """Makes sure that `position` has a page of every kind; False when no full page is left.
+
+    Window pages never lack: the request has the slots of all that it will hold at once.
+    """
     page = position // residence.manifest.page_size
-    windows.slide(residence, sequence, position)
-    demand = {
-        kind: 1
-        for kind, pages in sequence.own.items()
-        if page not in pages and not (kind is Kind.WINDOW and sequence.spare)
-    }
-    taken = residence.try_take(demand, sequence.holder)
-    if taken is None:
-        return False
-    sequence.spare += taken.get(Kind.WINDOW, ())
-    windows.cover(residence, sequence, position, position + 1)
-    for handle in taken.get(Kind.FULL, ()):
-        sequence.own[Kind.FULL][page] = handle
+    if page not in sequence.own.get(Kind.FULL, (page,)):
+        taken = residence.try_take({Kind.FULL: 1}, sequence.holder)
+        if taken is None:
+            return False
+        handle = sequence.own[Kind.FULL][page] = taken[Kind.FULL][0]
         residence.rows.set_page(Kind.FULL, sequence.row, page, handle.slot)
+    windows.slide(residence, sequence, position)
+    windows.cover(residence, sequence, position, position + 1)
     return True
 
 

@@ -14,14 +14,14 @@ from ferryman.schedule.events import Cached, CachedUnit, Event
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.sequence import Running
 
+Units = dict[Kind, dict[int, SlotHandle]]
+
 
 class Donation(Protocol):
     """Where what a request computed goes."""
 
-    def publish(
-        self, sequence: Running, num_pages: int, snapshot: SlotHandle | None, now: float
-    ) -> None:
-        """Gives the first `num_pages` pages, and a snapshot at their end if there is one."""
+    def publish_point(self, sequence: Running, position: int, now: float) -> None:
+        """Gives all there is to resume at one of the request's points, whose step has run."""
         ...
 
     def publish_prompt(self, sequence: Running, now: float) -> None:
@@ -29,16 +29,14 @@ class Donation(Protocol):
         ...
 
     def donate(self, sequence: Running, now: float) -> None:
-        """Gives what decoding has filled since, and the newest snapshot of it."""
+        """Gives what decoding has filled since, and the newest point of it."""
         ...
 
 
 class ToNobody:
     """Without a prefix cache it all goes back to the pools."""
 
-    def publish(
-        self, sequence: Running, num_pages: int, snapshot: SlotHandle | None, now: float
-    ) -> None:
+    def publish_point(self, sequence: Running, position: int, now: float) -> None:
         pass
 
     def publish_prompt(self, sequence: Running, now: float) -> None:
@@ -49,7 +47,11 @@ class ToNobody:
 
 
 class ToTree:
-    """Publishes in the prefix tree, and says so. `root` is the key above all first pages."""
+    """Publishes in the prefix tree, and says so. `root` is the key above all first pages.
+
+    Window pages go with a point only: elsewhere they would serve nobody, and their slots, once
+    given, are lost to the request.
+    """
 
     def __init__(self, residence: Residence, root: PageKey, events: list[Event]) -> None:
         self._residence = residence
@@ -58,29 +60,12 @@ class ToTree:
         self._root = root
         self._events = events
 
-    def publish(
-        self, sequence: Running, num_pages: int, snapshot: SlotHandle | None, now: float
-    ) -> None:
-        """Ownership changes by changing leases; nothing is copied. Where the tree has a page, the
-        request goes on with the tree's slot and its own is given back."""
-        keys = sequence.keys[:num_pages]
-        units = self._branch_units(sequence, num_pages)
-        if snapshot is not None:
-            units[Kind.RECURRENT] = {num_pages - 1: snapshot}
-        if not keys or not any(units.values()):
-            return
-        inserted = self._tree.insert(Branch(keys, units), now)
-        pools = self._residence.pools
-        pools.move(inserted.adopted, sequence.holder, TREE)
-        pools.release(inserted.dropped, TREE)
-        self._swap_duplicates(sequence, inserted.duplicates)
-        self._move_anchor(sequence, num_pages, now)
-        if inserted.adopted:
-            self._events.append(_cached(sequence, keys, units, set(inserted.adopted)))
+    def publish_point(self, sequence: Running, position: int, now: float) -> None:
+        sequence.points.remove(position)
+        self._give_point(sequence, position, sequence.snapshots.pop(position, None), now)
 
     def publish_prompt(self, sequence: Running, now: float) -> None:
-        pages = sequence.prompt_len // self._manifest.page_size
-        self.publish(sequence, pages, None, now)
+        self._give_pages(sequence, sequence.prompt_len // self._manifest.page_size, now)
 
     def donate(self, sequence: Running, now: float) -> None:
         """The newest track whose position is certain goes to the tree, with the pages below it."""
@@ -93,16 +78,47 @@ class ToTree:
         if certain:
             newest = max(certain, key=lambda track: track.position)
             sequence.tracks.remove(newest)
-            self.publish(sequence, newest.position // manifest.page_size, newest.handle, now)
-        self.publish(sequence, sequence.computed // manifest.page_size, None, now)
+            self._give_point(sequence, newest.position, newest.handle, now)
+        elif sequence.working is None:
+            end = sequence.computed // manifest.page_size * manifest.page_size
+            self._give_point(sequence, end, None, now)
+        self._give_pages(sequence, sequence.computed // manifest.page_size, now)
 
-    def _branch_units(self, sequence: Running, num_pages: int) -> dict[Kind, dict[int, SlotHandle]]:
-        units: dict[Kind, dict[int, SlotHandle]] = {}
-        window = resume_set(self._manifest, num_pages * self._manifest.page_size).window
-        for kind, pages in sequence.own.items():
-            first = window.first if kind is Kind.WINDOW else 0
-            units[kind] = {p: h for p, h in pages.items() if first <= p < num_pages}
-        return units
+    def _give_point(
+        self, sequence: Running, position: int, snapshot: SlotHandle | None, now: float
+    ) -> None:
+        num_pages = position // self._manifest.page_size
+        units = self._full_units(sequence, num_pages)
+        if Kind.WINDOW in sequence.own:
+            span, held = resume_set(self._manifest, position).window, sequence.own[Kind.WINDOW]
+            units[Kind.WINDOW] = {page: held[page] for page in range(*span) if page in held}
+        if snapshot is not None:
+            units[Kind.RECURRENT] = {num_pages - 1: snapshot}
+        self._publish(sequence, num_pages, units, now)
+
+    def _give_pages(self, sequence: Running, num_pages: int, now: float) -> None:
+        self._publish(sequence, num_pages, self._full_units(sequence, num_pages), now)
+
+    def _full_units(self, sequence: Running, num_pages: int) -> Units:
+        if Kind.FULL not in sequence.own:
+            return {}
+        pages = sequence.own[Kind.FULL].items()
+        return {Kind.FULL: {page: handle for page, handle in pages if page < num_pages}}
+
+    def _publish(self, sequence: Running, num_pages: int, units: Units, now: float) -> None:
+        """Ownership changes by changing leases; nothing is copied. Where the tree has a page, the
+        request goes on with the tree's slot and its own is given back."""
+        keys = sequence.keys[:num_pages]
+        if not keys or not any(units.values()):
+            return
+        inserted = self._tree.insert(Branch(keys, units), now)
+        pools = self._residence.pools
+        pools.move(inserted.adopted, sequence.holder, TREE)
+        pools.release(inserted.dropped, TREE)
+        self._swap_duplicates(sequence, inserted.duplicates)
+        self._move_anchor(sequence, num_pages, now)
+        if inserted.adopted:
+            self._events.append(_cached(sequence, keys, units, set(inserted.adopted)))
 
     def _swap_duplicates(
         self, sequence: Running, duplicates: Sequence[tuple[int, SlotHandle, SlotHandle]]

@@ -16,9 +16,11 @@ from ferryman.schedule.events import (
     LoadsDone,
 )
 from ferryman.schedule.request import FinishReason
+from ferryman.schedule.residence import Residence
 from ferryman.schedule.retraction import Retraction
 from ferryman.schedule.roster import Roster
 from ferryman.schedule.sequence import Goal, Phase, Running, Waiting
+from ferryman.schedule.windows import trim
 
 
 class Outcomes:
@@ -26,16 +28,16 @@ class Outcomes:
 
     def __init__(
         self,
+        residence: Residence,
         roster: Roster,
         donation: Donation,
         retraction: Retraction,
-        page_size: int,
         events: list[Event],
     ) -> None:
+        self._residence = residence
         self._roster = roster
         self._donation = donation
         self._retraction = retraction
-        self._page_size = page_size
         self._events = events
 
     def prefilled(
@@ -55,15 +57,14 @@ class Outcomes:
                 continue
             done = ChunkDone(chunk.request_id, chunk.start, chunk.end, sequence.prompt_len)
             self._events.append(done)
-            for snapshot in chunk.snapshots:
-                handle = sequence.snapshots.pop(snapshot.position)
-                pages = snapshot.position // self._page_size
-                self._donation.publish(sequence, pages, handle, now)
+            for point in [point for point in sequence.points if point <= chunk.end]:
+                self._donation.publish_point(sequence, point, now)
             for first in drawn:
                 self._end_prompt(sequence, first, now)
 
     def _end_prompt(self, sequence: Running, first: Sampled, now: float) -> None:
         self._donation.publish_prompt(sequence, now)
+        trim(self._residence, sequence)
         if sequence.goal is Goal.DECODE:
             self.drew(sequence, first, now)
         else:

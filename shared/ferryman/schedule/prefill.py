@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ferryman.cache.window_budget import chunk_end
 from ferryman.schedule import windows
 from ferryman.schedule.batch import Chunk, Draw, PrefillStep, Snapshot
 from ferryman.schedule.opening import OpsDraft, open_prompt
@@ -16,11 +17,9 @@ from ferryman.schedule.sequence import Goal, Phase, Running
 
 
 def next_end(sequence: Running, budget: int, grid: int) -> int:
-    """Where the next chunk ends: the prompt's end, or the last grid point within the budget."""
-    start, prompt_len = sequence.scheduled, sequence.prompt_len
-    if start + budget >= prompt_len:
-        return prompt_len
-    return max(start, (start + budget) // grid * grid)
+    """Where the next chunk ends, if the step has room for `budget` tokens more."""
+    length = min(budget, sequence.plan.chunk_len)
+    return chunk_end(sequence.scheduled, length, sequence.prompt_len, grid)
 
 
 def cut_chunk(residence: Residence, sequence: Running, end: int, draft: OpsDraft) -> Chunk:

@@ -7,7 +7,7 @@ from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.errors import NotFound, OutOfSlots
-from ferryman.schedule.limits import SchedulerLimits
+from ferryman.schedule.door import Door
 from ferryman.schedule.request import Request
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.roster import Roster
@@ -22,13 +22,15 @@ class Reservations:
         self,
         residence: Residence,
         roster: Roster,
-        limits: SchedulerLimits,
+        door: Door,
         planner: Planner,
+        prefix_cache: bool,
     ) -> None:
         self._residence = residence
         self._roster = roster
-        self._limits = limits
+        self._door = door
         self._planner = planner
+        self._prefix_cache = prefix_cache
 
     def reserve(self, reservation_id: str, request: Request, now: float) -> Running:
         """Takes the slots of resume_set(n) that are not here. Raises OutOfSlots, InvalidRequest.
@@ -36,14 +38,16 @@ class Reservations:
         The slots are leased to the transfer; `adopt` hands them to the request, and until then
         only `free` gives them back: never a timeout alone.
         """
-        self._limits.check(request)
+        self._door.check(request, Goal.DECODE)
         roster = self._roster
         if roster.line:
             raise OutOfSlots(f"{len(roster.line)} requests wait to come back here")
-        keys = request.keys if self._limits.prefix_cache else ()
-        plan = self._planner.plan_receive(keys, request.prompt_len, self._residence.tree)
+        keys = request.keys if self._prefix_cache else ()
         order = roster.next_order()
         waiting = Waiting(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=False)
+        plan = self._planner.plan_receive(
+            keys, request.prompt_len, self._residence.tree, num_decoded=waiting.num_decoded
+        )
         holder = Holder(Role.TRANSFER_IN, reservation_id)
         headroom = len(roster.decoding)
         sequence = self._residence.try_admit(waiting, plan, holder, headroom, now)

@@ -176,7 +176,7 @@ class Residence:
             own=self._map_pages(plan, taken, pinned.windows),
             spare=[],
             working=recurrent.pop(0) if recurrent else None,
-            snapshots=dict(zip(plan.snapshots, recurrent, strict=True)),
+            snapshots=dict(zip(plan.snapshots, recurrent, strict=True)) if recurrent else {},
             copy_source=pinned.source,
         )
         self._spread_windows(sequence, plan, taken.get(Kind.WINDOW, ()))

@@ -19,19 +19,21 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ferryman.cache.branch import CacheChange
-from ferryman.cache.capacity import path_snapshots
+from ferryman.cache.capacity import prompt_points
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, Costs, HostView
 from ferryman.cache.slots import Demand, Holder, Ledger, SlotHandle
+from ferryman.cache.window_budget import WindowPool
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.schedule import prefill
 from ferryman.schedule.admission import Admission
 from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
 from ferryman.schedule.decode import DecodeSteps
 from ferryman.schedule.donation import Donation, ToNobody, ToTree
+from ferryman.schedule.door import Door
 from ferryman.schedule.events import CachedUnit, Event, Finished
 from ferryman.schedule.limits import SchedulerLimits, SchedulerStatistics
 from ferryman.schedule.opening import OpsDraft
@@ -73,19 +75,18 @@ class Scheduler:
         self._events: list[Event] = []
         self.residence = Residence(manifest, sizes, limits.concurrency.rows, limits.max_len)
         self.roster = Roster(self.residence)
-        most = path_snapshots(sizes.get(Kind.RECURRENT, 0))
-        placement = Placement(limits.snapshot_grid, most)
-        planner = Planner(manifest, costs, limits.chunk_tokens, placement)
+        placement = Placement(limits.snapshot_grid, prompt_points(manifest, sizes))
+        windows = WindowPool(sizes.get(Kind.WINDOW, 0), limits.concurrency.uncertain_len)
+        planner = Planner(manifest, costs, limits.chunk_tokens, placement, windows=windows)
         here = self.residence, self.roster
         self.admission = Admission(*here, limits, planner, self._events)
-        self.reservations = Reservations(*here, limits, planner)
+        self._door = Door(limits, sizes, planner)
+        self.reservations = Reservations(*here, self._door, planner, limits.prefix_cache)
         donation: Donation = ToNobody()
         if limits.prefix_cache:
             donation = ToTree(self.residence, root, self._events)
         self.retraction = Retraction(*here, donation, self._events)
-        self._outcomes = Outcomes(
-            self.roster, donation, self.retraction, manifest.page_size, self._events
-        )
+        self._outcomes = Outcomes(*here, donation, self.retraction, self._events)
         self._decode = DecodeSteps(*here, self.retraction, limits.concurrency.tracking)
         self._flights: deque[_Flight] = deque()
         self._prefill_steps = 0
@@ -94,13 +95,13 @@ class Scheduler:
 
     # The door.
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, goal: Goal = Goal.DECODE) -> None:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""
-        self.limits.check(request)
+        self._door.check(request, goal)
 
     def submit(self, request: Request, goal: Goal, host: HostView = EMPTY_HOST) -> None:
         """Queues a request. Raises InvalidRequest, or QueueFull."""
-        self.check(request)
+        self.check(request, goal)
         line = self.roster.line
         if request.request_id in self.roster:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")

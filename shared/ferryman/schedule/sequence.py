@@ -42,6 +42,13 @@ class Waiting:
     host: HostView
     was_retracted: bool
 
+    @property
+    def num_decoded(self) -> int:
+        """Positions that decoding computes here at most: the last token drawn is not consumed."""
+        if self.goal is Goal.HAND_OFF:
+            return 0
+        return max(0, self.request.sampling.max_tokens - self.request.num_generated - 1)
+
 
 @dataclass(slots=True)
 class Track:
@@ -58,6 +65,8 @@ class Running:
 
     `own` are the slots it leases by page index; pages below `anchor_pages` are the tree's and are
     protected by a hold on the anchor. `scheduled` counts positions given to submitted steps.
+    `points` are the positions of its prompt that are still to go to the tree for others to resume
+    at; `snapshots` holds the slots that their recurrent states will lie in.
     """
 
     __slots__ = (
@@ -74,6 +83,7 @@ class Running:
         "own",
         "phase",
         "plan",
+        "points",
         "request",
         "row",
         "scheduled",
@@ -106,6 +116,7 @@ class Running:
         self.own = own
         self.spare = spare
         self.working = working
+        self.points = list(plan.snapshots)
         self.snapshots = snapshots
         self.copy_source = copy_source
         self.anchor_pages = plan.anchor_pages
