@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.model.comparison import FAMILIES, random_config
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import Lane, PagedRun, Part
-from tests.model.test_families import FAMILIES, random_config
 from tests.tiny_models import save_random
 from torch import Tensor
 

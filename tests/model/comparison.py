@@ -1,0 +1,59 @@
+"""A random tiny config of a family, and how far its logits are from transformers'."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tests.model import families
+from tests.model.differences import difference
+from tests.model.families.shapes import VOCAB_SIZE
+from tests.model.paged_run import PagedRun
+from tests.model.ragged import ragged_logits, random_prompt
+from tests.oracle import load_oracle
+from tests.tiny_models import save_random
+from transformers import PretrainedConfig
+
+from ferryman.cache.manifest import Kind
+from ferryman.model.registry import load_model
+
+FAMILIES = sorted(
+    name for _, name, _ in pkgutil.iter_modules(families.__path__) if not name.endswith("shapes")
+)
+PAGE_SIZES = (4, 8, 16, 32, 64)
+TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared: the architecture, its kinds of state, the largest difference by dtype."""
+
+    architecture: str
+    kinds: tuple[Kind, ...]
+    differences: Mapping[str, float]
+
+
+def compare(family: str, seed: int, folder: Path) -> Comparison:
+    """Prefill in random chunks, then decode step by step, in ragged batches, against float64."""
+    rng = random.Random(f"prompts of {family} {seed}")
+    save_random(folder, random_config(family, seed), seed)
+    prompts = [random_prompt(rng, rng.randint(*span), VOCAB_SIZE) for span in ((1, 40), (41, 120))]
+    oracle = load_oracle(folder, torch.float64)
+    expected = [oracle.logits(prompt) for prompt in prompts]
+    page_size, differences = rng.choice(PAGE_SIZES), {}
+    for dtype in TOLERANCES:
+        run = PagedRun(load_model(folder, dtype, page_size=page_size), seed)
+        found = ragged_logits(run, prompts, rng)
+        differences[dtype] = max(map(difference, found, expected))
+    return Comparison(type(oracle.model).__name__, run.model.manifest.kinds, differences)
+
+
+def random_config(family: str, seed: int) -> PretrainedConfig:
+    module = importlib.import_module(f"tests.model.families.{family}")
+    config: PretrainedConfig = module.random_config(random.Random(f"{family} {seed}"))
+    return config
