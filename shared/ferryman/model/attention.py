@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Place, RmsNorm, load_norm
-from ferryman.model.linear import Linear, make_linear
+from ferryman.model.linear import Linear, make_linear, make_summed
+from ferryman.model.ranks import share_of
 from ferryman.model.rotary import rotary_frequencies
 from ferryman.model.shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.state import AttentionState, ModelState
@@ -164,27 +165,41 @@ class Attention:
 
 
 def load_attention(weights: Weights, shape: AttentionShape, place: Place) -> Attention:
-    """The attention whose projections lie under `weights`, q, k and v joined into one product."""
+    """The attention whose projections lie under `weights`, q, k and v joined into one product.
+
+    A rank holds its heads of q, and the heads of k and v that those read.
+    """
     hidden_dim = place.hidden_dim
-    heads = {"q_proj": shape.projected_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
-    out_dims = {name: count * shape.head_dim for name, count in heads.items()}
-    joined = torch.cat(
-        [weights.tensor(f"{name}.weight", dim, hidden_dim) for name, dim in out_dims.items()]
-    )
+    group = weights.group
+    heads = {"q_proj": shape.q_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
+    out_dims = {"q_proj": shape.projected_heads * shape.head_dim}
+
+    def joined(suffix: str, *in_dim: int) -> Tensor:
+        parts = []
+        for name, count in heads.items():
+            out_dim = out_dims.get(name, count * shape.head_dim)
+            part = weights.tensor(f"{name}.{suffix}", out_dim, *in_dim)
+            parts.append(share_of(part, count, group))
+        return torch.cat(parts)
+
     bias, out_bias = None, None
     if shape.has_bias:
-        bias = torch.cat([weights.tensor(f"{name}.bias", dim) for name, dim in out_dims.items()])
-        out_bias = weights.tensor("o_proj.bias", hidden_dim)
+        bias, out_bias = joined("bias"), weights.tensor("o_proj.bias", hidden_dim)
     out = weights.tensor("o_proj.weight", hidden_dim, shape.q_heads * shape.head_dim)
     return Attention(
         layer=place.layer,
-        shape=shape,
-        qkv=make_linear(joined, bias),
+        shape=shape.shard(group.num_ranks),
+        qkv=make_linear(joined("weight", hidden_dim), bias),
         turn=_prepared(weights, shape, place),
-        sinks=weights.precise("sinks", shape.q_heads) if shape.has_sinks else None,
+        sinks=_sinks(weights, shape) if shape.has_sinks else None,
         gate=SigmoidGate() if shape.gates_output else NoGate(),
-        out=make_linear(out, out_bias),
+        out=make_summed(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
     )
+
+
+def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
+    sinks = weights.precise("sinks", shape.q_heads)
+    return share_of(sinks, shape.q_heads, weights.group).contiguous()
 
 
 def _prepared(weights: Weights, shape: AttentionShape, place: Place) -> Turning:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Layer, RmsNorm
-from ferryman.model.linear import Linear, make_linear
+from ferryman.model.linear import Linear, make_joined
 from ferryman.model.shapes import ModelConfig, TrunkShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights, accumulation_dtype
@@ -124,5 +124,9 @@ def load_ends(
     head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
     norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim) + norm_origin, trunk.norm_eps)
     return Ends(
-        embedding, scales.embedding_multiplier, norm, make_linear(head), scales.logits_scaling
+        embedding,
+        scales.embedding_multiplier,
+        norm,
+        make_joined(head, weights.group),
+        scales.logits_scaling,
     )

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.linear import Linear, make_linear
+from ferryman.model.linear import Linear, make_linear, make_summed
+from ferryman.model.ranks import Group, slice_of
 from ferryman.model.shapes import MlpShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
@@ -81,6 +82,11 @@ class GatedMlp:
         return self.down(F.silu(gate) * up)
 
 
+def gate_up_slice(gate_up: Tensor, group: Group) -> Tensor:
+    """A rank's rows of a product whose first half is gate, the second up."""
+    return torch.cat([slice_of(half, group) for half in gate_up.chunk(2)])
+
+
 def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float = 0.0) -> RmsNorm:
     """The norm whose weight is called `name`, and stored as its distance from `origin`."""
     return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
@@ -88,16 +94,21 @@ def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float =
 
 def load_gated_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedMlp:
     """The MLP of gate_proj, up_proj and down_proj under `weights`."""
-    parts = ("gate_proj", "up_proj")
-    joined = torch.cat(
-        [weights.tensor(f"{name}.weight", shape.inner_dim, hidden_dim) for name in parts]
-    )
+    group = weights.group
+
+    def joined(suffix: str, *in_dim: int) -> Tensor:
+        names = [f"{name}.{suffix}" for name in ("gate_proj", "up_proj")]
+        parts = [weights.tensor(name, shape.inner_dim, *in_dim) for name in names]
+        return torch.cat([slice_of(part, group) for part in parts])
+
     bias, down_bias = None, None
     if shape.has_bias:
-        bias = torch.cat([weights.tensor(f"{name}.bias", shape.inner_dim) for name in parts])
-        down_bias = weights.tensor("down_proj.bias", hidden_dim)
+        bias, down_bias = joined("bias"), weights.tensor("down_proj.bias", hidden_dim)
     down = weights.tensor("down_proj.weight", hidden_dim, shape.inner_dim)
-    return GatedMlp(make_linear(joined, bias), make_linear(down, down_bias))
+    return GatedMlp(
+        make_linear(joined("weight", hidden_dim), bias),
+        make_summed(slice_of(down, group, axis=1), down_bias, group),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ferryman.model.ranks import Group
+
 # The least weight, in bytes, that is worth packing (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
 
@@ -64,6 +66,47 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The quickest linear for where `weight` [out_dim, in_dim] lies and what it is made of."""
     return pack(weight, bias) if _is_worth_packing(weight) else PlainLinear(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """A product whose in_dim is cut over the ranks: the sum of what each makes of its part."""
+
+    part: Linear
+    group: Group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.group.summed(self.part(x))
+
+
+def make_summed(weight: Tensor, bias: Tensor | None, group: Group) -> Linear:
+    """A linear of this rank's columns `weight` [out_dim, in_dim / ranks] and the whole `bias`."""
+    if group.num_ranks == 1:
+        return make_linear(weight, bias)
+    return SummedLinear(make_linear(weight, bias if group.rank == 0 else None), group)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedLinear:
+    """A product whose out_dim is cut over the ranks; the last part is filled up with zeros."""
+
+    part: Linear
+    out_dim: int
+    group: Group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.group.joined(self.part(x))[:, : self.out_dim]
+
+
+def make_joined(weight: Tensor, group: Group) -> Linear:
+    """A linear that gives all of out_dim to every rank; `weight` [out_dim, in_dim] is whole."""
+    if group.num_ranks == 1:
+        return make_linear(weight)
+    out_dim = weight.shape[0]
+    length = -(-out_dim // group.num_ranks)
+    rows = weight[group.rank * length : (group.rank + 1) * length]
+    filled = F.pad(rows, (0, 0, 0, length - len(rows)))
+    return JoinedLinear(make_linear(filled), out_dim, group)
 
 
 def _is_worth_packing(weight: Tensor) -> bool:

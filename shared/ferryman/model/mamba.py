@@ -10,19 +10,20 @@ out        = norm(y · silu(z)) · Wout              (or another way for the gat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.gating import Gate, load_gate
 from ferryman.model.layers import Place
-from ferryman.model.linear import Linear, make_linear
-from ferryman.model.shapes import Gating, MambaShape
+from ferryman.model.linear import Linear, make_linear, make_summed
+from ferryman.model.ranks import Group, share_of
+from ferryman.model.shapes import MambaShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
-from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
 from ferryman_kernels.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.ssd_decode import selective_state_update
 
@@ -41,50 +42,12 @@ class Recurrence:
         return F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp_(*self.dt_limit)
 
 
-class Gate(Protocol):
-    """Joins what the scan yields and its gate, both [tokens, inner_dim]."""
-
-    def __call__(self, y: Tensor, gate: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class NormBehindGate:
-    """norm(y · silu(gate)), a norm for each of `groups`; weight in the accumulation dtype."""
-
-    weight: Tensor
-    eps: float
-    groups: int
-
-    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
-        return gated_rms_norm(y, gate, self.weight, self.eps, self.groups)
-
-
-@dataclass(frozen=True, slots=True)
-class GateBehindNorm:
-    """norm(y) · silu(gate), a norm for each of `groups` (Falcon-H1)."""
-
-    weight: Tensor
-    eps: float
-    groups: int
-
-    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
-        wide = self.weight.dtype
-        parts = y.to(wide).reshape(len(y) * self.groups, -1)
-        normed = rms_norm(parts, parts.new_ones(parts.shape[1]), self.eps).view_as(y)
-        return (normed * self.weight * F.silu(gate.to(wide))).to(y.dtype)
-
-
-def gate_alone(y: Tensor, gate: Tensor) -> Tensor:
-    """y · silu(gate), without a norm (Falcon-H1)."""
-    return y * F.silu(gate)
-
-
 @dataclass(frozen=True, slots=True)
 class Mamba:
     """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
 
     The convolution's and the norm's weights are in the accumulation dtype, in which kernels want
-    them: converting them at every call cost as much as the norm.
+    them: converting them at every call cost as much as the norm. `shape` is a rank's share.
     """
 
     layer: int
@@ -163,36 +126,58 @@ class Mamba:
 
 
 def load_mamba(weights: Weights, shape: MambaShape, place: Place) -> Mamba:
-    """The Mamba-2 mixer whose tensors lie under `weights`."""
+    """The Mamba-2 mixer whose tensors lie under `weights`: a rank's heads, and their groups."""
     hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
-    conv = weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width)
-    in_bias = weights.tensor("in_proj.bias", shape.proj_dim) if shape.has_in_bias else None
-    out_bias = weights.tensor("out_proj.bias", hidden_dim) if shape.has_out_bias else None
-    conv_bias = weights.precise("conv1d.bias", shape.conv_dim) if shape.has_conv_bias else None
+    group, own = weights.group, _Own(shape, weights.group)
+    conv = own.conv(weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width))
+    in_bias, out_bias, conv_bias = None, None, None
+    if shape.has_in_bias:
+        in_bias = own.projected(weights.tensor("in_proj.bias", shape.proj_dim))
+    if shape.has_out_bias:
+        out_bias = weights.tensor("out_proj.bias", hidden_dim)
+    if shape.has_conv_bias:
+        conv_bias = own.conv(weights.precise("conv1d.bias", shape.conv_dim))
+    project_in = weights.tensor("in_proj.weight", shape.proj_dim, hidden_dim)
+    project_out = weights.tensor("out_proj.weight", hidden_dim, inner_dim)
     return Mamba(
         layer=place.layer,
-        shape=shape,
+        shape=shape.shard(group.num_ranks),
         scan_chunk=place.scan_chunk,
-        project_in=make_linear(
-            weights.tensor("in_proj.weight", shape.proj_dim, hidden_dim), in_bias
-        ),
+        project_in=make_linear(own.projected(project_in), in_bias),
         conv_weight=conv.squeeze(1).contiguous(),
         conv_bias=conv_bias,
         recurrence=Recurrence(
-            A=-weights.precise("A_log", heads).exp(),
-            D=weights.precise("D", heads),
-            dt_bias=weights.precise("dt_bias", heads),
+            A=-own.heads(weights.precise("A_log", heads)).exp(),
+            D=own.heads(weights.precise("D", heads)),
+            dt_bias=own.heads(weights.precise("dt_bias", heads)),
             dt_limit=shape.dt_limit,
         ),
-        gate=_load_gate(weights, shape, place.norm_eps),
-        project_out=make_linear(weights.tensor("out_proj.weight", hidden_dim, inner_dim), out_bias),
+        gate=load_gate(weights, shape, place.norm_eps),
+        project_out=make_summed(share_of(project_out, heads, group, axis=1), out_bias, group),
     )
 
 
-def _load_gate(weights: Weights, shape: MambaShape, eps: float) -> Gate:
-    if shape.gating is Gating.GATE_ALONE:
-        return gate_alone
-    weight = weights.precise("norm.weight", shape.inner_dim)
-    if shape.gating is Gating.NORM_THEN_GATE:
-        return GateBehindNorm(weight, eps, shape.ssm_groups)
-    return NormBehindGate(weight, eps, shape.ssm_groups)
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A rank's part of a mixer's tensors, along their first axis; `shape` is the whole mixer's."""
+
+    shape: MambaShape
+    group: Group
+
+    def heads(self, tensor: Tensor) -> Tensor:
+        """Of what has one row, or as many for each, for every head."""
+        return share_of(tensor, self.shape.ssm_heads, self.group).contiguous()
+
+    def conv(self, tensor: Tensor) -> Tensor:
+        """Of the channels x, B, C: each is cut apart, B and C by their groups."""
+        shape, groups = self.shape, self.shape.ssm_groups
+        x, *grouped = tensor.split_with_sizes((shape.inner_dim, shape.group_dim, shape.group_dim))
+        return torch.cat([self.heads(x), *(share_of(part, groups, self.group) for part in grouped)])
+
+    def projected(self, tensor: Tensor) -> Tensor:
+        """Of the in-projection's outputs: gate, x B C, dt."""
+        shape = self.shape
+        gate, mixed, dt = tensor.split_with_sizes(
+            (shape.inner_dim, shape.conv_dim, shape.ssm_heads)
+        )
+        return torch.cat([self.heads(gate), self.conv(mixed), self.heads(dt)])

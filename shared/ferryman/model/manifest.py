@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest, lay_out
 from ferryman.errors import ConfigError
-from ferryman.model.shapes import AttentionShape, ModelConfig, StatePlace
+from ferryman.model.shapes import AttentionShape, ModelConfig, StatePlace, share_of_rank
 
 MAX_SCAN_CHUNK = 64
 
 
 def state_manifest(
-    config: ModelConfig, dtype: str, page_size: int, fingerprint: str
+    config: ModelConfig, dtype: str, page_size: int, fingerprint: str, num_ranks: int = 1
 ) -> StateManifest:
-    """What `config` keeps per page and per recurrent slot, in `dtype`.
+    """What `config` keeps per page and per recurrent slot, in `dtype`; in one of `num_ranks`.
 
-    Raises ConfigError for windows of different lengths: their pages would be freed together.
+    Raises ConfigError for windows of different lengths: their pages would be freed together; and
+    for heads that so many ranks cannot share.
     """
     return StateManifest(
         fingerprint=fingerprint,
         page_size=page_size,
         scan_chunk=min(page_size, MAX_SCAN_CHUNK),
         window_len=_window_len(config),
-        layouts=_layouts(config, dtype, page_size),
+        layouts=_layouts(config, dtype, page_size, num_ranks),
     )
 
 
-def _layouts(config: ModelConfig, dtype: str, page_size: int) -> tuple[KindLayout, ...]:
+def _layouts(
+    config: ModelConfig, dtype: str, page_size: int, num_ranks: int
+) -> tuple[KindLayout, ...]:
     """One layout for each kind that any layer has, the layers in their order."""
     placed = [
-        (shape.kind, shape.sections(StatePlace(layer, page_size, dtype)))
+        (shape.kind, share_of_rank(shape, num_ranks).sections(StatePlace(layer, page_size, dtype)))
         for layer, shapes in enumerate(config.states)
         for shape in shapes
     ]

@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.model.layers import FeedForward, GatedMlp, load_gated_mlp
+from ferryman.model.layers import FeedForward, GatedMlp, gate_up_slice, load_gated_mlp
 from ferryman.model.linear import Linear, make_linear
+from ferryman.model.ranks import ALONE, Group, slice_of
 from ferryman.model.shapes import MlpShape, MoeShape
 from ferryman.model.weights import Weights, accumulation_dtype
 
@@ -57,10 +58,15 @@ class SharesOfAll:
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """Routed experts: one product per expert present in the batch, over all of its tokens."""
+    """Routed experts: one product per expert present in the batch, over all of its tokens.
+
+    Experts that give `group`'s ranks a summand each are summed once, behind the last of them: who
+    routes where decides nothing about collectives.
+    """
 
     router: Router
     experts: tuple[FeedForward, ...]
+    group: Group = ALONE
 
     def __call__(self, hidden: Tensor) -> Tensor:
         shares, chosen = self.router(hidden)
@@ -74,7 +80,7 @@ class MixtureOfExperts:
                 tokens = pair // per_token
                 fed = expert(hidden[tokens]) * pair_shares[pair, None]
                 mixed.index_add_(0, tokens, fed)
-        return mixed
+        return self.group.summed(mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +115,15 @@ def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureO
     downs = weights.tensor(down, num_experts, hidden_dim, inner_dim)
     score = make_linear(weights.tensor(router, num_experts, hidden_dim))
     return MixtureOfExperts(
-        SharesOfChosen(score, shape.experts_per_token), _split_experts(gates, downs)
+        SharesOfChosen(score, shape.experts_per_token),
+        _split_experts(gates, downs, weights.group),
+        weights.group,
     )
 
 
 def load_expert_mlps(weights: Weights, shape: MoeShape, hidden_dim: int) -> tuple[GatedMlp, ...]:
     """The experts under `weights`: in one tensor of all gates and ups and one of all downs, or
-    each as an MLP of its own under its number.
+    each as an MLP of its own under its number. Every rank holds all of them.
     """
     num_experts, inner_dim = shape.num_experts, shape.inner_dim
     if weights.first_of("gate_up_proj", "0.gate_proj.weight") == "gate_up_proj":
@@ -124,12 +132,16 @@ def load_expert_mlps(weights: Weights, shape: MoeShape, hidden_dim: int) -> tupl
         return _split_experts(gate_ups, downs)
     mlp = MlpShape(inner_dim, has_bias=False)
     return tuple(
-        load_gated_mlp(weights.under(str(index)), mlp, hidden_dim) for index in range(num_experts)
+        load_gated_mlp(weights.uncut.under(str(index)), mlp, hidden_dim)
+        for index in range(num_experts)
     )
 
 
-def _split_experts(gate_ups: Tensor, downs: Tensor) -> tuple[GatedMlp, ...]:
+def _split_experts(gate_ups: Tensor, downs: Tensor, group: Group = ALONE) -> tuple[GatedMlp, ...]:
+    """Of each expert a rank's part of the inner channels; what it gives is a summand."""
     return tuple(
-        GatedMlp(make_linear(gate_up), make_linear(down))
+        GatedMlp(
+            make_linear(gate_up_slice(gate_up, group)), make_linear(slice_of(down, group, axis=1))
+        )
         for gate_up, down in zip(gate_ups.unbind(), downs.unbind(), strict=True)
     )

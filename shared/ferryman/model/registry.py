@@ -10,19 +10,27 @@ from ferryman.model.config import family_of, load_config
 from ferryman.model.decoder import Model
 from ferryman.model.fingerprint import model_fingerprint
 from ferryman.model.manifest import state_manifest
+from ferryman.model.ranks import ALONE, Group
 from ferryman.model.weights import open_weights, torch_dtype
 
 
 def load_model(
-    folder: Path | str, dtype: str, *, device: torch.device | str = "cpu", page_size: int = 64
+    folder: Path | str,
+    dtype: str,
+    *,
+    device: torch.device | str = "cpu",
+    page_size: int = 64,
+    group: Group = ALONE,
 ) -> Model:
     """The model in a Hugging Face folder, ready to run in `dtype` with pages of `page_size`.
 
+    With a group of several ranks, the share of one: its manifest is that of the slots it keeps.
     Raises ConfigError, naming field, tensor or file, for a folder that cannot be served.
     """
     element = torch_dtype(dtype)
     config = load_config(folder)
-    weights = open_weights(folder, element, torch.device(device))
-    manifest = state_manifest(config, dtype, page_size, model_fingerprint(folder, dtype))
+    weights = open_weights(folder, element, torch.device(device), group)
+    fingerprint = model_fingerprint(folder, dtype)
+    manifest = state_manifest(config, dtype, page_size, fingerprint, group.num_ranks)
     model: Model = family_of(folder).load(config, manifest, weights)
     return model

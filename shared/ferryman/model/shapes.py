@@ -6,11 +6,12 @@ pools, the tiers and the hand-off follow from that alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ferryman.cache.manifest import Kind, SectionSpec
+from ferryman.model.ranks import divided, kept
 from ferryman.model.rotary import Stretch, Unstretched
 
 
@@ -37,6 +38,22 @@ class StateShape(Protocol):
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
         """What one slot of the kind holds for this layer."""
         ...
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """A state shape of which each rank can keep a share; any other is kept whole by all of them."""
+
+    def shard(self, num_ranks: int) -> StateShape:
+        """What one of `num_ranks` ranks keeps. Raises ConfigError, by name, for what is not even.
+
+        Axis by axis it is 1 / pieces of the whole: `cache/shards.py` says who keeps which piece.
+        """
+        ...
+
+
+def share_of_rank(shape: StateShape, num_ranks: int) -> StateShape:
+    return shape.shard(num_ranks) if isinstance(shape, Cuttable) else shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,13 @@ class AttentionShape:
         return tuple(
             SectionSpec(name, place.layer, shape, place.dtype, shard_axis=0)
             for name in ("key", "value")
+        )
+
+    def shard(self, num_ranks: int) -> AttentionShape:
+        return replace(
+            self,
+            q_heads=divided("q_heads", self.q_heads, num_ranks),
+            kv_heads=kept("kv_heads", self.kv_heads, num_ranks),
         )
 
 
@@ -142,6 +166,13 @@ class MambaShape:
         return (
             SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),
             SectionSpec("ssm", place.layer, ssm, place.accumulation_dtype, shard_axis=0),
+        )
+
+    def shard(self, num_ranks: int) -> MambaShape:
+        return replace(
+            self,
+            ssm_heads=divided("ssm_heads", self.ssm_heads, num_ranks),
+            ssm_groups=kept("ssm_groups", self.ssm_groups, num_ranks),
         )
 
 

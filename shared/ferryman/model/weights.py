@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from ferryman.model.ranks import ALONE, Group
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -34,7 +35,9 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 class Weights:
     """The tensors of a checkpoint under `prefix`, as tensors of one dtype on one device.
 
-    `factors`, by full name, are what tensors are multiplied by when they are read.
+    `factors`, by full name, are what tensors are multiplied by when they are read. Tensors come
+    whole: a loader that cuts them does so for `group`; one that does not is right as well, because
+    every rank sees all of the hidden state.
     """
 
     checkpoint: Checkpoint
@@ -42,10 +45,16 @@ class Weights:
     device: torch.device
     prefix: str = ""
     factors: Mapping[str, float | Tensor] = field(default_factory=dict)
+    group: Group = ALONE
 
     def under(self, name: str) -> Weights:
         """The weights of a part: `under("mamba")` reads `<prefix>mamba.<name>`."""
         return replace(self, prefix=f"{self.prefix}{name}.")
+
+    @property
+    def uncut(self) -> Weights:
+        """The same weights, of which every rank holds all."""
+        return replace(self, group=ALONE)
 
     def scaled(self, factors: Mapping[str, float | Tensor]) -> Weights:
         """The same weights, those named multiplied: a family's multipliers cost nothing later.
@@ -102,6 +111,8 @@ class Weights:
         return self.checkpoint.tensors[full_name]
 
 
-def open_weights(folder: Path | str, dtype: torch.dtype, device: torch.device) -> Weights:
+def open_weights(
+    folder: Path | str, dtype: torch.dtype, device: torch.device, group: Group = ALONE
+) -> Weights:
     """The weights of the model in `folder`; nothing is read before it is asked for."""
-    return Weights(open_checkpoint(folder), dtype, device)
+    return Weights(open_checkpoint(folder), dtype, device, group=group)

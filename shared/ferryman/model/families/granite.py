@@ -8,10 +8,18 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.decoder import Decoder, EndScales, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, FeedForward, GatedMlp, Place, load_norm
-from ferryman.model.linear import make_linear
+from ferryman.model.layers import (
+    DecoderLayer,
+    FeedForward,
+    GatedMlp,
+    Place,
+    gate_up_slice,
+    load_norm,
+)
+from ferryman.model.linear import make_linear, make_summed
 from ferryman.model.mixers import MixerShape, load_mixer
 from ferryman.model.moe import ExpertsBesideShared, load_experts
+from ferryman.model.ranks import slice_of
 from ferryman.model.reading import (
     check_activation,
     read_attention,
@@ -104,9 +112,12 @@ def _layer(
 
 def _feed_forward(config: GraniteHybridConfig, weights: Weights) -> FeedForward:
     hidden_dim, inner_dim = config.trunk.hidden_dim, config.shared_mlp.inner_dim
+    group = weights.group
+    gate_up = weights.tensor("shared_mlp.input_linear.weight", 2 * inner_dim, hidden_dim)
+    down = weights.tensor("shared_mlp.output_linear.weight", hidden_dim, inner_dim)
     shared = GatedMlp(
-        make_linear(weights.tensor("shared_mlp.input_linear.weight", 2 * inner_dim, hidden_dim)),
-        make_linear(weights.tensor("shared_mlp.output_linear.weight", hidden_dim, inner_dim)),
+        make_linear(gate_up_slice(gate_up, group)),
+        make_summed(slice_of(down, group, axis=1), None, group),
     )
     if config.moe is None:
         return shared

@@ -1,0 +1,119 @@
+"""How the gate of a Mamba-2 mixer meets what the scan yields: with or without a norm, in any order.
+
+    norm(y · silu(gate))      norm(y) · silu(gate)      y · silu(gate)
+
+The norm is over each group of channels. With fewer groups than ranks, a group's mean square is
+over channels of several ranks: each tells the others the sum over its own, one number a token and
+group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.cache.shards import piece_of
+from ferryman.model.ranks import Group, share_of
+from ferryman.model.shapes import Gating, MambaShape
+from ferryman.model.weights import Weights
+from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
+
+
+class Gate(Protocol):
+    """Joins what the scan yields and its gate, both [tokens, inner_dim]: a rank's channels."""
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NormBehindGate:
+    """norm(y · silu(gate)), a norm for each of `groups`; weight in the accumulation dtype."""
+
+    weight: Tensor
+    eps: float
+    groups: int
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        return gated_rms_norm(y, gate, self.weight, self.eps, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class GateBehindNorm:
+    """norm(y) · silu(gate), a norm for each of `groups` (Falcon-H1)."""
+
+    weight: Tensor
+    eps: float
+    groups: int
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.weight.dtype
+        parts = y.to(wide).reshape(len(y) * self.groups, -1)
+        normed = rms_norm(parts, parts.new_ones(parts.shape[1]), self.eps).view_as(y)
+        return (normed * self.weight * F.silu(gate.to(wide))).to(y.dtype)
+
+
+def gate_alone(y: Tensor, gate: Tensor) -> Tensor:
+    """y · silu(gate), without a norm (Falcon-H1)."""
+    return y * F.silu(gate)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNorm:
+    """A norm over one of the model's `num_groups` groups, all of this rank's channels and others'.
+
+    `weight` [inner_dim / ranks] is this rank's, in the accumulation dtype.
+    """
+
+    weight: Tensor
+    eps: float
+    num_groups: int
+    group: Group
+
+    def __call__(self, wide: Tensor) -> Tensor:
+        num_ranks = self.group.num_ranks
+        own = piece_of(self.num_groups, self.group.rank, num_ranks)
+        squares = wide.new_zeros(len(wide), self.num_groups)
+        squares[:, own] = wide.square().sum(-1)
+        num_channels = wide.shape[1] * num_ranks // self.num_groups
+        mean = self.group.summed(squares)[:, own : own + 1] / num_channels
+        return wide * torch.rsqrt(mean + self.eps) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNormBehindGate:
+    """`NormBehindGate` where groups reach over ranks."""
+
+    norm: SharedNorm
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.norm.weight.dtype
+        return self.norm(y.to(wide) * F.silu(gate.to(wide))).to(y.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class GateBehindSharedNorm:
+    """`GateBehindNorm` where groups reach over ranks."""
+
+    norm: SharedNorm
+
+    def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.norm.weight.dtype
+        return (self.norm(y.to(wide)) * F.silu(gate.to(wide))).to(y.dtype)
+
+
+def load_gate(weights: Weights, shape: MambaShape, eps: float) -> Gate:
+    """The gate of the mixer under `weights`, whose whole shape is `shape`."""
+    if shape.gating is Gating.GATE_ALONE:
+        return gate_alone
+    group, groups = weights.group, shape.ssm_groups
+    weight = share_of(weights.precise("norm.weight", shape.inner_dim), shape.ssm_heads, group)
+    norm_is_first = shape.gating is Gating.NORM_THEN_GATE
+    if groups % group.num_ranks == 0:
+        own = groups // group.num_ranks
+        return (GateBehindNorm if norm_is_first else NormBehindGate)(weight, eps, own)
+    norm = SharedNorm(weight, eps, groups, group)
+    return GateBehindSharedNorm(norm) if norm_is_first else SharedNormBehindGate(norm)

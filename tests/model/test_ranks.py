@@ -1,0 +1,164 @@
+"""Models that are cut for ranks give the logits, and keep the state, of the model that is not.
+
+The ranks run as threads in lockstep: a collective that they do not all make at the same place
+fails. Sums are added in another order than in one model; nothing else differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.lockstep import Lockstep, LockstepGroup, OutOfStep
+from tests.model.comparison import FAMILIES, random_config
+from tests.model.differences import difference
+from tests.model.families.shapes import VOCAB_SIZE
+from tests.model.paged_run import NUM_SLOTS, PagedRun
+from tests.model.ragged import ragged_logits, random_prompt
+from tests.tiny_models import VARIANTS, save_random
+from torch import Tensor
+from transformers import LlamaConfig, PretrainedConfig
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.shards import recut
+from ferryman.errors import ConfigError
+from ferryman.model.config import load_config
+from ferryman.model.manifest import state_manifest
+from ferryman.model.ranks import ALONE, Group
+from ferryman.model.registry import load_model
+
+NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CUT_CONFIGS", "2"))
+TOLERANCE = 1e-11
+PAGE_SIZE = 8
+SMALL: Mapping[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "intermediate_size": 40,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a model, or a rank of one, made of the prompts: logits, and what lies in its slots."""
+
+    logits: list[Tensor]
+    manifest: StateManifest
+    slabs: Mapping[Kind, Tensor]
+
+
+def ran(folder: Path, seed: int, group: Group = ALONE) -> Ran:
+    model = load_model(folder, "float64", page_size=PAGE_SIZE, group=group)
+    rng = random.Random(seed)
+    prompts = [random_prompt(rng, rng.randint(*span), VOCAB_SIZE) for span in ((1, 20), (21, 70))]
+    run = PagedRun(model, seed)
+    return Ran(ragged_logits(run, prompts, rng), model.manifest, run.slabs.tensors)
+
+
+def assert_the_same_when_cut(folder: Path, seed: int, num_ranks: int) -> None:
+    whole = ran(folder, seed)
+    lockstep = Lockstep(num_ranks)
+    ranks = lockstep.run(lambda group: ran(folder, seed, group))
+    for found, right in zip(ranks[0].logits, whole.logits, strict=True):
+        assert difference(found, right) < TOLERANCE
+    for rank in ranks[1:]:
+        for found, first in zip(rank.logits, ranks[0].logits, strict=True):
+            assert torch.equal(found, first), "no rank may come to another decision"
+    assert lockstep.calls, "ranks that never met were not cut"
+    for kind in whole.manifest.kinds:
+        assert_the_same_slots(kind, whole, ranks)
+
+
+def assert_the_same_slots(kind: Kind, whole: Ran, ranks: Sequence[Ran]) -> None:
+    layout = whole.manifest.layout(kind)
+    cut = recut(layout, ranks[0].manifest.layout(kind), len(ranks))
+    joined = torch.zeros(NUM_SLOTS[kind], layout.slot_bytes, dtype=torch.uint8)
+    for run in cut.gathered:
+        source = ranks[run.rank].slabs[kind]
+        joined[:, run.offset : run.end] = source[:, run.rank_offset :][:, : run.num_bytes]
+    for section in layout.sections:
+        end = section.offset + section.num_bytes
+        found, right = (
+            slab[:, section.offset : end].contiguous().view(torch.float64).numpy()
+            for slab in (joined, whole.slabs[kind])
+        )
+        assert not np.isnan(right).all(), f"nothing was written to {section}"
+        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9, err_msg=str(section))
+
+
+def cuttable(family: str, num_ranks: int, folder: Path) -> Iterator[PretrainedConfig]:
+    """Random configs of the family that so many ranks can share."""
+    architectures = import_module(f"ferryman.model.families.{family}").FAMILY.architectures
+    for seed in itertools.count():
+        config = random_config(family, seed)
+        config.architectures = list(architectures[:1])
+        config.save_pretrained(folder)
+        try:
+            state_manifest(load_config(folder), "float64", PAGE_SIZE, "", num_ranks)
+        except ConfigError:
+            continue
+        yield config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_compute_what_one_does(family: str, tmp_path: Path) -> None:
+    configs = itertools.islice(cuttable(family, 2, tmp_path), NUM_CONFIGS)
+    for seed, config in enumerate(configs):
+        folder = save_random(tmp_path / str(seed), config, seed)
+        assert_the_same_when_cut(folder, seed, 2)
+
+
+@pytest.mark.parametrize("variant", ["granite_moe", "granite_rope", "bamba_groups"])
+def test_four_ranks_compute_what_one_does(variant: str, tmp_path: Path) -> None:
+    """Two heads of keys for four ranks; one, two or four groups of states, and of their norm."""
+    assert_the_same_when_cut(save_random(tmp_path, VARIANTS[variant], 3), 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "refusal"),
+    [
+        (LlamaConfig(**SMALL, num_attention_heads=4), "tp_size=3 does not divide q_heads 4"),
+        (
+            LlamaConfig(**SMALL, num_attention_heads=6, num_key_value_heads=2, head_dim=8),
+            "tp_size=3 does not divide kv_heads 2",
+        ),
+        (VARIANTS["bamba"], "tp_size=3 does not divide ssm_heads 8"),
+    ],
+    ids=["q heads", "kv heads", "heads of states"],
+)
+def test_what_so_many_ranks_cannot_share_is_refused_by_name(
+    config: PretrainedConfig, refusal: str, tmp_path: Path
+) -> None:
+    folder = save_random(tmp_path, config, 0)
+    with pytest.raises(ConfigError, match=refusal):
+        Lockstep(3).run(lambda group: load_model(folder, "float64", group=group))
+
+
+def test_a_rank_that_calls_something_else_is_found() -> None:
+    """The test of the tests: what only one rank knows must not decide about a collective."""
+
+    def one_sums_where_the_other_tells(group: LockstepGroup) -> None:
+        if group.rank == 0:
+            group.summed(torch.zeros(2))
+        else:
+            group.from_first(torch.zeros(2))
+
+    def one_ends_early(group: LockstepGroup) -> None:
+        for _ in range(1 + group.rank):
+            group.summed(torch.zeros(2))
+
+    def one_brings_more(group: LockstepGroup) -> None:
+        group.summed(torch.zeros(2 + group.rank))
+
+    for work in (one_sums_where_the_other_tells, one_ends_early, one_brings_more):
+        with pytest.raises(OutOfStep, match=r"rank 0: .*rank 1: "):
+            Lockstep(2).run(work)
