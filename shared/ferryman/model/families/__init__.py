@@ -10,6 +10,7 @@ from typing import Any
 from ferryman.model.families import (
     bamba,
     falcon_h1,
+    gemma3,
     gpt_oss,
     granite,
     llama,
@@ -28,4 +29,5 @@ FAMILIES: tuple[Family[Any], ...] = (
     qwen3.FAMILY,
     native.FAMILY,
     gpt_oss.FAMILY,
+    gemma3.FAMILY,
 )
