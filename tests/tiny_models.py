@@ -108,6 +108,9 @@ def save_random(folder: Path, config: PretrainedConfig, seed: int) -> Path:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(drawn(name, parameter))
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.copy_(drawn(name, buffer))
     model.save_pretrained(folder)
     return folder
 

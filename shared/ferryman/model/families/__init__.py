@@ -9,6 +9,8 @@ from typing import Any
 
 from ferryman.model.families import (
     bamba,
+    deepseek_v3,
+    deepseek_v32,
     falcon_h1,
     gemma3,
     gpt_oss,
@@ -25,6 +27,8 @@ FAMILIES: tuple[Family[Any], ...] = (
     bamba.FAMILY,
     falcon_h1.FAMILY,
     nemotron_h.FAMILY,
+    deepseek_v3.FAMILY,
+    deepseek_v32.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
     native.FAMILY,
