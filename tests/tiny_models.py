@@ -17,6 +17,7 @@ from transformers import (
     BambaConfig,
     GraniteMoeHybridConfig,
     PretrainedConfig,
+    PreTrainedModel,
 )
 
 VOCAB_SIZE = 131
@@ -103,14 +104,16 @@ def save_tiny_model(folder: Path, variant: str, *, seed: int = 0) -> Path:
 def save_random(folder: Path, config: PretrainedConfig, seed: int) -> Path:
     """Writes a model of `config` with random weights into `folder`, in float32."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(drawn(name, parameter))
-            for name, buffer in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
-                    buffer.copy_(drawn(name, buffer))
+    return save_drawn(folder, model, seed)
+
+
+def save_drawn(folder: Path, model: PreTrainedModel, seed: int) -> Path:
+    """Writes `model` with random weights into `folder`."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(drawn(name, parameter))
     model.save_pretrained(folder)
     return folder
 
@@ -123,7 +126,8 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
     if name.endswith("dt_bias"):
         return noise.sub(2.0)
     if name.endswith(("norm.weight", "layernorm.weight", ".D")):
-        return noise.mul(0.2).add(1.0)
+        # What starts at zero is stored as its distance from one.
+        return noise.mul(0.2).add(1.0 if parameter.any() else 0.0)
     if name.endswith("sinks"):
         return noise.mul(2.0)
     if parameter.ndim == 1:

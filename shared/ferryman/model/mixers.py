@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ferryman.model.attention import load_attention
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.delta import load_delta
 from ferryman.model.layers import Mixing, Place
 from ferryman.model.mamba import load_mamba
-from ferryman.model.shapes import AttentionShape, MambaShape
+from ferryman.model.shapes import AttentionShape, DeltaShape, MambaShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 
-MixerShape = AttentionShape | MambaShape
+MixerShape = AttentionShape | MambaShape | DeltaShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
 
 
 def load_mixer(weights: Weights, shape: MixerShape, place: Place) -> Mixing:
-    """Attention under "self_attn", Mamba-2 under "mamba"."""
+    """Attention under "self_attn", Mamba-2 under "mamba", a delta net under "linear_attn"."""
     if isinstance(shape, AttentionShape):
         return load_attention(weights.under("self_attn"), shape, place)
+    if isinstance(shape, DeltaShape):
+        return load_delta(weights.under("linear_attn"), shape, place)
     return load_mamba(weights.under("mamba"), shape, place)

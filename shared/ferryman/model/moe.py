@@ -5,16 +5,17 @@ y = Σ_chosen share · expert(x)                                    (Shazeer et 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ferryman.model.layers import FeedForward, GatedMlp, gate_up_slice, load_gated_mlp
+from ferryman.model.layers import FeedForward, GatedMlp, gate_up_slice
 from ferryman.model.linear import Linear, make_linear
 from ferryman.model.ranks import ALONE, Group, slice_of
-from ferryman.model.shapes import MlpShape, MoeShape
+from ferryman.model.shapes import MoeShape
 from ferryman.model.weights import Weights, accumulation_dtype
 
 
@@ -116,32 +117,48 @@ def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureO
     score = make_linear(weights.tensor(router, num_experts, hidden_dim))
     return MixtureOfExperts(
         SharesOfChosen(score, shape.experts_per_token),
-        _split_experts(gates, downs, weights.group),
+        tuple(
+            _expert(gate_up, down, weights.group)
+            for gate_up, down in zip(gates.unbind(), downs.unbind(), strict=True)
+        ),
         weights.group,
     )
 
 
+def load_mixture(
+    weights: Weights, shape: MoeShape, hidden_dim: int, router: Router
+) -> MixtureOfExperts:
+    """The experts under `weights` behind `router`; each rank has a part of every expert."""
+    pairs = _expert_tensors(weights, shape, hidden_dim)
+    experts = tuple(_expert(*pair, weights.group) for pair in pairs)
+    return MixtureOfExperts(router, experts, weights.group)
+
+
 def load_expert_mlps(weights: Weights, shape: MoeShape, hidden_dim: int) -> tuple[GatedMlp, ...]:
-    """The experts under `weights`: in one tensor of all gates and ups and one of all downs, or
-    each as an MLP of its own under its number. Every rank holds all of them.
+    """The experts under `weights`; every rank holds all of them."""
+    return tuple(_expert(*pair, ALONE) for pair in _expert_tensors(weights, shape, hidden_dim))
+
+
+def _expert_tensors(
+    weights: Weights, shape: MoeShape, hidden_dim: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gate and up, and down, of each expert: from one tensor of all gates and ups and one of all
+    downs, or from an MLP of its own under each expert's number.
     """
     num_experts, inner_dim = shape.num_experts, shape.inner_dim
     if weights.first_of("gate_up_proj", "0.gate_proj.weight") == "gate_up_proj":
         gate_ups = weights.tensor("gate_up_proj", num_experts, 2 * inner_dim, hidden_dim)
         downs = weights.tensor("down_proj", num_experts, hidden_dim, inner_dim)
-        return _split_experts(gate_ups, downs)
-    mlp = MlpShape(inner_dim, has_bias=False)
-    return tuple(
-        load_gated_mlp(weights.uncut.under(str(index)), mlp, hidden_dim)
-        for index in range(num_experts)
-    )
+        yield from zip(gate_ups.unbind(), downs.unbind(), strict=True)
+        return
+    for index in range(num_experts):
+        own, names = weights.under(str(index)), ("gate_proj.weight", "up_proj.weight")
+        gate_up = torch.cat([own.tensor(name, inner_dim, hidden_dim) for name in names])
+        yield gate_up, own.tensor("down_proj.weight", hidden_dim, inner_dim)
 
 
-def _split_experts(gate_ups: Tensor, downs: Tensor, group: Group = ALONE) -> tuple[GatedMlp, ...]:
-    """Of each expert a rank's part of the inner channels; what it gives is a summand."""
-    return tuple(
-        GatedMlp(
-            make_linear(gate_up_slice(gate_up, group)), make_linear(slice_of(down, group, axis=1))
-        )
-        for gate_up, down in zip(gate_ups.unbind(), downs.unbind(), strict=True)
+def _expert(gate_up: Tensor, down: Tensor, group: Group) -> GatedMlp:
+    """A rank's part of an expert's inner channels; what it gives is a summand."""
+    return GatedMlp(
+        make_linear(gate_up_slice(gate_up, group)), make_linear(slice_of(down, group, axis=1))
     )

@@ -114,61 +114,6 @@ class AttentionShape:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LatentShape:
-    """Multi-head latent attention (DeepSeek-V2): a token keeps one row, which all heads read.
-
-    A head's query and key have `plain_dim` channels without positions and `rope_dim` that turn;
-    its value has `value_dim`. Plain keys and values come out of the row's `latent_dim` channels,
-    queries out of a latent of `query_rank` channels (0: straight from hidden). `is_interleaved`:
-    neighbouring channels turn together, not those half a rotation apart.
-    """
-
-    q_heads: int
-    query_rank: int
-    latent_dim: int
-    plain_dim: int
-    rope_dim: int
-    value_dim: int
-    scale: float
-    has_bias: bool
-    positions: RotaryPositions
-    is_interleaved: bool
-
-    @property
-    def row_dim(self) -> int:
-        return self.latent_dim + self.rope_dim
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.FULL
-
-    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.row_dim)
-        return (SectionSpec("latent", place.layer, shape, place.dtype, shard_axis=None),)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexShape:
-    """The lightning indexer of sparse attention (DeepSeek-V3.2): what a token attends to.
-
-    `heads` queries choose `count` positions. Of their `head_dim` channels the first ones turn, as
-    many as in the attention.
-    """
-
-    heads: int
-    head_dim: int
-    count: int
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.FULL
-
-    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (place.page_size, self.head_dim)
-        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
-
-
 class Gating(StrEnum):
     """How the gate of a Mamba-2 mixer meets what the scan yields."""
 
@@ -231,6 +176,59 @@ class MambaShape:
         )
 
 
+class DeltaLayout(StrEnum):
+    """How a checkpoint arranges the in-projections of a gated delta net."""
+
+    BY_ROLE = "in_proj_qkv, in_proj_z, in_proj_b, in_proj_a"
+    BY_KEY_HEAD = "in_proj_qkvz and in_proj_ba, the rows of each key head together"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """A gated delta net; value head h reads key head h // (v_heads / k_heads)."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv_width: int
+    layout: DeltaLayout
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of q, and of k."""
+        return self.k_heads * self.k_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of v, and of the gate."""
+        return self.v_heads * self.v_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.key_dim + self.value_dim
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv = (self.conv_dim, self.conv_width - 1)
+        ssm = (self.v_heads, self.k_dim, self.v_dim)
+        parts = (("q", self.key_dim), ("k", self.key_dim), ("v", self.value_dim))
+        return (
+            SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),
+            SectionSpec("ssm", place.layer, ssm, place.accumulation_dtype, shard_axis=0),
+        )
+
+    def shard(self, num_ranks: int) -> DeltaShape:
+        return replace(
+            self,
+            k_heads=kept("k_heads", self.k_heads, num_ranks),
+            v_heads=divided("v_heads", self.v_heads, num_ranks),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class MlpShape:
     """A gated MLP."""
@@ -246,19 +244,6 @@ class MoeShape:
     num_experts: int
     experts_per_token: int
     inner_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedRouting:
-    """How a token finds its experts (DeepSeek-V3): in the best `groups_per_token` of `num_groups`.
-
-    `norms_shares`: shares are brought to a sum of 1 before they are multiplied by `scaling`.
-    """
-
-    num_groups: int
-    groups_per_token: int
-    norms_shares: bool
-    scaling: float
 
 
 @dataclass(frozen=True, slots=True)

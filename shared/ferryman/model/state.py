@@ -25,7 +25,7 @@ class RecurrentState:
     """Recurrent slots of one layer.
 
     `conv_states` [slots, conv_dim, conv_width - 1]; `ssm_states` [slots, ssm_heads, ssm_head_dim,
-    ssm_state].
+    ssm_state] for Mamba-2, [slots, v_heads, k_dim, v_dim] for a gated delta net.
     """
 
     conv_states: Tensor
@@ -34,37 +34,25 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The state of all layers, by layer index. Views: writing here writes the slabs.
-
-    `latent` and `index` are pages of one row a token: [slots, page_size, channels].
-    """
+    """The state of all layers, by layer index. Views: writing here writes the slabs."""
 
     attention: Mapping[int, AttentionState]
     recurrent: Mapping[int, RecurrentState]
-    latent: Mapping[int, Tensor]
-    index: Mapping[int, Tensor]
 
 
 def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelState:
     """Views of `slabs` (each [slots, slot_bytes], uint8) by the manifest's sections."""
-    attention: dict[int, AttentionState] = {}
-    recurrent: dict[int, RecurrentState] = {}
-    latent: dict[int, Tensor] = {}
-    index: dict[int, Tensor] = {}
+    attention, recurrent = {}, {}
     for layout in manifest.layouts:
         slab = slabs[layout.kind]
         for layer, sections in _by_layer(layout).items():
-            if "ssm" in sections:
+            if layout.kind is Kind.RECURRENT:
                 conv = section_view(slab, _joined("conv", sections))
                 recurrent[layer] = RecurrentState(conv, section_view(slab, sections["ssm"]))
-            if "key" in sections:
+            else:
                 key, value = (section_view(slab, sections[name]) for name in ("key", "value"))
                 attention[layer] = AttentionState(key, value)
-            if "latent" in sections:
-                latent[layer] = section_view(slab, sections["latent"])
-            if "index" in sections:
-                index[layer] = section_view(slab, sections["index"])
-    return ModelState(attention, recurrent, latent, index)
+    return ModelState(attention, recurrent)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:

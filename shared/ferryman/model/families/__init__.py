@@ -9,16 +9,15 @@ from typing import Any
 
 from ferryman.model.families import (
     bamba,
-    deepseek_v3,
-    deepseek_v32,
     falcon_h1,
-    gemma3,
     gpt_oss,
     granite,
     llama,
     native,
     nemotron_h,
     qwen3,
+    qwen3_5,
+    qwen3_next,
 )
 from ferryman.model.family import Family
 
@@ -27,11 +26,10 @@ FAMILIES: tuple[Family[Any], ...] = (
     bamba.FAMILY,
     falcon_h1.FAMILY,
     nemotron_h.FAMILY,
-    deepseek_v3.FAMILY,
-    deepseek_v32.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_5.FAMILY,
     native.FAMILY,
     gpt_oss.FAMILY,
-    gemma3.FAMILY,
 )

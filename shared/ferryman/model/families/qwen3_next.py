@@ -1,0 +1,187 @@
+"""Qwen3-Next: gated delta nets, some layers of gated attention, experts beside a shared one.
+
+Norm weights are stored as their distance from one, but for the norm inside a delta net. What
+checkpoints hold for the prediction of several tokens ("mtp") is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.family import Family
+from ferryman.model.fields import Fields
+from ferryman.model.layers import DecoderLayer, FeedForward, Place, load_gated_mlp, load_norm
+from ferryman.model.linear import make_linear
+from ferryman.model.mixers import load_mixer
+from ferryman.model.moe import (
+    ExpertsBesideShared,
+    SharesOfAll,
+    SharesOfChosen,
+    SigmoidGated,
+    load_mixture,
+)
+from ferryman.model.reading import (
+    check_activation,
+    read_attention,
+    read_layers,
+    read_mlp,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes import (
+    AttentionShape,
+    DeltaLayout,
+    DeltaShape,
+    MlpShape,
+    MoeShape,
+    TrunkShape,
+)
+from ferryman.model.weights import Weights
+
+NORM_ORIGIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMoeShape:
+    """Routed experts beside a gated one; the chosen experts' shares sum to one, or to less."""
+
+    routed: MoeShape
+    shared: MlpShape
+    shares_sum_to_one: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QwenHybridConfig:
+    """A mixer and a feed-forward for each layer."""
+
+    trunk: TrunkShape
+    mixers: tuple[AttentionShape | DeltaShape, ...]
+    feed_forwards: tuple[MlpShape | SharedMoeShape, ...]
+
+    @property
+    def states(self) -> tuple[tuple[AttentionShape | DeltaShape], ...]:
+        return tuple((mixer,) for mixer in self.mixers)
+
+
+def _read(fields: Fields) -> QwenHybridConfig:
+    check_activation(fields)
+    trunk = read_trunk(fields)
+    return QwenHybridConfig(
+        trunk, read_mixers(fields, DeltaLayout.BY_KEY_HEAD), _feed_forwards(fields, trunk)
+    )
+
+
+def read_mixers(fields: Fields, layout: DeltaLayout) -> tuple[AttentionShape | DeltaShape, ...]:
+    """By "layer_types", or attention in every `full_attention_interval`-th layer."""
+    scale = fields.whole("head_dim") ** -0.5
+    plain = read_attention(fields, scale, read_rotary(fields, default_factor=0.25))
+    attention = replace(plain, norms_heads=True, gates_output=True)
+    delta = _delta(fields, layout)
+    if fields.raw.get("layer_types") is not None:
+        meanings: dict[str, AttentionShape | DeltaShape] = {
+            "full_attention": attention,
+            "linear_attention": delta,
+        }
+        return read_layers(fields, "layer_types", meanings)
+    interval = fields.whole("full_attention_interval", 4)
+    return tuple(
+        delta if (layer + 1) % interval else attention
+        for layer in range(fields.whole("num_hidden_layers"))
+    )
+
+
+def _delta(fields: Fields, layout: DeltaLayout) -> DeltaShape:
+    k_heads, v_heads = (
+        fields.whole("linear_num_key_heads"),
+        fields.whole("linear_num_value_heads"),
+    )
+    if v_heads % k_heads:
+        raise fields.refusal("linear_num_value_heads", f"a multiple of {k_heads} key heads")
+    return DeltaShape(
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_dim=fields.whole("linear_key_head_dim"),
+        v_dim=fields.whole("linear_value_head_dim"),
+        conv_width=fields.whole("linear_conv_kernel_dim", 4, least=2),
+        layout=layout,
+    )
+
+
+def _feed_forwards(fields: Fields, trunk: TrunkShape) -> tuple[MlpShape | SharedMoeShape, ...]:
+    """Experts in every `decoder_sparse_step`-th layer that "mlp_only_layers" does not name."""
+    step, dense = fields.whole("decoder_sparse_step", 1), fields.whole_list("mlp_only_layers")
+    num_experts = fields.whole("num_experts", least=0)
+    return tuple(
+        read_mlp(fields)
+        if num_experts == 0 or layer in dense or (layer + 1) % step
+        else read_shared_moe(fields)
+        for layer in range(trunk.num_layers)
+    )
+
+
+def read_shared_moe(fields: Fields) -> SharedMoeShape:
+    """Experts of `moe_intermediate_size` beside one of `shared_expert_intermediate_size`."""
+    num_experts, chosen = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    if chosen > num_experts:
+        raise fields.refusal("num_experts_per_tok", f"at most num_experts {num_experts}")
+    return SharedMoeShape(
+        routed=MoeShape(num_experts, chosen, fields.whole("moe_intermediate_size")),
+        shared=MlpShape(fields.whole("shared_expert_intermediate_size"), has_bias=False),
+        shares_sum_to_one=fields.flag("norm_topk_prob", True),
+    )
+
+
+def load_qwen_hybrid(
+    config: QwenHybridConfig, manifest: StateManifest, weights: Weights, root: str = "model"
+) -> Decoder:
+    """The decoder whose layers' tensors lie under `root`."""
+    return Decoder(
+        config=config,
+        manifest=manifest,
+        ends=load_ends(
+            weights,
+            config.trunk,
+            f"{root}.norm.weight",
+            EndScales(),
+            embedded=f"{root}.embed_tokens.weight",
+            norm_origin=NORM_ORIGIN,
+        ),
+        layers=tuple(
+            _layer(config, manifest.scan_chunk, weights.under(f"{root}.layers.{index}"), index)
+            for index in range(config.trunk.num_layers)
+        ),
+    )
+
+
+def _layer(config: QwenHybridConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
+    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+    place = Place(index, dim, eps, scan_chunk, NORM_ORIGIN)
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps, NORM_ORIGIN),
+        mixer=load_mixer(weights, config.mixers[index], place),
+        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps, NORM_ORIGIN),
+        feed_forward=_feed_forward(weights.under("mlp"), config.feed_forwards[index], dim),
+    )
+
+
+def _feed_forward(
+    weights: Weights, shape: MlpShape | SharedMoeShape, hidden_dim: int
+) -> FeedForward:
+    if isinstance(shape, MlpShape):
+        return load_gated_mlp(weights, shape, hidden_dim)
+    routed = shape.routed
+    score = make_linear(weights.tensor("gate.weight", routed.num_experts, hidden_dim))
+    sharing = SharesOfChosen if shape.shares_sum_to_one else SharesOfAll
+    router = sharing(score, routed.experts_per_token)
+    return ExpertsBesideShared(
+        load_mixture(weights.under("experts"), routed, hidden_dim, router),
+        SigmoidGated(
+            make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
+            load_gated_mlp(weights.under("shared_expert"), shape.shared, hidden_dim),
+        ),
+    )
+
+
+FAMILY = Family(("Qwen3NextForCausalLM",), _read, load_qwen_hybrid)

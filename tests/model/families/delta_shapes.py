@@ -1,0 +1,39 @@
+"""What the configs of Qwen3-Next and Qwen3.5 have in common."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.model.families.shapes import grouped_heads, pattern, trunk
+
+
+def hybrid(rng: random.Random) -> dict[str, Any]:
+    """Odd numbers of key heads, in groups of one to three value heads; a head that turns partly."""
+    num_layers = rng.randint(1, 4)
+    k_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
+    rotary = {"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])}
+    return {
+        **trunk(rng, num_layers),
+        **grouped_heads(rng),
+        "head_dim": rng.choice([8, 16]),
+        "hidden_size": rng.choice([24, 40]),
+        "attention_bias": rng.random() < 0.5,
+        "layer_types": pattern(rng, num_layers, ["linear_attention", "full_attention"]),
+        "rope_parameters": {**rotary, "partial_rotary_factor": rng.choice([0.25, 0.5, 1.0])},
+        "linear_num_key_heads": k_heads,
+        "linear_num_value_heads": k_heads * group,
+        "linear_key_head_dim": rng.choice([4, 7, 16]),
+        "linear_value_head_dim": rng.choice([4, 9, 16]),
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4]),
+    }
+
+
+def experts(rng: random.Random) -> dict[str, Any]:
+    num_experts = rng.choice([3, 5])
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": rng.randint(1, num_experts),
+        "moe_intermediate_size": rng.choice([8, 20]),
+        "shared_expert_intermediate_size": rng.choice([8, 24]),
+    }
