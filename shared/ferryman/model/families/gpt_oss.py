@@ -17,10 +17,11 @@ from ferryman.model.attention import load_attention
 from ferryman.model.decoder import Decoder, EndScales, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, Place, load_norm
+from ferryman.model.layers import DecoderLayer, Place, gate_up_slice, load_norm
 from ferryman.model.linear import Linear, make_linear
 from ferryman.model.moe import MixtureOfExperts, SharesOfChosen
 from ferryman.model.mxfp4 import BLOCK_LEN, dequantised
+from ferryman.model.ranks import slice_of
 from ferryman.model.reading import (
     check_activation,
     head_dim_of,
@@ -130,6 +131,7 @@ def _load_moe(config: GptOssConfig, weights: Weights) -> MixtureOfExperts:
     return MixtureOfExperts(
         SharesOfChosen(score, config.moe.experts_per_token),
         _load_experts(config, weights.under("experts")),
+        weights.group,
     )
 
 
@@ -141,12 +143,19 @@ def _load_experts(config: GptOssConfig, weights: Weights) -> tuple[ClampedMlp, .
     downs = _rows(config, weights, "down_proj", hidden_dim, inner_dim)
     biases = weights.tensor("gate_up_proj_bias", num_experts, 2 * inner_dim)
     down_biases = weights.tensor("down_proj_bias", num_experts, hidden_dim)
+    group = weights.group
     return tuple(
         ClampedMlp(
-            make_linear(_gate_first(gate_ups[i]), _gate_first(biases[i])),
-            make_linear(downs[i], down_biases[i]),
-            config.swiglu_alpha,
-            config.swiglu_limit,
+            gate_up=make_linear(
+                gate_up_slice(_gate_first(gate_ups[i]), group),
+                gate_up_slice(_gate_first(biases[i]), group),
+            ),
+            # What the ranks yield is added: one of them brings the bias.
+            down=make_linear(
+                slice_of(downs[i], group, axis=1), None if group.rank else down_biases[i]
+            ),
+            alpha=config.swiglu_alpha,
+            limit=config.swiglu_limit,
         )
         for i in range(num_experts)
     )
