@@ -1,9 +1,15 @@
 """A step's integers as one buffer: one transfer to the device, then views.
 
 Real numbers (temperatures, penalties) travel in the same int64 buffer by their bits. What only
-steers loops stays on the host and is never read back.
+steers loops is read where the host has it, and never read back.
 
     plan ──pack──► PackedStep(buffer, places) ──upload──► one int64 tensor ──StepTensors──► views
+                       │ as_vector, from_vector
+                       ▼
+                   the plan vector: all that another rank needs to run the step
+
+The vector: how many arrays; for each array its name in 16 bytes, and its one or two sides; the
+buffer.
 """
 
 from __future__ import annotations
@@ -32,13 +38,52 @@ class PackedStep:
     buffer: Ints
     places: Mapping[str, tuple[int, tuple[int, ...]]]
 
+    def array(self, name: str) -> Ints:
+        begin, shape = self.places[name]
+        return self.buffer[begin : begin + prod(shape)].reshape(shape)
+
+    def as_vector(self) -> Ints:
+        header = np.full((len(self.places), _HEADER_WORDS), _NO_SIDE, np.int64)
+        for row, (name, (_, shape)) in zip(header, self.places.items(), strict=True):
+            row[:_NAME_WORDS] = np.frombuffer(name.encode().ljust(_NAME_BYTES, b"\0"), np.int64)
+            row[_NAME_WORDS : _NAME_WORDS + len(shape)] = shape
+        return np.concatenate([[len(header)], header.ravel(), self.buffer])
+
+
+_NAME_BYTES = 16
+_NAME_WORDS = 2
+_HEADER_WORDS = _NAME_WORDS + 2
+_NO_SIDE = -1
+
+
+def from_vector(vector: Ints) -> PackedStep:
+    """Inverse of `PackedStep.as_vector`."""
+    end = 1 + int(vector[0]) * _HEADER_WORDS
+    places, begin = {}, 0
+    for row in vector[1:end].reshape(-1, _HEADER_WORDS):
+        name = row[:_NAME_WORDS].tobytes().rstrip(b"\0").decode()
+        shape = tuple(side for side in row[_NAME_WORDS:].tolist() if side != _NO_SIDE)
+        places[name] = (begin, shape)
+        begin += prod(shape)
+    return PackedStep(vector[end:], places)
+
 
 class StepTensors:
     """The arrays of a packed step as views of the one tensor that reached the device."""
 
     def __init__(self, packed: PackedStep, uploaded: Tensor) -> None:
+        self.on_host = packed.array
         self._places = packed.places
         self._uploaded = uploaded
+
+    @property
+    def is_prefill(self) -> bool:
+        return "spans" in self
+
+    @property
+    def page_tables(self) -> Mapping[Kind, Tensor]:
+        names = {kind: f"pages.{kind}" for kind in Kind}
+        return {kind: self[name] for kind, name in names.items() if name in self}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -82,6 +127,10 @@ def _prefill(plan: PrefillStep) -> Numbers:
         "rows": np.repeat(_ints([chunk.row for chunk in chunks]), lens),
         "working_slots": _ints([chunk.working_slot for chunk in chunks]),
         "last_tokens": _ints([e - 1 for c, e in zip(chunks, ends, strict=True) for _ in c.draws]),
+        "spans": _ints([(chunk.start, chunk.end) for chunk in chunks]),
+        "scan_snapshots": _ints(
+            [(i, s.position, s.dst) for i, chunk in enumerate(chunks) for s in chunk.snapshots]
+        ).reshape(-1, 3),
     }
 
 
@@ -91,6 +140,7 @@ def _decode(plan: DecodeStep) -> Numbers:
         "positions": plan.positions,
         "read_slots": plan.read_slots,
         "write_slots": plan.write_slots,
+        "waves": _ints(plan.waves),
     }
 
 
@@ -117,6 +167,8 @@ def _draws(draws: Sequence[Draw]) -> Numbers:
         "draw_rows": _ints([draw.row for draw in draws]),
         "draw_positions": _ints([draw.position for draw in draws]),
     }
+    if num_best := max((draw.params.logprobs for draw in draws), default=0):
+        arrays["num_best"] = _ints([num_best])
     drawn = [(i, draw) for i, draw in enumerate(draws) if not draw.params.is_greedy]
     if drawn:
         arrays |= _filters(drawn)
@@ -156,37 +208,32 @@ def _bits(values: object) -> Ints:
     return np.array(values, dtype=np.float64).view(np.int64)
 
 
-def prefill_batch(plan: PrefillStep, tensors: StepTensors) -> PrefillBatch:
+def prefill_batch(tensors: StepTensors) -> PrefillBatch:
     return PrefillBatch(
         token_ids=tensors["token_ids"],
         positions=tensors["positions"],
         rows=tensors["requests"],
-        spans=tuple((chunk.start, chunk.end) for chunk in plan.chunks),
-        page_tables=_page_tables(plan.page_tables, tensors),
+        spans=tuple((start, end) for start, end in tensors.on_host("spans").tolist()),
+        page_tables=tensors.page_tables,
         working_slots=tensors["working_slots"],
         snapshots=tuple(
-            (index, snapshot.position, snapshot.dst)
-            for index, chunk in enumerate(plan.chunks)
-            for snapshot in chunk.snapshots
+            (index, position, slot)
+            for index, position, slot in tensors.on_host("scan_snapshots").tolist()
         ),
         last_tokens=tensors["last_tokens"],
     )
 
 
-def decode_batch(plan: DecodeStep, tensors: StepTensors, token_ids: Tensor) -> DecodeBatch:
+def decode_batch(tensors: StepTensors, token_ids: Tensor) -> DecodeBatch:
     """`token_ids` [tokens] come from the device's own history, not from the plan."""
     return DecodeBatch(
         token_ids=token_ids,
         positions=tensors["positions"],
-        page_tables=_page_tables(plan.page_tables, tensors),
+        page_tables=tensors.page_tables,
         read_slots=tensors["read_slots"],
         write_slots=tensors["write_slots"],
-        waves=plan.waves,
+        waves=tuple(tensors.on_host("waves").tolist()),
     )
-
-
-def _page_tables(kinds: Mapping[Kind, Ints], tensors: StepTensors) -> Mapping[Kind, Tensor]:
-    return {kind: tensors[f"pages.{kind}"] for kind in kinds}
 
 
 def filters_of(tensors: StepTensors) -> Filters:

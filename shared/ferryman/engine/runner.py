@@ -1,9 +1,7 @@
-"""Runs steps on a model: prologue, forward, sampling, epilogue, in the order of the calls.
+"""Runs steps on a model, on this rank and those that share it, in the order of the calls.
 
-    prologue   waits for loads; copies, clears, seeds           once, whatever is replayed
-    forward    reads the history for decode, writes it for prefill
-    sampling   draws tokens and writes them behind, where the next step finds them on the device
-    epilogue   snapshots                                        once
+    on the host     slot operations are handed out once, whatever is replayed; loads are awaited
+    on each rank    the packed step (engine/step.py), behind its loads
 
 Nothing but drawn tokens (and logprobs that were asked for) comes back from the device.
 """
@@ -11,52 +9,24 @@ Nothing but drawn tokens (and logprobs that were asked for) comes back from the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.engine.copy_stream import Copies
 from ferryman.engine.device import Device, Fetched, HostDevice
-from ferryman.engine.device_transfer import transfer_of
 from ferryman.engine.loads import AT_ONCE, HostTier, Loaded
 from ferryman.engine.ops import OnceOnly
-from ferryman.engine.packing import (
-    StepTensors,
-    decode_batch,
-    filters_of,
-    pack,
-    penalties_of,
-    prefill_batch,
-)
+from ferryman.engine.others import NO_OTHERS, Others, Told
+from ferryman.engine.packing import StepTensors, pack
 from ferryman.engine.slabs import Slabs
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.sampler import Past, greedy, log_probabilities, penalise, sample
-from ferryman.model.state import ModelState, state_views
-from ferryman.schedule.batch import DecodeStep, Draw, PrefillStep, Sampled, StepOutcome, StepPlan
-from ferryman_kernels.slots import clear_slots, copy_slots
-
-
-class ForwardModel(Protocol):
-    """A model over paged, slot-indexed state. Both calls give logits [sampled, vocab]."""
-
-    @property
-    def manifest(self) -> StateManifest: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor: ...
-
-    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor: ...
-
+from ferryman.engine.step import ForwardModel, StepRunner
+from ferryman.schedule.batch import Draw, Sampled, StepOutcome, StepPlan
 
 HOST = HostDevice()
 
 
 class Runner:
-    """A model, its slabs and each row's history of token ids [max_rows, max_len].
+    """Rank 0 of a worker: its share of the model, and the `others` that run each step beside it.
 
     Launch steps from one thread, in their order. `copies` is where loads run: by default within
     the call that begins them.
@@ -71,18 +41,15 @@ class Runner:
         max_len: int,
         device: Device = HOST,
         copies: Copies = AT_ONCE,
+        others: Others = NO_OTHERS,
     ) -> None:
         side = device.copy_side()
-        self.transfer = transfer_of(slabs, side)
+        self.transfer = others.transfer_of(slabs, side)
         self.host_tier = HostTier(self.transfer, copies, side)
         self.once = OnceOnly()
         self.device = device
-        self._model = model
-        self._slabs = slabs.tensors
-        self._state = state_views(model.manifest, slabs.tensors)
-        # -1 is no token: a decode step that reads what nobody wrote fails in the embedding.
-        shape = (max_rows, max_len)
-        self._history = torch.full(shape, -1, dtype=torch.int32, device=device.torch_device)
+        self._others = others
+        self._steps = StepRunner(model, slabs, others.group, max_rows=max_rows, max_len=max_len)
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Runs one step to its end."""
@@ -99,15 +66,13 @@ class Runner:
         self._check_bounds(plan.draws)
         packed = pack(plan)
         loaded = self.host_tier.arrived(plan.step_id, plan.ops.loads)
+        told = self._others.tell(packed, loaded.fence)
         timed = self.device.begin()
-        tensors = StepTensors(packed, self.device.upload(packed.buffer))
-        self._prologue(tensors)
-        found = self._sampled(plan.draws, self._forward(plan, tensors), tensors)
-        self._epilogue(tensors)
-        return Launched(plan, loaded, timed.fetch(found))
+        found = self._steps.run(StepTensors(packed, self.device.upload(packed.buffer)))
+        return Launched(plan, loaded, timed.fetch(found), told)
 
     def _check_bounds(self, draws: Sequence[Draw]) -> None:
-        rows, length = self._history.shape
+        rows, length = self._steps.history_shape
         for draw in draws:
             if not (0 <= draw.row < rows and 0 <= draw.position < length):
                 raise IndexError(
@@ -115,64 +80,22 @@ class Runner:
                     f"history of {rows} rows × {length} tokens"
                 )
 
-    def _prologue(self, tensors: StepTensors) -> None:
-        if "copies" in tensors:
-            copy_slots(self._slabs[Kind.RECURRENT], *tensors["copies"].unbind())
-        if "clears" in tensors:
-            clear_slots(self._slabs[Kind.RECURRENT], tensors["clears"])
-        if "seed_rows" in tensors:
-            self._write(tensors["seed_rows"], tensors["seed_positions"], tensors["seed_token_ids"])
-
-    def _forward(self, plan: StepPlan, tensors: StepTensors) -> Tensor:
-        rows, positions = tensors["rows"], tensors["positions"]
-        if isinstance(plan, PrefillStep):
-            self._write(rows, positions, tensors["token_ids"])
-            return self._model.prefill(prefill_batch(plan, tensors), self._state)
-        token_ids = self._history[rows, positions].long()
-        return self._model.decode(decode_batch(plan, tensors, token_ids), self._state)
-
-    def _sampled(
-        self, draws: Sequence[Draw], logits: Tensor, tensors: StepTensors
-    ) -> tuple[Tensor, ...]:
-        """Tokens [draws]; behind them values and ids of logprobs, if any draw asks for some."""
-        if not draws:
-            return ()
-        weighed = self._penalised(draws, logits, tensors) if "penalties" in tensors else logits
-        tokens = sample(weighed, filters_of(tensors)) if "drawn" in tensors else greedy(weighed)
-        self._write(tensors["draw_rows"], tensors["draw_positions"], tokens)
-        num_best = max(draw.params.logprobs for draw in draws)
-        if num_best == 0:
-            return (tokens,)
-        found = log_probabilities(logits, tokens, num_best)
-        return tokens, found.values, found.token_ids
-
-    def _penalised(self, draws: Sequence[Draw], logits: Tensor, tensors: StepTensors) -> Tensor:
-        longest = max(draw.position for draw in draws)
-        said = self._history[tensors["draw_rows"], :longest]
-        past = Past(said, tensors["prompt_lens"], tensors["draw_positions"])
-        return penalise(logits, past, penalties_of(tensors))
-
-    def _epilogue(self, tensors: StepTensors) -> None:
-        if "snapshots" in tensors:
-            copy_slots(self._slabs[Kind.RECURRENT], *tensors["snapshots"].unbind())
-
-    def _write(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        self._history[rows, positions] = token_ids.to(torch.int32)
-
 
 class Launched:
     """A step whose values are on their way back."""
 
-    def __init__(self, plan: PrefillStep | DecodeStep, loaded: Loaded, fetched: Fetched) -> None:
+    def __init__(self, plan: StepPlan, loaded: Loaded, fetched: Fetched, told: Told) -> None:
         self._plan = plan
         self._loaded = loaded
         self._fetched = fetched
+        self._told = told
 
     def is_ready(self) -> bool:
-        return self._fetched.is_ready()
+        return self._fetched.is_ready() and self._told.is_answered()
 
     def outcome(self) -> StepOutcome:
-        """The values; waits for them if need be."""
+        """The values; waits for them, and for the other ranks, if need be."""
+        self._told.wait()
         sampled = _as_sampled(self._plan.draws, self._fetched)
         seconds = self._fetched.seconds()
         loaded = self._loaded
