@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.choices import Choices
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -37,6 +38,18 @@ def _widen(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """Logits [tokens, vocab], and how many tokens come before the first unclear choice."""
+
+    logits: Tensor
+    num_clear: int
+
+    def shown_to(self, dtype: str) -> Tensor:
+        """What a model in `dtype` must find: in less than float64 no more than what is clear."""
+        return self.logits if dtype == "float64" else self.logits[: self.num_clear]
+
+
+@dataclass(frozen=True, slots=True)
 class Oracle:
     """A transformers model in one dtype."""
 
@@ -45,10 +58,14 @@ class Oracle:
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits [tokens, vocab] at every position of `token_ids`, in one forward."""
-        with torch.inference_mode(), self.mode:
+        return self.answer(token_ids).logits
+
+    def answer(self, token_ids: Sequence[int]) -> Answer:
+        """Logits at every position, and where float32 may differ from them."""
+        with torch.inference_mode(), self.mode, Choices(len(token_ids)) as choices:
             batch = torch.tensor([list(token_ids)])
             logits: Tensor = self.model(batch, use_cache=False).logits[0]
-        return logits.clone()
+        return Answer(logits.clone(), choices.num_clear)
 
 
 def load_oracle(folder: Path, dtype: torch.dtype) -> Oracle:

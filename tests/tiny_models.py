@@ -114,6 +114,9 @@ def save_drawn(folder: Path, model: PreTrainedModel, seed: int) -> Path:
         torch.manual_seed(seed)
         for name, parameter in model.named_parameters():
             parameter.copy_(drawn(name, parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(drawn(name, buffer))
     model.save_pretrained(folder)
     return folder
 

@@ -44,12 +44,15 @@ def compare(family: str, seed: int, folder: Path) -> Comparison:
     save_random(folder, random_config(family, seed), seed)
     prompts = [random_prompt(rng, rng.randint(*span), VOCAB_SIZE) for span in ((1, 40), (41, 120))]
     oracle = load_oracle(folder, torch.float64)
-    expected = [oracle.logits(prompt) for prompt in prompts]
+    answers = [oracle.answer(prompt) for prompt in prompts]
     page_size, differences = rng.choice(PAGE_SIZES), {}
     for dtype in TOLERANCES:
         run = PagedRun(load_model(folder, dtype, page_size=page_size), seed)
         found = ragged_logits(run, prompts, rng)
-        differences[dtype] = max(map(difference, found, expected))
+        expected = [answer.shown_to(dtype) for answer in answers]
+        shown = [logits[: len(right)] for logits, right in zip(found, expected, strict=True)]
+        compared = [pair for pair in zip(shown, expected, strict=True) if len(pair[1])]
+        differences[dtype] = max((difference(*pair) for pair in compared), default=0.0)
     return Comparison(type(oracle.model).__name__, run.model.manifest.kinds, differences)
 
 

@@ -204,7 +204,7 @@ def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
 
 def _prepared(weights: Weights, shape: AttentionShape, place: Place) -> Turning:
     """What happens to q and k between their projection and their pages."""
-    turn = _turning(weights, shape.positions)
+    turn = load_turning(weights, shape.positions)
     if not shape.norms_heads:
         return turn
     q_norm, k_norm = (
@@ -214,7 +214,8 @@ def _prepared(weights: Weights, shape: AttentionShape, place: Place) -> Turning:
     return NormedHeads(q_norm, k_norm, turn)
 
 
-def _turning(weights: Weights, positions: RotaryPositions | NoPositions) -> Turning:
+def load_turning(weights: Weights, positions: RotaryPositions | NoPositions) -> Turning:
+    """How `positions` enter q and k, in the accumulation dtype of `weights`."""
     if isinstance(positions, NoPositions):
         return leave_unturned
     like = torch.empty(0, dtype=accumulation_dtype(weights.dtype), device=weights.device)

@@ -2,7 +2,7 @@
 
 hidden = embed(tokens) · embedding_multiplier
 hidden = layer(hidden)                             for each layer
-logits = norm(hidden) · Whead / logits_scaling
+logits = norm(hidden) · Whead / logits_scaling     (capped: cap · tanh(logits / cap))
 """
 
 from __future__ import annotations
@@ -51,22 +51,32 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class EndScales:
+    """What a family multiplies at its ends, and where it caps its logits; 0: nowhere."""
+
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    logits_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Ends:
     """The two ends of a decoder: from token ids to hidden states, from those to logits."""
 
     embedding: Tensor
-    embedding_multiplier: float
     norm: RmsNorm
     head: Linear
-    logits_scaling: float
+    scales: EndScales
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.embedding).mul_(self.embedding_multiplier)
+        return F.embedding(token_ids, self.embedding).mul_(self.scales.embedding_multiplier)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, vocab], in the accumulation dtype."""
         scores = self.head(self.norm(hidden))
-        return scores.to(accumulation_dtype(scores.dtype)).div_(self.logits_scaling)
+        logits = scores.to(accumulation_dtype(scores.dtype)).div_(self.scales.logits_scaling)
+        cap = self.scales.logits_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +111,6 @@ class Decoder:
         return self.ends.logits(hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class EndScales:
-    """What a family multiplies at its ends."""
-
-    embedding_multiplier: float = 1.0
-    logits_scaling: float = 1.0
-
-
 def load_ends(
     weights: Weights,
     trunk: TrunkShape,
@@ -123,10 +125,4 @@ def load_ends(
     embedding = weights.tensor(embedded, *size)
     head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
     norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim) + norm_origin, trunk.norm_eps)
-    return Ends(
-        embedding,
-        scales.embedding_multiplier,
-        norm,
-        make_joined(head, weights.group),
-        scales.logits_scaling,
-    )
+    return Ends(embedding, norm, make_joined(head, weights.group), scales)

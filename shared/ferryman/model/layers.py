@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,14 +73,15 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(silu(gate) · up), gate and up from one product: gate's rows come first."""
+    """down(act(gate) · up), gate and up from one product: gate's rows come first."""
 
     gate_up: Linear
     down: Linear
+    act: Callable[[Tensor], Tensor] = F.silu
 
     def __call__(self, hidden: Tensor) -> Tensor:
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.act(gate) * up)
 
 
 def gate_up_slice(gate_up: Tensor, group: Group) -> Tensor:
@@ -92,7 +94,12 @@ def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float =
     return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
 
 
-def load_gated_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedMlp:
+def load_gated_mlp(
+    weights: Weights,
+    shape: MlpShape,
+    hidden_dim: int,
+    act: Callable[[Tensor], Tensor] = F.silu,
+) -> GatedMlp:
     """The MLP of gate_proj, up_proj and down_proj under `weights`."""
     group = weights.group
 
@@ -108,6 +115,7 @@ def load_gated_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedM
     return GatedMlp(
         make_linear(joined("weight", hidden_dim), bias),
         make_summed(slice_of(down, group, axis=1), down_bias, group),
+        act,
     )
 
 

@@ -114,6 +114,61 @@ class AttentionShape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Multi-head latent attention (DeepSeek-V2): a token keeps one row, which all heads read.
+
+    A head's query and key have `plain_dim` channels without positions and `rope_dim` that turn;
+    its value has `value_dim`. Plain keys and values come out of the row's `latent_dim` channels,
+    queries out of a latent of `query_rank` channels (0: straight from hidden). `is_interleaved`:
+    neighbouring channels turn together, not those half a rotation apart.
+    """
+
+    q_heads: int
+    query_rank: int
+    latent_dim: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    has_bias: bool
+    positions: RotaryPositions
+    is_interleaved: bool
+
+    @property
+    def row_dim(self) -> int:
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape = (place.page_size, self.row_dim)
+        return (SectionSpec("latent", place.layer, shape, place.dtype, shard_axis=None),)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexShape:
+    """The lightning indexer of sparse attention (DeepSeek-V3.2): what a token attends to.
+
+    `heads` queries choose `count` positions. Of their `head_dim` channels the first ones turn, as
+    many as in the attention.
+    """
+
+    heads: int
+    head_dim: int
+    count: int
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape = (place.page_size, self.head_dim)
+        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)
+
+
 class Gating(StrEnum):
     """How the gate of a Mamba-2 mixer meets what the scan yields."""
 
@@ -244,6 +299,19 @@ class MoeShape:
     num_experts: int
     experts_per_token: int
     inner_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRouting:
+    """How a token finds its experts (DeepSeek-V3): in the best `groups_per_token` of `num_groups`.
+
+    `norms_shares`: shares are brought to a sum of 1 before they are multiplied by `scaling`.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    norms_shares: bool
+    scaling: float
 
 
 @dataclass(frozen=True, slots=True)

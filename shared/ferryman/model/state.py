@@ -34,25 +34,37 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The state of all layers, by layer index. Views: writing here writes the slabs."""
+    """The state of all layers, by layer index. Views: writing here writes the slabs.
+
+    `latent` and `index` are pages of one row a token: [slots, page_size, channels].
+    """
 
     attention: Mapping[int, AttentionState]
     recurrent: Mapping[int, RecurrentState]
+    latent: Mapping[int, Tensor]
+    index: Mapping[int, Tensor]
 
 
 def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelState:
     """Views of `slabs` (each [slots, slot_bytes], uint8) by the manifest's sections."""
-    attention, recurrent = {}, {}
+    attention: dict[int, AttentionState] = {}
+    recurrent: dict[int, RecurrentState] = {}
+    latent: dict[int, Tensor] = {}
+    index: dict[int, Tensor] = {}
     for layout in manifest.layouts:
         slab = slabs[layout.kind]
         for layer, sections in _by_layer(layout).items():
-            if layout.kind is Kind.RECURRENT:
+            if "ssm" in sections:
                 conv = section_view(slab, _joined("conv", sections))
                 recurrent[layer] = RecurrentState(conv, section_view(slab, sections["ssm"]))
-            else:
+            if "key" in sections:
                 key, value = (section_view(slab, sections[name]) for name in ("key", "value"))
                 attention[layer] = AttentionState(key, value)
-    return ModelState(attention, recurrent)
+            if "latent" in sections:
+                latent[layer] = section_view(slab, sections["latent"])
+            if "index" in sections:
+                index[layer] = section_view(slab, sections["index"])
+    return ModelState(attention, recurrent, latent, index)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:

@@ -9,7 +9,10 @@ from typing import Any
 
 from ferryman.model.families import (
     bamba,
+    deepseek_v3,
+    deepseek_v32,
     falcon_h1,
+    gemma3,
     gpt_oss,
     granite,
     llama,
@@ -26,10 +29,13 @@ FAMILIES: tuple[Family[Any], ...] = (
     bamba.FAMILY,
     falcon_h1.FAMILY,
     nemotron_h.FAMILY,
+    deepseek_v3.FAMILY,
+    deepseek_v32.FAMILY,
     llama.FAMILY,
     qwen3.FAMILY,
     qwen3_next.FAMILY,
     qwen3_5.FAMILY,
     native.FAMILY,
     gpt_oss.FAMILY,
+    gemma3.FAMILY,
 )

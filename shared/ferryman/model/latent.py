@@ -1,0 +1,193 @@
+"""Multi-head latent attention over pages, in its absorbed form (DeepSeek-V2).
+
+    residual       = norm(x · Wqa)                        (or x itself, without a query latent)
+    q_plain, q_rope = residual · Wqb, by head;            q_rope turned by position
+    row            = norm(latent of x · Wkva), the rest of it turned: written to its page
+    q              = (q_plain · Wk, q_rope)               what up-projects keys goes into q
+    y              = (softmax(scale · q·rows)·latents) · Wv · Wo
+
+All heads read one row a token, which is never expanded to keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.model.attention import Turning, load_turning
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.layers import Place, RmsNorm, load_norm
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.shapes import LatentShape
+from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights
+from ferryman_kernels.latent_attention import latent_attention_decode, latent_attention_prefill
+from ferryman_kernels.latent_pages import write_latents
+
+LATENT_NORM_EPS = 1e-6
+"""Of the norms on latents, whatever the other norms of a model have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a batch's tokens stand: each one's row of `page_table` [rows, pages], and position."""
+
+    page_table: Tensor
+    rows: Tensor
+    positions: Tensor
+
+
+def whereabouts(batch: PrefillBatch | DecodeBatch) -> Whereabouts:
+    """By the pages of the full kind; a token of a decode batch has a row of its own."""
+    table, positions = batch.page_tables[Kind.FULL], batch.positions
+    if isinstance(batch, PrefillBatch):
+        return Whereabouts(table, batch.rows, positions)
+    return Whereabouts(table, torch.arange(len(positions), device=positions.device), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLatent:
+    """norm(x · down): what queries, and a sparse index's, come out of."""
+
+    down: Linear
+    norm: RmsNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(x))
+
+
+def no_latent(x: Tensor) -> Tensor:
+    """Queries come straight out of hidden."""
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class LatentProjections:
+    """Into rows and absorbed queries, and out of attended latents.
+
+    `keys_up` [heads, plain_dim, latent_dim] and `values_up` [heads, latent_dim, value_dim].
+    """
+
+    shape: LatentShape
+    residual: Linear
+    query_up: Linear
+    row_down: Linear
+    row_norm: RmsNorm
+    turn: Turning
+    keys_up: Tensor
+    values_up: Tensor
+    out: Linear
+
+    def write(self, hidden: Tensor, residual: Tensor, where: Whereabouts, pages: Tensor) -> Tensor:
+        """Writes the tokens' rows; returns their queries [tokens, heads, latent_dim + rope_dim]."""
+        shape = self.shape
+        latents, ropes = self.row_down(hidden).split_with_sizes(
+            (shape.latent_dim, shape.rope_dim), dim=1
+        )
+        heads = self.query_up(residual).view(len(hidden), shape.q_heads, -1)
+        plain, turning = heads.split_with_sizes((shape.plain_dim, shape.rope_dim), dim=2)
+        turned, row_ropes = self.turn(turning, ropes[:, None], where.positions)
+        rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
+        write_latents(pages, rows, where.page_table, where.rows, where.positions)
+        absorbed = torch.bmm(plain.transpose(0, 1), self.keys_up).transpose(0, 1)
+        return torch.cat((absorbed, turned), dim=2)
+
+    def finish(self, attended: Tensor) -> Tensor:
+        """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]."""
+        values = torch.bmm(attended.transpose(0, 1), self.values_up).transpose(0, 1)
+        return self.out(values.flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """The mixer of layer `layer` that attends to everything before a token."""
+
+    layer: int
+    projections: LatentProjections
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        pages, shape = state.latent[self.layer], self.projections.shape
+        where = whereabouts(batch)
+        q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
+        attended = latent_attention_prefill(
+            q, pages, where.page_table, batch.spans, shape.latent_dim, shape.scale
+        )
+        return self.projections.finish(attended)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        pages, shape = state.latent[self.layer], self.projections.shape
+        where = whereabouts(batch)
+        q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
+        attended = latent_attention_decode(
+            q, pages, where.page_table, batch.positions, shape.latent_dim, shape.scale
+        )
+        return self.projections.finish(attended)
+
+
+def load_latent_attention(weights: Weights, shape: LatentShape, place: Place) -> LatentAttention:
+    """Dense latent attention whose projections lie under `weights`."""
+    return LatentAttention(place.layer, load_projections(weights, shape, place))
+
+
+def load_projections(weights: Weights, shape: LatentShape, place: Place) -> LatentProjections:
+    """What all kinds of latent attention share."""
+    heads, latent_dim = shape.q_heads, shape.latent_dim
+    up = weights.tensor(
+        "kv_b_proj.weight", heads * (shape.plain_dim + shape.value_dim), latent_dim
+    ).view(heads, -1, latent_dim)
+    keys_up, values_up = up.split_with_sizes((shape.plain_dim, shape.value_dim), dim=1)
+    return LatentProjections(
+        shape=shape,
+        residual=_residual(weights, shape, place),
+        query_up=_query_up(weights, shape, place),
+        row_down=_row_down(weights, shape, place),
+        row_norm=load_norm(weights, "kv_a_layernorm", latent_dim, LATENT_NORM_EPS),
+        turn=load_turning(weights, shape.positions),
+        keys_up=keys_up.contiguous(),
+        values_up=values_up.transpose(1, 2).contiguous(),
+        out=_linear(weights, "o_proj", (place.hidden_dim, heads * shape.value_dim), shape.has_bias),
+    )
+
+
+def _residual(weights: Weights, shape: LatentShape, place: Place) -> Linear:
+    if not shape.query_rank:
+        return no_latent
+    down = _linear(weights, "q_a_proj", (shape.query_rank, place.hidden_dim), shape.has_bias)
+    return QueryLatent(down, load_norm(weights, "q_a_layernorm", shape.query_rank, LATENT_NORM_EPS))
+
+
+def _query_up(weights: Weights, shape: LatentShape, place: Place) -> Linear:
+    name, in_dim = "q_b_proj", shape.query_rank
+    if not shape.query_rank:
+        name, in_dim = "q_proj", place.hidden_dim
+    head_dim = shape.plain_dim + shape.rope_dim
+    weight = weights.tensor(f"{name}.weight", shape.q_heads * head_dim, in_dim)
+    heads = weight.view(shape.q_heads, head_dim, in_dim)
+    return make_linear(heads[:, _halves_apart(shape, shape.plain_dim)].flatten(0, 1))
+
+
+def _row_down(weights: Weights, shape: LatentShape, place: Place) -> Linear:
+    name, order = "kv_a_proj_with_mqa", _halves_apart(shape, shape.latent_dim)
+    weight = weights.tensor(f"{name}.weight", shape.row_dim, place.hidden_dim)
+    bias = weights.tensor(f"{name}.bias", shape.row_dim)[order] if shape.has_bias else None
+    return make_linear(weight[order], bias)
+
+
+def _halves_apart(shape: LatentShape, num_before: int) -> Tensor:
+    """The order of channels in which those that turn together lie half a rotation apart.
+
+    Scores are the same in any order that q and rows share: interleaved pairs are sorted out here,
+    once, and not at every token.
+    """
+    turning = torch.arange(shape.rope_dim)
+    if shape.is_interleaved:
+        turning = torch.cat((turning[0::2], turning[1::2]))
+    return torch.cat((torch.arange(num_before), num_before + turning))
+
+
+def _linear(weights: Weights, name: str, size: tuple[int, int], has_bias: bool) -> Linear:
+    bias = weights.tensor(f"{name}.bias", size[0]) if has_bias else None
+    return make_linear(weights.tensor(f"{name}.weight", *size), bias)

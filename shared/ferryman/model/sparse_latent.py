@@ -1,0 +1,137 @@
+"""Sparse latent attention (DeepSeek-V3.2): a lightning indexer chooses what a token attends to.
+
+index q      = residual · Wq, by head;    index key = layer_norm(x · Wk): written to its page
+               the first channels of both turned by position
+head weights = x · Ww / √(heads · head_dim)
+y            = latent attention over the chosen positions alone
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.attention import Turning
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.latent import LatentProjections, Whereabouts, load_projections, whereabouts
+from ferryman.model.layers import Place
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.shapes import IndexShape, LatentShape
+from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights
+from ferryman_kernels.latent_attention import latent_attention
+from ferryman_kernels.latent_pages import write_latents
+from ferryman_kernels.sparse_index import choose_decode, choose_prefill
+
+INDEX_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Norm around the mean; `weight` and `bias` in the accumulation dtype."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        normed = F.layer_norm(
+            x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps
+        )
+        return normed.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Queries, keys and head weights of the sparse index.
+
+    `head_weights` [heads, hidden_dim] in the accumulation dtype, the scale of scores within.
+    """
+
+    shape: IndexShape
+    query_up: Linear
+    key: Linear
+    key_norm: LayerNorm
+    head_weights: Tensor
+    turn: Turning
+
+    def write(
+        self, hidden: Tensor, residual: Tensor, where: Whereabouts, pages: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the tokens' index keys; returns queries [tokens, heads, head_dim] and weights."""
+        q = self.query_up(residual).view(len(hidden), self.shape.heads, -1)
+        key = self.key_norm(self.key(hidden))[:, None]
+        q, key = self.turn(q, key, where.positions)
+        write_latents(pages, key[:, 0], where.page_table, where.rows, where.positions)
+        return q, F.linear(hidden.to(self.head_weights.dtype), self.head_weights)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLatentAttention:
+    """The mixer of layer `layer` that attends to what its indexer chooses."""
+
+    layer: int
+    projections: LatentProjections
+    indexer: Indexer
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        where, index_pages = whereabouts(batch), state.index[self.layer]
+        residual = self.projections.residual(hidden)
+        index_q, weights = self.indexer.write(hidden, residual, where, index_pages)
+        places = choose_prefill(
+            index_q, weights, index_pages, where.page_table, batch.spans, self.indexer.shape.count
+        )
+        return self._attend(hidden, residual, where, places, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        where, index_pages = whereabouts(batch), state.index[self.layer]
+        residual = self.projections.residual(hidden)
+        index_q, weights = self.indexer.write(hidden, residual, where, index_pages)
+        places = choose_decode(
+            index_q,
+            weights,
+            index_pages,
+            where.page_table,
+            where.positions,
+            self.indexer.shape.count,
+        )
+        return self._attend(hidden, residual, where, places, state)
+
+    def _attend(
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        where: Whereabouts,
+        places: Tensor,
+        state: ModelState,
+    ) -> Tensor:
+        pages, shape = state.latent[self.layer], self.projections.shape
+        q = self.projections.write(hidden, residual, where, pages)
+        attended = latent_attention(q, pages, places, shape.latent_dim, shape.scale)
+        return self.projections.finish(attended)
+
+
+def load_sparse_latent_attention(
+    weights: Weights, shape: LatentShape, index: IndexShape, place: Place
+) -> SparseLatentAttention:
+    """Latent attention under `weights`, and its indexer under "indexer"."""
+    projections = load_projections(weights, shape, place)
+    under = weights.under("indexer")
+    scale = (index.heads * index.head_dim) ** -0.5
+    indexer = Indexer(
+        shape=index,
+        query_up=make_linear(
+            under.tensor("wq_b.weight", index.heads * index.head_dim, shape.query_rank)
+        ),
+        key=make_linear(under.tensor("wk.weight", index.head_dim, place.hidden_dim)),
+        key_norm=LayerNorm(
+            under.precise("k_norm.weight", index.head_dim),
+            under.precise("k_norm.bias", index.head_dim),
+            INDEX_NORM_EPS,
+        ),
+        head_weights=under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale,
+        turn=projections.turn,
+    )
+    return SparseLatentAttention(place.layer, projections, indexer)

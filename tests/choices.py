@@ -1,0 +1,64 @@
+"""What a model chooses on its way, and how clearly: the best k of some scores.
+
+A choice is the one thing in a forward that is not continuous: where the last that is chosen and the
+first that is not are equal but for rounding, float32 may choose otherwise than float64, and be as
+right. What comes behind such a place is not to be compared. Exact ties go to the lower index, as
+they do in our kernels; torch leaves them open.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+MARGIN = 1e-5
+"""What float32 may be wrong by, relative to the largest score of a row; it is about 1e-6."""
+
+MASKED = -1e30
+
+
+class Choices(TorchFunctionMode):
+    """Follows the choices of one forward over a prompt of `num_tokens`."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self.clear = torch.ones(num_tokens, dtype=torch.bool)
+        self._near_zero = torch.zeros(num_tokens, dtype=torch.bool)
+
+    @property
+    def num_clear(self) -> int:
+        """How many tokens come before the first whose choice was not clear."""
+        return int(self.clear.int().cumprod(0).sum())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.relu:
+            self._note_near_zero(args[0])
+        if func in (torch.topk, Tensor.topk):
+            return self._choose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _choose(self, scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> Any:
+        assert dim in (-1, scores.ndim - 1), dim
+        values, indices = scores.sort(dim=-1, descending=True, stable=True)
+        rows = values.reshape(-1, values.shape[-1])
+        if k < rows.shape[1] and len(rows) == len(self.clear):
+            self._note(rows, k)
+        return torch.return_types.topk((values[..., :k], indices[..., :k]))
+
+    def _note(self, rows: Tensor, k: int) -> None:
+        last, first_left = rows[:, k - 1], rows[:, k]
+        largest = rows.abs().masked_fill(rows < MASKED, 0).amax(1)
+        is_clear = last - first_left > MARGIN * largest
+        # Scores that no head wants are zero in float32 too, if they are not by a hair.
+        is_clear |= (last == 0) & (first_left == 0) & ~self._near_zero
+        self.clear &= is_clear | (first_left < MASKED)
+
+    def _note_near_zero(self, products: Tensor) -> None:
+        """`products` [1, tokens, heads, keys], of which relu makes scores."""
+        if products.ndim == 4 and products.shape[1] == len(self.clear):
+            sizes = products[0].abs()
+            self._near_zero = (sizes < MARGIN * sizes.amax((1, 2), keepdim=True)).any(2).any(1)

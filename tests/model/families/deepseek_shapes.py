@@ -1,0 +1,56 @@
+"""What the configs of DeepSeek-V3 and V3.2 have in common."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.model.families.shapes import MAX_POSITIONS, trunk
+
+
+def deepseek(rng: random.Random) -> dict[str, Any]:
+    """Odd numbers of heads, groups of experts; none, some or all layers dense."""
+    num_layers, q_heads = rng.randint(1, 4), rng.choice([1, 2, 3, 5])
+    num_groups, per_group = rng.choice([1, 2, 3]), rng.choice([2, 3])
+    groups_per_token = rng.randint(1, num_groups)
+    return {
+        **trunk(rng, num_layers),
+        "hidden_size": rng.choice([24, 40, 64]),
+        "intermediate_size": rng.choice([32, 56]),
+        "moe_intermediate_size": rng.choice([8, 24]),
+        "num_attention_heads": q_heads,
+        "num_key_value_heads": q_heads,
+        "kv_lora_rank": rng.choice([5, 8, 24]),
+        "qk_nope_head_dim": rng.choice([3, 8]),
+        "qk_rope_head_dim": rng.choice([2, 4, 6]),
+        "v_head_dim": rng.choice([3, 8]),
+        "n_routed_experts": num_groups * per_group,
+        "n_shared_experts": rng.choice([1, 2]),
+        "n_group": num_groups,
+        "topk_group": groups_per_token,
+        "num_experts_per_tok": rng.randint(1, groups_per_token * per_group),
+        "norm_topk_prob": rng.random() < 0.5,
+        "routed_scaling_factor": rng.uniform(0.5, 2.5),
+        "first_k_dense_replace": rng.randint(0, num_layers),
+        "attention_bias": rng.random() < 0.5,
+        "rope_parameters": rng.choice([_default(rng), _yarn(rng)]),
+    }
+
+
+def _default(rng: random.Random) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])}
+
+
+def _yarn(rng: random.Random) -> dict[str, Any]:
+    """As DeepSeek's own configs have it: scores grow by mscale_all_dim."""
+    factor = rng.choice([4.0, 40.0])
+    return {
+        "rope_type": "yarn",
+        "rope_theta": rng.choice([1e2, 1e4]),
+        "factor": factor,
+        "original_max_position_embeddings": int(MAX_POSITIONS / factor),
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": rng.choice([0.7, 1.0]),
+        "mscale_all_dim": rng.choice([0.0, 1.0]),
+    }
