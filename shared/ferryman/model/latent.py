@@ -20,7 +20,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.model.attention import Turning, load_turning
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Place, RmsNorm, load_norm
-from ferryman.model.linear import Linear, make_linear
+from ferryman.model.linear import Linear, make_linear, make_summed
+from ferryman.model.ranks import share_of
 from ferryman.model.shapes import LatentShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
@@ -133,14 +134,17 @@ def load_latent_attention(weights: Weights, shape: LatentShape, place: Place) ->
 
 
 def load_projections(weights: Weights, shape: LatentShape, place: Place) -> LatentProjections:
-    """What all kinds of latent attention share."""
-    heads, latent_dim = shape.q_heads, shape.latent_dim
+    """What all kinds of latent attention share. A rank holds its heads, and all of the latents."""
+    group, heads, latent_dim = weights.group, shape.q_heads, shape.latent_dim
     up = weights.tensor(
         "kv_b_proj.weight", heads * (shape.plain_dim + shape.value_dim), latent_dim
     ).view(heads, -1, latent_dim)
+    up = share_of(up, heads, group)
+    out = weights.tensor("o_proj.weight", place.hidden_dim, heads * shape.value_dim)
+    out_bias = weights.tensor("o_proj.bias", place.hidden_dim) if shape.has_bias else None
     keys_up, values_up = up.split_with_sizes((shape.plain_dim, shape.value_dim), dim=1)
     return LatentProjections(
-        shape=shape,
+        shape=shape.shard(group.num_ranks),
         residual=_residual(weights, shape, place),
         query_up=_query_up(weights, shape, place),
         row_down=_row_down(weights, shape, place),
@@ -148,14 +152,16 @@ def load_projections(weights: Weights, shape: LatentShape, place: Place) -> Late
         turn=load_turning(weights, shape.positions),
         keys_up=keys_up.contiguous(),
         values_up=values_up.transpose(1, 2).contiguous(),
-        out=_linear(weights, "o_proj", (place.hidden_dim, heads * shape.value_dim), shape.has_bias),
+        out=make_summed(share_of(out, heads, group, axis=1), out_bias, group),
     )
 
 
 def _residual(weights: Weights, shape: LatentShape, place: Place) -> Linear:
     if not shape.query_rank:
         return no_latent
-    down = _linear(weights, "q_a_proj", (shape.query_rank, place.hidden_dim), shape.has_bias)
+    weight = weights.tensor("q_a_proj.weight", shape.query_rank, place.hidden_dim)
+    bias = weights.tensor("q_a_proj.bias", shape.query_rank) if shape.has_bias else None
+    down = make_linear(weight, bias)
     return QueryLatent(down, load_norm(weights, "q_a_layernorm", shape.query_rank, LATENT_NORM_EPS))
 
 
@@ -165,7 +171,7 @@ def _query_up(weights: Weights, shape: LatentShape, place: Place) -> Linear:
         name, in_dim = "q_proj", place.hidden_dim
     head_dim = shape.plain_dim + shape.rope_dim
     weight = weights.tensor(f"{name}.weight", shape.q_heads * head_dim, in_dim)
-    heads = weight.view(shape.q_heads, head_dim, in_dim)
+    heads = share_of(weight.view(shape.q_heads, head_dim, in_dim), shape.q_heads, weights.group)
     return make_linear(heads[:, _halves_apart(shape, shape.plain_dim)].flatten(0, 1))
 
 
@@ -186,8 +192,3 @@ def _halves_apart(shape: LatentShape, num_before: int) -> Tensor:
     if shape.is_interleaved:
         turning = torch.cat((turning[0::2], turning[1::2]))
     return torch.cat((torch.arange(num_before), num_before + turning))
-
-
-def _linear(weights: Weights, name: str, size: tuple[int, int], has_bias: bool) -> Linear:
-    bias = weights.tensor(f"{name}.bias", size[0]) if has_bias else None
-    return make_linear(weights.tensor(f"{name}.weight", *size), bias)

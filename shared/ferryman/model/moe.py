@@ -134,11 +134,6 @@ def load_mixture(
     return MixtureOfExperts(router, experts, weights.group)
 
 
-def load_expert_mlps(weights: Weights, shape: MoeShape, hidden_dim: int) -> tuple[GatedMlp, ...]:
-    """The experts under `weights`; every rank holds all of them."""
-    return tuple(_expert(*pair, ALONE) for pair in _expert_tensors(weights, shape, hidden_dim))
-
-
 def _expert_tensors(
     weights: Weights, shape: MoeShape, hidden_dim: int
 ) -> Iterator[tuple[Tensor, Tensor]]:

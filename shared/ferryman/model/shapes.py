@@ -147,6 +147,10 @@ class LatentShape:
         shape = (place.page_size, self.row_dim)
         return (SectionSpec("latent", place.layer, shape, place.dtype, shard_axis=None),)
 
+    def shard(self, num_ranks: int) -> LatentShape:
+        """A share of the heads; every rank keeps all rows, which they all read."""
+        return replace(self, q_heads=divided("q_heads", self.q_heads, num_ranks))
+
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:

@@ -19,7 +19,7 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.moe import ExpertsBesideShared, MixtureOfExperts, load_expert_mlps
+from ferryman.model.moe import ExpertsBesideShared, load_mixture
 from ferryman.model.reading import check_activation, read_layers, read_rotary, read_trunk
 from ferryman.model.rotary import Unstretched, yarn_growth
 from ferryman.model.shapes import GroupedRouting, LatentShape, MlpShape, MoeShape, TrunkShape
@@ -164,9 +164,8 @@ def _feed_forward(config: DeepseekConfig, weights: Weights, place: Place) -> Fee
     router = load_grouped_router(
         weights.under("gate"), config.experts, config.routing, place.hidden_dim
     )
-    experts = load_expert_mlps(weights.under("experts"), config.experts, place.hidden_dim)
     return ExpertsBesideShared(
-        MixtureOfExperts(router, experts),
+        load_mixture(weights.under("experts"), config.experts, place.hidden_dim, router),
         load_gated_mlp(weights.under("shared_experts"), config.shared_mlp, place.hidden_dim),
     )
 
