@@ -81,6 +81,27 @@ def test_resuming_on_the_grid_has_the_bits_of_the_cold_run(
 
 
 @every_run
+@every_dtype
+def test_every_snapshot_on_the_grid_has_the_bits_of_the_run_that_ends_there(
+    run: Run, dtype: torch.dtype, device: torch.device
+) -> None:
+    place = _place(run, dtype, device)
+    inputs, grid = random_inputs(70, dtype, HEADS), (*range(8, 65, 8), 70)
+    shape, slot = HEADS.state_shape, torch.tensor([0], device=place)
+    states = torch.zeros(len(grid) + 1, *shape, dtype=wide(dtype), device=place)
+    asked = [(0, position, i + 1) for i, position in enumerate(grid)]
+    run(*inputs.tensors(place), states, ((0, 70),), slot, asked, 8)
+    _, seen = recurrence(inputs, torch.zeros(*shape))
+    for i, position in enumerate(grid):
+        torch.testing.assert_close(
+            states[i + 1].cpu().double(), seen[position], rtol=TOLERANCE[dtype], atol=1e-5
+        )
+        prefix = torch.zeros(1, *shape, dtype=wide(dtype), device=place)
+        run(*inputs.part(0, position).tensors(place), prefix, ((0, position),), slot, (), 8)
+        assert torch.equal(prefix[0], states[i + 1]), position
+
+
+@every_run
 def test_cutting_anywhere_is_the_same_recurrence(run: Run, device: torch.device) -> None:
     place = _place(run, torch.float32, device)
     inputs, slot = random_inputs(41, torch.float32, HEADS), torch.tensor([0], device=place)
