@@ -15,6 +15,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
+    Gemma3TextConfig,
+    GptOssConfig,
     GraniteMoeHybridConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -95,10 +97,38 @@ VARIANTS: Mapping[str, GraniteMoeHybridConfig | BambaConfig] = {
     ),
 }
 
+_ATTENTION_ALONE = {name: value for name, value in _TRUNK.items() if not name.startswith("mamba")}
+
+WITH_WINDOWS: Mapping[str, PretrainedConfig] = {
+    "gpt_oss": GptOssConfig(
+        **{
+            **_ATTENTION_ALONE,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 21,
+        }
+    ),
+    "gemma3": Gemma3TextConfig(
+        **{
+            **_ATTENTION_ALONE,
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "intermediate_size": 96,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 20.0,
+            "sliding_window": 32,
+        }
+    ),
+}
+"""Windows that end within a page of 16, and with one."""
+
 
 def save_tiny_model(folder: Path, variant: str, *, seed: int = 0) -> Path:
     """Writes the model named `variant` with random weights into `folder`, in float32."""
-    return save_random(folder, VARIANTS[variant], seed)
+    return save_random(folder, {**VARIANTS, **WITH_WINDOWS}[variant], seed)
 
 
 def save_random(folder: Path, config: PretrainedConfig, seed: int) -> Path:

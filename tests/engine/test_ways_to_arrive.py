@@ -7,14 +7,14 @@ through files. Plans prove that each prompt arrived in the way it was meant to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.engine.from_storage import bring_from_storage, host_store
 from tests.engine.host_fed import PAGE_SIZE, Cell, HostFed, HostMemory, assert_same, engine
-from tests.tiny_models import save_tiny_model
+from tests.variants import save_variant
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import Reason, ResumePlan
@@ -24,8 +24,8 @@ from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, logprobs=5, ignore_eos=True)
-ROOM = {Kind.FULL: 64, Kind.RECURRENT: 8}
-LITTLE_ROOM = {Kind.FULL: 4, Kind.RECURRENT: 2}
+ROOM = {Kind.FULL: 64, Kind.WINDOW: 32, Kind.RECURRENT: 8}
+LITTLE_ROOM = {Kind.FULL: 4, Kind.WINDOW: 4, Kind.RECURRENT: 2}
 
 
 def tokens(family: int, length: int = 75) -> list[int]:
@@ -56,8 +56,8 @@ class Way:
         assert self.reason is None or self.reason in reasons
 
 
-def both(tier: Tier) -> frozenset[tuple[Kind, Tier]]:
-    return frozenset({(Kind.FULL, tier), (Kind.RECURRENT, tier)})
+def each(kinds: Iterable[Kind], tier: Tier) -> frozenset[tuple[Kind, Tier]]:
+    return frozenset((kind, tier) for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -65,36 +65,39 @@ class World:
     """All that another engine has computed, and the cold answers."""
 
     folder: Path
+    lost: Kind
     host: HostMemory
     ways: Mapping[str, Way]
     cold: Mapping[str, Completion]
 
 
-def ways_behind(turn: Completion) -> dict[str, Way]:
-    """By name; `turn` is what another engine answered to the first turn."""
+def ways_behind(turn: Completion, kinds: Sequence[Kind]) -> dict[str, Way]:
+    """By name, for a model with state of these kinds, full pages first; `turn` is what another
+    engine answered to the first turn."""
     history = [*FIRST_TURN, *turn.token_ids]
     known = (len(history) - 1) // PAGE_SIZE * PAGE_SIZE
-    assert known > len(FIRST_TURN), "decode left a snapshot of its own"
-    state = frozenset({(Kind.RECURRENT, Tier.HOST)})
+    assert known > len(FIRST_TURN), "decode left a point of its own"
+    host, storage = (each(kinds, tier) for tier in (Tier.HOST, Tier.STORAGE))
     return {
         "cold": Way(tokens(0), 0, 0),
         "device hit": Way(tokens(1), 4, 64),
         "fork": Way([*tokens(1, 66), 5, 5], 4, 64),
         "partial hit": Way([*STEM[:33], 8, 8], 2, 32),
-        "host hit": Way(tokens(3), 0, 64, both(Tier.HOST)),
-        "storage hit": Way(tokens(4), 0, 64, both(Tier.STORAGE)),
-        "truncated prefetch": Way(TURNS[1], 0, 48, both(Tier.STORAGE), Reason.HOST_FULL),
-        "one kind loaded": Way(tokens(6), 4, 64, state),
-        "next turn": Way([*history, 9, 9, 9], 0, known, both(Tier.HOST)),
+        "host hit": Way(tokens(3), 0, 64, host),
+        "storage hit": Way(tokens(4), 0, 64, storage),
+        "truncated prefetch": Way(TURNS[1], 0, 48, storage, Reason.HOST_FULL),
+        "one kind loaded": Way(tokens(6), 4, 64, each(kinds[-1:], Tier.HOST)),
+        "next turn": Way([*history, 9, 9, 9], 0, known, host),
     }
 
 
-@pytest.fixture(scope="module", params=["granite_moe", "bamba"])
+@pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+    folder = save_variant(tmp_path_factory.mktemp(request.param), request.param)
+    manifest = load_model(folder, "float64", page_size=PAGE_SIZE).manifest
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
         turn = llm.generate([FIRST_TURN], GREEDY)[0]
-        ways = ways_behind(turn)
+        ways = ways_behind(turn, manifest.kinds)
         cold = {name: llm.generate([way.prompt], GREEDY)[0] for name, way in ways.items()}
     with engine(folder, Cell(40, overlap=True)) as llm:
         for prompt in (tokens(3), tokens(4), *TURNS, tokens(6), FIRST_TURN):
@@ -103,14 +106,13 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             llm.write_through(prompt)
         there = llm.host
         keys = {name: llm.keys_of(way.prompt) for name, way in ways.items()}
-    manifest = load_model(folder, "float64", page_size=PAGE_SIZE).manifest
     host = HostMemory()
     for name in ("host hit", "one kind loaded", "next turn"):
         host.take(there, keys[name])
     for name, slots in (("storage hit", ROOM), ("truncated prefetch", LITTLE_ROOM)):
         store, disk = host_store(manifest, slots), tmp_path_factory.mktemp("storage")
         host.take(asyncio.run(bring_from_storage(there, keys[name], store, disk)), keys[name])
-    return World(folder, host, ways, cold)
+    return World(folder, manifest.kinds[-1], host, ways, cold)
 
 
 def prepare(llm: HostFed, world: World) -> None:
@@ -118,7 +120,7 @@ def prepare(llm: HostFed, world: World) -> None:
     llm.forget()
     llm.attach(HostMemory())
     llm.generate([world.ways["one kind loaded"].prompt], GREEDY)
-    assert llm.forget(Kind.RECURRENT) > 0
+    assert llm.forget(world.lost) > 0
     llm.generate([tokens(1), LEFT_AT_PAGE_2[0]], GREEDY)
     llm.generate([LEFT_AT_PAGE_2[1]], GREEDY)
     llm.attach(world.host)
@@ -132,13 +134,31 @@ def check(llm: HostFed, world: World, names: Sequence[str]) -> None:
 
 
 CELLS = [
-    pytest.param(Cell(chunk, overlap, max_running=10), id=f"chunks of {chunk}, overlap {overlap}")
-    for chunk in (16, 40, 1024)
-    for overlap in (False, True)
+    Cell(chunk, overlap, max_running=10) for chunk in (16, 40, 1024) for overlap in (False, True)
 ]
+PAIRS = [CELLS[1], CELLS[2], CELLS[5]]
+"""Every chunking, and overlap on and off, where not every combination is run."""
+
+CELLS_OF = {
+    "granite_moe": CELLS,
+    "bamba": CELLS,
+    "native": CELLS,
+    "gpt_oss": PAIRS,
+    "gemma3": PAIRS,
+}
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("world", "cell"),
+    [
+        pytest.param(
+            variant, cell, id=f"{variant}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}"
+        )
+        for variant, cells in CELLS_OF.items()
+        for cell in cells
+    ],
+    indirect=["world"],
+)
 def test_however_a_prompt_arrives_the_answer_is_the_cold_one(world: World, cell: Cell) -> None:
     with engine(world.folder, cell) as llm:
         prepare(llm, world)
