@@ -25,6 +25,7 @@ ALL_KINDS = (
     "sliding_attention",
     "sliding_attention+mamba",
     "full_attention+mamba",
+    "linear_attention",
 )
 
 
@@ -51,6 +52,11 @@ def native_config(layer_types: Sequence[str] = ALL_KINDS, **fields: Any) -> Conf
         "mamba_d_state": 8,
         "mamba_d_conv": 4,
         "mamba_expand": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 4,
         "eos_token_id": 2,
         **fields,
     }
@@ -62,7 +68,7 @@ def save_native(folder: Path, config: Config, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        tensors = {name: drawn(name, torch.empty(shape)) for name, shape in _shapes(config).items()}
+        tensors = {name: drawn(name, torch.ones(shape)) for name, shape in _shapes(config).items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -80,6 +86,7 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "full_attention": _attention_shapes,
         "sliding_attention": _attention_shapes,
         "mamba": _mamba_shapes,
+        "linear_attention": _delta_shapes,
     }
     for index, words in enumerate(config["layer_types"]):
         parts: dict[str, tuple[int, ...]] = {
@@ -121,6 +128,30 @@ def _mamba_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _delta_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    hidden, v_heads, v_dim = (
+        config[name] for name in ("hidden_size", "linear_num_value_heads", "linear_value_head_dim")
+    )
+    keys, values = _delta_dims(config)
+    return {
+        "linear_attn.in_proj_qkv.weight": (2 * keys + values, hidden),
+        "linear_attn.in_proj_z.weight": (values, hidden),
+        "linear_attn.in_proj_b.weight": (v_heads, hidden),
+        "linear_attn.in_proj_a.weight": (v_heads, hidden),
+        "linear_attn.conv1d.weight": (2 * keys + values, 1, config["linear_conv_kernel_dim"]),
+        "linear_attn.A_log": (v_heads,),
+        "linear_attn.dt_bias": (v_heads,),
+        "linear_attn.norm.weight": (v_dim,),
+        "linear_attn.out_proj.weight": (hidden, values),
+    }
+
+
+def _delta_dims(config: Config) -> tuple[int, int]:
+    """Channels of q (and of k), and of v (and of z)."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return keys, config["linear_num_value_heads"] * config["linear_value_head_dim"]
+
+
 def _mamba_dims(config: Config) -> tuple[int, int, int]:
     """Heads, inner dim, and channels of B (and of C)."""
     heads = config["mamba_n_heads"]
@@ -156,6 +187,8 @@ def _mlp(x: Tensor, layer: Tensors) -> Tensor:
 def _mix(word: str, x: Tensor, layer: Tensors, config: Config) -> Tensor:
     if word == "mamba":
         return _mamba(x, layer, config)
+    if word == "linear_attention":
+        return _delta(x, layer, config)
     window = config["sliding_window"] if word == "sliding_attention" else len(x)
     return _attention(x, layer, config, window)
 
@@ -211,6 +244,35 @@ def _mamba(x: Tensor, layer: Tensors, config: Config) -> Tensor:
     eps = config["rms_norm_eps"]
     normed = (grouped / (grouped.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(1)
     out: Tensor = (normed * layer["mamba.norm.weight"]) @ layer["mamba.out_proj.weight"].T
+    return out
+
+
+def _delta(x: Tensor, layer: Tensors, config: Config) -> Tensor:
+    """The gated delta rule, one value head and one token after the other."""
+    keys, values = _delta_dims(config)
+    k_heads, v_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    mixed, z, b, a = (
+        x @ layer[f"linear_attn.in_proj_{n}.weight"].T for n in ("qkv", "z", "b", "a")
+    )
+    conv = layer["linear_attn.conv1d.weight"]
+    mixed = F.silu(_convolve(mixed, conv, conv.new_zeros(len(conv))))
+    q, k, v = mixed.split_with_sizes((keys, keys, values), dim=1)
+    q, k = (rows.view(len(x), k_heads, -1) for rows in (q, k))
+    q, k = (rows / (rows.square().sum(-1, keepdim=True) + 1e-6).sqrt() for rows in (q, k))
+    v, rate = v.view(len(x), v_heads, -1), b.sigmoid()
+    steps = F.softplus(a + layer["linear_attn.dt_bias"])
+    decay = (-steps * layer["linear_attn.A_log"].exp()).exp()
+    y = torch.zeros_like(v)
+    for head in range(v_heads):
+        of_key = head // (v_heads // k_heads)
+        state = torch.zeros(k.shape[2], v.shape[2], dtype=torch.float64)
+        for t in range(len(x)):
+            state = decay[t, head] * state
+            missing = v[t, head] - k[t, of_key] @ state
+            state = state + rate[t, head] * torch.outer(k[t, of_key], missing)
+            y[t, head] = q[t, of_key] @ state * k.shape[2] ** -0.5
+    normed = _norm(y, layer["linear_attn.norm.weight"], config["rms_norm_eps"]).flatten(1)
+    out: Tensor = (normed * F.silu(z)) @ layer["linear_attn.out_proj.weight"].T
     return out
 
 

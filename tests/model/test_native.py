@@ -18,7 +18,8 @@ from ferryman.model.config import load_config
 from ferryman.model.registry import load_model
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
-SORTS = ("full_attention", "sliding_attention", "mamba")
+ATTENTION = ("full_attention", "sliding_attention")
+RECURRENT = ("mamba", "linear_attention")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -37,11 +38,11 @@ def test_logits_equal_the_formulas_in_any_chunking(seed: int, tmp_path: Path) ->
 
 
 def _random_layers(rng: random.Random) -> list[str]:
-    """Each layer one or two sorts of mixers, never two of attention."""
+    """Each layer one mixer, or one of each sort."""
     layers = []
     for _ in range(rng.randint(2, 4)):
-        words = rng.sample(SORTS, rng.randint(1, 2))
-        layers.append("+".join(words if "mamba" in words else words[:1]))
+        words = [rng.choice(ATTENTION), rng.choice(RECURRENT)]
+        layers.append("+".join(rng.sample(words, rng.randint(1, 2))))
     return layers
 
 
@@ -52,13 +53,19 @@ def test_all_kinds_lie_in_one_manifest(tmp_path: Path) -> None:
     assert manifest.window_len == 21
     assert manifest.layout(Kind.FULL).layers == (0, 4)
     assert manifest.layout(Kind.WINDOW).layers == (2, 3)
-    assert manifest.layout(Kind.RECURRENT).layers == (1, 3, 4)
+    assert manifest.layout(Kind.RECURRENT).layers == (1, 3, 4, 5)
 
 
 @pytest.mark.parametrize(
     "layer_types",
-    [["full_attention", "lstm"], ["full_attention+sliding_attention"], ["mamba+mamba"], []],
-    ids=["unknown word", "two sorts of attention", "twice the same", "no layers"],
+    [
+        ["full_attention", "lstm"],
+        ["full_attention+sliding_attention"],
+        ["mamba+linear_attention"],
+        ["mamba+mamba"],
+        [],
+    ],
+    ids=["unknown word", "two attentions", "two recurrences", "twice the same", "no layers"],
 )
 def test_a_mix_that_cannot_be_is_refused_by_name(layer_types: list[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(native_config(layer_types)))

@@ -9,6 +9,8 @@ from ferryman.model.fields import Fields, read_fields
 from ferryman.model.rotary import read_stretch
 from ferryman.model.shapes import (
     AttentionShape,
+    DeltaLayout,
+    DeltaShape,
     Gating,
     MambaShape,
     MlpShape,
@@ -133,6 +135,24 @@ def read_dt_limit(fields: Fields) -> tuple[float, float]:
     if not 0.0 <= low <= high:
         raise fields.refusal("time_step_limit", "two rising numbers from 0")
     return (low, high)
+
+
+def read_delta(fields: Fields, layout: DeltaLayout) -> DeltaShape:
+    """A gated delta net, by the field names of Qwen3-Next and Qwen3.5."""
+    k_heads, v_heads = (
+        fields.whole("linear_num_key_heads"),
+        fields.whole("linear_num_value_heads"),
+    )
+    if v_heads % k_heads:
+        raise fields.refusal("linear_num_value_heads", f"a multiple of {k_heads} key heads")
+    return DeltaShape(
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_dim=fields.whole("linear_key_head_dim"),
+        v_dim=fields.whole("linear_value_head_dim"),
+        conv_width=fields.whole("linear_conv_kernel_dim", 4, least=2),
+        layout=layout,
+    )
 
 
 def _eos_token_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The native family: any mix per layer of full attention, windows and Mamba-2.
+"""The native family: any mix per layer of full attention, windows, Mamba-2 and gated delta nets.
 
 Nobody publishes such models. They have state of all kinds at once, for tests and for the demo.
 
@@ -6,6 +6,7 @@ Nobody publishes such models. They have state of all kinds at once, for tests an
     hidden += mlp(norm(hidden))
 
 In `layer_types` a layer is one word, or several joined by "+": "sliding_attention+mamba".
+"linear_attention" is a delta net with the tensors of Qwen3.5's, its norms stored plainly.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from ferryman.model.reading import (
     check_activation,
     head_dim_of,
     read_attention,
+    read_delta,
     read_mamba,
     read_mlp,
     read_rotary,
     read_trunk,
 )
-from ferryman.model.shapes import MlpShape, TrunkShape
+from ferryman.model.shapes import DeltaLayout, MlpShape, TrunkShape
 from ferryman.model.weights import Weights
+
+# A layer has one set of pages, and one recurrent state.
+_EITHER_OR = ({"full_attention", "sliding_attention"}, {"mamba", "linear_attention"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,11 @@ def _states(fields: Fields) -> tuple[tuple[MixerShape, ...], ...]:
     ):
         expected = f"num_hidden_layers of {', '.join(shapes)}, or of several joined by '+'"
         raise fields.refusal("layer_types", expected)
-    if any({"full_attention", "sliding_attention"} <= set(words) for words in layers):
-        raise fields.refusal("layer_types", "such that no layer has two sorts of attention")
+    for pair in _EITHER_OR:
+        if any(pair <= set(words) for words in layers):
+            raise fields.refusal(
+                "layer_types", f"such that no layer has both {' and '.join(sorted(pair))}"
+            )
     return tuple(tuple(shapes[word] for word in words) for words in layers)
 
 
@@ -68,6 +76,8 @@ def _shapes(fields: Fields, words: set[str]) -> Mapping[str, MixerShape]:
         shapes["sliding_attention"] = replace(full, window_len=fields.whole("sliding_window"))
     if "mamba" in words:
         shapes["mamba"] = read_mamba(fields)
+    if "linear_attention" in words:
+        shapes["linear_attention"] = read_delta(fields, DeltaLayout.BY_ROLE)
     return shapes
 
 

@@ -25,6 +25,7 @@ from ferryman.model.moe import (
 from ferryman.model.reading import (
     check_activation,
     read_attention,
+    read_delta,
     read_layers,
     read_mlp,
     read_rotary,
@@ -78,7 +79,7 @@ def read_mixers(fields: Fields, layout: DeltaLayout) -> tuple[AttentionShape | D
     scale = fields.whole("head_dim") ** -0.5
     plain = read_attention(fields, scale, read_rotary(fields, default_factor=0.25))
     attention = replace(plain, norms_heads=True, gates_output=True)
-    delta = _delta(fields, layout)
+    delta = read_delta(fields, layout)
     if fields.raw.get("layer_types") is not None:
         meanings: dict[str, AttentionShape | DeltaShape] = {
             "full_attention": attention,
@@ -89,23 +90,6 @@ def read_mixers(fields: Fields, layout: DeltaLayout) -> tuple[AttentionShape | D
     return tuple(
         delta if (layer + 1) % interval else attention
         for layer in range(fields.whole("num_hidden_layers"))
-    )
-
-
-def _delta(fields: Fields, layout: DeltaLayout) -> DeltaShape:
-    k_heads, v_heads = (
-        fields.whole("linear_num_key_heads"),
-        fields.whole("linear_num_value_heads"),
-    )
-    if v_heads % k_heads:
-        raise fields.refusal("linear_num_value_heads", f"a multiple of {k_heads} key heads")
-    return DeltaShape(
-        k_heads=k_heads,
-        v_heads=v_heads,
-        k_dim=fields.whole("linear_key_head_dim"),
-        v_dim=fields.whole("linear_value_head_dim"),
-        conv_width=fields.whole("linear_conv_kernel_dim", 4, least=2),
-        layout=layout,
     )
 
 
