@@ -95,7 +95,7 @@ def test_both_spellings_of_layer_types_mean_the_same(
 
 def test_nemotrons_letters_mean_the_same_as_its_words(tmp_path: Path) -> None:
     raw = nemotron_h.random_config(random.Random(1)).to_dict()
-    words = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+    words = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
     raw |= {"architectures": ["NemotronHForCausalLM"], "time_step_limit": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     by_words = load_config(tmp_path)

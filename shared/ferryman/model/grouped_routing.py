@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.shapes import GroupedRouting, MoeShape
+from ferryman.model.shapes import BEST_OF_GROUP, GroupedRouting, MoeShape
 from ferryman.model.weights import Weights
-
-BEST_OF_GROUP = 2
-"""How many of its ranks a group is judged by."""
 
 _TINY = 1e-20  # keeps a sum of shares that all vanished from dividing by zero
 

@@ -70,7 +70,10 @@ class MixtureOfExperts:
     group: Group = ALONE
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        shares, chosen = self.router(hidden)
+        return self.mixed(hidden, *self.router(hidden))
+
+    def mixed(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """What the `chosen` experts make of `hidden`, by their `shares`."""
         per_token, pair_shares = chosen.shape[1], shares.to(hidden.dtype).flatten()
         by_expert = chosen.flatten().argsort(stable=True)  # indices into token-expert pairs
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
@@ -88,7 +91,7 @@ class MixtureOfExperts:
 class ExpertsBesideShared:
     """Routed experts, and one MLP that every token goes through."""
 
-    routed: MixtureOfExperts
+    routed: FeedForward
     shared: FeedForward
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -8,12 +8,15 @@ from typing import TypeVar
 from ferryman.model.fields import Fields, read_fields
 from ferryman.model.rotary import read_stretch
 from ferryman.model.shapes import (
+    BEST_OF_GROUP,
     AttentionShape,
     DeltaLayout,
     DeltaShape,
     Gating,
+    GroupedRouting,
     MambaShape,
     MlpShape,
+    MoeShape,
     NoPositions,
     RotaryPositions,
     TrunkShape,
@@ -120,6 +123,29 @@ def read_mamba(
         has_out_bias=has_in_bias if has_out_bias is None else has_out_bias,
         dt_limit=read_dt_limit(fields),
         gating=gating,
+    )
+
+
+def read_grouped_routing(fields: Fields, experts: MoeShape) -> GroupedRouting:
+    """How tokens find their experts in groups, by the field names of DeepSeek."""
+    num_groups = fields.whole("n_group", 1)
+    per_group, odd = divmod(experts.num_experts, num_groups)
+    if odd or per_group < BEST_OF_GROUP:
+        raise fields.refusal(
+            "n_group", f"such that {experts.num_experts} experts make groups of 2 or more alike"
+        )
+    groups_per_token = fields.whole("topk_group", 1)
+    if groups_per_token > num_groups:
+        raise fields.refusal("topk_group", f"at most n_group {num_groups}")
+    if experts.experts_per_token > groups_per_token * per_group:
+        raise fields.refusal(
+            "num_experts_per_tok", f"at most the {groups_per_token * per_group} of topk_group"
+        )
+    return GroupedRouting(
+        num_groups,
+        groups_per_token,
+        fields.flag("norm_topk_prob", True),
+        fields.real("routed_scaling_factor", 1.0),
     )
 
 

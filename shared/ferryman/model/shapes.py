@@ -305,6 +305,10 @@ class MoeShape:
     inner_dim: int
 
 
+BEST_OF_GROUP = 2
+"""How many of its experts a group is judged by."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedRouting:
     """How a token finds its experts (DeepSeek-V3): in the best `groups_per_token` of `num_groups`.

@@ -9,7 +9,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.decoder import Decoder, EndScales, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
-from ferryman.model.grouped_routing import BEST_OF_GROUP, load_grouped_router
+from ferryman.model.grouped_routing import load_grouped_router
 from ferryman.model.latent import load_latent_attention
 from ferryman.model.layers import (
     DecoderLayer,
@@ -20,7 +20,13 @@ from ferryman.model.layers import (
     load_norm,
 )
 from ferryman.model.moe import ExpertsBesideShared, load_mixture
-from ferryman.model.reading import check_activation, read_layers, read_rotary, read_trunk
+from ferryman.model.reading import (
+    check_activation,
+    read_grouped_routing,
+    read_layers,
+    read_rotary,
+    read_trunk,
+)
 from ferryman.model.rotary import Unstretched, yarn_growth
 from ferryman.model.shapes import GroupedRouting, LatentShape, MlpShape, MoeShape, TrunkShape
 from ferryman.model.weights import Weights
@@ -62,7 +68,7 @@ def read_deepseek(fields: Fields) -> DeepseekConfig:
         mlp=MlpShape(fields.whole("intermediate_size"), has_bias=False),
         has_experts=_has_experts(fields, trunk.num_layers),
         experts=experts,
-        routing=_routing(fields, experts),
+        routing=read_grouped_routing(fields, experts),
         shared_mlp=MlpShape(inner_dim * fields.whole("n_shared_experts"), has_bias=False),
     )
 
@@ -107,28 +113,6 @@ def _has_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
         return read_layers(fields, "mlp_layer_types", {"dense": False, "sparse": True})
     num_dense = fields.whole("first_k_dense_replace", 0, least=0)
     return tuple(index >= num_dense for index in range(num_layers))
-
-
-def _routing(fields: Fields, experts: MoeShape) -> GroupedRouting:
-    num_groups = fields.whole("n_group", 1)
-    per_group, odd = divmod(experts.num_experts, num_groups)
-    if odd or per_group < BEST_OF_GROUP:
-        raise fields.refusal(
-            "n_group", f"such that {experts.num_experts} experts make groups of 2 or more alike"
-        )
-    groups_per_token = fields.whole("topk_group", 1)
-    if groups_per_token > num_groups:
-        raise fields.refusal("topk_group", f"at most n_group {num_groups}")
-    if experts.experts_per_token > groups_per_token * per_group:
-        raise fields.refusal(
-            "num_experts_per_tok", f"at most the {groups_per_token * per_group} of topk_group"
-        )
-    return GroupedRouting(
-        num_groups,
-        groups_per_token,
-        fields.flag("norm_topk_prob", True),
-        fields.real("routed_scaling_factor", 1.0),
-    )
 
 
 def load_deepseek(
