@@ -1,0 +1,164 @@
+"""Every family, however the state of its prompt arrives, answers as in a cold run, in float64.
+
+A random tiny config of each family, one with as many kinds of state as the family has. In CI each
+runs in one cell, not all in the same; with FERRYMAN_TEST_ALL_CELLS set, in all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.engine.host_fed import (
+    PAGE_SIZE,
+    Cell,
+    HostFed,
+    PutsAway,
+    assert_same,
+    engine,
+    engine_of,
+)
+from tests.model.comparison import FAMILIES, random_config
+from tests.model.families.shapes import VOCAB_SIZE
+from tests.tiny_models import save_random
+from transformers import PretrainedConfig
+
+from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.llm import Completion
+from ferryman.model.config import load_config
+from ferryman.model.manifest import state_manifest
+from ferryman.schedule.request import SamplingParams
+
+PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]
+PAGE_END = 64
+"""The last of the prompt at which it can be resumed."""
+
+SIBLINGS = [PROMPT, *([*PROMPT[:-1], tail] for tail in (9, 10, 11))]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
+SEEDS = range(12)
+SCARCE_PAGES = 14
+"""Four siblings share four pages and need 16 at their ends."""
+
+CELLS = [Cell(chunk, overlap) for chunk in (16, 48, 1024) for overlap in (False, True)]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model of a family, its manifest, and what it answers cold to the siblings."""
+
+    folder: Path
+    manifest: StateManifest
+    cold: list[Completion]
+
+
+@pytest.fixture(scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    manifests = {seed: manifest_of(request.param, seed, folder) for seed in SEEDS}
+    usable = [
+        seed
+        for seed, manifest in manifests.items()
+        if is_telling(random_config(request.param, seed), manifest)
+    ]
+    seed = max(usable, key=lambda seed: len(manifests[seed].kinds))
+    save_random(folder, random_config(request.param, seed), seed)
+    with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
+        return Served(folder, manifests[seed], llm.generate(SIBLINGS, GREEDY))
+
+
+def manifest_of(family: str, seed: int, folder: Path) -> StateManifest:
+    config = random_config(family, seed)
+    config.architectures = list(
+        import_module(f"ferryman.model.families.{family}").FAMILY.architectures
+    )
+    config.save_pretrained(folder)
+    return state_manifest(load_config(folder), "float64", PAGE_SIZE, "")
+
+
+def is_telling(config: PretrainedConfig, manifest: StateManifest) -> bool:
+    """An index that chooses everything shows nothing, nor does a window of one position."""
+    return manifest.window_len != 1 and getattr(config, "index_topk", 0) < PAGE_END / 2
+
+
+def cells_of(family: str) -> list[Cell]:
+    if "FERRYMAN_TEST_ALL_CELLS" in os.environ:
+        return CELLS
+    return [CELLS[FAMILIES.index(family) % len(CELLS)]]
+
+
+every_cell = pytest.mark.parametrize(
+    ("served", "cell"),
+    [
+        pytest.param(
+            family, cell, id=f"{family}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}"
+        )
+        for family in FAMILIES
+        for cell in cells_of(family)
+    ],
+    indirect=["served"],
+)
+
+
+@every_cell
+def test_hits_forks_and_loads_answer_as_the_cold_run(served: Served, cell: Cell) -> None:
+    cold = served.cold[0]
+    with engine(served.folder, cell) as llm:
+        check(llm, cold, cached={"device": 0})
+        check(llm, cold, cached={"device": PAGE_END})
+        forked = llm.generate([[*PROMPT[:66], 5], PROMPT, *SIBLINGS[1:], PROMPT[:17]], GREEDY)
+        assert [one.cached_tokens["device"] for one in forked[:5]] == [PAGE_END] * 5
+        for found, right in zip(forked[1:5], served.cold, strict=True):
+            assert_same(found, right)
+        llm.write_through(PROMPT)
+        llm.forget()
+        check(llm, cold, cached={"device": 0, "host": PAGE_END})
+        for kind in served.manifest.kinds:
+            assert llm.forget(kind) > 0
+            check(llm, cold, cached={"device": PAGE_END if kind is not Kind.FULL else 0})
+        llm.check_integrity()
+        assert all(set(ledger.by_role) <= {"tree"} for ledger in llm.ledgers().values())
+
+
+def check(llm: HostFed, cold: Completion, cached: dict[str, int]) -> None:
+    found = llm.generate([PROMPT], GREEDY)[0]
+    assert_same(found, cold)
+    assert cached.items() <= found.cached_tokens.items()
+
+
+@every_cell
+def test_retraction_answers_as_the_cold_run(served: Served, cell: Cell) -> None:
+    """What is retracted resumes from the device in the first run, from the host in the second."""
+    scarce = Cell(
+        cell.chunk_tokens,
+        cell.overlap,
+        memory_bytes=scarce_bytes(served.manifest, cell),
+        max_running=4,
+        recurrent_slots=12,
+    )
+    with engine(served.folder, scarce) as llm:
+        found = llm.generate(SIBLINGS, GREEDY)
+        assert llm.counts.retractions > 0, "the pools were meant to run out"
+        llm.check_integrity()
+    with engine_of(PutsAway, served.folder, scarce) as llm:
+        found += llm.generate(SIBLINGS, GREEDY)
+        assert any(plan.loads for plan in llm.resumed), "the device was to have forgotten them"
+        llm.check_integrity()
+    for one, other in zip(found, served.cold * 2, strict=True):
+        assert_same(one, other)
+
+
+def scarce_bytes(manifest: StateManifest, cell: Cell) -> int:
+    """The least memory of which so many pages are made."""
+    tracking = tracking_slots(prefix_cache=True, overlap=cell.overlap)
+    concurrency = Concurrency(max_running=4, max_prealloc=0, tracking=tracking)
+    step = manifest.layout(Kind.FULL).slot_bytes
+    memory = 64 << 20
+    while True:
+        plan = plan_capacity(manifest, memory, concurrency, cell.chunk_tokens, recurrent_slots=12)
+        if plan.slots[Kind.FULL] <= SCARCE_PAGES:
+            return memory
+        memory -= step
