@@ -48,7 +48,8 @@ def held_while_decoding(manifest: StateManifest, use: WindowUse) -> Iterator[set
         is_kept = use.uncertain_len >= 0 and point > use.prompt_len
         oldest = resume_set(manifest, point if is_kept else position).window.first
         first = min(oldest, position // manifest.page_size)
-        yield set(range(first, position // manifest.page_size + 1)) | tree
+        reached = min(position + use.num_drafts, use.final_len - 1)
+        yield set(range(first, reached // manifest.page_size + 1)) | tree
 
 
 def in_tree(manifest: StateManifest, use: WindowUse, end: int) -> set[int]:
@@ -75,7 +76,8 @@ def random_use(rng: Random, manifest: StateManifest) -> WindowUse:
     behind = [page for page in window_pages(manifest, start) if page < start // manifest.page_size]
     reused = [page for page in sorted(behind) if rng.random() < 0.5]
     final = prompt_len + rng.choice([0, rng.randint(0, 3 * page)])
-    return WindowUse(start, prompt_len, final, tuple(points), tuple(reused), rng.randint(-1, 3))
+    in_flight, drafts = rng.randint(-1, 3), rng.choice([0, 0, 1, 2, 5, 11])
+    return WindowUse(start, prompt_len, final, tuple(points), tuple(reused), in_flight, drafts)
 
 
 @pytest.mark.parametrize("window_len", [1, 2, 3, 4, 5, 8, 9, 15])
@@ -105,18 +107,19 @@ def test_a_chunk_shrinks_only_where_it_could_never_fit(window_len: int) -> None:
     assert num_shrunk, "some chunk was meant to be cut shorter and fit"
 
 
+@pytest.mark.parametrize("num_drafts", [0, 3, 9])
 @pytest.mark.parametrize("uncertain_len", [-1, 0, 1])
 @pytest.mark.parametrize("window_len", [1, 4, 7, 12])
 def test_a_pool_is_sized_for_the_longest_request_wherever_it_ends(
-    uncertain_len: int, window_len: int
+    uncertain_len: int, window_len: int, num_drafts: int
 ) -> None:
     manifest, rng = manifest_of(window_len, 4, 2), Random(window_len)
-    most = most_window_pages(manifest, 10, uncertain_len=uncertain_len)
+    most = most_window_pages(manifest, 10, uncertain_len=uncertain_len, num_drafts=num_drafts)
     needs = []
     for prompt_len in range(100, 140):
         final = prompt_len + rng.randint(0, 40)
         points = ((prompt_len - 1) // 4 * 4,) if uncertain_len >= 0 else ()
-        use = WindowUse(0, prompt_len, final, points, (), uncertain_len)
+        use = WindowUse(0, prompt_len, final, points, (), uncertain_len, num_drafts)
         needs.append(window_demand(manifest, use, 10))
     assert max(need.most for need in needs) == most.most
     assert max(need.behind_prompt for need in needs) == most.behind_prompt

@@ -23,6 +23,7 @@ from ferryman.cache.slots import TREE, Holder, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.errors import ConfigError
 from ferryman.schedule.batch import DecodeStep
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.rows import RowTable
 
@@ -91,11 +92,12 @@ def test_rows_5_and_6_slots_suffice_and_bytes_stay_within_the_cap(
 
 def test_row_7_the_last_row_works_however_small_the_state_pool_is() -> None:
     rows = RowTable(8, 16, HYBRID.kinds)
-    residence = Residence(HYBRID, {Kind.FULL: 8, Kind.RECURRENT: 1}, num_rows=8, max_len=32)
+    limits = SchedulerLimits(Concurrency(8, 0, 0), 8, 32, 1, 1, prefix_cache=False)
+    residence = Residence(HYBRID, {Kind.FULL: 8, Kind.RECURRENT: 1}, limits)
     for table in (rows, residence.rows):
         taken = [table.take() for _ in range(8)]
         assert sorted(taken) == list(range(8))
-        table.working[max(taken)] = 0
+        table.states[max(taken), 0] = 0
         table.positions[max(taken)] = 31
         table.set_page(Kind.FULL, max(taken), 7, 3)
         assert table.page_tables(np.array([7]), 8)[Kind.FULL][0, 7] == 3

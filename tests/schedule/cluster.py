@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
+from tests.schedule.gambling import lying_draft_model
 
 from ferryman.cache.capacity import Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
@@ -16,6 +17,7 @@ from ferryman.cache.slots import Demand
 from ferryman.engine.fake import FakeEngine
 from ferryman.engine.stamps import fake_tokens
 from ferryman.schedule.batch import StepPlan
+from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import (
     Admitted,
     Cached,
@@ -62,22 +64,29 @@ class FakeWorker:
         max_running: int = 4,
         chunk_tokens: int = 8,
         snapshot_grid: int = 0,
+        drafting: Drafting = NO_DRAFTS,
     ) -> None:
         tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
         limits = SchedulerLimits(
-            concurrency=Concurrency(max_running, 4, tracking),
+            concurrency=Concurrency(max_running, 4, tracking, drafting.num_tokens),
             chunk_tokens=chunk_tokens,
             max_len=min(MAX_LEN, sizes[Kind.FULL] * manifest.page_size),
             max_waiting=100,
             steps_in_flight=2 if overlap else 1,
             prefix_cache=prefix_cache,
             snapshot_grid=snapshot_grid,
+            drafting=drafting,
         )
         self.manifest = manifest
         self.scheduler = Scheduler(manifest, sizes, limits, Costs(1.0, 0.0), root_key(manifest))
         rows = limits.concurrency.rows
         self.engine = FakeEngine(
-            manifest, sizes, max_rows=rows, max_len=MAX_LEN + 4, vocab_size=VOCAB
+            manifest,
+            sizes,
+            max_rows=rows,
+            max_len=MAX_LEN + 4,
+            vocab_size=VOCAB,
+            proposer=lying_draft_model,
         )
         self.queued: deque[StepPlan] = deque()
         self.tokens: dict[str, list[int]] = defaultdict(list)

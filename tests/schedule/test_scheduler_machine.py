@@ -18,15 +18,24 @@ from hypothesis.stateful import (
     rule,
 )
 from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.gambling import Gambling
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.stamps import fake_manifest
+from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
 
 MANIFESTS = {
     "full and recurrent": fake_manifest(4),
     "all three kinds": fake_manifest(4, kinds=list(Kind), window_len=6),
     "attention only": fake_manifest(4, kinds=[Kind.FULL, Kind.WINDOW], window_len=6),
+}
+DRAFTING: dict[str, Drafting] = {
+    "plain": NO_DRAFTS,
+    "one draft": Gambling(1),
+    "three drafts": Gambling(3, seed=1),
+    "more than a page of drafts": Gambling(6, chance=0.9, seed=2),
+    "a draft model": ModelDrafts(3),
 }
 # Prompts branch off a few stems, so that prefixes are shared, forked and evicted.
 STEMS = ([1] * 9, [1] * 17, [2] * 13)
@@ -46,9 +55,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         full=st.integers(10, 20),
         chunk_tokens=st.sampled_from([4, 8, 64]),
+        drafting=st.sampled_from(sorted(DRAFTING)),
     )
     def start(
-        self, name: str, overlap: bool, prefix_cache: bool, full: int, chunk_tokens: int
+        self,
+        name: str,
+        overlap: bool,
+        prefix_cache: bool,
+        full: int,
+        chunk_tokens: int,
+        drafting: str,
     ) -> None:
         manifest = MANIFESTS[name]
         sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
@@ -58,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             overlap=overlap,
             prefix_cache=prefix_cache,
             chunk_tokens=chunk_tokens,
+            drafting=DRAFTING[drafting],
         )
         self.count = 0
         self.cancelled: set[str] = set()

@@ -2,9 +2,10 @@
 
 The inequality that limits concurrency is the recurrent pool's:
 
-    recurrent slots ≥ (max_running + max_prealloc) × (1 + tracking)
+    recurrent slots ≥ (max_running + max_prealloc) × (1 + tracking + scratch)
 
 `tracking` is 0 without a prefix cache on this worker, 1 without overlap, 2 with it (ping-pong).
+`scratch` is one for each draft that a step verifies: the state behind it, until it is accepted.
 Admission reads the same numbers, so what is sized here is what can run.
 """
 
@@ -23,11 +24,15 @@ SNAPSHOT_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """How many requests a worker holds at once, and what each costs in recurrent slots."""
+    """How many requests a worker holds at once, and what each costs in recurrent slots.
+
+    A step verifies up to `drafts` tokens of each.
+    """
 
     max_running: int
     max_prealloc: int
     tracking: int
+    drafts: int = 0
 
     @property
     def rows(self) -> int:
@@ -35,12 +40,15 @@ class Concurrency:
 
     @property
     def slots_per_request(self) -> int:
-        return 1 + self.tracking
+        return 1 + self.tracking + self.drafts
 
     @property
     def uncertain_len(self) -> int:
-        """Positions in flight while one more is planned; -1 where nothing decoded is kept."""
-        return self.tracking - 1
+        """Positions in flight while one more is planned; -1 where nothing decoded is kept.
+
+        Where a run of drafts ends, the state of that position is saved by the step that goes on.
+        """
+        return max(self.tracking - 1, 1) if self.drafts and self.tracking else self.tracking - 1
 
     @property
     def recurrent_slots(self) -> int:
@@ -48,9 +56,11 @@ class Concurrency:
 
     def inequality(self, recurrent_slots: int) -> str:
         """The inequality with its numbers, as it is printed at start and in errors."""
+        drafts = f" + {self.drafts} scratch" if self.drafts else ""
         return (
             f"({self.max_running} running + {self.max_prealloc} preallocated) × "
-            f"(1 + {self.tracking} tracking) = {self.recurrent_slots} recurrent slots needed, "
+            f"(1 + {self.tracking} tracking{drafts}) = {self.recurrent_slots} recurrent slots "
+            f"needed, "
             f"{recurrent_slots} given"
         )
 
@@ -124,7 +134,12 @@ def _least(manifest: StateManifest, concurrency: Concurrency, step_tokens: int) 
     """
     least = {Kind.FULL: 2 * concurrency.rows, Kind.RECURRENT: concurrency.recurrent_slots}
     if Kind.WINDOW in manifest.kinds:
-        window = most_window_pages(manifest, step_tokens, uncertain_len=concurrency.uncertain_len)
+        window = most_window_pages(
+            manifest,
+            step_tokens,
+            uncertain_len=concurrency.uncertain_len,
+            num_drafts=concurrency.drafts,
+        )
         least[Kind.WINDOW] = window.most + (concurrency.rows - 1) * window.behind_prompt
     return {kind: least[kind] for kind in manifest.kinds}
 

@@ -65,7 +65,8 @@ class _Candidate(NamedTuple):
 class Planner:
     """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
 
-    `num_decoded` counts the positions that decoding computes here behind a prompt at most.
+    `num_decoded` counts the positions that decoding computes here behind a prompt at most;
+    `num_drafts` of them at once are drafts, each with a slot for the state behind it.
     """
 
     manifest: StateManifest
@@ -74,6 +75,7 @@ class Planner:
     placement: Placement = ENDS_ONLY
     has_junctions: bool = True
     windows: WindowPool = ROOMY
+    num_drafts: int = 0
 
     def __post_init__(self) -> None:
         grid = self.placement.grid
@@ -355,7 +357,8 @@ class Planner:
             windows = self._windows(plan)
             demand[_WINDOW] = windows.most
         if _RECURRENT in kinds:
-            demand[_RECURRENT] = 1 + len(plan.snapshots)
+            scratch = min(self.num_drafts, plan.final_len - plan.prompt_len)
+            demand[_RECURRENT] = 1 + len(plan.snapshots) + scratch
         return plan._replace(demand=demand, windows=windows)
 
     def _windows(self, plan: ResumePlan) -> WindowDemand:
@@ -369,6 +372,7 @@ class Planner:
             plan.snapshots,
             plan.window_pages,
             self.windows.uncertain_len,
+            self.num_drafts,
         )
 
     def _could_fit(self, plan: ResumePlan) -> bool:

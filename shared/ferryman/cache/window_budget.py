@@ -28,7 +28,8 @@ class WindowUse(NamedTuple):
     It resumes at `start`, computes up to `prompt_len` and decodes up to `final_len`. `points` are
     the positions at which the tree is given the window; `reused` are pages the tree gave.
     `uncertain_len` positions, of steps in flight, may yet turn out not to count (-1: nothing of
-    what is decoded will be kept).
+    what is decoded will be kept). A step of decoding takes up to `num_drafts` tokens beyond its
+    first.
     """
 
     start: int
@@ -37,6 +38,7 @@ class WindowUse(NamedTuple):
     points: tuple[int, ...] = ()
     reused: tuple[int, ...] = ()
     uncertain_len: int = -1
+    num_drafts: int = 0
 
 
 class WindowDemand(NamedTuple):
@@ -88,18 +90,18 @@ def fitting_chunk(manifest: StateManifest, use: WindowUse, chunk_len: int, num_s
 
 
 def most_window_pages(
-    manifest: StateManifest, chunk_len: int, *, uncertain_len: int = -1
+    manifest: StateManifest, chunk_len: int, *, uncertain_len: int = -1, num_drafts: int = 0
 ) -> WindowDemand:
     """What the longest request needs, wherever it ends: the least with which each can run.
 
     Where what is decoded is kept, so is the window of the prompt's end.
     """
     page = manifest.page_size
-    far = -(-4 * (manifest.window_len + chunk_len + page) // page) * page
+    far = -(-4 * (manifest.window_len + chunk_len + num_drafts + page) // page) * page
     demands = []
     for end in range(far + 1, far + page + 1):
         points = ((end - 1) // page * page,) if uncertain_len >= 0 else ()
-        use = WindowUse(0, end, end + far, points, (), uncertain_len)
+        use = WindowUse(0, end, end + far, points, (), uncertain_len, num_drafts)
         demands.append(window_demand(manifest, use, chunk_len))
     return WindowDemand(max(d.most for d in demands), max(d.behind_prompt for d in demands))
 
@@ -120,17 +122,25 @@ class _Held:
         return self._between(start, end)
 
     def while_decoding(self) -> int:
-        """From the prompt's end on: the first position of the last page has most behind it."""
+        """From the prompt's end on. Most is held where a step reaches the last page's start, or
+        where the first page's end that decoding keeps is certain."""
         use, page_size = self._use, self._manifest.page_size
+        at_end = self._between(use.prompt_len, use.prompt_len)
         if use.final_len <= use.prompt_len:
-            return self._between(use.prompt_len, use.prompt_len)
+            return at_end
         last = use.final_len - 1
-        position = max(use.prompt_len, last // page_size * page_size)
+        reaches = max(use.prompt_len, last // page_size * page_size - use.num_drafts)
+        first_kept = (use.prompt_len // page_size + 1) * page_size
+        certain = min(max(reaches, first_kept + use.uncertain_len), last)
+        return max(at_end, self._in_step(reaches), self._in_step(certain))
+
+    def _in_step(self, position: int) -> int:
+        """While a step decodes from `position`: its own window, or that of the page end kept."""
+        use, page_size = self._use, self._manifest.page_size
         kept = (position - use.uncertain_len) // page_size * page_size
         oldest = kept if use.uncertain_len >= 0 and kept > use.prompt_len else position
-        return max(
-            self._between(oldest, position + 1), self._between(use.prompt_len, use.prompt_len)
-        )
+        reached = min(position + use.num_drafts, use.final_len - 1)
+        return self._between(oldest, reached + 1)
 
     def _between(self, start: int, end: int) -> int:
         """Pages from the window of `start` to `end`, and those given away before them."""

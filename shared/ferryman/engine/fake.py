@@ -31,6 +31,7 @@ from ferryman.schedule.batch import (
     StepOutcome,
     StepPlan,
 )
+from ferryman.schedule.drafting import ON_DEVICE
 
 
 class WrongStamp(AssertionError):
@@ -54,6 +55,11 @@ def at_once(plan: StepPlan) -> None:
     """The pace of a fake engine that takes no time."""
 
 
+def no_draft_model(prefix: int) -> int:
+    """What a fake draft model would say behind a prefix; this one is not there."""
+    raise WrongStamp("a draft is to be named on the device, and nobody there does")
+
+
 class FakeEngine:
     """Runs steps on stamped slots. `pace` is called before each step and may block it.
 
@@ -70,6 +76,7 @@ class FakeEngine:
         vocab_size: int = 1000,
         pace: Callable[[StepPlan], None] = at_once,
         copies: Copies = AT_ONCE,
+        proposer: Callable[[int], int] = no_draft_model,
     ) -> None:
         self.manifest = manifest
         self.vocab_size = vocab_size
@@ -80,6 +87,7 @@ class FakeEngine:
         self._rows = [Row(index, max_len) for index in range(max_rows)]
         self._void: set[str] = set()
         self._pace = pace
+        self._proposer = proposer
 
     def run(self, plan: StepPlan) -> StepOutcome:
         return self.launch(plan).outcome()
@@ -96,14 +104,37 @@ class FakeEngine:
         corrupt, report = loaded.corrupt, loaded.report()
         began = perf_counter()
         self._void.update(corrupt)
-        self._prologue(plan.ops)
+        self._prologue(plan.ops, parts)
+        drafts = self._hear(plan)
+        sampled = tuple(drawn for part in parts for drawn in self._forward(part))
+        self._remember(parts, sampled)
+        for snapshot in plan.ops.snapshots:
+            self._freeze(snapshot, parts)
+        seconds = perf_counter() - began
+        return Done(StepOutcome(plan.step_id, sampled, corrupt, seconds, report, drafts))
+
+    def _hear(self, plan: StepPlan) -> tuple[int, ...]:
+        """What the rows read in this step: chunks, or drafts, which come back."""
         if isinstance(plan, PrefillStep):
             for chunk in plan.chunks:
                 self._rows[chunk.row].write(chunk.start, chunk.token_ids)
-        sampled = tuple(drawn for part in parts for drawn in self._forward(part))
-        for snapshot in plan.ops.snapshots:
-            self._freeze(snapshot, parts)
-        return Done(StepOutcome(plan.step_id, sampled, corrupt, perf_counter() - began, report))
+            return ()
+        behind = slice(plan.waves[0], None)
+        places = zip(plan.rows[behind].tolist(), plan.positions[behind].tolist(), strict=True)
+        drafts = []
+        for (row, position), draft in zip(places, plan.drafts, strict=True):
+            known = self._rows[row]
+            named = self._proposer(int(known.hashes(position)[-1])) if draft == ON_DEVICE else draft
+            known.write(position, [named])
+            drafts.append(named)
+        return tuple(drafts)
+
+    def _remember(self, parts: Sequence[Part], sampled: Sequence[Sampled]) -> None:
+        """Draws are written last: each looked back on the drafts before it, right or wrong."""
+        asked = [(part, draw) for part in parts for draw in part.draws]
+        for (part, draw), drawn in zip(asked, sampled, strict=True):
+            if part.request_id not in self._void:
+                self._rows[draw.row].write(draw.position, [drawn.token_id])
 
     def _readmit(self, ops: SlotOps, parts: Sequence[Part]) -> None:
         """A request whose bytes were corrupt computes nothing until it starts anew."""
@@ -114,13 +145,15 @@ class FakeEngine:
             if part.start == 0 or part.read_slot in fresh or part.row in seeded:
                 self._void.discard(part.request_id)
 
-    def _prologue(self, ops: SlotOps) -> None:
+    def _prologue(self, ops: SlotOps, parts: Sequence[Part]) -> None:
         for copy in ops.copies:
             self.slabs.copy(Kind.RECURRENT, copy.src, copy.dst)
         for slot in ops.clears:
             self.slabs.clear(Kind.RECURRENT, slot)
         for seed in ops.seeds:
             self._seed(seed)
+        for snapshot in ops.saves:
+            self._save(snapshot, parts)
 
     def _seed(self, seed: RowSeed) -> None:
         self._rows[seed.row].write(0, seed.token_ids)
@@ -207,11 +240,19 @@ class FakeEngine:
                 self._check_state(snapshot.src, prefix, part.end, part.request_id)
         self.slabs.copy(Kind.RECURRENT, snapshot.src, snapshot.dst)
 
+    def _save(self, snapshot: Snapshot, parts: Sequence[Part]) -> None:
+        """As `_freeze`, of what the step before left."""
+        part = next(part for part in parts if part.read_slot == snapshot.src)
+        prefix = int(self._rows[part.row].hashes(part.start)[part.start])
+        if snapshot.position != part.start:
+            raise WrongStamp(f"{part.request_id}: {snapshot} of a state at {part.start}")
+        self._check_state(snapshot.src, prefix, part.start, part.request_id)
+        self.slabs.copy(Kind.RECURRENT, snapshot.src, snapshot.dst)
+
     def _draw(self, part: Part, draw: Draw, prefix: int) -> Sampled:
         if (draw.row, draw.position) != (part.row, part.end):
             raise WrongStamp(f"{part.request_id}: {draw} does not follow position {part.end}")
         token = next_token(prefix, self.vocab_size)
-        self._rows[draw.row].write(draw.position, [token])
         return Sampled(token, _logprobs(token, draw.params.logprobs, self.vocab_size))
 
 

@@ -70,11 +70,11 @@ def without_ops(plan: StepPlan) -> StepPlan:
 
 
 def snapshots_of(plan: StepPlan) -> tuple[Snapshot, ...]:
-    """All snapshots of a step, those that the scan writes before those of the epilogue."""
+    """All snapshots of a step, in the order in which they are written."""
     if isinstance(plan, PrefillStep):
         scanned = tuple(snapshot for chunk in plan.chunks for snapshot in chunk.snapshots)
-        return scanned + plan.ops.snapshots
-    return plan.ops.snapshots
+        return plan.ops.saves + scanned + plan.ops.snapshots
+    return plan.ops.saves + plan.ops.snapshots
 
 
 def advanced_slots_of(plan: StepPlan) -> tuple[int, ...]:

@@ -135,7 +135,9 @@ def _prefill(plan: PrefillStep) -> Numbers:
 
 
 def _decode(plan: DecodeStep) -> Numbers:
+    drafts = {"drafts": _ints(plan.drafts)} if plan.drafts else {}
     return {
+        **drafts,
         "rows": plan.rows,
         "positions": plan.positions,
         "read_slots": plan.read_slots,
@@ -152,9 +154,9 @@ def _ops(ops: SlotOps) -> Numbers:
         arrays["copies"] = _ints([[c.src for c in ops.copies], [c.dst for c in ops.copies]])
     if ops.clears:
         arrays["clears"] = _ints(ops.clears)
-    if ops.snapshots:
-        ends = [[s.src for s in ops.snapshots], [s.dst for s in ops.snapshots]]
-        arrays["snapshots"] = _ints(ends)
+    for name, frozen in (("saves", ops.saves), ("snapshots", ops.snapshots)):
+        if frozen:
+            arrays[name] = _ints([[s.src for s in frozen], [s.dst for s in frozen]])
     if seeds:
         arrays["seed_rows"] = np.repeat(_ints([seed.row for seed in seeds]), lens)
         arrays["seed_positions"] = np.concatenate([np.arange(length) for length in lens])

@@ -22,7 +22,7 @@ from ferryman.engine.parts import NOWHERE, Part, parts_of
 from ferryman.engine.sanitizer import Operation, Recorder
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import Transfer
-from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
+from ferryman.schedule.batch import SlotOps, Snapshot, StepOutcome, StepPlan
 
 FORWARD = "forward"
 COPIES = "copies"
@@ -74,7 +74,11 @@ class StepRecorder:
         """What the plan does to slots: its loads on the copy stream, all else on the forward."""
         planned, loaded = plan_event(plan.step_id), loads_event(plan.step_id)
         loads = list(self._loads(plan.ops))
-        step = [*self._prologue(plan.ops), *self._forward(plan), *self._epilogue(plan.ops)]
+        step = [
+            *self._prologue(plan.ops),
+            *self._forward(plan),
+            *self._frozen("snapshot", plan.ops.snapshots),
+        ]
         if loads:
             loads[0] = replace(loads[0], waits=(planned,))
             loads[-1] = replace(loads[-1], records=(loaded,))
@@ -93,6 +97,7 @@ class StepRecorder:
             yield Operation(FORWARD, "copy", reads=(src,), initialises=(dst,))
         for slot in ops.clears:
             yield Operation(FORWARD, "clear", initialises=(self._recurrent(slot),))
+        yield from self._frozen("save", ops.saves)
 
     def _forward(self, plan: StepPlan) -> Iterator[Operation]:
         for part in parts_of(plan):
@@ -104,11 +109,11 @@ class StepRecorder:
             name = f"forward of {part.request_id}"
             yield Operation(FORWARD, name, tuple(reads), tuple(writes), frozen)
 
-    def _epilogue(self, ops: SlotOps) -> Iterator[Operation]:
-        for snapshot in ops.snapshots:
+    def _frozen(self, name: str, snapshots: Iterable[Snapshot]) -> Iterator[Operation]:
+        for snapshot in snapshots:
             src, dst = self._recurrent(snapshot.src), self._recurrent(snapshot.dst)
             # Not an initialiser: a track slot is overwritten at every other page's end.
-            yield Operation(FORWARD, "snapshot", reads=(src,), writes=(dst,))
+            yield Operation(FORWARD, name, reads=(src,), writes=(dst,))
 
     def _pages(self, part: Part) -> tuple[list[SlotHandle], list[SlotHandle]]:
         first, end = part.start // self._page_size, -(-part.end // self._page_size)

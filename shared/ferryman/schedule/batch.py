@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -59,14 +60,16 @@ class RowSeed:
 class SlotOps:
     """What a step does to slots besides its forward.
 
-    Prologue, in this order: loads, copies, clears, seeds. Epilogue: snapshots. (In a prefill step
-    the scan itself writes snapshots, see `Chunk.snapshots`; these are of decode steps.)
+    Prologue, in this order: loads, copies, clears, seeds, saves. Epilogue: snapshots. (In a prefill
+    step the scan itself writes snapshots, see `Chunk.snapshots`; these are of decode steps.)
+    `saves` freeze states as they stand before the forward: those that verification ended on.
     """
 
     loads: tuple[Load, ...] = ()
     copies: tuple[Copy, ...] = ()
     clears: tuple[int, ...] = ()
     seeds: tuple[RowSeed, ...] = ()
+    saves: tuple[Snapshot, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
 
 
@@ -127,7 +130,8 @@ class DecodeStep:
     `waves` are the sizes, which never grow, so request i is the i-th of every wave that it is in.
 
     The first wave is read on the device from the rows' histories, where the step before it (or the
-    prologue's seed) wrote it; tokens are drawn behind every position, drafts or not.
+    prologue's seed) wrote it; `drafts` are the token ids of the later ones, or ON_DEVICE for those
+    that a draft model names. Tokens are drawn behind every position, drafts or not.
     `rows`, `positions`, `read_slots`, `write_slots` are [tokens]; `page_tables` [tokens, pages] as
     in PrefillStep. The recurrent state before a token is read at its `read_slots` and the one
     behind it written at its `write_slots`; they are equal where nothing is a draft.
@@ -143,6 +147,18 @@ class DecodeStep:
     waves: tuple[int, ...]
     page_tables: Mapping[Kind, Ints]
     draws: tuple[Draw, ...]
+    drafts: tuple[int, ...] = ()
+
+    def num_drafts(self, index: int) -> int:
+        """How many of request `index` this step verifies."""
+        return sum(index < size for size in self.waves[1:])
+
+    def tokens_of(self, index: int) -> list[int]:
+        """Indices of the tokens of request `index`, in order."""
+        firsts = accumulate(self.waves, initial=0)
+        return [
+            first + index for first, size in zip(firsts, self.waves, strict=False) if index < size
+        ]
 
 
 StepPlan = PrefillStep | DecodeStep
@@ -172,6 +188,7 @@ class StepOutcome:
 
     A request in `corrupt` got bytes from a tier that were not the bytes written; whatever this
     step computed for it is void. `forward_seconds` are without the loads, which `loaded` tells.
+    `drafts` are the tokens behind the first wave as they were consumed, wherever they came from.
     """
 
     step_id: int
@@ -179,3 +196,4 @@ class StepOutcome:
     corrupt: tuple[str, ...] = ()
     forward_seconds: float = 0.0
     loaded: LoadReport = NOTHING_LOADED
+    drafts: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Continuous-batching decode: one token of every running request a step, pages on the way."""
+"""Continuous-batching decode: tokens of every running request a step, pages on the way."""
 
 from __future__ import annotations
 
@@ -8,41 +8,64 @@ import numpy as np
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule import windows
-from ferryman.schedule.batch import DecodeStep, Draw, Ints, Snapshot
+from ferryman.schedule.batch import DecodeStep, Draw, Ints
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.opening import OpsDraft, open_received
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.retraction import Retraction
 from ferryman.schedule.roster import Roster
-from ferryman.schedule.sequence import Phase, Running, Track
+from ferryman.schedule.sequence import Phase, Running
+from ferryman.schedule.verification import Verification
+
+Run = tuple[Running, Sequence[int]]
+"""A request and the drafts behind its known token."""
 
 
 class DecodeSteps:
-    """Plans steps over all that decode; a request has up to `max_tracks` slots for snapshots."""
+    """Plans steps over all that decode."""
 
     def __init__(
-        self, residence: Residence, roster: Roster, retraction: Retraction, max_tracks: int
+        self,
+        residence: Residence,
+        roster: Roster,
+        retraction: Retraction,
+        verification: Verification,
+        limits: SchedulerLimits,
     ) -> None:
         self._residence = residence
         self._roster = roster
         self._retraction = retraction
-        has_snapshots = Kind.RECURRENT in residence.manifest.kinds
-        self._max_tracks = max_tracks if has_snapshots else 0
+        self._verification = verification
+        self._drafting = limits.drafting
 
     def ready(self, now: float) -> list[Running]:
         """Requests that may draw and have a page for it; the newest pay when none is left."""
         ready = [sequence for sequence in self._roster.decoding if sequence.may_draw]
+        if self._drafting.num_tokens:
+            ready = self._known(ready)
         stalled = {id(s) for s in self._at_page(ready, offset=0) if not self._grow(s, now)}
         return [s for s in ready if id(s) not in stalled and s.phase is Phase.DECODING]
 
-    def plan(self, step_id: int, ready: list[Running]) -> DecodeStep:
-        """One step over `ready`, with what those newly adopted must first be told."""
+    def _known(self, sequences: list[Running]) -> list[Running]:
+        """Without those that draft and whose last token is on its way. They go together: else two
+        halves would take turns for ever."""
+        is_verifying = any(sequence.verifying for sequence in self._roster.decoding)
+        return [s for s in sequences if not s.drafts or not (is_verifying or s.in_flight)]
+
+    def plan(self, step_id: int, ready: list[Running]) -> tuple[DecodeStep, list[Running]]:
+        """One step over `ready`, and them in the order in which it has them."""
         draft = OpsDraft()
         for sequence in self._roster.newly_adopted:
             open_received(sequence, draft)
         self._roster.newly_adopted.clear()
-        if self._max_tracks:
+        if self._verification.max_tracks:
             self._plan_tracks(ready, draft)
-        return build_step(self._residence, step_id, ready, draft)
+        runs: list[Run] = [(sequence, ()) for sequence in ready]
+        if self._drafting.num_tokens:
+            runs = [(s, self._drafts_of(s) if s.drafts else ()) for s in ready]
+            runs.sort(key=lambda run: -len(run[1]))
+        step = build_step(self._residence, step_id, runs, draft)
+        return step, [sequence for sequence, _ in runs]
 
     def _at_page(self, sequences: list[Running], offset: int) -> list[Running]:
         """Those whose position + offset is a multiple of the page size."""
@@ -65,9 +88,29 @@ class DecodeSteps:
         return True
 
     def _plan_tracks(self, ready: list[Running], draft: OpsDraft) -> None:
+        """States at page ends: ahead where a step takes one token, else when the run is known."""
         for sequence in self._at_page(ready, offset=1):
-            position = int(self._residence.rows.positions[sequence.row]) + 1
-            draft.snapshots += track(self._residence, sequence, position, self._max_tracks)
+            if not sequence.drafts:
+                position = int(self._residence.rows.positions[sequence.row]) + 1
+                draft.snapshots += self._verification.track(sequence, position)
+        for sequence in self._at_page(ready, offset=0) if self._drafting.num_tokens else ():
+            if sequence.drafts:
+                draft.saves += self._verification.saves(sequence)
+
+    def _drafts_of(self, sequence: Running) -> Sequence[int]:
+        """What is proposed, as far as there are slots for it: nobody is retracted for a guess."""
+        undrawn = sequence.request.sampling.max_tokens - sequence.num_generated
+        most = min(self._drafting.num_tokens, undrawn - 1)  # one token is drawn behind the last
+        drafts = sequence.proposals.propose(sequence.drawn, most)
+        residence, page_size = self._residence, self._residence.manifest.page_size
+        position = int(residence.rows.positions[sequence.row])
+        for page in range(position // page_size + 1, (position + len(drafts)) // page_size + 1):
+            if not try_full_page(residence, sequence, page):
+                drafts = drafts[: page * page_size - 1 - position]
+                break
+        windows.slide(residence, sequence, position)
+        windows.cover(residence, sequence, position, position + 1 + len(drafts))
+        return drafts
 
 
 def try_grow(residence: Residence, sequence: Running, position: int) -> bool:
@@ -75,65 +118,62 @@ def try_grow(residence: Residence, sequence: Running, position: int) -> bool:
 
     Window pages never lack: the request has the slots of all that it will hold at once.
     """
-    page = position // residence.manifest.page_size
+    if not try_full_page(residence, sequence, position // residence.manifest.page_size):
+        return False
+    windows.slide(residence, sequence, position)
+    windows.cover(residence, sequence, position, position + 1)
+    return True
+
+
+def try_full_page(residence: Residence, sequence: Running, page: int) -> bool:
+    """Makes sure that the request has a full page `page`; False when none is left."""
     if page not in sequence.own.get(Kind.FULL, (page,)):
         taken = residence.try_take({Kind.FULL: 1}, sequence.holder)
         if taken is None:
             return False
         handle = sequence.own[Kind.FULL][page] = taken[Kind.FULL][0]
         residence.rows.set_page(Kind.FULL, sequence.row, page, handle.slot)
-    windows.slide(residence, sequence, position)
-    windows.cover(residence, sequence, position, position + 1)
     return True
 
 
-def track(
-    residence: Residence, sequence: Running, position: int, max_tracks: int
-) -> tuple[Snapshot, ...]:
-    """Freezes the state at `position`, a page's end, into a track slot, if there is one.
-
-    The older of the track slots is overwritten; its name goes before the write is launched, so a
-    state can never be found under the position of the one before it.
-    """
-    if len(sequence.tracks) < max_tracks:
-        taken = residence.try_take({Kind.RECURRENT: 1}, sequence.holder)
-        if taken is not None:
-            sequence.tracks.append(Track(taken[Kind.RECURRENT][0], position))
-            return (Snapshot(sequence.working_slot, sequence.tracks[-1].handle.slot, position),)
-    if not sequence.tracks:
-        return ()
-    oldest = sequence.tracks.pop(0)
-    sequence.tracks.append(Track(oldest.handle, position))
-    return (Snapshot(sequence.working_slot, oldest.handle.slot, position),)
-
-
 def build_step(
-    residence: Residence, step_id: int, sequences: Sequence[Running], draft: OpsDraft
+    residence: Residence, step_id: int, runs: Sequence[Run], draft: OpsDraft
 ) -> DecodeStep:
-    """One step over `sequences`, whose pages exist. Positions advance by one."""
+    """One step over `runs`, the longest first, whose pages exist. Positions advance with them."""
     table, page_size = residence.rows, residence.manifest.page_size
-    rows: Ints = np.fromiter((s.row for s in sequences), dtype=np.int64, count=len(sequences))
-    positions = table.positions[rows]
-    num_pages = int(positions.max()) // page_size + 1
-    working = table.working[rows]
+    sequences = [sequence for sequence, _ in runs]
+    first: Ints = np.fromiter((s.row for s in sequences), dtype=np.int64, count=len(sequences))
+    waves = _waves(runs)
+    rows = np.concatenate([first[:size] for size in waves])
+    behind = np.repeat(np.arange(len(waves)), waves)
+    positions = table.positions[rows] + behind
     step = DecodeStep(
         step_id=step_id,
         ops=draft.finish(),
         request_ids=tuple([s.request.request_id for s in sequences]),
         rows=rows,
         positions=positions,
-        read_slots=working,
-        write_slots=working,
-        waves=(len(sequences),),
-        page_tables=table.page_tables(rows, num_pages),
-        draws=_draws(sequences, positions),
+        read_slots=table.states[rows, np.maximum(behind - 1, 0)],
+        write_slots=table.states[rows, behind],
+        waves=waves,
+        page_tables=table.page_tables(rows, int(positions.max()) // page_size + 1),
+        draws=_draws([s for size in waves for s in sequences[:size]], positions),
+        drafts=tuple([d[j] for j, size in enumerate(waves[1:]) for _, d in runs[:size]]),
     )
-    table.positions[rows] += 1
-    for sequence in sequences:
+    for size in waves:
+        table.positions[first[:size]] += 1
+    for sequence, drafts in runs:
         sequence.in_flight += 1
-        sequence.draws_submitted += 1
-        sequence.scheduled += 1
+        sequence.draws_submitted += 1 + len(drafts)
+        sequence.scheduled += 1 + len(drafts)
+        sequence.verifying = sequence.drafts
     return step
+
+
+def _waves(runs: Sequence[Run]) -> tuple[int, ...]:
+    """How many of `runs`, the longest first, have a first token, a second one, and so on."""
+    longest = len(runs[0][1])
+    return tuple([len(runs)] + [sum(len(d) > j for _, d in runs) for j in range(longest)])
 
 
 def _draws(sequences: Sequence[Running], positions: Ints) -> tuple[Draw, ...]:

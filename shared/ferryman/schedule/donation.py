@@ -68,14 +68,17 @@ class ToTree:
         self._give_pages(sequence, sequence.prompt_len // self._manifest.page_size, now)
 
     def donate(self, sequence: Running, now: float) -> None:
-        """The newest track whose position is certain goes to the tree, with the pages below it."""
+        """The newest certain state at a page's end goes to the tree, and the pages below it."""
         if not sequence.drawn:
             return
         manifest, salt = self._manifest, sequence.request.tenant_salt
         root = root_key(manifest, salt) if salt else self._root
         sequence.extend_keys_to(root, manifest.page_size)
-        certain = [track for track in sequence.tracks if track.position <= sequence.computed]
-        if certain:
+        certain = [track for track in sequence.tracks if track.position <= sequence.frozen]
+        if self._stands_on_page_end(sequence):
+            working, sequence.working = sequence.working, None
+            self._give_point(sequence, sequence.computed, working, now)
+        elif certain:
             newest = max(certain, key=lambda track: track.position)
             sequence.tracks.remove(newest)
             self._give_point(sequence, newest.position, newest.handle, now)
@@ -83,6 +86,13 @@ class ToTree:
             end = sequence.computed // manifest.page_size * manifest.page_size
             self._give_point(sequence, end, None, now)
         self._give_pages(sequence, sequence.computed // manifest.page_size, now)
+
+    def _stands_on_page_end(self, sequence: Running) -> bool:
+        """Whether a run of drafts ended on a page's end and no step goes on from there: then the
+        working slot is what would have been saved."""
+        position = sequence.computed
+        is_page_end = position % self._manifest.page_size == 0 and position > sequence.prompt_len
+        return is_page_end and sequence.drafts and not sequence.in_flight and bool(sequence.working)
 
     def _give_point(
         self, sequence: Running, position: int, snapshot: SlotHandle | None, now: float

@@ -10,6 +10,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import SlotHandle
 from ferryman.schedule.batch import Sampled
+from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
 from ferryman.schedule.request import FinishReason, Request
 
 
@@ -55,6 +56,7 @@ class Finished:
     request_id: str
     reason: FinishReason
     num_generated: int
+    drafts: DraftCounts = NOTHING_DRAFTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.capacity import Concurrency
 from ferryman.errors import InvalidRequest
+from ferryman.schedule.drafting import NO_DRAFTS, DraftCounts, Drafting
 from ferryman.schedule.request import Request
 
 
@@ -14,7 +15,7 @@ class SchedulerLimits:
     """How much at once. `chunk_tokens` bounds the tokens of one prefill step.
 
     `snapshot_grid` is the distance in tokens between the coarse snapshots of a prompt, a multiple
-    of the page size; 0 for none.
+    of the page size; 0 for none. `drafting` proposes tokens of requests that decode.
     """
 
     concurrency: Concurrency
@@ -24,6 +25,7 @@ class SchedulerLimits:
     steps_in_flight: int
     prefix_cache: bool
     snapshot_grid: int = 0
+    drafting: Drafting = NO_DRAFTS
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""
@@ -50,3 +52,4 @@ class SchedulerStatistics:
     tokens_to_prefill: int
     prefill_steps: int
     decode_steps: int
+    drafts: DraftCounts

@@ -19,6 +19,7 @@ class OpsDraft:
     copies: list[Copy] = field(default_factory=list)
     clears: list[int] = field(default_factory=list)
     seeds: list[RowSeed] = field(default_factory=list)
+    saves: list[Snapshot] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
 
     def finish(self) -> SlotOps:
@@ -27,6 +28,7 @@ class OpsDraft:
             tuple(self.copies),
             tuple(self.clears),
             tuple(self.seeds),
+            tuple(self.saves),
             tuple(self.snapshots),
         )
 

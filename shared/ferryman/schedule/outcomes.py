@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ferryman.cache.resume import EMPTY_HOST
-from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome
+from ferryman.schedule.batch import DecodeStep, PrefillStep, Sampled, StepOutcome
 from ferryman.schedule.donation import Donation
+from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
 from ferryman.schedule.events import (
     Admitted,
     ChunkDone,
@@ -20,6 +23,7 @@ from ferryman.schedule.residence import Residence
 from ferryman.schedule.retraction import Retraction
 from ferryman.schedule.roster import Roster
 from ferryman.schedule.sequence import Goal, Phase, Running, Waiting
+from ferryman.schedule.verification import Verification, right_run
 from ferryman.schedule.windows import trim
 
 
@@ -32,13 +36,16 @@ class Outcomes:
         roster: Roster,
         donation: Donation,
         retraction: Retraction,
+        verification: Verification,
         events: list[Event],
     ) -> None:
         self._residence = residence
         self._roster = roster
         self._donation = donation
         self._retraction = retraction
+        self._verification = verification
         self._events = events
+        self.drafts = NOTHING_DRAFTED
 
     def prefilled(
         self, plan: PrefillStep, outcome: StepOutcome, sequences: tuple[Running, ...], now: float
@@ -66,7 +73,7 @@ class Outcomes:
         self._donation.publish_prompt(sequence, now)
         trim(self._residence, sequence)
         if sequence.goal is Goal.DECODE:
-            self.drew(sequence, first, now)
+            self._drew(sequence, (first,), now)
         else:
             sequence.phase = Phase.HELD
             self._events.append(Held(sequence.request_id, first))
@@ -83,16 +90,39 @@ class Outcomes:
         """A hand-off is verified: its pages are known here, and its first token counts."""
         self._events.append(Admitted(sequence.request_id, sequence.plan, is_resumed=False))
         self._donation.publish_prompt(sequence, now)
-        self.drew(sequence, first, now)
+        self._drew(sequence, (first,), now)
 
-    def drew(self, sequence: Running, sampled: Sampled, now: float) -> None:
-        """One token more of a request, perhaps its last."""
-        if sequence.phase is Phase.DONE:
-            return  # it ended while this step was on its way; the extra token is dropped
+    def decoded(
+        self, plan: DecodeStep, outcome: StepOutcome, sequences: tuple[Running, ...], now: float
+    ) -> None:
+        """A token of each request, and one more for each of its drafts that was right."""
+        for index, sequence in enumerate(sequences):
+            if sequence.phase is Phase.DONE:
+                continue  # it ended while this step was on its way; what it drew is dropped
+            if sequence.drafts:
+                run = right_run(plan, outcome, index)
+                self._drew(sequence, self._settled(sequence, run, plan.num_drafts(index)), now)
+            else:
+                self._drew(sequence, (outcome.sampled[index],), now)
+
+    def _settled(
+        self, sequence: Running, run: Sequence[Sampled], num_drafts: int
+    ) -> Sequence[Sampled]:
+        """What counts of a verified run: nothing behind the request's last token."""
+        kept = _until_its_end(sequence, run)
+        self._verification.settle(sequence, len(kept))
+        counts = DraftCounts(1, num_drafts, len(kept) - 1)
+        sequence.counts += counts
+        self.drafts += counts
+        return kept
+
+    def _drew(self, sequence: Running, run: Sequence[Sampled], now: float) -> None:
+        """Tokens more of a request, of which only the last may be its last."""
         request = sequence.request
-        self._events.append(Drawn(request.request_id, sequence.num_generated, sampled))
-        sequence.drawn.append(sampled.token_id)
-        if sampled.token_id in request.stop_token_ids:
+        for sampled in run:
+            self._events.append(Drawn(request.request_id, sequence.num_generated, sampled))
+            sequence.drawn.append(sampled.token_id)
+        if run[-1].token_id in request.stop_token_ids:
             self.finish(sequence, FinishReason.STOP, now)
         elif sequence.num_generated >= request.sampling.max_tokens:
             self.finish(sequence, FinishReason.LENGTH, now)
@@ -104,4 +134,14 @@ class Outcomes:
         if sequence.phase in (Phase.DECODING, Phase.RETRACTING):
             self._donation.donate(sequence, now)
         self._roster.leave(sequence)
-        self._events.append(Finished(sequence.request_id, reason, sequence.num_generated))
+        counts = sequence.counts
+        self._events.append(Finished(sequence.request_id, reason, sequence.num_generated, counts))
+
+
+def _until_its_end(sequence: Running, run: Sequence[Sampled]) -> Sequence[Sampled]:
+    request = sequence.request
+    room = request.sampling.max_tokens - sequence.num_generated
+    for index, sampled in enumerate(run[:room]):
+        if sampled.token_id in request.stop_token_ids:
+            return run[: index + 1]
+    return run[:room]

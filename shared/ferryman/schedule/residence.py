@@ -16,6 +16,8 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import CopyFrom, ResumePlan, resume_set
 from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
+from ferryman.schedule.drafting import NOTHING_PROPOSED, Proposals
+from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request
 from ferryman.schedule.rows import RowTable
 from ferryman.schedule.sequence import Running, Waiting
@@ -49,12 +51,14 @@ def slot_op_holder(request_id: str) -> Holder:
 class Residence:
     """The pools, the tree and the rows of one worker, and everything that moves between them."""
 
-    def __init__(self, manifest: StateManifest, sizes: Demand, num_rows: int, max_len: int) -> None:
+    def __init__(self, manifest: StateManifest, sizes: Demand, limits: SchedulerLimits) -> None:
         self.manifest = manifest
+        self._drafting = limits.drafting
         self.pools = Pools(sizes)
         self.tree = PrefixTree.of(manifest, path_snapshots(sizes.get(Kind.RECURRENT, 0)))
-        max_pages = -(-max_len // manifest.page_size) + 1
-        self.rows = RowTable(num_rows, max_pages, manifest.kinds)
+        max_pages = -(-limits.max_len // manifest.page_size) + 1
+        num_drafts = limits.drafting.num_tokens
+        self.rows = RowTable(limits.concurrency.rows, max_pages, manifest.kinds, num_drafts)
         self._retired: deque[_Retired] = deque()
         self._submitted = 0
         self._committed = 0
@@ -107,7 +111,10 @@ class Residence:
         if taken is None:
             self._unpin(waiting.request, plan, pinned)
             return None
-        return self._settle(waiting, plan, holder, taken, pinned)
+        return self._settle(waiting, plan, taken, pinned)
+
+    def _proposals(self, waiting: Waiting) -> Proposals:
+        return self._drafting.begin(waiting.request) if waiting.num_decoded else NOTHING_PROPOSED
 
     def try_take(
         self, demand: Demand, holder: Holder, headroom: int = 0
@@ -163,7 +170,6 @@ class Residence:
         self,
         waiting: Waiting,
         plan: ResumePlan,
-        holder: Holder,
         taken: dict[Kind, tuple[SlotHandle, ...]],
         pinned: _Pinned,
     ) -> Running:
@@ -171,12 +177,14 @@ class Residence:
         sequence = Running(
             waiting,
             plan,
-            holder=holder,
+            holder=pinned.holder,
             row=self.rows.take(),
             own=self._map_pages(plan, taken, pinned.windows),
             spare=[],
             working=recurrent.pop(0) if recurrent else None,
-            snapshots=dict(zip(plan.snapshots, recurrent, strict=True)) if recurrent else {},
+            scratch=recurrent[len(plan.snapshots) :],
+            proposals=self._proposals(waiting),
+            snapshots=dict(zip(plan.snapshots, recurrent, strict=False)) if recurrent else {},
             copy_source=pinned.source,
         )
         self._spread_windows(sequence, plan, taken.get(Kind.WINDOW, ()))
@@ -213,7 +221,10 @@ class Residence:
 
     def _fill_row(self, sequence: Running) -> None:
         rows, row, plan = self.rows, sequence.row, sequence.plan
-        rows.working[row] = sequence.working_slot
+        rows.states[row, : 1 + len(sequence.scratch)] = [
+            sequence.working_slot,
+            *(handle.slot for handle in sequence.scratch),
+        ]
         rows.positions[row] = plan.position
         if plan.anchor_pages and Kind.FULL in self.manifest.kinds:
             path = self.tree.slots_of(Kind.FULL, sequence.keys[: plan.anchor_pages])

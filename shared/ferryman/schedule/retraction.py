@@ -53,7 +53,7 @@ class Retraction:
             num_generated=sequence.num_generated,
         )
         self._events.append(Retracted(request.request_id, request.num_generated, request))
-        waiting = Waiting(sequence.order, request, Goal.DECODE, EMPTY_HOST, was_retracted=True)
+        waiting = Waiting(sequence.order, request, Goal.DECODE, EMPTY_HOST, True, sequence.counts)
         self._roster.line.enter(waiting)
 
     # What somebody copies elsewhere, for the room is wanted.

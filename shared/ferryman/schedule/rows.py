@@ -13,11 +13,16 @@ NO_SLOT = -1
 
 
 class RowTable:
-    """`page_tables[kind]` [rows, pages] and `positions`, `working` [rows]; -1 where nothing is."""
+    """`page_tables[kind]` [rows, pages], `states` [rows, 1 + drafts], `positions` [rows].
 
-    def __init__(self, num_rows: int, max_pages: int, kinds: Sequence[Kind]) -> None:
+    `states` are recurrent slots: the working one, then those of scratch. -1 where nothing is.
+    """
+
+    def __init__(
+        self, num_rows: int, max_pages: int, kinds: Sequence[Kind], num_drafts: int = 0
+    ) -> None:
         self.positions = np.zeros(num_rows, dtype=np.int64)
-        self.working = np.full(num_rows, NO_SLOT, dtype=np.int64)
+        self.states = np.full((num_rows, 1 + num_drafts), NO_SLOT, dtype=np.int64)
         self._pages: dict[Kind, Ints] = {
             kind: np.full((num_rows, max_pages), NO_SLOT, dtype=np.int64)
             for kind in kinds
@@ -35,7 +40,7 @@ class RowTable:
     def give_back(self, row: int) -> None:
         for table in self._pages.values():
             table[row] = NO_SLOT
-        self.working[row] = NO_SLOT
+        self.states[row] = NO_SLOT
         self.positions[row] = 0
         self._free.append(row)
 

@@ -45,6 +45,7 @@ from ferryman.schedule.retraction import Retraction
 from ferryman.schedule.roster import Roster
 from ferryman.schedule.sequence import Goal, Running, Waiting
 from ferryman.schedule.units import held_units, resume_units
+from ferryman.schedule.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,18 @@ class Scheduler:
         self.manifest = manifest
         self.limits = limits
         self._events: list[Event] = []
-        self.residence = Residence(manifest, sizes, limits.concurrency.rows, limits.max_len)
+        self.residence = Residence(manifest, sizes, limits)
         self.roster = Roster(self.residence)
         placement = Placement(limits.snapshot_grid, prompt_points(manifest, sizes))
         windows = WindowPool(sizes.get(Kind.WINDOW, 0), limits.concurrency.uncertain_len)
-        planner = Planner(manifest, costs, limits.chunk_tokens, placement, windows=windows)
+        planner = Planner(
+            manifest,
+            costs,
+            limits.chunk_tokens,
+            placement,
+            windows=windows,
+            num_drafts=limits.drafting.num_tokens,
+        )
         here = self.residence, self.roster
         self.admission = Admission(*here, limits, planner, self._events)
         self._door = Door(limits, sizes, planner)
@@ -86,8 +94,9 @@ class Scheduler:
         if limits.prefix_cache:
             donation = ToTree(self.residence, root, self._events)
         self.retraction = Retraction(*here, donation, self._events)
-        self._outcomes = Outcomes(*here, donation, self.retraction, self._events)
-        self._decode = DecodeSteps(*here, self.retraction, limits.concurrency.tracking)
+        verification = Verification(self.residence, limits.concurrency.tracking)
+        self._outcomes = Outcomes(*here, donation, self.retraction, verification, self._events)
+        self._decode = DecodeSteps(*here, self.retraction, verification, limits)
         self._flights: deque[_Flight] = deque()
         self._prefill_steps = 0
         self._decode_steps = 0
@@ -177,8 +186,8 @@ class Scheduler:
         ready = self._decode.ready(now)
         if not ready:
             return None
-        step = self._decode.plan(next(self._step_ids), ready)
-        self._launch(step.step_id, ready)
+        step, members = self._decode.plan(next(self._step_ids), ready)
+        self._launch(step.step_id, members)
         return step
 
     def _launch(self, step_id: int, sequences: list[Running]) -> None:
@@ -203,8 +212,7 @@ class Scheduler:
             self._outcomes.prefilled(plan, outcome, flight.sequences, now)
         else:
             self._decode_steps += 1
-            for sequence, sampled in zip(flight.sequences, outcome.sampled, strict=True):
-                self._outcomes.drew(sequence, sampled, now)
+            self._outcomes.decoded(plan, outcome, flight.sequences, now)
         self.residence.committed(plan.step_id)
 
     # What others read, and keep alive.
@@ -282,6 +290,7 @@ class Scheduler:
             tokens_to_prefill=roster.tokens_to_prefill,
             prefill_steps=self._prefill_steps,
             decode_steps=self._decode_steps,
+            drafts=self._outcomes.drafts,
         )
 
     def check_integrity(self) -> None:

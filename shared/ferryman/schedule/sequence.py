@@ -11,6 +11,7 @@ from ferryman.cache.keys import PageKey, TokenIds, extend_keys
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView, ResumePlan
 from ferryman.cache.slots import Holder, SlotHandle
+from ferryman.schedule.drafting import NOTHING_DRAFTED, NOTHING_PROPOSED, DraftCounts, Proposals
 from ferryman.schedule.request import Request
 
 
@@ -41,6 +42,7 @@ class Waiting:
     goal: Goal
     host: HostView
     was_retracted: bool
+    counts: DraftCounts = NOTHING_DRAFTED
 
     @property
     def num_decoded(self) -> int:
@@ -67,11 +69,15 @@ class Running:
     protected by a hold on the anchor. `scheduled` counts positions given to submitted steps.
     `points` are the positions of its prompt that are still to go to the tree for others to resume
     at; `snapshots` holds the slots that their recurrent states will lie in.
+
+    A request that drafts has `scratch` slots for the states behind its drafts, and nothing is
+    planned for it before the step that verifies some has committed (`verifying`).
     """
 
     __slots__ = (
         "anchor_pages",
         "copy_source",
+        "counts",
         "drawn",
         "draws_submitted",
         "first_output",
@@ -84,12 +90,15 @@ class Running:
         "phase",
         "plan",
         "points",
+        "proposals",
         "request",
         "row",
         "scheduled",
+        "scratch",
         "snapshots",
         "spare",
         "tracks",
+        "verifying",
         "working",
     )
 
@@ -103,6 +112,8 @@ class Running:
         own: dict[Kind, dict[int, SlotHandle]],
         spare: list[SlotHandle],
         working: SlotHandle | None,
+        scratch: list[SlotHandle],
+        proposals: Proposals,
         snapshots: dict[int, SlotHandle],
         copy_source: tuple[SlotHandle, ...],
     ) -> None:
@@ -117,6 +128,10 @@ class Running:
         self.spare = spare
         self.working = working
         self.points = list(plan.snapshots)
+        self.scratch = scratch
+        self.proposals = proposals
+        self.verifying = False
+        self.counts = waiting.counts
         self.snapshots = snapshots
         self.copy_source = copy_source
         self.anchor_pages = plan.anchor_pages
@@ -142,6 +157,11 @@ class Running:
         return self.working.slot if self.working else -1
 
     @property
+    def drafts(self) -> bool:
+        """Whether its steps need to know the tokens drawn before them."""
+        return self.proposals is not NOTHING_PROPOSED
+
+    @property
     def num_generated(self) -> int:
         return self.request.num_generated + len(self.drawn)
 
@@ -155,6 +175,12 @@ class Running:
     def computed(self) -> int:
         """Positions computed from known tokens: the last draw is not consumed yet."""
         return self.prompt_len + max(0, len(self.drawn) - 1)
+
+    @property
+    def frozen(self) -> int:
+        """Tracks up to this position are written. One at `computed` may be the work of the step
+        that verifies what follows."""
+        return self.computed - 1 if self.verifying else self.computed
 
     def token_ids(self) -> TokenIds:
         drawn = np.array(self.drawn, dtype="<u4")
@@ -171,4 +197,5 @@ class Running:
         held += self.spare
         held += self.snapshots.values()
         held += [track.handle for track in self.tracks]
+        held += self.scratch
         return held + ([self.working] if self.working else [])
