@@ -11,12 +11,14 @@ from torch import Tensor
 
 from ferryman.errors import ConfigError
 from ferryman.model.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from ferryman.model.fp8 import num_blocks, scaled_by_block
 from ferryman.model.ranks import ALONE, Group
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 _STORED_DTYPES = ("F64", "F32", "BF16", "F16")
 _QUANTISED_DTYPES = ("U8",)
+_FP8 = "F8_E4M3"
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -69,9 +71,15 @@ class Weights:
         return self.precise(name, *shape).to(self.dtype)
 
     def precise(self, name: str, *shape: int) -> Tensor:
-        """As `tensor`, but never rounded to less than the accumulation dtype."""
-        stored = self._checked(name, shape, _STORED_DTYPES)
+        """As `tensor`, but never rounded to less than the accumulation dtype.
+
+        What is stored in 8 bits is multiplied by the scales beside it, `<name>_scale_inv`.
+        """
+        stored = self._checked(name, shape, (*_STORED_DTYPES, _FP8))
         read = stored.read().to(self.device, accumulation_dtype(self.dtype))
+        if stored.dtype == _FP8:
+            scales = self.precise(f"{name}_scale_inv", *(num_blocks(length) for length in shape))
+            read = scaled_by_block(read, scales)
         factor = torch.as_tensor(self.factors.get(stored.name, 1.0), dtype=torch.float64)
         return read.mul_(factor.to(read))
 

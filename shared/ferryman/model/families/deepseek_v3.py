@@ -9,6 +9,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.decoder import Decoder, EndScales, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
+from ferryman.model.fp8 import METHOD, check_blocks
 from ferryman.model.grouped_routing import load_grouped_router
 from ferryman.model.latent import load_latent_attention
 from ferryman.model.layers import (
@@ -54,6 +55,7 @@ class DeepseekConfig:
 def read_deepseek(fields: Fields) -> DeepseekConfig:
     """What DeepSeek-V3 and V3.2 have in common; refuses other ways to route by name."""
     check_activation(fields)
+    check_blocks(fields)
     expected = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
     for name, value in expected.items():
         if fields.raw.get(name, value) != value:
@@ -166,4 +168,4 @@ def _load(config: DeepseekConfig, manifest: StateManifest, weights: Weights) -> 
     )
 
 
-FAMILY = Family(("DeepseekV3ForCausalLM",), read_deepseek, _load)
+FAMILY = Family(("DeepseekV3ForCausalLM",), read_deepseek, _load, quantisations=(METHOD,))

@@ -9,6 +9,7 @@ from ferryman.model.decoder import Decoder, EndScales, load_ends
 from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_deepseek, read_deepseek
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
+from ferryman.model.fp8 import METHOD
 from ferryman.model.layers import Mixing, Place
 from ferryman.model.reading import read_layers
 from ferryman.model.shapes import IndexShape, StateShape, TrunkShape
@@ -59,4 +60,4 @@ def _load(config: SparseDeepseekConfig, manifest: StateManifest, weights: Weight
     )
 
 
-FAMILY = Family(("DeepseekV32ForCausalLM",), _read, _load)
+FAMILY = Family(("DeepseekV32ForCausalLM",), _read, _load, quantisations=(METHOD,))
