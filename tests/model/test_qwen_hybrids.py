@@ -15,6 +15,7 @@ from tests.model.differences import difference
 from tests.model.families import qwen3_5, qwen3_next
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import PagedRun, Part
+from tests.model.ragged import random_prompt
 from tests.oracle import load_oracle
 from tests.tiny_models import save_drawn, save_random
 from torch import Tensor
@@ -32,7 +33,7 @@ from ferryman.model.families.qwen3_next import QwenHybridConfig, SharedMoeShape
 from ferryman.model.registry import load_model
 from ferryman.model.shapes import DeltaShape, MlpShape
 
-PROMPT = [random.Random(5).randrange(VOCAB_SIZE) for _ in range(50)]
+PROMPT = random_prompt(random.Random(5), 50, VOCAB_SIZE)
 VISION = {
     "depth": 1,
     "hidden_size": 8,
