@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ferryman_kernels._latent_attention_triton import latent_attention_triton
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.latent_pages import places_of
+from ferryman_kernels.latent_pages import all_positions, places_of
 from ferryman_kernels.ragged import Span, first_tokens
 
 BLOCK = 1 << 22
@@ -108,10 +108,9 @@ def latent_attention_decode(
     scale: float,
 ) -> Tensor:
     """One query of each row of `page_table` over its whole past: dense decode."""
-    reach = torch.arange(page_table.shape[1] * pages.shape[1], device=q.device)
-    seen = torch.where(reach <= positions[:, None], reach, -1)
-    rows = torch.arange(len(q), device=q.device)
-    places = places_of(seen, page_table, rows, pages.shape[1])
+    rows, page_size = torch.arange(len(q), device=q.device), pages.shape[1]
+    seen = all_positions(positions, page_table.shape[1] * page_size)
+    places = places_of(seen, page_table, rows, page_size)
     return latent_attention(q, pages, places, latent_dim, scale)
 
 

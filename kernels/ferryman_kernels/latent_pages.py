@@ -91,3 +91,9 @@ def places_of(positions: Tensor, page_table: Tensor, rows: Tensor, page_size: in
     pages = page_table[rows[:, None], positions.clamp_min(0) // page_size]
     named = (positions >= 0) & (pages >= 0)
     return torch.where(named, pages * page_size + positions % page_size, -1)
+
+
+def all_positions(positions: Tensor, reach: int) -> Tensor:
+    """Everything below `reach` that tokens at `positions` [tokens] see, then -1."""
+    keys = torch.arange(reach, device=positions.device)
+    return torch.where(keys <= positions[:, None], keys, -1)

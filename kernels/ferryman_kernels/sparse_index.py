@@ -19,7 +19,7 @@ from ferryman_kernels._compiled import serves
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._sparse_index_compiled import index_scores_compiled
 from ferryman_kernels._sparse_index_triton import index_scores_triton
-from ferryman_kernels.latent_pages import places_of
+from ferryman_kernels.latent_pages import all_positions, places_of
 from ferryman_kernels.ragged import Span, first_tokens
 
 SCORE_BLOCK = 1 << 22
@@ -72,7 +72,7 @@ def choose_prefill(
     spans: Sequence[Span],
     count: int,
 ) -> Tensor:
-    """Where what each token of several chunks attends to lies.
+    """Where what each token of several chunks attends to lies. Scores nothing that needs no choice.
 
     `q` [tokens, index_heads, index_dim] and `weights` [tokens, index_heads] stand at the absolute
     positions of `spans`; index keys up to each end are written to `index_pages` [slots, page_size,
@@ -89,11 +89,11 @@ def choose_prefill(
         for low in range(start, end, block):
             high = min(low + block, end)
             tokens = slice(first + low - start, first + high - start)
-            scores = _scores(q[tokens], weights[tokens], keys[:high], low)
-            best, rows = (
-                best_positions(scores, count),
-                torch.zeros_like(scores[:, 0], dtype=torch.int64),
-            )
+            best = all_positions(torch.arange(low, high, device=q.device), high)
+            if high > count:
+                scores = _scores(q[tokens], weights[tokens], keys[:high], low)
+                best = best_positions(scores, count)
+            rows = torch.zeros(high - low, dtype=torch.int64, device=q.device)
             places[tokens, : best.shape[1]] = places_of(best, table, rows, index_pages.shape[1])
     return places
 
@@ -128,14 +128,17 @@ def choose_decode(
     """
     _check(q, weights, index_pages, page_table)
     assert len(page_table) == len(positions) == len(q), (page_table.shape, positions.shape, q.shape)
-    rows = torch.arange(len(q), device=q.device)
+    rows, page_size = torch.arange(len(q), device=q.device), index_pages.shape[1]
+    reach = page_table.shape[1] * page_size
+    if reach <= count:
+        return places_of(all_positions(positions, reach), page_table, rows, page_size)
     run = index_scores_reference
     if q.is_cuda and q.dtype != torch.float64:
         run = index_scores_triton
     elif serves(q):
         run = index_scores_compiled
     scores = run(q, weights, index_pages, page_table, rows, positions)
-    return places_of(best_positions(scores, count), page_table, rows, index_pages.shape[1])
+    return places_of(best_positions(scores, count), page_table, rows, page_size)
 
 
 def _check(q: Tensor, weights: Tensor, index_pages: Tensor, page_table: Tensor) -> None:

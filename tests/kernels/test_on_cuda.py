@@ -15,6 +15,12 @@ from ferryman_kernels.causal_conv import (
     causal_conv_prefill,
     causal_conv_prefill_reference,
 )
+from ferryman_kernels.latent_attention import (
+    latent_attention,
+    latent_attention_prefill,
+    latent_attention_reference,
+)
+from ferryman_kernels.latent_pages import write_latents, write_latents_reference
 from ferryman_kernels.paged_attention import (
     paged_attention_decode,
     paged_attention_prefill,
@@ -24,6 +30,7 @@ from ferryman_kernels.pages import gather_pages, scatter_pages, write_kv, write_
 from ferryman_kernels.rms_norm import gated_rms_norm, gated_rms_norm_reference
 from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference
 from ferryman_kernels.slots import clear_slots, copy_slots
+from ferryman_kernels.sparse_index import choose_decode, index_scores_reference
 from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 from ferryman_kernels.ssd_decode import selective_state_update, selective_state_update_reference
 
@@ -168,6 +175,38 @@ def test_attention_on_the_device(dtype: torch.dtype, window: int) -> None:
     got = _on_cuda(paged_attention_decode, q[:4], *pages, positions, 0.09, window)
     spans = [(position, position + 1) for position in positions.tolist()]
     expected = _in_float64(paged_attention_reference, q[:4], *pages, spans, 0.09, window)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latent_attention_on_the_device(dtype: torch.dtype) -> None:
+    """Of what the device chooses by rounded scores, at most a hair's breadth is not the best."""
+    pages, index_pages = (_rounded(300, 16, dim, dtype=dtype) for dim in (576, 128))
+    table = torch.randperm(300)[: 2 * 125].view(2, 125)[[0, 1, 0, 1]]
+    positions, rows = torch.tensor([0, 1999, 511, 512]), torch.arange(4)
+    q, index_q = (_rounded(4, *s, dtype=dtype) * 0.1 for s in ((128, 576), (64, 128)))
+    weights = torch.randn(4, 64)
+    index = (index_q, weights, index_pages, table)
+    places = _on_cuda(choose_decode, *index, positions, 300).cpu()
+    scores = _in_float64(index_scores_reference, *index, rows, positions)
+    for token, position in enumerate(positions.tolist()):
+        line, seen = scores[token, : position + 1], min(300, position + 1)
+        where = table[token].repeat_interleave(16) * 16 + torch.arange(2000) % 16
+        chosen = torch.isin(where[: position + 1], places[token])
+        assert int(chosen.sum()) == seen
+        slack = 1e-2 if dtype == torch.bfloat16 else 1e-4
+        assert float(line[chosen].min()) > float(line.topk(seen).values[-1]) - slack
+    got = _on_cuda(latent_attention, q, pages, places, 512, 0.09)
+    expected = _in_float64(latent_attention_reference, q, pages, places, 512, 0.09)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    written = pages.to(CUDA)
+    write_latents(written, *(t.to(CUDA) for t in (q[:, 0], table, rows, positions)))
+    write_latents_reference(pages, q[:, 0], table, rows, positions)
+    assert torch.equal(written.cpu(), pages)
+    tokens = sum(end - start for start, end in SPANS)
+    chunk = _rounded(tokens, 8, 576, dtype=dtype) * 0.1
+    got = _on_cuda(latent_attention_prefill, chunk, pages, table, SPANS, 512, 0.09)
+    expected = _in_float64(latent_attention_prefill, chunk, pages, table, SPANS, 512, 0.09)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
 
 
