@@ -85,6 +85,7 @@ class LLM:
         overlap: bool = True,
         device: str = "cpu",
         num_threads: int = 0,
+        tp_size: int = 1,
     ) -> None:
         options = EngineOptions(
             model=Path(model),
@@ -101,6 +102,7 @@ class LLM:
             device=device,
             num_threads=num_threads,
             snapshot_grid=snapshot_grid,
+            tp_size=tp_size,
         )
         self._exit = ExitStack()
         self._engine = self._exit.enter_context(running_engine(options))

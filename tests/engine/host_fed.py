@@ -34,6 +34,7 @@ class Cell:
     max_running: int = 6
     recurrent_slots: int = 0
     snapshot_grid: int = 0
+    tp_size: int = 1
 
 
 @dataclass
@@ -168,6 +169,7 @@ def engine_of(kind: type[Fed], folder: Path, cell: Cell) -> Fed:
         snapshot_grid=cell.snapshot_grid,
         prefix_cache=cell.prefix_cache,
         overlap=cell.overlap,
+        tp_size=cell.tp_size,
     )
 
 

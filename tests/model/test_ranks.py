@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 from tests.lockstep import Lockstep, LockstepGroup, OutOfStep
-from tests.model.comparison import FAMILIES, random_config
+from tests.model.comparison import FAMILIES
+from tests.model.cuttable import cuttable
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import NUM_SLOTS, PagedRun
@@ -31,8 +31,6 @@ from transformers import LlamaConfig, PretrainedConfig
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.shards import recut
 from ferryman.errors import ConfigError
-from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
 from ferryman.model.ranks import ALONE, Group
 from ferryman.model.registry import load_model
 
@@ -93,20 +91,6 @@ def assert_the_same_slots(kind: Kind, whole: Ran, ranks: Sequence[Ran]) -> None:
         )
         assert not np.isnan(right).all(), f"nothing was written to {section}"
         np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9, err_msg=str(section))
-
-
-def cuttable(family: str, num_ranks: int, folder: Path) -> Iterator[PretrainedConfig]:
-    """Random configs of the family that so many ranks can share."""
-    architectures = import_module(f"ferryman.model.families.{family}").FAMILY.architectures
-    for seed in itertools.count():
-        config = random_config(family, seed)
-        config.architectures = list(architectures[:1])
-        config.save_pretrained(folder)
-        try:
-            state_manifest(load_config(folder), "float64", PAGE_SIZE, "", num_ranks)
-        except ConfigError:
-            continue
-        yield config
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,10 +15,10 @@ one: replicated heads, as many times as d / l goes into n.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from ferryman.cache.manifest import DTYPE_BYTES, KindLayout, Section
+from ferryman.cache.manifest import DTYPE_BYTES, KindLayout, Section, StateManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,15 @@ class Recut:
         for run in self.scattered:
             if run.offset < end and run.end > begin:
                 yield run.clipped(begin, end)
+
+
+def over_ranks(whole: StateManifest, of_rank: StateManifest, num_ranks: int) -> StateManifest:
+    """`whole`, its slots as large as what all ranks keep of one: the manifest to size pools by."""
+    layouts = [
+        replace(layout, slot_bytes=num_ranks * of_rank.layout(layout.kind).slot_bytes)
+        for layout in whole.layouts
+    ]
+    return replace(whole, layouts=tuple(layouts))
 
 
 def recut(whole: KindLayout, of_rank: KindLayout, num_ranks: int) -> Recut:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.engine.copy_side import CopySide, Fence
 from ferryman.engine.device_transfer import transfer_of
 from ferryman.engine.packing import PackedStep
@@ -39,6 +43,29 @@ class Others(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What every rank allocates: slots of each kind, rows and tokens of the history."""
+
+    num_slots: Mapping[Kind, int]
+    max_rows: int
+    max_len: int
+
+
+class Recruiting(Protocol):
+    """The other ranks while models are loaded. `lost` ends, with RankLost, when one is gone."""
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def lost(self) -> Future[None]: ...
+
+    def allocate(self, whole: StateManifest, of_rank: StateManifest, sizes: Sizes) -> Others:
+        """Has all of them make slabs of `of_rank`, their share of `whole`. Raises RankLost."""
+        ...
+
+
 class _Answered:
     def is_answered(self) -> bool:
         return True
@@ -57,6 +84,18 @@ class NoOthers:
 
     def transfer_of(self, own: Slabs, side: CopySide) -> Transfer:
         return transfer_of(own, side)
+
+
+class NobodyElse:
+    """Nobody to wait for."""
+
+    group = ALONE
+
+    def __init__(self) -> None:
+        self.lost: Future[None] = Future()
+
+    def allocate(self, whole: StateManifest, of_rank: StateManifest, sizes: Sizes) -> Others:
+        return NO_OTHERS
 
 
 _ANSWERED = _Answered()

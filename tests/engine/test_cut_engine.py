@@ -1,0 +1,82 @@
+"""An engine of several ranks, each a process, answers as one rank does: cold, hit, fork, loaded.
+
+What one engine stored, the other loads, whichever of them is cut: units are the whole model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.engine.host_fed import Cell, HostFed, assert_same, engine
+from tests.native import ALL_KINDS, native_config, save_native
+from tests.tiny_models import save_tiny_model
+
+from ferryman.schedule.request import SamplingParams
+
+PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=5, ignore_eos=True)
+DRAWN = SamplingParams(
+    max_tokens=12, temperature=0.9, top_p=0.9, seed=3, repetition_penalty=1.3, ignore_eos=True
+)
+
+
+@pytest.fixture(scope="module", params=["granite_moe", "native"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    if request.param == "native":
+        return save_native(path, native_config(ALL_KINDS), 0)
+    return save_tiny_model(path, request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Iterator[HostFed]:
+    with engine(folder, Cell(1024, overlap=False)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cut(folder: Path) -> Iterator[HostFed]:
+    with engine(folder, Cell(32, overlap=True, tp_size=2)) as llm:
+        yield llm
+
+
+def test_two_ranks_answer_as_one_does(whole: HostFed, cut: HostFed) -> None:
+    for llm in (whole, cut):
+        llm.forget()
+    cold = whole.generate([PROMPT], GREEDY)[0]
+    assert_same(cut.generate([PROMPT], GREEDY)[0], cold)
+    hit = cut.generate([PROMPT], GREEDY)[0]
+    assert hit.cached_tokens["device"] == 64
+    assert_same(hit, cold)
+    forks = [[*PROMPT[:66], *tail] for tail in ([5], [9] * 20, PROMPT[66:])]
+    mixed = [*forks, *(PROMPT[:n] for n in (1, 16, 17, 40))]
+    for found, right in zip(
+        cut.generate(mixed, GREEDY), whole.generate(mixed, GREEDY), strict=True
+    ):
+        assert_same(found, right)
+    cut.check_integrity()
+
+
+def test_what_is_drawn_is_drawn_once_for_all_ranks(whole: HostFed, cut: HostFed) -> None:
+    """The second step reads on every rank what rank 0 drew in the first."""
+    prompts = [PROMPT[:n] for n in (20, 33)]
+    found = [one.token_ids for one in cut.generate(prompts, DRAWN)]
+    assert found == [one.token_ids for one in whole.generate(prompts, DRAWN)]
+
+
+@pytest.mark.parametrize("reader", ["cut", "whole"])
+def test_what_one_stored_the_other_loads(whole: HostFed, cut: HostFed, reader: str) -> None:
+    loads, stores = (cut, whole) if reader == "cut" else (whole, cut)
+    for llm in (loads, stores):
+        llm.forget()
+    cold = whole.generate([PROMPT], GREEDY)[0]
+    stores.generate([PROMPT], GREEDY)
+    stores.write_through(PROMPT)
+    loads.forget()
+    loads.attach(stores.host)
+    found = loads.generate([PROMPT], GREEDY)[0]
+    assert found.cached_tokens == {"device": 0, "host": 64, "storage": 0}
+    assert_same(found, cold)
+    loads.check_integrity()
