@@ -63,5 +63,9 @@ class Host:
 
 
 @lru_cache
+def host_for(manifest: StateManifest) -> Host:
+    return Host(manifest)
+
+
 def host_of(name: str) -> Host:
-    return Host(MANIFESTS[name])
+    return host_for(MANIFESTS[name])

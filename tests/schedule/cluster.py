@@ -70,7 +70,7 @@ class FakeWorker:
         limits = SchedulerLimits(
             concurrency=Concurrency(max_running, 4, tracking, drafting.num_tokens),
             chunk_tokens=chunk_tokens,
-            max_len=min(MAX_LEN, sizes[Kind.FULL] * manifest.page_size),
+            max_len=min(MAX_LEN, sizes.get(Kind.FULL, MAX_LEN) * manifest.page_size),
             max_waiting=100,
             steps_in_flight=2 if overlap else 1,
             prefix_cache=prefix_cache,

@@ -172,7 +172,7 @@ class Planner:
             chunk_len=self.step_tokens,
             compute_seconds=best.seconds,
         )
-        keepless = replace(self, windows=self.windows._replace(uncertain_len=-1))
+        keepless = self._keepless
         plan = keepless._budgeted(bare)
         return plan if self._could_fit(plan) else keepless._in_shorter_chunks(plan)
 
@@ -209,7 +209,8 @@ class Planner:
         budgeted = self._budgeted(plan)
         if self._could_fit(budgeted):
             return budgeted
-        return replace(self, windows=self.windows._replace(uncertain_len=-1))._budgeted(plan)
+        # A pool that has just room for it keeps nothing for the next turn, nor for others.
+        return self._keepless._budgeted(plan._replace(window_pages=()))
 
     # Choosing the position.
 
@@ -348,6 +349,11 @@ class Planner:
 
     # Counting slots.
 
+    @property
+    def _keepless(self) -> Planner:
+        """Where nothing of what is decoded is kept."""
+        return replace(self, windows=self.windows._replace(uncertain_len=-1))
+
     def _budgeted(self, plan: ResumePlan) -> ResumePlan:
         """With the fresh slots it needs: what is reused on the device is not among them."""
         demand, kinds, windows = {}, self.manifest.kinds, NO_WINDOWS
@@ -375,12 +381,16 @@ class Planner:
             self.num_drafts,
         )
 
+    def _window_room(self, plan: ResumePlan) -> int:
+        """What the pool has at most besides the pages that the plan reuses."""
+        return self.windows.num_slots - len(plan.window_pages)
+
     def _could_fit(self, plan: ResumePlan) -> bool:
-        return plan.windows.most <= self.windows.num_slots
+        return plan.windows.most <= self._window_room(plan)
 
     def _in_shorter_chunks(self, plan: ResumePlan) -> ResumePlan:
-        use, slots = self._window_use(plan), self.windows.num_slots
-        length = fitting_chunk(self.manifest, use, plan.chunk_len, slots)
+        use, room = self._window_use(plan), self._window_room(plan)
+        length = fitting_chunk(self.manifest, use, plan.chunk_len, room)
         return self._budgeted(plan._replace(chunk_len=length))
 
 

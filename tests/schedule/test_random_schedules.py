@@ -1,0 +1,53 @@
+"""10,000 random schedules on tiny pools, or as many as there is time for: `random_schedules.py`.
+
+Windows of one to three pages, two to six snapshots, every combination of kinds. Whoever was
+admitted never lacks a slot, the head of the line of an idle worker always comes in, no slot is
+freed twice, and every read finds the stamp of the state that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from tests.schedule.random_schedules import play_many
+
+SCHEDULES = int(os.environ.get("FERRYMAN_TEST_SCHEDULES", "200"))
+PARTS = 4
+
+HAPPENED = (
+    "admitted",
+    "answered",
+    "buried",
+    "cancelled",
+    "copied",
+    "corrupt",
+    "declined",
+    "given up",
+    "handed over",
+    "hit",
+    "loaded full",
+    "loaded recurrent",
+    "loaded window",
+    "moved full",
+    "moved recurrent",
+    "moved window",
+    "no room to reserve",
+    "refused at the door",
+    "resumed",
+    "shorter chunks",
+    "window lost",
+    "windows reused",
+)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_schedule_runs_out_of_slots_stands_still_or_reads_a_wrong_state(
+    part: int, record_property: Callable[[str, object], None]
+) -> None:
+    first, end = (SCHEDULES * number // PARTS for number in (part, part + 1))
+    counts = play_many(first, end - first)
+    record_property("counts", dict(sorted(counts.items())))
+    for what in HAPPENED:
+        assert counts[what], f"{what}: it was meant to happen"

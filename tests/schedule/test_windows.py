@@ -1,0 +1,193 @@
+"""Window state end to end in the schedule: what is kept, what goes back, and who gets in."""
+
+from __future__ import annotations
+
+import pytest
+from tests.schedule.cluster import FakeWorker, request
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import Reason, resume_set
+from ferryman.cache.slots import TREE, Holder, Role
+from ferryman.cache.window_budget import WindowUse, most_window_pages, window_demand
+from ferryman.engine.stamps import fake_manifest
+from ferryman.errors import InvalidRequest
+from ferryman.schedule.batch import PrefillStep
+from ferryman.schedule.events import Admitted, Drawn, Held
+from ferryman.schedule.sequence import Goal
+
+PAGE = 4
+FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
+MODELS = {
+    "window": (WINDOW,),
+    "full and window": (FULL, WINDOW),
+    "window and recurrent": (WINDOW, RECURRENT),
+    "all kinds": (FULL, WINDOW, RECURRENT),
+}
+
+
+def manifest_of(name: str, window_len: int = 6) -> StateManifest:
+    return fake_manifest(PAGE, kinds=MODELS[name], window_len=window_len)
+
+
+def worker_for(
+    manifest: StateManifest, windows: int = 40, *, overlap: bool = True, chunk_tokens: int = 8
+) -> FakeWorker:
+    sizes = {FULL: 60, WINDOW: windows, RECURRENT: 24}
+    own = {kind: sizes[kind] for kind in manifest.kinds}
+    return FakeWorker(manifest, own, overlap=overlap, chunk_tokens=chunk_tokens)
+
+
+def answer(worker: FakeWorker, name: str, prompt: list[int], max_tokens: int) -> list[int]:
+    worker.submit(request(worker.manifest, name, prompt, max_tokens))
+    worker.drain()
+    assert worker.tokens[name] == worker.expected(name)
+    return [*prompt, *worker.tokens[name]]
+
+
+def compute(worker: FakeWorker) -> None:
+    """Until the first token of a prompt was drawn."""
+    while not (worker.seen(Drawn) or worker.seen(Held)):
+        worker.plan()
+        worker.run_oldest()
+    while worker.run_oldest():
+        pass
+
+
+def resumed_at(worker: FakeWorker, name: str) -> int:
+    (plan,) = [event.plan for event in worker.seen(Admitted) if event.request_id == name]
+    return plan.position
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("window_len", [1, 4, 6, 9])
+def test_the_next_turn_resumes_at_the_last_page_end_of_the_answer(
+    name: str, window_len: int, overlap: bool
+) -> None:
+    """However many tokens were decoded behind that page end: its window was not given away.
+
+    A window of one token leaves nothing at a page's end: then there is no page to find it by.
+    """
+    for max_tokens in range(6, 15):
+        worker = worker_for(manifest_of(name, window_len), overlap=overlap)
+        history = answer(worker, "first", [1] * 6, max_tokens)
+        computed = len(history) - 1
+        answer(worker, "turn", [*history, 3, 3, 3, 3, 3], 2)
+        nothing_kept = (name, window_len) == ("window", 1)
+        assert resumed_at(worker, "turn") == (0 if nothing_kept else computed // PAGE * PAGE)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_stem_that_two_prompts_share_resumes_the_third(name: str) -> None:
+    """The second leaves the known path: it keeps the window there, and only there."""
+    worker = worker_for(manifest_of(name))
+    stem = [1] * 16
+    answer(worker, "first", [*stem, *[2] * 17], 1)
+    answer(worker, "second", [*stem, *[3] * 17], 1)
+    answer(worker, "third", [*stem, *[4] * 17], 1)
+    reached = [resumed_at(worker, each) for each in ("first", "second", "third")]
+    junction = 16 if FULL in worker.manifest.kinds else resumed_at(worker, "third")
+    assert reached == [0, 0, junction]
+    tree, keys = worker.scheduler.residence.tree, worker.requests["second"].keys
+    held = {page for page, key in enumerate(keys) if tree.has(WINDOW, key)}
+    wanted = [resume_set(worker.manifest, point).window for point in (junction, 32)]
+    assert held == {page for span in wanted for page in range(*span)}
+
+
+def test_a_hole_in_the_window_ends_the_run_behind_every_point_that_sees_it() -> None:
+    manifest = manifest_of("full and window")
+    worker = worker_for(manifest)
+    answer(worker, "first", [1] * 24, 1)
+    residence, keys = worker.scheduler.residence, worker.requests["first"].keys
+    tree = residence.tree
+    held = [page for page, key in enumerate(keys) if tree.has(WINDOW, key)]
+    assert held == [3, 4, 5]
+    residence.pools.release(tree.drop(WINDOW, keys[4]), TREE)
+    answer(worker, "again", [1] * 24 + [2], 1)
+    (plan,) = [e.plan for e in worker.seen(Admitted) if e.request_id == "again"]
+    assert plan.position == 0
+    assert plan.uncached[0].reason is Reason.WINDOW_EVICTED
+
+
+@pytest.mark.parametrize("goal", list(Goal))
+def test_slots_that_only_chunks_need_go_back_when_the_prompt_is_computed(goal: Goal) -> None:
+    manifest = manifest_of("full and window")
+    worker = worker_for(manifest, chunk_tokens=32)
+    worker.submit(request(manifest, "r", [1] * 50, 12), goal)
+    compute(worker)
+    decoded = 11 if goal is Goal.DECODE else 0
+    needs = window_demand(manifest, WindowUse(0, 50, 50 + decoded, (48,), (), 1), 32)
+    leased = worker.scheduler.ledgers()[WINDOW].leased
+    assert leased == needs.behind_prompt < needs.most
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 8, 13])
+def test_a_pool_of_the_least_size_answers_any_prompt_without_cutting_it_finer(
+    chunk_tokens: int,
+) -> None:
+    manifests = [manifest_of(name, length) for name in sorted(MODELS) for length in (1, 4, 6, 9)]
+    for manifest in manifests:
+        least = most_window_pages(manifest, chunk_tokens).most
+        for prompt_len in (1, 3, 4, 9, 16, 23):
+            worker = worker_for(manifest, least, chunk_tokens=chunk_tokens)
+            answer(worker, "r", [1] * prompt_len, 9)
+            (admitted,) = worker.seen(Admitted)
+            assert admitted.plan.chunk_len == chunk_tokens
+
+
+def test_chunks_shrink_only_in_a_pool_that_could_never_hold_them() -> None:
+    """Nine window pages hold a chunk of 24; with fewer, prompts are cut finer, down to a page."""
+    manifest, longest = manifest_of("full and window", window_len=9), {}
+    for windows in range(3, 11):
+        worker = worker_for(manifest, windows, chunk_tokens=24)
+        worker.submit(request(manifest, "r", [1] * 50, 9))
+        chunks = []
+        while worker.plan() or worker.queued:
+            steps = [step for step in worker.queued if isinstance(step, PrefillStep)]
+            chunks += [chunk.end - chunk.start for step in steps for chunk in step.chunks]
+            worker.run_oldest()
+        assert worker.tokens["r"] == worker.expected("r")
+        longest[windows] = max(chunks)
+    assert longest[10] == 24
+    assert list(longest.values()) == sorted(longest.values())
+    assert longest[3] == PAGE
+
+
+def test_a_prompt_that_is_merely_short_of_room_waits_for_whole_chunks() -> None:
+    manifest = manifest_of("full and window", window_len=9)
+    worker = worker_for(manifest, 11, chunk_tokens=16)
+    worker.submit(request(manifest, "here", [1] * 30, 9))
+    worker.plan()
+    worker.submit(request(manifest, "next", [2] * 30, 9))
+    worker.plan()
+    assert worker.scheduler.statistics().waiting == 1
+    worker.drain()
+    assert {event.plan.chunk_len for event in worker.seen(Admitted)} == {16}
+    assert worker.tokens["next"] == worker.expected("next")
+
+
+@pytest.mark.parametrize("goal", list(Goal))
+def test_what_no_pool_here_can_hold_is_refused_at_the_door(goal: Goal) -> None:
+    manifest = manifest_of("full and window", window_len=9)
+    worker = worker_for(manifest, 2)
+    worker.submit(request(manifest, "short", [1] * 5, 3), goal)
+    with pytest.raises(InvalidRequest, match="needs 3 window slots at once, there are 2"):
+        worker.submit(request(manifest, "long", [1] * 9, 3), goal)
+    with pytest.raises(InvalidRequest, match="there are 2"):
+        worker.scheduler.reservations.reserve("res", request(manifest, "l", [1] * 9, 3), 1.0)
+    worker.drain()
+    assert worker.scheduler.statistics().waiting == 0
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_decoding_never_asks_the_window_pool_for_a_slot(name: str) -> None:
+    """All others are taken away as soon as the prompt is computed, and it decodes to its end."""
+    manifest = manifest_of(name, window_len=9)
+    worker = worker_for(manifest, 12)
+    worker.submit(request(manifest, "r", [1] * 9, 30))
+    compute(worker)
+    pools = worker.scheduler.residence.pools
+    taken = pools.try_allocate({WINDOW: pools[WINDOW].num_free}, Holder(Role.STORE, "all"))
+    assert taken is not None
+    worker.drain()
+    assert worker.tokens["r"] == worker.expected("r")
