@@ -14,6 +14,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.schedule.batch import PrefillStep
 from ferryman.schedule.events import Admitted, Drawn, Held
 from ferryman.schedule.sequence import Goal
+from ferryman.schedule.windows import slide
 
 PAGE = 4
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
@@ -30,11 +31,21 @@ def manifest_of(name: str, window_len: int = 6) -> StateManifest:
 
 
 def worker_for(
-    manifest: StateManifest, windows: int = 40, *, overlap: bool = True, chunk_tokens: int = 8
+    manifest: StateManifest,
+    windows: int = 40,
+    *,
+    overlap: bool = True,
+    chunk_tokens: int = 8,
+    grid: int = 0,
 ) -> FakeWorker:
-    sizes = {FULL: 60, WINDOW: windows, RECURRENT: 24}
-    own = {kind: sizes[kind] for kind in manifest.kinds}
-    return FakeWorker(manifest, own, overlap=overlap, chunk_tokens=chunk_tokens)
+    sizes = {FULL: 60, WINDOW: windows, RECURRENT: 40}
+    return FakeWorker(
+        manifest,
+        {kind: sizes[kind] for kind in manifest.kinds},
+        overlap=overlap,
+        chunk_tokens=chunk_tokens,
+        snapshot_grid=grid,
+    )
 
 
 def answer(worker: FakeWorker, name: str, prompt: list[int], max_tokens: int) -> list[int]:
@@ -46,7 +57,7 @@ def answer(worker: FakeWorker, name: str, prompt: list[int], max_tokens: int) ->
 
 def compute(worker: FakeWorker) -> None:
     """Until the first token of a prompt was drawn."""
-    while not (worker.seen(Drawn) or worker.seen(Held)):
+    while not [event for event in worker.events if isinstance(event, Drawn | Held)]:
         worker.plan()
         worker.run_oldest()
     while worker.run_oldest():
@@ -78,6 +89,21 @@ def test_the_next_turn_resumes_at_the_last_page_end_of_the_answer(
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_window_that_slides_amid_a_page_keeps_what_the_last_page_end_needs(name: str) -> None:
+    """As it does when a step advances by several tokens at once."""
+    for max_tokens in range(6, 15):
+        worker = worker_for(manifest_of(name), overlap=False)
+        worker.submit(request(worker.manifest, "first", [1] * 6, max_tokens))
+        while worker.plan() or worker.queued:
+            worker.run_oldest()
+            for sequence in worker.scheduler.roster.decoding:
+                slide(worker.scheduler.residence, sequence, sequence.scheduled)
+        history = [*[1] * 6, *worker.tokens["first"]]
+        answer(worker, "turn", [*history, 3, 3, 3, 3, 3], 2)
+        assert resumed_at(worker, "turn") == (len(history) - 1) // PAGE * PAGE
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_stem_that_two_prompts_share_resumes_the_third(name: str) -> None:
     """The second leaves the known path: it keeps the window there, and only there."""
     worker = worker_for(manifest_of(name))
@@ -92,6 +118,23 @@ def test_a_stem_that_two_prompts_share_resumes_the_third(name: str) -> None:
     held = {page for page, key in enumerate(keys) if tree.has(WINDOW, key)}
     wanted = [resume_set(worker.manifest, point).window for point in (junction, 32)]
     assert held == {page for span in wanted for page in range(*span)}
+
+
+@pytest.mark.parametrize("name", ["window and recurrent", "all kinds"])
+@pytest.mark.parametrize("chunk_tokens", [4, 8, 13, 32])
+def test_every_snapshot_lies_in_the_tree_with_its_whole_window(
+    name: str, chunk_tokens: int
+) -> None:
+    """Also where the next chunk was planned, and slid on, before the snapshot's step was done."""
+    manifest = manifest_of(name, window_len=9)
+    worker = worker_for(manifest, chunk_tokens=chunk_tokens, grid=PAGE)
+    answer(worker, "r", [1] * 30, 8)
+    tree, keys = worker.scheduler.residence.tree, worker.requests["r"].keys
+    points = [page + 1 for page, key in enumerate(keys) if tree.has(RECURRENT, key)]
+    assert points == [1, 2, 3, 4, 5, 6, 7]
+    for point in points:
+        window = resume_set(manifest, point * PAGE).window
+        assert all(tree.has(WINDOW, keys[page]) for page in range(*window))
 
 
 def test_a_hole_in_the_window_ends_the_run_behind_every_point_that_sees_it() -> None:
@@ -116,7 +159,7 @@ def test_slots_that_only_chunks_need_go_back_when_the_prompt_is_computed(goal: G
     worker.submit(request(manifest, "r", [1] * 50, 12), goal)
     compute(worker)
     decoded = 11 if goal is Goal.DECODE else 0
-    needs = window_demand(manifest, WindowUse(0, 50, 50 + decoded, (48,), (), 1), 32)
+    needs = window_demand(manifest, WindowUse(0, 50, 50 + decoded, (48,), (), 0), 32)
     leased = worker.scheduler.ledgers()[WINDOW].leased
     assert leased == needs.behind_prompt < needs.most
 

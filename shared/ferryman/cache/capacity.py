@@ -44,11 +44,15 @@ class Concurrency:
 
     @property
     def uncertain_len(self) -> int:
-        """Positions in flight while one more is planned; -1 where nothing decoded is kept.
+        """Positions in flight that may not count, when a window slides; -1: nothing is kept.
 
-        Where a run of drafts ends, the state of that position is saved by the step that goes on.
+        None as a rule: windows slide where a page begins, and a draw that ends a request is known
+        by then. Where a run of drafts ends, the state of that position is saved by the step that
+        goes on.
         """
-        return max(self.tracking - 1, 1) if self.drafts and self.tracking else self.tracking - 1
+        if not self.tracking:
+            return -1
+        return 1 if self.drafts else 0
 
     @property
     def recurrent_slots(self) -> int:
