@@ -113,5 +113,5 @@ def test_a_killed_rank_fails_the_step_and_poisons_the_stream(tmp_path: Path) -> 
         with pytest.raises(RankLost):
             llm.generate([[5, 6, 7, 8]], GREEDY)
         with pytest.raises(StreamPoisoned):
-            llm.generate([[5, 6, 7, 9]], GREEDY)
+            llm._engine.stream.call(lambda: None)
     assert rank_processes() == []
