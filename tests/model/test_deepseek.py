@@ -197,8 +197,8 @@ def test_a_token_goes_to_the_best_experts_of_its_best_groups(
         assert found == pytest.approx(expected, rel=1e-12)
 
 
-def logits(folder: Path) -> Tensor:
-    run = PagedRun(load_model(folder, "float64", page_size=8))
+def logits(folder: Path, dtype: str = "float64") -> Tensor:
+    run = PagedRun(load_model(folder, dtype, page_size=8))
     lane = run.start()
     (prefilled,) = run.prefill([Part(lane, PROMPT[:50])])
     return torch.cat([prefilled, *(run.decode([lane], [token]) for token in PROMPT[50:])])
@@ -234,6 +234,19 @@ def test_an_index_that_chooses_less_is_not(tmp_path: Path) -> None:
     ]
     assert difference(found[0][:7], found[1][:7]) < 1e-12, "seven positions are all there are"
     assert difference(found[0], found[1]) > 1e-2
+
+
+def test_bfloat16_is_as_near_the_truth_as_transformers_is(tmp_path: Path) -> None:
+    """Without experts or a choice of positions, which rounding would decide otherwise."""
+    config = sparse_config(len(PROMPT), mlp_layer_types=["dense", "dense"])
+    folder = save_random(tmp_path, config, 5)
+    truth = load_oracle(folder, torch.float64).logits(PROMPT)
+    theirs = load_oracle(folder, torch.bfloat16).logits(PROMPT)
+    assert spread(logits(folder, "bfloat16") - truth) < 1.2 * spread(theirs - truth)
+
+
+def spread(difference: Tensor) -> float:
+    return float(difference.double().square().mean().sqrt())
 
 
 def test_experts_in_one_tensor_are_those_with_tensors_of_their_own(tmp_path: Path) -> None:
