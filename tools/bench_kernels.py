@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.latent_attention import latent_attention
+from ferryman_kernels.latent_pages import write_latents
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
 from ferryman_kernels.pages import gather_pages, scatter_pages, write_kv
 from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
 from ferryman_kernels.rotary import apply_rotary
 from ferryman_kernels.slots import clear_slots, copy_slots
+from ferryman_kernels.sparse_index import choose_decode
 from ferryman_kernels.ssd_chunk_scan import chunk_scan
 from ferryman_kernels.ssd_decode import selective_state_update
 
@@ -82,6 +85,7 @@ def cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         yield from slot_cases(shape)
         yield from mamba_cases(shape)
         yield from attention_cases(shape)
+        yield from latent_cases(shape)
 
 
 def row_cases(shape: Shape) -> Iterator[Case]:
@@ -182,6 +186,39 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
         f"paged_attention_prefill · {prompts} × {shape.context} tokens",
         lambda: paged_attention_prefill(chunk, keys, values, table[:prompts], spans, 0.1),
         2 * bytes_of(chunk) + bytes_of(k, v),
+    )
+
+
+def latent_cases(shape: Shape) -> Iterator[Case]:
+    """DeepSeek-V3.2's sparse attention: an index of 64 heads chooses half of the context."""
+    requests, chosen = shape.requests // 4, shape.context // 2
+    per_request = shape.context // shape.page_size
+    num_pages = requests * per_request
+    pages, index_pages = (
+        torch.randn(num_pages, shape.page_size, dim).to(DTYPE) for dim in (576, 128)
+    )
+    table = torch.randperm(num_pages).view(requests, per_request)
+    last, rows = torch.full((requests,), shape.context - 1), torch.arange(requests)
+    q, index_q = (torch.randn(requests, *dims).to(DTYPE) for dims in ((128, 576), (64, 128)))
+    weights = torch.randn(requests, 64)
+    index = (index_q, weights, index_pages, table, last)
+    places = choose_decode(*index, chosen)
+    asked = f"{requests} × {shape.context} keys"
+    yield Case(
+        f"choose_decode · {asked}",
+        lambda: choose_decode(*index, chosen),
+        bytes_of(index_pages, places),
+    )
+    yield Case(
+        f"latent_attention · {requests} × {chosen} places",
+        lambda: latent_attention(q, pages, places, 512, 0.1),
+        bytes_of(pages) // 2 + bytes_of(places),
+    )
+    row = q[:, 0].contiguous()
+    yield Case(
+        f"write_latents · {requests} tokens",
+        lambda: write_latents(pages, row, table, rows, last),
+        2 * bytes_of(row),
     )
 
 

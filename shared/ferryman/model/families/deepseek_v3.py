@@ -117,7 +117,7 @@ def _has_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(index >= num_dense for index in range(num_layers))
 
 
-def load_deepseek(
+def load_layers(
     config: DeepseekConfig, manifest: StateManifest, weights: Weights, load_mixer: LoadMixer
 ) -> tuple[DecoderLayer, ...]:
     """The layers of `config` with what `load_mixer` finds under "self_attn"."""
@@ -164,7 +164,7 @@ def _load(config: DeepseekConfig, manifest: StateManifest, weights: Weights) -> 
         config=config,
         manifest=manifest,
         ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
-        layers=load_deepseek(config, manifest, weights, load_mixer),
+        layers=load_layers(config, manifest, weights, load_mixer),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.decoder import Decoder, EndScales, load_ends
-from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_deepseek, read_deepseek
+from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_layers, read_deepseek
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.fp8 import METHOD
@@ -56,7 +56,7 @@ def _load(config: SparseDeepseekConfig, manifest: StateManifest, weights: Weight
         config=config,
         manifest=manifest,
         ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
-        layers=load_deepseek(config.dense, manifest, weights, load_mixer),
+        layers=load_layers(config.dense, manifest, weights, load_mixer),
     )
 
 
