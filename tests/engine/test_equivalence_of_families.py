@@ -1,6 +1,6 @@
 """Every family, however the state of its prompt arrives, answers as in a cold run, in float64.
 
-A random tiny config of each family, one with as many kinds of state as the family has. In CI each
+A tiny model of each family and of the native one, with as many kinds of state as it has. In CI each
 runs in one cell, not all in the same; with FERRYMAN_TEST_ALL_CELLS set, in all of them.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,8 @@ from tests.engine.host_fed import (
     engine,
     engine_of,
 )
-from tests.model.comparison import FAMILIES, random_config
 from tests.model.families.shapes import VOCAB_SIZE
-from tests.tiny_models import save_random
-from transformers import PretrainedConfig
+from tests.model.telling import ALL_FAMILIES, save_telling
 
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.manifest import Kind, StateManifest
@@ -39,7 +36,6 @@ PAGE_END = 64
 
 SIBLINGS = [PROMPT, *([*PROMPT[:-1], tail] for tail in (9, 10, 11))]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
-SEEDS = range(12)
 SCARCE_PAGES = 14
 """Four siblings share four pages and need 16 at their ends."""
 
@@ -58,36 +54,16 @@ class Served:
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    manifests = {seed: manifest_of(request.param, seed, folder) for seed in SEEDS}
-    usable = [
-        seed
-        for seed, manifest in manifests.items()
-        if is_telling(random_config(request.param, seed), manifest)
-    ]
-    seed = max(usable, key=lambda seed: len(manifests[seed].kinds))
-    save_random(folder, random_config(request.param, seed), seed)
+    save_telling(folder, request.param, PAGE_SIZE, PAGE_END)
+    manifest = state_manifest(load_config(folder), "float64", PAGE_SIZE, "")
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
-        return Served(folder, manifests[seed], llm.generate(SIBLINGS, GREEDY))
-
-
-def manifest_of(family: str, seed: int, folder: Path) -> StateManifest:
-    config = random_config(family, seed)
-    config.architectures = list(
-        import_module(f"ferryman.model.families.{family}").FAMILY.architectures
-    )
-    config.save_pretrained(folder)
-    return state_manifest(load_config(folder), "float64", PAGE_SIZE, "")
-
-
-def is_telling(config: PretrainedConfig, manifest: StateManifest) -> bool:
-    """An index that chooses everything shows nothing, nor does a window of one position."""
-    return manifest.window_len != 1 and getattr(config, "index_topk", 0) < PAGE_END / 2
+        return Served(folder, manifest, llm.generate(SIBLINGS, GREEDY))
 
 
 def cells_of(family: str) -> list[Cell]:
     if "FERRYMAN_TEST_ALL_CELLS" in os.environ:
         return CELLS
-    return [CELLS[FAMILIES.index(family) % len(CELLS)]]
+    return [CELLS[ALL_FAMILIES.index(family) % len(CELLS)]]
 
 
 every_cell = pytest.mark.parametrize(
@@ -96,7 +72,7 @@ every_cell = pytest.mark.parametrize(
         pytest.param(
             family, cell, id=f"{family}, chunks of {cell.chunk_tokens}, overlap {cell.overlap}"
         )
-        for family in FAMILIES
+        for family in ALL_FAMILIES
         for cell in cells_of(family)
     ],
     indirect=["served"],

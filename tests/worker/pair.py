@@ -1,4 +1,7 @@
-"""A prefill and a decode worker in this process, over real gRPC on loopback, on stamped engines."""
+"""A prefill and a decode worker in this process, over real gRPC on loopback.
+
+On stamped engines, or on any others.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.worker.fake_engine import MANIFEST, VOCAB, fake_engine, parts_of
+from tests.worker.fake_engine import VOCAB, fake_engine, parts_of
 
 from ferryman.engine.assembly import Engine
 from ferryman.engine.stamps import fake_tokens
@@ -91,6 +94,19 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request so far: tokens, and log probabilities if it asked for some."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Mapping[int, float]] = field(default_factory=list)
+
+    def take(self, tokens: RequestTokens) -> None:
+        known = len(self.token_ids) - tokens.frame.offset
+        self.token_ids.extend(tokens.frame.token_ids[known:])
+        self.logprobs.extend(tokens.logprobs[known:])
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Both workers, and stubs to speak to them as a router does."""
 
@@ -99,19 +115,24 @@ class Pair:
     prefill_stub: prefill_pb2_grpc.PrefillServiceStub
     decode_stub: decode_pb2_grpc.DecodeServiceStub
 
+    @property
+    def digest(self) -> str:
+        """Of the state that both hold."""
+        return self.decode.engine.manifest.digest
+
     def order(self, request: Request, attempt: int = 1, deadline: float = 60.0) -> PrefillOrder:
         context = RequestContext(request.request_id, attempt, deadline)
         parts = self.decode.parts
         where = WorkerAddress(parts.worker_id, self.decode.address, parts.epoch)
         epoch = self.prefill.parts.epoch
-        return PrefillOrder(context, epoch, where, "router-1", request, MANIFEST.digest)
+        return PrefillOrder(context, epoch, where, "router-1", request, self.digest)
 
     def wish(self, request: Request, attempt: int = 1, deadline: float = 60.0) -> ReserveOrder:
         """What a prefill worker would ask decode for."""
         order, me = self.order(request, attempt, deadline), self.prefill.parts
         writer = WorkerAddress(me.worker_id, "", me.epoch)
         epoch = self.decode.parts.epoch
-        return ReserveOrder(order.context, epoch, writer, "router-1", request, MANIFEST.digest, "")
+        return ReserveOrder(order.context, epoch, writer, "router-1", request, self.digest, "")
 
     async def reserve(self, wish: ReserveOrder) -> decode_pb2.ReserveResponse:
         with typed_errors():
@@ -130,14 +151,19 @@ class Pair:
         self, request_id: str, attempt: int = 1
     ) -> tuple[list[int], RequestTokens]:
         """Tokens of a request to its end, and the last that was said of it."""
-        found: list[int] = []
+        answer, last = await self.read_answer(request_id, attempt)
+        return answer.token_ids, last
+
+    async def read_answer(self, request_id: str, attempt: int = 1) -> tuple[Answer, RequestTokens]:
+        """As `read_tokens`, with their log probabilities."""
+        found = Answer()
         asked = decode_pb2.TokensRequest(router_id="router-1", worker_epoch=self.decode.parts.epoch)
         asked.resume.add(request_id=request_id, attempt=attempt, offset=0)
         with ending(self.decode_stub.Tokens(asked)) as call:
             async for message in call:
                 for tokens in step_frame_from_wire(message).requests:
                     if (tokens.request_id, tokens.frame.attempt) == (request_id, attempt):
-                        found += tokens.frame.token_ids[len(found) - tokens.frame.offset :]
+                        found.take(tokens)
                         if not isinstance(tokens.ending, GoesOn):
                             return found, tokens
         raise AssertionError("the stream ended before the request did")
@@ -158,22 +184,38 @@ async def worker(
     make_agent: MakeAgent = NixlAgent,
 ) -> AsyncIterator[Worker]:
     """A service, its step loop and its server, as the shell joins them; leases are long ones."""
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(receiving, "LEASE_SECONDS", PATIENT_SECONDS)
-    clock, is_open = Clock(), gate is None
+    is_open = gate is None
     gate = gate or threading.Event()
     if is_open:
         gate.set()
     with fake_engine(num_slots=num_slots, pace=lambda _plan: held_by(gate)) as engine:
-        async with (
-            parts_of(role, engine, clock, planes, make_agent) as parts,
-            _served(make(parts), parts, clock, gate) as found,
-        ):
-            try:
-                yield found
-            finally:
-                gate.set()
-                monkeypatch.undo()
+        async with worker_on(engine, role, make, planes, gate=gate, make_agent=make_agent) as found:
+            yield found
+
+
+@asynccontextmanager
+async def worker_on(
+    engine: Engine,
+    role: str,
+    make: Callable[[Parts], Any],
+    planes: PlaneChoice = "grpc",
+    *,
+    gate: threading.Event | None = None,
+    make_agent: MakeAgent = NixlAgent,
+) -> AsyncIterator[Worker]:
+    """As `worker`, on an engine that runs."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(receiving, "LEASE_SECONDS", PATIENT_SECONDS)
+    clock, gate = Clock(), gate or threading.Event()
+    async with (
+        parts_of(role, engine, clock, planes, make_agent) as parts,
+        _served(make(parts), parts, clock, gate) as found,
+    ):
+        try:
+            yield found
+        finally:
+            gate.set()
+            monkeypatch.undo()
 
 
 def held_by(gate: threading.Event) -> None:
