@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.schedule.cluster import FakeWorker, request
 
+from ferryman.cache.branch import Branch
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import HostView
+from ferryman.cache.slots import SlotHandle
+from ferryman.cache.tree import PrefixTree
 from ferryman.cache.units import HostUnit
 from ferryman.engine.stamps import fake_manifest
 from ferryman.engine.transfer import digest_of
 from ferryman.schedule.events import Admitted, Retracted
+from ferryman.schedule.units import resume_units
 
 PAGE = 4
 KINDS = {
@@ -128,3 +132,18 @@ def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
 def test_letting_go_of_what_was_never_kept_is_fine() -> None:
     worker = worker_for(KINDS["attention"], 20)
     worker.scheduler.retraction.let_go("nobody")
+
+
+def test_where_the_last_page_has_no_window_the_point_before_it_is_put_away() -> None:
+    """Windows leave the tree without their pages; a repeat resumes where one is left."""
+    manifest = KINDS["attention"]
+    keys = request(manifest, "repeat", [7] * 25, 1).keys
+    pages = {page: SlotHandle(Kind.FULL, page, 1) for page in range(6)}
+    windows = {page: SlotHandle(Kind.WINDOW, page, 1) for page in (0, 1)}
+    tree = PrefixTree.of(manifest)
+    assert not resume_units(manifest, tree, keys)
+    tree.insert(Branch(keys, {Kind.FULL: pages}), 1.0)
+    assert not resume_units(manifest, tree, keys)
+    tree.insert(Branch(keys, {Kind.WINDOW: windows}), 2.0)
+    found = [(unit.kind, unit.page_index) for unit in resume_units(manifest, tree, keys)]
+    assert found == [(kind, page) for kind in (Kind.FULL, Kind.WINDOW) for page in (0, 1)]

@@ -5,7 +5,7 @@ A page's index is its page; a recurrent unit's is its position, the length of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -41,13 +41,19 @@ def wanted_units(sequence: Running, kind: Kind, first: int, end: int) -> Units:
 
 def resume_units(manifest: StateManifest, tree: PrefixTree, keys: Keys) -> tuple[CachedUnit, ...]:
     """The whole resume set at the deepest point of a chain that the tree can resume from."""
-    matched = tree.match_depth(keys)
-    depths = tree.snapshot_depths(keys, matched) if Kind.RECURRENT in manifest.kinds else (matched,)
-    for depth in depths:
+    for depth in _depths(manifest, tree, keys):
         needs = resume_set(manifest, depth * manifest.page_size)
-        names = [(Kind.FULL, page) for page in range(*needs.full)]
-        names += [(Kind.WINDOW, page) for page in range(*needs.window)]
-        names += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
-        if all(tree.has(kind, keys[page]) for kind, page in names):
+        point = [(Kind.WINDOW, page) for page in range(*needs.window)]
+        point += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+        if all(tree.has(kind, keys[page]) for kind, page in point):
+            names = [*((Kind.FULL, page) for page in range(*needs.full)), *point]
             return tuple(CachedUnit(k, p, keys[p], tree.slot(k, keys[p])) for k, p in names)
     return ()
+
+
+def _depths(manifest: StateManifest, tree: PrefixTree, keys: Keys) -> Iterable[int]:
+    """Where a point may be, deepest first: the last page's window may have been evicted."""
+    matched = tree.match_depth(keys)
+    if Kind.RECURRENT in manifest.kinds:
+        return tree.snapshot_depths(keys, matched)
+    return range(matched, 0, -1)
