@@ -20,8 +20,10 @@ from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import Ledger
 from ferryman.engine.assembly import EngineOptions, running_engine
+from ferryman.engine.drafting import DraftOptions
 from ferryman.errors import ConfigError, InvalidRequest
 from ferryman.schedule.batch import Sampled
+from ferryman.schedule.drafting import DraftCounts
 from ferryman.schedule.events import Admitted, Drawn, Event, Finished, Retracted
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.sequence import Goal
@@ -60,14 +62,17 @@ class EngineCounts:
     prefill_steps: int
     decode_steps: int
     retractions: int
+    drafts: DraftCounts
 
 
 class LLM:
     """A model, loaded and ready. Use it in a `with`, or call `close`.
 
     `memory_bytes` caps all state pools together; `snapshot_grid` is the distance in tokens of the
-    coarse snapshots of a prompt, a multiple of the page size (0: none). Raises ConfigError, saying
-    what to change, for a folder or a size that cannot work.
+    coarse snapshots of a prompt, a multiple of the page size (0: none). `draft` proposes up to
+    `draft_tokens` tokens a step: "ngram" from the text itself, or the folder of a small model with
+    the same vocabulary; what is generated stays the same, token for token. Raises ConfigError,
+    saying what to change, for a folder or a size that cannot work.
     """
 
     def __init__(
@@ -86,6 +91,8 @@ class LLM:
         device: str = "cpu",
         num_threads: int = 0,
         tp_size: int = 1,
+        draft: str | Path = "",
+        draft_tokens: int = 4,
     ) -> None:
         options = EngineOptions(
             model=Path(model),
@@ -103,6 +110,7 @@ class LLM:
             num_threads=num_threads,
             snapshot_grid=snapshot_grid,
             tp_size=tp_size,
+            draft=DraftOptions(str(draft), draft_tokens),
         )
         self._exit = ExitStack()
         self._engine = self._exit.enter_context(running_engine(options))
@@ -158,7 +166,12 @@ class LLM:
     @property
     def counts(self) -> EngineCounts:
         statistics = self._engine.scheduler.statistics()
-        return EngineCounts(statistics.prefill_steps, statistics.decode_steps, self._retractions)
+        return EngineCounts(
+            prefill_steps=statistics.prefill_steps,
+            decode_steps=statistics.decode_steps,
+            retractions=self._retractions,
+            drafts=statistics.drafts,
+        )
 
     def ledgers(self) -> Mapping[str, Ledger]:
         """Who holds how many slots, per pool."""

@@ -17,6 +17,7 @@ from ferryman.cache.resume import Costs
 from ferryman.cache.shards import over_ranks
 from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice, Device, HostDevice
+from ferryman.engine.drafting import PLAIN, DraftOptions, load_with_draft
 from ferryman.engine.loads import HostTier
 from ferryman.engine.others import NobodyElse, Recruiting, Sizes
 from ferryman.engine.pipeline import Pipeline
@@ -31,7 +32,6 @@ from ferryman.engine.warm_up import warm_up
 from ferryman.errors import ConfigError
 from ferryman.model.decoder import Model
 from ferryman.model.manifest import state_manifest
-from ferryman.model.registry import load_model
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.scheduler import Scheduler
 
@@ -62,6 +62,7 @@ class EngineOptions:
     device: str
     num_threads: int
     snapshot_grid: int = 0
+    draft: DraftOptions = PLAIN
     tp_size: int = 1
     silence_seconds: float = SILENCE_SECONDS
 
@@ -92,7 +93,8 @@ class EngineOptions:
     @property
     def concurrency(self) -> Concurrency:
         tracking = tracking_slots(prefix_cache=self.prefix_cache, overlap=self.overlap)
-        return Concurrency(self.max_running, self.max_prealloc, tracking)
+        num_drafts = self.draft.drafting.num_tokens
+        return Concurrency(self.max_running, self.max_prealloc, tracking, num_drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def _recruits(options: EngineOptions) -> AbstractContextManager[Recruiting]:
         return nullcontext(NobodyElse())
     orders = RankOrders(
         model=str(options.model),
+        draft_model=options.draft.model,
         dtype=options.dtype,
         page_size=options.page_size,
         device=options.device,
@@ -146,8 +149,9 @@ def _recruits(options: EngineOptions) -> AbstractContextManager[Recruiting]:
 @contextmanager
 def _engine_of(options: EngineOptions, recruits: Recruiting) -> Iterator[Engine]:
     group = recruits.group
-    model = load_model(
+    model, drafter = load_with_draft(
         options.model,
+        options.draft.model,
         options.dtype,
         device=options.device,
         page_size=options.page_size,
@@ -182,6 +186,7 @@ def _engine_of(options: EngineOptions, recruits: Recruiting) -> Iterator[Engine]
             device=device,
             copies=copies,
             others=others,
+            drafter=drafter,
         )
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         stream.call(lambda: warm_up(runner, manifest)).result()
@@ -215,6 +220,7 @@ def _limits(options: EngineOptions, max_len: int) -> SchedulerLimits:
         steps_in_flight=2 if options.overlap else 1,
         prefix_cache=options.prefix_cache,
         snapshot_grid=options.snapshot_grid,
+        drafting=options.draft.drafting,
     )
 
 

@@ -33,12 +33,12 @@ import numpy as np
 import torch
 
 from ferryman.engine.device import CudaDevice, Device, HostDevice
+from ferryman.engine.drafting import load_with_draft
 from ferryman.engine.packing import StepTensors, from_vector
 from ferryman.engine.rank_group import Meeting, device_of_rank, meet
 from ferryman.engine.shared_slabs import allocate_shared
-from ferryman.engine.step import ForwardModel, StepRunner
+from ferryman.engine.step import Drafter, ForwardModel, StepRunner
 from ferryman.model.ranks import Group
-from ferryman.model.registry import load_model
 from ferryman.schedule.batch import Ints
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class RankOrders:
     """What a rank is told at birth; `device` is rank 0's."""
 
     model: str
+    draft_model: str
     dtype: str
     page_size: int
     device: str
@@ -108,8 +109,9 @@ class Inbox:
 class Rank:
     """One rank at work. `run` returns when rank 0 says so."""
 
-    def __init__(self, model: ForwardModel, group: Group, device: Device) -> None:
+    def __init__(self, model: ForwardModel, drafter: Drafter, group: Group, device: Device) -> None:
         self._model = model
+        self._drafter = drafter
         self._group = group
         self._device = device
 
@@ -123,7 +125,14 @@ class Rank:
         where = self._device.torch_device
         slots = dict(zip(kinds, num_slots, strict=True))
         slabs = allocate_shared(self._model.manifest, slots, where, connection)
-        steps = StepRunner(self._model, slabs, self._group, max_rows=max_rows, max_len=max_len)
+        steps = StepRunner(
+            self._model,
+            slabs,
+            self._group,
+            max_rows=max_rows,
+            max_len=max_len,
+            drafter=self._drafter,
+        )
         _answer(connection, {"done": 1})
         while (vector := inbox.next())[0] == Command.RUN:
             self._step(steps, vector[1:])
@@ -148,13 +157,18 @@ def serve(connection: Connection, orders: RankOrders, orphaned: Callable[[], Non
         _answer(connection, {"here": orders.rank})
         device = orders.torch_device
         group = meet(orders.where, orders.rank, device)
-        model = load_model(
-            orders.model, orders.dtype, device=device, page_size=orders.page_size, group=group
+        model, drafter = load_with_draft(
+            orders.model,
+            orders.draft_model,
+            orders.dtype,
+            device=device,
+            page_size=orders.page_size,
+            group=group,
         )
         _answer(connection, {"ready": orders.rank})
         place = CudaDevice(device.index) if device.type == "cuda" else HostDevice()
         with place.entered():
-            Rank(model, group, place).run(connection, Inbox(connection, orphaned))
+            Rank(model, drafter, group, place).run(connection, Inbox(connection, orphaned))
     except Exception as error:  # a device thread's top: whatever it is goes to rank 0
         _answer(connection, {"failed": f"{type(error).__name__}: {error}"})
         raise

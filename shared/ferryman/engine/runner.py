@@ -19,8 +19,8 @@ from ferryman.engine.ops import OnceOnly
 from ferryman.engine.others import NO_OTHERS, Others, Told
 from ferryman.engine.packing import StepTensors, pack
 from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import ForwardModel, StepRunner
-from ferryman.schedule.batch import Draw, Sampled, StepOutcome, StepPlan
+from ferryman.engine.step import AS_PLANNED, Drafter, ForwardModel, StepRunner
+from ferryman.schedule.batch import DecodeStep, Draw, Ints, Sampled, StepOutcome, StepPlan
 
 HOST = HostDevice()
 
@@ -42,6 +42,7 @@ class Runner:
         device: Device = HOST,
         copies: Copies = AT_ONCE,
         others: Others = NO_OTHERS,
+        drafter: Drafter = AS_PLANNED,
     ) -> None:
         side = device.copy_side()
         self.transfer = others.transfer_of(slabs, side)
@@ -49,7 +50,9 @@ class Runner:
         self.once = OnceOnly()
         self.device = device
         self._others = others
-        self._steps = StepRunner(model, slabs, others.group, max_rows=max_rows, max_len=max_len)
+        self._steps = StepRunner(
+            model, slabs, others.group, max_rows=max_rows, max_len=max_len, drafter=drafter
+        )
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Runs one step to its end."""
@@ -96,14 +99,19 @@ class Launched:
     def outcome(self) -> StepOutcome:
         """The values; waits for them, and for the other ranks, if need be."""
         self._told.wait()
-        sampled = _as_sampled(self._plan.draws, self._fetched)
-        seconds = self._fetched.seconds()
-        loaded = self._loaded
-        return StepOutcome(self._plan.step_id, sampled, loaded.corrupt, seconds, loaded.report())
+        plan, arrays = self._plan, self._fetched.arrays()
+        num_named = int(isinstance(plan, DecodeStep) and bool(plan.drafts))
+        return StepOutcome(
+            plan.step_id,
+            _as_sampled(plan.draws, arrays[num_named:]),
+            self._loaded.corrupt,
+            self._fetched.seconds(),
+            self._loaded.report(),
+            tuple(token for named in arrays[:num_named] for token in named.tolist()),
+        )
 
 
-def _as_sampled(draws: Sequence[Draw], fetched: Fetched) -> tuple[Sampled, ...]:
-    arrays = fetched.arrays()
+def _as_sampled(draws: Sequence[Draw], arrays: Sequence[Ints]) -> tuple[Sampled, ...]:
     if not arrays:
         return ()
     tokens = arrays[0].tolist()

@@ -1,13 +1,14 @@
 """What each rank of a worker does in a step: all of it follows from the packed step alone.
 
-prologue   copies, clears, seeds
-forward    reads the history for decode, writes it for prefill
+prologue   copies, clears, seeds, saves
+forward    reads the history for decode, writes it for prefill; drafts stand behind what was read
 drawing    tokens are drawn by rank 0, told to all, and written behind what was read
 epilogue   snapshots
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -41,6 +42,24 @@ class ForwardModel(Protocol):
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor: ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+
+
+class Drafter(Protocol):
+    """How the tokens behind the first wave of a decode step are named."""
+
+    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
+        """All token ids of the batch [tokens]."""
+        ...
+
+
+class AsPlanned:
+    """The plan names them, or there are none."""
+
+    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
+        return batch.token_ids
+
+
+AS_PLANNED: Drafter = AsPlanned()
 
 
 class Drawing(Protocol):
@@ -85,9 +104,17 @@ class StepRunner:
     """
 
     def __init__(
-        self, model: ForwardModel, slabs: Slabs, group: Group, *, max_rows: int, max_len: int
+        self,
+        model: ForwardModel,
+        slabs: Slabs,
+        group: Group,
+        *,
+        max_rows: int,
+        max_len: int,
+        drafter: Drafter = AS_PLANNED,
     ) -> None:
         self._model = model
+        self._drafter = drafter
         self._slabs = slabs.tensors
         self._state = state_views(model.manifest, slabs.tensors)
         self._group = group
@@ -104,14 +131,15 @@ class StepRunner:
         return rows, length
 
     def run(self, tensors: StepTensors) -> tuple[Tensor, ...]:
-        """Runs one step as far as the host is concerned; what `Drawing.tokens` gave."""
+        """Runs one step as far as the host is concerned: the drafts if there are any, and behind
+        them what `Drawing.tokens` gave."""
         self._prologue(tensors)
-        logits = self._forward(tensors)
-        found: tuple[Tensor, ...] = ()
+        logits, found = self._prefill(tensors) if tensors.is_prefill else self._decode(tensors)
         if tensors.on_host("draw_rows").size:
             drawn, *best = self._drawing.tokens(logits, tensors, self._history)
-            found = (self._group.from_first(drawn), *best)
-            self._write(tensors["draw_rows"], tensors["draw_positions"], found[0])
+            drawn = self._group.from_first(drawn)
+            found += (drawn, *best)
+            self._write(tensors["draw_rows"], tensors["draw_positions"], drawn)
         self._epilogue(tensors)
         return found
 
@@ -122,14 +150,28 @@ class StepRunner:
             clear_slots(self._slabs[Kind.RECURRENT], tensors["clears"])
         if "seed_rows" in tensors:
             self._write(tensors["seed_rows"], tensors["seed_positions"], tensors["seed_token_ids"])
+        if "saves" in tensors:
+            copy_slots(self._slabs[Kind.RECURRENT], *tensors["saves"].unbind())
 
-    def _forward(self, tensors: StepTensors) -> Tensor:
+    def _prefill(self, tensors: StepTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self._write(tensors["rows"], tensors["positions"], tensors["token_ids"])
+        return self._model.prefill(prefill_batch(tensors), self._state), ()
+
+    def _decode(self, tensors: StepTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits, and the drafts as they were consumed."""
         rows, positions = tensors["rows"], tensors["positions"]
-        if tensors.is_prefill:
-            self._write(rows, positions, tensors["token_ids"])
-            return self._model.prefill(prefill_batch(tensors), self._state)
-        token_ids = self._history[rows, positions].long()
-        return self._model.decode(decode_batch(tensors, token_ids), self._state)
+        first = int(tensors.on_host("waves")[0])
+        token_ids = self._history[rows[:first], positions[:first]].long()
+        if "drafts" in tensors:
+            token_ids = torch.cat([token_ids, tensors["drafts"]])
+        batch = decode_batch(tensors, token_ids)
+        token_ids = self._drafter.named(batch, self._state, self._group)
+        logits = self._model.decode(replace(batch, token_ids=token_ids), self._state)
+        if "drafts" not in tensors:
+            return logits, ()
+        # Penalties look back on drafts as they would on tokens.
+        self._write(rows[first:], positions[first:], token_ids[first:])
+        return logits, (token_ids[first:],)
 
     def _epilogue(self, tensors: StepTensors) -> None:
         if "snapshots" in tensors:

@@ -8,6 +8,7 @@ import torch
 
 from ferryman.model.config import family_of, load_config
 from ferryman.model.decoder import Model
+from ferryman.model.drafted import DraftedModel, join_draft
 from ferryman.model.fingerprint import model_fingerprint
 from ferryman.model.manifest import state_manifest
 from ferryman.model.ranks import ALONE, Group
@@ -34,3 +35,20 @@ def load_model(
     manifest = state_manifest(config, dtype, page_size, fingerprint, group.num_ranks)
     model: Model = family_of(folder).load(config, manifest, weights)
     return model
+
+
+def load_drafted(
+    folder: Path | str,
+    draft_folder: Path | str,
+    dtype: str,
+    *,
+    device: torch.device | str = "cpu",
+    page_size: int = 64,
+    group: Group = ALONE,
+) -> DraftedModel:
+    """The model in `folder` with the one in `draft_folder` to propose; both as `load_model`."""
+    target, draft = (
+        load_model(each, dtype, device=device, page_size=page_size, group=group)
+        for each in (folder, draft_folder)
+    )
+    return join_draft(target, draft, dtype, group)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, Section, StateManifest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,19 @@ class ModelState:
     recurrent: Mapping[int, RecurrentState]
     latent: Mapping[int, Tensor]
     index: Mapping[int, Tensor]
+
+    def behind(self, num_layers: int) -> ModelState:
+        """The layers from `num_layers` on, counted from there: those of a model beside another."""
+        return ModelState(
+            _counted_from(num_layers, self.attention),
+            _counted_from(num_layers, self.recurrent),
+            _counted_from(num_layers, self.latent),
+            _counted_from(num_layers, self.index),
+        )
+
+
+def _counted_from(first: int, layers: Mapping[int, T]) -> dict[int, T]:
+    return {layer - first: state for layer, state in layers.items() if layer >= first}
 
 
 def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelState:

@@ -1,0 +1,127 @@
+"""A model with a draft model beside it: one state, two forwards.
+
+The draft's layers are numbered behind the target's, and their sections lie in the same page slots
+and recurrent slots. So prefix cache, tiers, hand-off and retraction carry the draft's state without
+knowing of it: a slot is whole or it is not.
+
+    prefill    draft, then target, over the same chunk
+    a step     draft: the known token → draft 1 → draft 2 → … → consumes the last draft, too
+               target: the known token and all drafts at once
+
+The draft consumes what it proposed last so that the state behind every draft is whole: whichever
+the target accepts, both models go on from the same slot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.errors import ConfigError
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.decoder import Model
+from ferryman.model.fingerprint import FINGERPRINT_BYTES
+from ferryman.model.manifest import state_manifest
+from ferryman.model.ranks import Group
+from ferryman.model.sampler import greedy
+from ferryman.model.shapes import ModelConfig, StateShape, TrunkShape
+from ferryman.model.state import ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedConfig:
+    """The target's config, with the state of both."""
+
+    trunk: TrunkShape
+    states: tuple[tuple[StateShape, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedModel:
+    """`target` decides; `draft` has the same vocabulary, and proposes."""
+
+    target: Model
+    draft: Model
+    config: ModelConfig
+    manifest: StateManifest
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        self.draft.prefill(batch, self._drafts_state(state))
+        return self.target.prefill(batch, state)
+
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        """The target's forward alone; `named` has brought the draft's state as far."""
+        return self.target.decode(batch, state)
+
+    @torch.inference_mode()
+    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
+        """The batch's token ids [tokens], all but the first wave named by the draft model.
+
+        Rank 0 of `group` names them; the draft's state advances over all of them.
+        """
+        token_ids, drafts_state = batch.token_ids.clone(), self._drafts_state(state)
+        for wave, behind in _waves(batch.waves):
+            logits = self.draft.decode(_one_wave(batch, token_ids, wave), drafts_state)
+            following = behind.stop - behind.start
+            if following:
+                token_ids[behind] = group.from_first(greedy(logits[:following]))
+        return token_ids
+
+    def _drafts_state(self, state: ModelState) -> ModelState:
+        return state.behind(len(self.target.config.states))
+
+
+def _waves(sizes: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Each wave's tokens, and those of the wave behind it, which is empty behind the last."""
+    ends = [0, *accumulate(sizes)]
+    spans = [slice(*span) for span in pairwise(ends)]
+    return zip(spans, [*spans[1:], slice(ends[-1], ends[-1])], strict=True)
+
+
+def _one_wave(batch: DecodeBatch, token_ids: Tensor, wave: slice) -> DecodeBatch:
+    return DecodeBatch(
+        token_ids=token_ids[wave],
+        positions=batch.positions[wave],
+        page_tables={kind: table[wave] for kind, table in batch.page_tables.items()},
+        read_slots=batch.read_slots[wave],
+        write_slots=batch.write_slots[wave],
+        waves=(wave.stop - wave.start,),
+    )
+
+
+def join_draft(target: Model, draft: Model, dtype: str, group: Group) -> DraftedModel:
+    """One model of both. Raises ConfigError, saying what differs, for two that cannot go together.
+
+    A context is as long as the shorter of the two allows.
+    """
+    ours, theirs = target.config.trunk, draft.config.trunk
+    if ours.vocab_size != theirs.vocab_size:
+        raise ConfigError(
+            f"the draft model has a vocabulary of {theirs.vocab_size} tokens, the model one of "
+            f"{ours.vocab_size}: its drafts would mean other words"
+        )
+    shorter = min(ours.max_positions, theirs.max_positions)
+    states = target.config.states + draft.config.states
+    config = DraftedConfig(replace(ours, max_positions=shorter), states)
+    page_size, fingerprint = target.manifest.page_size, _joint_fingerprint(target, draft)
+    manifest = state_manifest(config, dtype, page_size, fingerprint, group.num_ranks)
+    return DraftedModel(target, draft, config, manifest)
+
+
+def _joint_fingerprint(target: Model, draft: Model) -> str:
+    both = f"{target.manifest.fingerprint} drafted by {draft.manifest.fingerprint}"
+    return hashlib.blake2b(both.encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
