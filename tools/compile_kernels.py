@@ -33,6 +33,7 @@ from ferryman_kernels import (
     _sparse_index_triton,
     _ssd_chunk_scan_triton,
 )
+from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels._latent_attention_triton import latent_attention_triton
 from ferryman_kernels._paged_attention_triton import (
     paged_attention_decode_triton,
@@ -59,8 +60,8 @@ ALIGNED = [["tt.divisibility", 16]]
 def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
     """Compiles as the launch with these arguments would, and prints a line."""
     options = {"ptx_version": 88}  # what Triton's own assembler for Hopper reads
-    if "num_warps" in constants:
-        options["num_warps"] = constants.pop("num_warps")
+    for name in {"num_warps", "num_stages"} & constants.keys():
+        options[name] = constants.pop(name)
     function = JITFunction(kernel.function)
     given = dict(zip(function.arg_names, args, strict=False)) | constants
     signature, attributes, fixed = {}, {}, dict[str, Any]()
@@ -134,6 +135,10 @@ def launch_delta_rule(dtype: torch.dtype) -> None:
     states, rates = torch.zeros(2, 32, 128, 128), torch.zeros(8, 32)
     index = torch.zeros(8, dtype=torch.int64)
     delta_decode_triton(states, q, q, v, rates, rates, index, index)
+    q, v, rates = (rows.repeat(16, *(1,) * (rows.ndim - 1)) for rows in (q, v, rates))
+    delta_chunk_scan_triton(
+        q.float(), q.float(), v, rates, rates, states, ((0, 128),), index[:1], (), 64
+    )
 
 
 def launch_all(dtype: torch.dtype) -> None:

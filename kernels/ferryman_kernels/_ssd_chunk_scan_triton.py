@@ -19,7 +19,8 @@ from ferryman_kernels._triton import (
     next_power_of_two,
     tl,
 )
-from ferryman_kernels.ragged import SlotAt, Span, first_tokens, on_device
+from ferryman_kernels.chunk_grid import describe_blocks
+from ferryman_kernels.ragged import SlotAt, Span, on_device
 
 MAX_CHUNK_LEN = 128
 """A block's scores are one tile; larger ones do not fit the registers."""
@@ -188,7 +189,7 @@ def chunk_scan_triton(
     """Scans with float32 states: products of float32 run as three tf32 products each."""
     ssm_heads, ssm_head_dim, ssm_state = ssm_states.shape[1:]
     _check(x, dt, A, B, C, D, ssm_states, slots, chunk_len)
-    firsts, blocks, wanted = _describe(spans, snapshots, chunk_len)
+    firsts, blocks, wanted = describe_blocks(spans, snapshots, chunk_len)
     described = on_device(blocks, x.device)
     left = torch.empty(len(blocks), ssm_heads, ssm_head_dim, ssm_state, device=x.device)
     total = torch.empty(len(blocks), ssm_heads, device=x.device)
@@ -229,25 +230,3 @@ def _check(
     assert B.dtype == C.dtype, (B.dtype, C.dtype)
     assert dt.stride(1) == A.stride(0) == D.stride(0) == slots.stride(0) == 1, dt.stride()
     assert chunk_len <= MAX_CHUNK_LEN, chunk_len
-
-
-Rows = tuple[tuple[int, ...], ...]
-
-
-def _describe(
-    spans: Sequence[Span], snapshots: Sequence[SlotAt], chunk_len: int
-) -> tuple[tuple[int, ...], Rows, tuple[int, ...]]:
-    """Each request's first block; each block's (first token, low, high); each block's snapshot."""
-    tokens = first_tokens(spans)
-    firsts, blocks = [0], list[tuple[int, ...]]()
-    for (start, end), token in zip(spans, tokens, strict=False):
-        for first in range(start - start % chunk_len, end, chunk_len):
-            low, high = max(start - first, 0), min(end - first, chunk_len)
-            blocks.append((token + first - start, low, high))
-        firsts.append(len(blocks))
-    wanted = [-1] * len(blocks)
-    for index, position, slot in snapshots:
-        block = firsts[index] + (position - 1) // chunk_len - spans[index][0] // chunk_len
-        assert wanted[block] < 0, f"two snapshots of request {index} at {position}"
-        wanted[block] = slot
-    return tuple(firsts), tuple(blocks), tuple(wanted)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ferryman_kernels.ragged import SlotAt, Span
+from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +89,25 @@ def check_spans(
         start, end = spans[index]
         assert start < position <= end, (spans, snapshots)
         assert position % chunk_len == 0 or position == end, (position, chunk_len)
+
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+def describe_blocks(
+    spans: Sequence[Span], snapshots: Sequence[SlotAt], chunk_len: int
+) -> tuple[tuple[int, ...], Rows, tuple[int, ...]]:
+    """Each request's first block; each block's (first token, low, high); each block's snapshot."""
+    tokens = first_tokens(spans)
+    firsts, blocks = [0], list[tuple[int, ...]]()
+    for (start, end), token in zip(spans, tokens, strict=False):
+        for first in range(start - start % chunk_len, end, chunk_len):
+            low, high = max(start - first, 0), min(end - first, chunk_len)
+            blocks.append((token + first - start, low, high))
+        firsts.append(len(blocks))
+    wanted = [-1] * len(blocks)
+    for index, position, slot in snapshots:
+        block = firsts[index] + (position - 1) // chunk_len - spans[index][0] // chunk_len
+        assert wanted[block] < 0, f"two snapshots of request {index} at {position}"
+        wanted[block] = slot
+    return tuple(firsts), tuple(blocks), tuple(wanted)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ferryman_kernels._delta_chunk_scan_triton import MAX_CHUNK_LEN, delta_chunk_scan_triton
 from ferryman_kernels.chunk_grid import Grid, check_spans, decay_between, in_blocks, lay_grid
 from ferryman_kernels.ragged import SlotAt, Span
 
@@ -152,6 +153,6 @@ def delta_chunk_scan(
     assert g.shape == beta.shape == (tokens, v_heads), (g.shape, beta.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    return delta_chunk_scan_reference(
-        q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len
-    )
+    in_triton = v.is_cuda and ssm_states.dtype == torch.float32 and chunk_len <= MAX_CHUNK_LEN
+    run = delta_chunk_scan_triton if in_triton else delta_chunk_scan_reference
+    return run(q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len)

@@ -21,6 +21,7 @@ from ferryman_kernels._causal_conv_compiled import (
     causal_conv_decode_compiled,
     causal_conv_prefill_compiled,
 )
+from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels._delta_decode_compiled import delta_decode_compiled
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.causal_conv import (
@@ -133,7 +134,7 @@ def _backends() -> list[Backend]:
         _mamba("Triton", chunk_scan_triton, selective_state_update_triton),
         _delta("torch", delta_chunk_scan_reference, delta_decode_reference),
         _delta("compiled", delta_chunk_scan_reference, delta_decode_compiled),
-        _delta("Triton", delta_chunk_scan_reference, delta_decode_triton),
+        _delta("Triton", delta_chunk_scan_triton, delta_decode_triton),
     ]
 
 

@@ -15,6 +15,8 @@ from ferryman_kernels.causal_conv import (
     causal_conv_prefill,
     causal_conv_prefill_reference,
 )
+from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan_reference
+from ferryman_kernels.delta_decode import delta_decode, delta_decode_reference
 from ferryman_kernels.latent_attention import (
     latent_attention,
     latent_attention_prefill,
@@ -157,6 +159,46 @@ def test_state_update_on_the_device(dtype: torch.dtype) -> None:
     expected = _in_float64(selective_state_update_reference, wide, *inputs, slots, into)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
     _assert_near(moved, wide, bfloat16=False)
+
+
+def _delta_inputs(tokens: int, dtype: torch.dtype) -> list[Tensor]:
+    q, k = torch.nn.functional.normalize(torch.randn(2, tokens, 16, 128), dim=-1)
+    rates = -torch.rand(tokens, 32), torch.rand(tokens, 32)
+    return [q, k, _rounded(tokens, 32, 128, dtype=dtype), *rates]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk_len", [16, 64])
+def test_delta_rule_on_the_device(dtype: torch.dtype, chunk_len: int) -> None:
+    inputs = _delta_inputs(sum(end - start for start, end in SPANS), dtype)
+    states, slots = torch.randn(9, 32, 128, 128), torch.tensor([4, 0, 7, 2])
+    snapshots = ((0, 128, 1), (3, 1920, 5))
+    moved = states.to(CUDA)
+    got = _on_cuda(delta_chunk_scan, *inputs, moved, SPANS, slots, snapshots, chunk_len)
+    truth = states.double()
+    expected = _in_float64(
+        delta_chunk_scan_reference, *inputs, truth, SPANS, slots, snapshots, chunk_len
+    )
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    _assert_near(moved, truth, bfloat16=False)
+    step, into = [tensor[:4] for tensor in inputs], torch.tensor([4, 3, 6, 2])
+    got = _on_cuda(delta_decode, moved, *step, slots, into)
+    expected = _in_float64(delta_decode_reference, truth, *step, slots, into)
+    _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+    _assert_near(moved, truth, bfloat16=False)
+
+
+def test_resuming_the_delta_rule_has_the_bits_of_the_cold_run_on_the_device() -> None:
+    inputs, slot = _delta_inputs(700, torch.bfloat16), torch.tensor([0])
+    cold = torch.zeros(1, 32, 128, 128, device=CUDA)
+    y = _on_cuda(delta_chunk_scan, *inputs, cold, ((0, 700),), slot, (), 64)
+    for cut in (64, 384, 640):
+        states, parts = torch.zeros_like(cold), []
+        for low, high in ((0, cut), (cut, 700)):
+            part = [tensor[low:high] for tensor in inputs]
+            parts.append(_on_cuda(delta_chunk_scan, *part, states, ((low, high),), slot, (), 64))
+        assert torch.equal(torch.cat(parts), y)
+        assert torch.equal(states, cold)
 
 
 @pytest.mark.parametrize("window", [0, 200])
