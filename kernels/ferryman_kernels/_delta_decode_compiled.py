@@ -26,8 +26,9 @@ def _advance_heads(
     """Two passes over a head's state: what it knows of k and q, then its update where it goes.
 
     y = q·decayed + (q·k)·fed, so that the first pass finds all that is read out of a state. It
-    takes four rows at a time: one by one, most of the time went into the two sums. The update runs
-    in place: of two slices that might overlap the compiler makes a scalar loop (5 times as slow).
+    takes four rows at a time: one by one, most of the time went into the two sums. A state that
+    stays in its slot has a loop of its own: over slices that overlap, the other one goes element
+    by element (5 times as slow).
     """
     requests, heads, v_dim = v.shape
     per_key, k_dim = heads // k.shape[1], k.shape[2]
@@ -63,11 +64,16 @@ def _advance_heads(
         for n in range(v_dim):
             known[n] = rate * (value[n] - decay * known[n])  # from here on what is fed
             out[n] = decay * seen[n] + match * known[n]
-        if dst >= 0:
+        if dst >= 0 and dst != src:
             if src < 0:
                 states[new : new + size] = 0
-            elif src != dst:
-                states[new : new + size] = states[old : old + size]
+                old = new
+            for row in range(k_dim):
+                state = states[old + row * v_dim : old + (row + 1) * v_dim]
+                target = states[new + row * v_dim : new + (row + 1) * v_dim]
+                for n in range(v_dim):
+                    target[n] = decay * state[n] + key[row] * known[n]
+        elif dst >= 0:
             for row in range(k_dim):
                 state = states[new + row * v_dim : new + (row + 1) * v_dim]
                 for n in range(v_dim):
