@@ -2,7 +2,7 @@
 
 Prompts arrive for both, are chunked, loaded, handed over, pushed back, cancelled and given up in
 any order, while pools have a few slots. Whoever adds a kind of event adds a method to `Schedule`,
-its name to `EVENTS`, and what is random about a worker to `Draft`.
+its name to `EVENTS`, and what is random about a worker to `Makeup`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from random import Random
 from tests.defects.hosts import STEMS, host_for
 from tests.defects.watch import PAGE, WatchedWorker, books, is_all_cached
 from tests.schedule.cluster import request
+from tests.schedule.gambling import Gambling
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
@@ -23,6 +24,7 @@ from ferryman.cache.slots import TREE
 from ferryman.cache.window_budget import most_window_pages
 from ferryman.engine.stamps import fake_manifest
 from ferryman.errors import InvalidRequest, OutOfSlots
+from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import Admitted, Finished, Held, LoadCorrupt, Retracted
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
@@ -59,13 +61,15 @@ def model(name: str, window_len: int) -> StateManifest:
     return fake_manifest(PAGE, kinds=kinds, window_len=window_len if WINDOW in kinds else 0)
 
 
-def _least_windows(manifest: StateManifest) -> int:
+def _least_windows(manifest: StateManifest, num_drafts: int) -> int:
     """With fewer the longest prompts cannot run, and with these nothing is kept of them."""
-    return most_window_pages(manifest, manifest.scan_chunk).most if manifest.window_len else 0
+    if not manifest.window_len:
+        return 0
+    return most_window_pages(manifest, manifest.scan_chunk, num_drafts=num_drafts).most
 
 
 @dataclass(frozen=True)
-class Draft:
+class Makeup:
     """What is random about a worker."""
 
     sizes: dict[Kind, int]
@@ -74,14 +78,14 @@ class Draft:
     max_running: int
     chunk_tokens: int
     snapshot_grid: int
+    drafting: Drafting
 
     @classmethod
-    def drawn(cls, rng: Random, manifest: StateManifest) -> Draft:
-        sizes = {
-            FULL: rng.randint(5, 16),
-            WINDOW: max(1, _least_windows(manifest) + rng.choice([-1, 0, 0, 0, 1, 2, 3, 6])),
-            RECURRENT: rng.randint(2, 6),
-        }
+    def drawn(cls, rng: Random, manifest: StateManifest) -> Makeup:
+        sizes = {FULL: rng.randint(5, 16), RECURRENT: rng.randint(2, 6)}
+        drafts = rng.choice([0, 0, 0, rng.randint(1, min(5, sizes[RECURRENT] - 1))])
+        spare = rng.choice([-1, 0, 0, 0, 1, 2, 3, 6])
+        sizes[WINDOW] = max(1, _least_windows(manifest, drafts) + spare)
         return cls(
             {kind: sizes[kind] for kind in manifest.kinds},
             overlap=rng.random() < 0.6,
@@ -89,6 +93,7 @@ class Draft:
             max_running=rng.randint(1, 4),
             chunk_tokens=rng.choice([4, 6, 8, 8, 13, 64]),
             snapshot_grid=rng.choice([0, 0, 4, 8]),
+            drafting=Gambling(drafts, seed=rng.randrange(99)) if drafts else NO_DRAFTS,
         )
 
     def worker(self, manifest: StateManifest) -> WatchedWorker:
@@ -100,6 +105,7 @@ class Draft:
             max_running=self.max_running,
             chunk_tokens=self.chunk_tokens,
             snapshot_grid=self.snapshot_grid,
+            drafting=self.drafting,
         )
 
 
@@ -110,8 +116,8 @@ class Schedule:
         self.rng = rng = Random(seed)
         self.manifest = model(rng.choice(sorted(MODELS)), rng.choice(WINDOW_LENS))
         self.host = host_for(self.manifest)
-        self.prefill = Draft.drawn(rng, self.manifest).worker(self.manifest)
-        self.decode = Draft.drawn(rng, self.manifest).worker(self.manifest)
+        self.prefill = Makeup.drawn(rng, self.manifest).worker(self.manifest)
+        self.decode = Makeup.drawn(rng, self.manifest).worker(self.manifest)
         self.workers = (self.prefill, self.decode)
         for worker in self.workers:
             worker.engine.host_tier.attach(memoryview(bytes(self.host.arena)))
@@ -309,6 +315,9 @@ class Schedule:
             for event in worker.seen(Admitted):
                 self._count_plan(worker, event)
             self.counts["retracted"] += len(worker.seen(Retracted))
+            drafts = worker.scheduler.statistics().drafts
+            self.counts["drafts accepted"] += drafts.accepted
+            self.counts["drafts rejected"] += drafts.drafted - drafts.accepted
             self.counts["corrupt"] += len(worker.seen(LoadCorrupt))
             reasons = [event.reason for event in worker.seen(Finished)]
             self.counts["answered"] += sum(r is not FinishReason.CANCELLED for r in reasons)

@@ -24,6 +24,8 @@ HAPPENED = (
     "copied",
     "corrupt",
     "declined",
+    "drafts accepted",
+    "drafts rejected",
     "given up",
     "handed over",
     "hit",
