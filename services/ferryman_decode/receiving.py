@@ -27,6 +27,7 @@ from ferryman.handoff.effects import (
     StopWriter,
     Writer,
 )
+from ferryman.handoff.offer import offered_ranges
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.values import Reservation, UnitDigest, UnitName, WantedUnit
 from ferryman.handoff.verdict import Corrupt, Gaps, LeaseOver, Verified
@@ -87,9 +88,9 @@ class Receiving:
     def _wanted(self, reservation_id: str, prompt_len: int) -> dict[UnitName, SlotHandle]:
         units_at = self._engine.scheduler.reservations.units_at
         return {
-            (kind, index): handle
-            for kind, first, end in spans_of(self._engine.manifest, prompt_len)
-            for index, handle in units_at(reservation_id, kind, first, end)
+            (span.kind, index): handle
+            for span in offered_ranges(self._engine.manifest, prompt_len)
+            for index, handle in units_at(reservation_id, span.kind, span.first, span.end)
         }
 
     def grant(self, reservation: Reservation, order: ReserveOrder, strip: Strip) -> None:
@@ -267,14 +268,3 @@ def reused_tokens(manifest: StateManifest, reservation: Reservation, prompt_len:
     pages = resume_set(manifest, prompt_len).full.num_pages
     wanted = sum(unit.kind is Kind.FULL for unit in reservation.wanted)
     return (pages - wanted) * manifest.page_size
-
-
-def spans_of(manifest: StateManifest, prompt_len: int) -> list[tuple[Kind, int, int]]:
-    """The resume set of a hand-off at n as absolute spans: pages, and the state's position."""
-    needs = resume_set(manifest, prompt_len)
-    spans = {
-        Kind.FULL: (needs.full.first, needs.full.end),
-        Kind.WINDOW: (needs.window.first, needs.window.end),
-        Kind.RECURRENT: (prompt_len, prompt_len + 1),
-    }
-    return [(kind, *spans[kind]) for kind in manifest.kinds]

@@ -59,6 +59,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._outlets = Outlets(parts.epoch)
         self._requests = Requests(parts, self._outlets)
         self._receiving = Receiving(parts.engine, parts.epoch, parts.clock, self._requests.freed)
+        parts.metrics.watch("reservations", self._receiving.table.statistics)
         self._landing = landing_of(
             parts.planes,
             f"{parts.worker_id}.{parts.epoch}",

@@ -16,6 +16,7 @@ from ferryman.cache.resume import ResumePlan
 from ferryman.engine.assembly import Engine
 from ferryman.errors import Cancelled, DeadlineExceeded, FerrymanError, LeaseLost
 from ferryman.handoff.holder import Hold
+from ferryman.handoff.offer import offered_ranges
 from ferryman.handoff.values import Reservation, WantedUnit, ranges_of
 from ferryman.runtime.lifecycle import Fact, LifecyclePublisher
 from ferryman.schedule.batch import Sampled
@@ -79,6 +80,7 @@ class Attempt:
         self._around = around
         self._usage = Usage(prompt_tokens=order.request.prompt_len)
         self._num_chunks = 0
+        self._num_superfluous = 0
         self._tags = tags_for(order.context)
         self._refused: set[str] = set()
         self._end = around.clock() + order.context.deadline_seconds
@@ -111,7 +113,7 @@ class Attempt:
                 first, sent = await self._hand_off(reservation, lease)
                 await self._decode.commit(self._commit_order(reservation, first, sent))
             seconds = self._around.clock() - began
-        facts: dict[str, Fact] = {"path": sent.path}
+        facts: dict[str, Fact] = {"path": sent.path, "superfluous": self._num_superfluous}
         if self._decode.why_grpc:
             facts["why"] = self._decode.why_grpc
         self._say("handed_off", bytes=sent.num_bytes, seconds=round(seconds, 6), **facts)
@@ -202,10 +204,13 @@ class Attempt:
         """Computes and sends side by side; ends when decode has every unit."""
         salt = self.order.context.tenant_salt
         request = replace(self.order.request, request_id=self.name, tenant_salt=salt)
+        manifest = self._around.engine.manifest
+        offered = offered_ranges(manifest, request.prompt_len)
+        outgoing = Outgoing(reservation, offered, manifest.page_size)
+        self._num_superfluous = outgoing.num_superfluous
         self._around.engine.scheduler.submit(request, Goal.HAND_OFF, lease.view)
         self.is_scheduled = True
         self._around.bell.set()
-        outgoing = Outgoing(reservation, self._around.engine.manifest.page_size)
         ready: asyncio.Queue[list[OutgoingUnit]] = asyncio.Queue()
         async with asyncio.TaskGroup() as group:
             writing = self._decode.write(reservation, _batches_from(ready))
@@ -248,7 +253,7 @@ class Attempt:
                 case Held(first=first):
                     assert plan is not None, "what is held has been admitted"
                     self._around.reuse.planned(plan)  # its last: a spoilt load has it plan again
-                    self._offer(reservation, ready, outgoing.rest(self.order.request.prompt_len))
+                    self._offer(reservation, ready, outgoing.rest())
                     ready.put_nowait([])
                     return first
                 case Finished():

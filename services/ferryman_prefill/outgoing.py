@@ -11,15 +11,31 @@ from collections.abc import Iterable
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState
-from ferryman.handoff.values import Reservation, UnitName, WantedUnit
+from ferryman.handoff.values import (
+    PageRange,
+    Reservation,
+    UnitName,
+    WantedUnit,
+    difference,
+    num_units,
+)
 
 _LAST = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 
 
 class Outgoing:
-    """The wanted units of one reservation, each handed out once."""
+    """The wanted units of one reservation, each handed out once.
 
-    def __init__(self, reservation: Reservation, page_size: int) -> None:
+    `offered` is all that prefill will have of the prompt; what decode does not want of it is
+    superfluous, and only counted. Raises CorruptState when decode wants what is not offered.
+    """
+
+    def __init__(
+        self, reservation: Reservation, offered: tuple[PageRange, ...], page_size: int
+    ) -> None:
+        if lacking := difference(reservation.ranges, offered):
+            raise CorruptState(f"decode wants {lacking}, the prompt's state is {offered}")
+        self.num_superfluous = num_units(difference(offered, reservation.ranges))
         self._page_size = page_size
         self._waiting: dict[UnitName, WantedUnit] = {unit.name: unit for unit in reservation.wanted}
 
@@ -32,12 +48,8 @@ class Outgoing:
         end = position // self._page_size
         return self._take(name for name in self._waiting if name[0] is Kind.FULL and name[1] < end)
 
-    def rest(self, prompt_len: int) -> list[WantedUnit]:
-        """All others; the recurrent state last. Raises CorruptState for what nobody can give."""
-        pages = -(-prompt_len // self._page_size)
-        for kind, index in self._waiting:
-            if not (index == prompt_len if kind is Kind.RECURRENT else index < pages):
-                raise CorruptState(f"decode wants {kind} unit {index} of {prompt_len} tokens")
+    def rest(self) -> list[WantedUnit]:
+        """All others; the recurrent state last."""
         return self._take(sorted(self._waiting, key=lambda name: (_LAST.index(name[0]), name[1])))
 
     def _take(self, names: Iterable[UnitName]) -> list[WantedUnit]:

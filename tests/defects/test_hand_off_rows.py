@@ -11,43 +11,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.defects.pair import Pair, hand_off, unwrapped
-from tests.defects.watch import ALL_KINDS, books, is_all_cached
+from tests.defects.watch import ALL_KINDS, PAGE, books, is_all_cached
 from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind
+from ferryman.engine.stamps import fake_manifest
 from ferryman.errors import CorruptState, FerrymanError
+from ferryman.handoff.offer import offered_ranges
 from ferryman.handoff.usage import CachedTokens
-from ferryman.handoff.values import Reservation, WantedUnit
+from ferryman.handoff.values import Reservation, WantedUnit, num_units, units_of
 from ferryman.wire.values import Usage
 from ferryman_prefill.outgoing import Outgoing
 from ferryman_router.usage import settled_usage
 
 # Rows 8 and 9: units are paired by absolute name, and a reservation is a value.
 
-UNITS = st.sets(st.tuples(st.sampled_from([Kind.FULL, Kind.WINDOW]), st.integers(0, 9)))
+UNITS = st.sets(st.tuples(st.sampled_from([Kind.FULL, Kind.WINDOW]), st.integers(0, 9)), max_size=6)
 
 
-@given(UNITS, st.integers(0, 40), st.integers(1, 40))
+@given(UNITS, st.integers(0, 40), st.integers(1, 40), st.integers(1, 12))
 def test_rows_8_and_9_what_leaves_is_what_was_wanted_once_and_by_name(
-    names: set[tuple[Kind, int]], position: int, prompt_len: int
+    names: set[tuple[Kind, int]], position: int, prompt_len: int, window_len: int
 ) -> None:
+    manifest = fake_manifest(PAGE, kinds=list(Kind), window_len=window_len)
     wanted = tuple(WantedUnit(kind, index, 7) for kind, index in sorted(names))
     reservation = Reservation("res", 9, 1, (*wanted, WantedUnit(Kind.RECURRENT, prompt_len, 7)), 5)
+    offered = offered_ranges(manifest, prompt_len)
     for _ in range(2):  # a retry finds the reservation as it was
-        outgoing = Outgoing(reservation, 4)
+        if names - set(units_of(offered)):
+            with pytest.raises(CorruptState, match="decode wants"):
+                Outgoing(reservation, offered, PAGE)
+            continue
+        outgoing = Outgoing(reservation, offered, PAGE)
+        assert outgoing.num_superfluous == num_units(offered) - len(names) - 1
         early = outgoing.up_to(position)
         assert {unit.name for unit in early} == {
             (kind, index)
             for kind, index in names
-            if kind is Kind.FULL and 4 * index + 4 <= position
+            if kind is Kind.FULL and PAGE * index + PAGE <= position
         }
         assert outgoing.up_to(position) == []
         lacking = {unit.name for unit in wanted} - {unit.name for unit in early}
-        if any(4 * index >= prompt_len for _, index in lacking):
-            with pytest.raises(CorruptState, match="decode wants"):
-                outgoing.rest(prompt_len)
-            continue
-        rest = outgoing.rest(prompt_len)
+        rest = outgoing.rest()
         assert {unit.name for unit in rest} == lacking | {(Kind.RECURRENT, prompt_len)}
         assert rest[-1].kind is Kind.RECURRENT, "the state goes last"
         assert outgoing.num_waiting == 0

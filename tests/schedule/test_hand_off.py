@@ -87,17 +87,32 @@ def test_a_handed_off_request_draws_the_tokens_of_one_process(
             assert set(ledger.by_role) <= {"tree"}
 
 
-def test_decode_wants_only_pages_it_does_not_hold() -> None:
-    manifest = KINDS["full and recurrent"]
-    prefill, decode = worker_for(manifest), worker_for(manifest)
-    moved = []
+@pytest.mark.parametrize(
+    ("prefix_cache", "moved"),
+    [(True, [8, 3, 1]), (False, [8, 8, 8])],
+    ids=["a prefix cache of its own", "none"],
+)
+def test_decode_wants_only_what_it_does_not_hold(prefix_cache: bool, moved: list[int]) -> None:
+    """Five pages, two of the window and the state; then the last page of each and the state, of a
+    prompt on the same stem; and of the first one's next turn the state alone."""
+    manifest = KINDS["all three kinds"]
+    prefill = worker_for(manifest)
+    sizes = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
+    decode = FakeWorker(manifest, sizes, prefix_cache=prefix_cache)
+    prompt, found = [1] * 18, []
     for index in range(2):
-        asked = request(manifest, f"r{index}", [1] * 18 + [index], 3)
-        prefill.submit(asked, Goal.HAND_OFF)
+        prefill.submit(request(manifest, f"r{index}", [*prompt, index], 3), Goal.HAND_OFF)
         prefill.drain()
-        moved.append(hand_off(prefill, decode, f"r{index}"))
+        found.append(hand_off(prefill, decode, f"r{index}"))
         decode.drain()
-    assert moved == [5 + 1, 1 + 1]
+        assert decode.tokens[f"r{index}"] == decode.expected(f"r{index}")
+    turn = [*prompt, 0, *decode.tokens["r0"][:1]]
+    prefill.submit(request(manifest, "turn", turn, 3), Goal.HAND_OFF)
+    prefill.drain()
+    found.append(hand_off(prefill, decode, "turn"))
+    decode.drain()
+    assert decode.tokens["turn"] == decode.expected("turn")
+    assert found == moved
 
 
 def test_slots_of_a_reservation_stay_leased_until_it_is_freed() -> None:
