@@ -83,6 +83,7 @@ class WorkerSettings(BaseModel):
     """What a prefill and a decode worker share: the model and what the machine gives it.
 
     `memory_bytes` is a hard bound on all slabs together. `num_threads` 0 takes what torch takes.
+    `recurrent_slots` sizes the pool of recurrent states, 0 by its share of the memory.
     `snapshot_grid` keeps a snapshot each so many tokens of a prompt, 0 only where a path ends or
     is left.
     """
@@ -95,6 +96,7 @@ class WorkerSettings(BaseModel):
     max_running: Count = 32
     max_waiting: Count = 256
     memory_bytes: Count = 1 << 30
+    recurrent_slots: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
     num_threads: Annotated[int, Field(ge=0)] = 0
     prefix_cache: bool = True

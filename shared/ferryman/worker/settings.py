@@ -43,7 +43,7 @@ def engine_options(settings: WorkerSettings, max_prealloc: int) -> EngineOptions
         max_prealloc=max_prealloc,
         max_waiting=settings.max_waiting,
         memory_bytes=settings.memory_bytes,
-        recurrent_slots=0,
+        recurrent_slots=settings.recurrent_slots,
         prefix_cache=settings.prefix_cache,
         overlap=settings.overlap,
         device=settings.device,
