@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
+from ferryman.model.drafted import join_configs
 from ferryman.model.manifest import state_manifest
 from ferryman.model.shapes import ModelConfig
 from ferryman.runtime.logs import LEVELS
+from ferryman.schedule.prompt_lookup import NGRAM
 from ferryman_cli.tier_choices import TierChoices, check_tiers
 
 DEMO_NAME = "ferryman-demo"
@@ -30,7 +32,7 @@ _CLUSTER_NAME = re.compile(r"[a-z0-9-]{1,32}")
 class EngineChoices:
     """What every worker's engine gets. `threads` 0 shares the cores among the workers.
 
-    `snapshot_grid` is in tokens, 0 without one.
+    `snapshot_grid` is in tokens, 0 without one. `draft` is empty, "ngram" or a folder.
     """
 
     dtype: str = "float32"
@@ -40,6 +42,18 @@ class EngineChoices:
     memory_bytes: int = 512 << 20
     threads: int = 0
     snapshot_grid: int = 0
+    draft: str = ""
+    draft_tokens: int = 4
+
+    @property
+    def draft_model(self) -> str:
+        """The folder of the draft model; empty without one."""
+        return "" if self.draft in ("", NGRAM) else str(Path(self.draft).absolute())
+
+    @property
+    def drafts_by(self) -> str:
+        """As workers are told, wherever they run."""
+        return self.draft_model or self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,7 @@ def demo_model() -> Path:
 
 def check(choices: Choices) -> None:
     """Raises ConfigError for what cannot work, as far as it can be told without a start."""
-    config = check_model(choices.model)
+    config: ModelConfig = check_model(choices.model)
     doors = choices.doors
     if doors.http_port and doors.http_port == doors.grpc_port:
         raise ConfigError(f"--http-port and --grpc-port are both {doors.http_port}")
@@ -94,6 +108,8 @@ def check(choices: Choices) -> None:
     _check_engine(choices.engine)
     _check_words(choices)
     engine = choices.engine
+    if engine.draft_model:
+        config = join_configs(config, _draft_config(Path(engine.draft_model)))
     manifest = state_manifest(config, engine.dtype, engine.page_size, fingerprint="not yet read")
     check_tiers(choices.tiers, choices.num_prefill, manifest)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
@@ -110,6 +126,12 @@ def check_model(folder: Path) -> ModelConfig:
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"--model {folder}: there is no tokenizer.json in it")
     return config
+
+
+def _draft_config(folder: Path) -> ModelConfig:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--draft {folder}: it should be ngram, or a folder with a config.json")
+    return load_config(folder)
 
 
 def _check_engine(engine: EngineChoices) -> None:

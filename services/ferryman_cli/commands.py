@@ -73,6 +73,12 @@ def up(
     snapshot_grid: Annotated[
         int, typer.Option(min=0, help="Tokens between snapshots kept along a prompt; 0: none.")
     ] = ENGINE.snapshot_grid,
+    draft: Annotated[
+        str, typer.Option(metavar="ngram|DIR", help="Draft from the text, or with a small model.")
+    ] = ENGINE.draft,
+    draft_tokens: Annotated[
+        int, typer.Option(min=1, max=64, help="Drafts that a step verifies of each request.")
+    ] = ENGINE.draft_tokens,
     nodes: Annotated[
         int, typer.Option(min=1, max=16, help="Nodes, each with its host-cache and its workers.")
     ] = TIERS.num_nodes,
@@ -112,7 +118,15 @@ def up(
 
     folder = Path(model) if model else demo_model()
     engine = EngineChoices(
-        dtype, page_size, chunk_tokens, max_running, memory_bytes, threads, snapshot_grid
+        dtype=dtype,
+        page_size=page_size,
+        chunk_tokens=chunk_tokens,
+        max_running=max_running,
+        memory_bytes=memory_bytes,
+        threads=threads,
+        snapshot_grid=snapshot_grid,
+        draft=draft,
+        draft_tokens=draft_tokens,
     )
     tiers = TierChoices(
         host_bytes=tier_size("--host-memory", host_memory),

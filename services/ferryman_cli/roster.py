@@ -97,6 +97,8 @@ class _Services:
             "memory_bytes": engine.memory_bytes,
             "num_threads": self.choices.threads,
             "snapshot_grid": engine.snapshot_grid,
+            "draft": engine.drafts_by,
+            "draft_tokens": engine.draft_tokens,
         }
         host = {
             "address": node.address,

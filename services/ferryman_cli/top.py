@@ -29,6 +29,7 @@ _RIGHT = (
     "tokens/s",
     "step ms",
     "steps",
+    "drafts",
     "free slots",
     "from tiers",
 )
@@ -123,7 +124,26 @@ def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
     running = f"{beat.num_running}/{beat.max_running}"
     queue = (str(beat.num_queued), str(beat.queue_tokens))
     who = (beat.worker_id, state, beat.address, beat.node or "-")
-    return (*who, running, *queue, pace, step, str(beat.num_steps), free or "-", _speeds(beat))
+    return (
+        *who,
+        running,
+        *queue,
+        pace,
+        step,
+        str(beat.num_steps),
+        _drafts(beat),
+        free or "-",
+        _speeds(beat),
+    )
+
+
+def _drafts(beat: Beat) -> str:
+    """The share that was right, and the steps that a token took."""
+    if not beat.drafted_tokens:
+        return "-"
+    tokens = beat.draft_steps + beat.accepted_tokens
+    share = beat.accepted_tokens / beat.drafted_tokens
+    return f"{share:.0%} {beat.draft_steps / tokens:.2f}/token"
 
 
 def _speeds(beat: Beat) -> str:

@@ -160,8 +160,8 @@ class Requests:
             case Drawn(sampled=sampled):
                 request.drawn(sampled)
                 self._note_progress(request)
-            case Finished(reason=reason):
-                request.finish(reason)
+            case Finished(reason=reason, drafts=drafts):
+                request.finish(reason, drafts)
                 name = "aborted" if reason is FinishReason.CANCELLED else "finished"
                 self._say(request, name, reason=str(reason), tokens=request.num_tokens)
                 if reason is not FinishReason.CANCELLED:

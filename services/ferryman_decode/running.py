@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
 from ferryman.schedule.batch import Sampled
+from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import (
     Ending,
@@ -55,10 +56,15 @@ class RunningRequest:
         self._sampled.append(sampled)
         self._hashes.append(extend_hash(self._hashes[-1], [sampled.token_id]))
 
-    def finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason, drafts: DraftCounts = NOTHING_DRAFTED) -> None:
         """The first ending counts."""
         if not self.is_over:
-            usage = replace(self._usage, completion_tokens=self.num_tokens)
+            usage = replace(
+                self._usage,
+                completion_tokens=self.num_tokens,
+                drafted_tokens=drafts.drafted,
+                accepted_tokens=drafts.accepted,
+            )
             self.ending = Finished(reason, usage)
 
     def fail(self, failure: Failure) -> None:

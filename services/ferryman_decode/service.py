@@ -23,5 +23,9 @@ class DecodeSettings(ShellSettings):
 
 async def serve(settings: DecodeSettings, stopping: asyncio.Event) -> None:
     """Until `stopping` is set and every request has its last token."""
-    options = engine_options(settings.worker, max_prealloc=settings.max_reserved)
+    options = engine_options(
+        settings.worker,
+        max_prealloc=settings.max_reserved,
+        draft_tokens=settings.worker.draft_tokens,
+    )
     await serve_worker(settings, options, ROLE, Decode, SERVICE, stopping)

@@ -290,7 +290,10 @@ class Journey:
         # A stop may come before prefill's last word; what it planned is what it did.
         counted = verdict.usage if isinstance(verdict, Done) else self._attempt.planned
         usage = settled_usage(
-            self._first_usage or counted, self.asked.prompt_len, self.transcript.num_tokens
+            self._first_usage or counted,
+            counted,
+            self.asked.prompt_len,
+            self.transcript.num_tokens,
         )
         self._enter(events.Finished())
         self._answer.finish(reason, usage)

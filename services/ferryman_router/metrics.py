@@ -58,6 +58,7 @@ class RouterMetrics:
         self.uncached_tokens = self._counter(
             "uncached_tokens", "Prompt tokens computed, and why.", "reason"
         )
+        self.draft_tokens = self._counter("draft_tokens", "Drafts verified.", "outcome")
         self.retries = self._counter("retries", "Attempts after the first, by cause.", "cause")
         self.prefetches = self._counter("prefetches", "Prefetches, by how they began.", "outcome")
         self.lost_workers = self._counter("lost_workers", "Workers lost.", "role", "cause")
@@ -70,6 +71,8 @@ class RouterMetrics:
         """The tokens of one finished request, and where its prompt's came from."""
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("output").inc(usage.completion_tokens)
+        self.draft_tokens.labels("accepted").inc(usage.accepted_tokens)
+        self.draft_tokens.labels("rejected").inc(usage.drafted_tokens - usage.accepted_tokens)
         for tier, tokens in usage.cached.by_tier.items():
             self.cached_tokens.labels(tier).inc(tokens)
         for reason, tokens in uncached_tokens(usage, page_size).items():

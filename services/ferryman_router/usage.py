@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ferryman.wire.values import UncachedPages, Usage
 
 
-def settled_usage(counted: Usage | None, prompt_len: int, num_generated: int) -> Usage:
-    """The first attempt's cache counts, at most the prompt; lengths are the router's own."""
-    if counted is None:
-        return Usage(prompt_len, num_generated)
-    return Usage(prompt_len, num_generated, counted.cached.at_most(prompt_len), counted.uncached)
+def settled_usage(
+    prompt: Usage | None, output: Usage | None, prompt_len: int, num_generated: int
+) -> Usage:
+    """The first attempt's cache counts, at most the prompt, and the last one's drafts; lengths are
+    the router's own."""
+    usage = Usage(prompt_len, num_generated)
+    if prompt is not None:
+        cached = prompt.cached.at_most(prompt_len)
+        usage = replace(usage, cached=cached, uncached=prompt.uncached)
+    if output is None:
+        return usage
+    accepted = min(output.accepted_tokens, num_generated)
+    return replace(usage, drafted_tokens=output.drafted_tokens, accepted_tokens=accepted)
 
 
 def uncached_tokens(usage: Usage, page_size: int) -> dict[str, int]:

@@ -117,6 +117,6 @@ def test_row_34_a_count_beyond_the_prompt_is_never_shown(
 ) -> None:
     """A retry may count tokens of an answer as its prompt; the client's prompt is shorter."""
     counted = Usage(500, cached=CachedTokens(*by_tier))
-    shown = settled_usage(counted, prompt_len, 3)
+    shown = settled_usage(counted, None, prompt_len, 3)
     assert shown.prompt_tokens == prompt_len
     assert shown.cached.total == min(prompt_len, sum(by_tier))

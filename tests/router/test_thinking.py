@@ -228,8 +228,10 @@ def test_three_failures_or_two_deaths_are_enough() -> None:
 
 def test_cached_tokens_never_exceed_the_prompt() -> None:
     cached = CachedTokens(device=20, host=10, storage=5, peer=15)
-    usage = settled_usage(Usage(50, 3, cached, (UncachedPages("never_seen", 2),)), 40, 7)
+    prompt = Usage(50, 3, cached, (UncachedPages("never_seen", 2),))
+    usage = settled_usage(prompt, Usage(9, drafted_tokens=30, accepted_tokens=9), 40, 7)
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 7)
+    assert (usage.drafted_tokens, usage.accepted_tokens) == (30, 7), "never more than were sent"
     assert usage.cached == CachedTokens(device=20, host=10, storage=5, peer=5)
     assert uncached_tokens(usage, 16) == {}
 

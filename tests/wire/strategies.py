@@ -38,7 +38,7 @@ logprobs = st.dictionaries(u32, finite, max_size=4)
 sampled = st.builds(Sampled, u32, logprobs)
 cached = st.builds(CachedTokens, *[st.integers(0, 37)] * 4)
 uncached = st.lists(st.builds(values.UncachedPages, texts, counts), max_size=3).map(tuple)
-usages = st.builds(values.Usage, st.integers(150, 9999), counts, cached, uncached)
+usages = st.builds(values.Usage, st.integers(150, 9999), counts, cached, uncached, counts, counts)
 addresses = st.builds(values.WorkerAddress, texts, texts, epochs)
 ranges = st.builds(
     lambda kind, first, length: PageRange(kind, first, first + length),

@@ -18,6 +18,8 @@ def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> di
     """The sum over all prompts of a call; `ferryman` says which tier, and why not the rest."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    accepted = sum(usage.accepted_tokens for usage in usages)
     reasons: dict[str, int] = {}
     tiers = CachedTokens().by_tier
     for usage in usages:
@@ -30,6 +32,10 @@ def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> di
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
         "ferryman": {
             "request_id": request_id,
             "cached_tokens": tiers,

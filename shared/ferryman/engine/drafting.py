@@ -13,9 +13,8 @@ from ferryman.model.decoder import Model
 from ferryman.model.ranks import Group
 from ferryman.model.registry import load_drafted, load_model
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
-from ferryman.schedule.prompt_lookup import PromptLookup
+from ferryman.schedule.prompt_lookup import NGRAM, PromptLookup
 
-NGRAM = "ngram"
 MAX_DRAFT_TOKENS = 64
 
 

@@ -103,20 +103,24 @@ def _one_wave(batch: DecodeBatch, token_ids: Tensor, wave: slice) -> DecodeBatch
     )
 
 
-def join_draft(target: Model, draft: Model, dtype: str, group: Group) -> DraftedModel:
-    """One model of both. Raises ConfigError, saying what differs, for two that cannot go together.
+def join_configs(target: ModelConfig, draft: ModelConfig) -> DraftedConfig:
+    """Raises ConfigError, saying what differs, for two that cannot go together.
 
     A context is as long as the shorter of the two allows.
     """
-    ours, theirs = target.config.trunk, draft.config.trunk
+    ours, theirs = target.trunk, draft.trunk
     if ours.vocab_size != theirs.vocab_size:
         raise ConfigError(
             f"the draft model has a vocabulary of {theirs.vocab_size} tokens, the model one of "
             f"{ours.vocab_size}: its drafts would mean other words"
         )
     shorter = min(ours.max_positions, theirs.max_positions)
-    states = target.config.states + draft.config.states
-    config = DraftedConfig(replace(ours, max_positions=shorter), states)
+    return DraftedConfig(replace(ours, max_positions=shorter), target.states + draft.states)
+
+
+def join_draft(target: Model, draft: Model, dtype: str, group: Group) -> DraftedModel:
+    """One model of both. Raises ConfigError as `join_configs`, and for windows of two lengths."""
+    config = join_configs(target.config, draft.config)
     page_size, fingerprint = target.manifest.page_size, _joint_fingerprint(target, draft)
     manifest = state_manifest(config, dtype, page_size, fingerprint, group.num_ranks)
     return DraftedModel(target, draft, config, manifest)

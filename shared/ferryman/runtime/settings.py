@@ -85,7 +85,8 @@ class WorkerSettings(BaseModel):
     `memory_bytes` is a hard bound on all slabs together. `num_threads` 0 takes what torch takes.
     `recurrent_slots` sizes the pool of recurrent states, 0 by its share of the memory.
     `snapshot_grid` keeps a snapshot each so many tokens of a prompt, 0 only where a path ends or
-    is left.
+    is left. `draft` is empty, "ngram", or the folder of a draft model: the same for prefill and
+    decode workers, which verify up to `draft_tokens` drafts of a request in a step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -102,6 +103,8 @@ class WorkerSettings(BaseModel):
     prefix_cache: bool = True
     overlap: bool = True
     snapshot_grid: Annotated[int, Field(ge=0)] = 0
+    draft: str = ""
+    draft_tokens: Annotated[int, Field(ge=1, le=64)] = 4
 
     @field_validator("page_size")
     @classmethod
@@ -115,6 +118,13 @@ class WorkerSettings(BaseModel):
         if self.snapshot_grid % self.page_size:
             raise ValueError(f"snapshot_grid should be a multiple of page_size={self.page_size}")
         return self
+
+    @field_validator("draft")
+    @classmethod
+    def _is_known_draft(cls, value: str) -> str:
+        if value not in ("", "ngram") and not Path(value).is_dir():
+            raise ValueError("should be ngram, or the folder of a draft model")
+        return value
 
     @field_validator("model")
     @classmethod

@@ -52,4 +52,11 @@ class SchedulerStatistics:
     tokens_to_prefill: int
     prefill_steps: int
     decode_steps: int
-    drafts: DraftCounts
+    draft_steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+    @property
+    def drafts(self) -> DraftCounts:
+        """Of requests that draft."""
+        return DraftCounts(self.draft_steps, self.drafted_tokens, self.accepted_tokens)

@@ -14,6 +14,8 @@ from ferryman.cache.keys import TokenIds
 from ferryman.schedule.drafting import Proposals
 from ferryman.schedule.request import Request
 
+NGRAM = "ngram"
+"""What settings call it."""
 LONGEST = 3
 """Tokens of the longest n-gram."""
 LOOKBACK = 4096

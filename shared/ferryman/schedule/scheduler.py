@@ -280,7 +280,7 @@ class Scheduler:
         return self.residence.pools.ledgers()
 
     def statistics(self) -> SchedulerStatistics:
-        roster = self.roster
+        roster, drafts = self.roster, self._outcomes.drafts
         return SchedulerStatistics(
             waiting=len(roster.line),
             prefilling=len(roster.prefilling),
@@ -290,7 +290,9 @@ class Scheduler:
             tokens_to_prefill=roster.tokens_to_prefill,
             prefill_steps=self._prefill_steps,
             decode_steps=self._decode_steps,
-            drafts=self._outcomes.drafts,
+            draft_steps=drafts.steps,
+            drafted_tokens=drafts.drafted,
+            accepted_tokens=drafts.accepted,
         )
 
     def check_integrity(self) -> None:

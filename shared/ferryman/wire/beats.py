@@ -48,7 +48,8 @@ class Beat:
 
     `is_ready` is false while it drains. `max_len` bounds prompt and output of one request there;
     `queue_tokens` is the prefill work that waits or runs. `node` is the node id of the host-cache
-    the worker is attached to, or its own. `num_steps` counts the engine's steps.
+    the worker is attached to, or its own. `num_steps` counts the engine's steps; of
+    `drafted_tokens` verified in `draft_steps` shares of them `accepted_tokens` were right.
 
     A worker says what a byte from the host costs it (`load_seconds_per_byte`) and how many bytes
     one page of all its paged kinds and one snapshot have; a host-cache says what a byte costs to
@@ -70,6 +71,9 @@ class Beat:
     seconds_per_token: float = 0.0
     step_seconds: float = 0.0
     num_steps: int = 0
+    draft_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     free_slots: Mapping[Kind, int] = field(default_factory=dict)
     node: str = ""
     load_seconds_per_byte: float = 0.0

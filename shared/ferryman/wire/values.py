@@ -48,12 +48,17 @@ class UncachedPages:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A request's tokens, and where the beginning of its prompt came from."""
+    """A request's tokens, and where the beginning of its prompt came from.
+
+    Of `drafted_tokens`, which were verified, `accepted_tokens` are among those generated.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
     uncached: tuple[UncachedPages, ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

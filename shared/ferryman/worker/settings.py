@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from ferryman.engine.assembly import EngineOptions
+from ferryman.engine.drafting import DraftOptions
 from ferryman.runtime.settings import (
     PREFETCH_THRESHOLD,
     PrefetchPolicyName,
@@ -32,8 +33,13 @@ class HostCacheSettings(BaseModel):
     prefetch_threshold: PrefetchThreshold = PREFETCH_THRESHOLD
 
 
-def engine_options(settings: WorkerSettings, max_prealloc: int) -> EngineOptions:
-    """`max_prealloc` rows beyond the running ones are for prompts that are handed over."""
+def engine_options(
+    settings: WorkerSettings, max_prealloc: int, *, draft_tokens: int = 0
+) -> EngineOptions:
+    """`max_prealloc` rows beyond the running ones are for prompts that are handed over.
+
+    Who prefills for others verifies no drafts, but keeps a draft model's state for who does.
+    """
     return EngineOptions(
         model=settings.model,
         dtype=settings.dtype,
@@ -49,4 +55,5 @@ def engine_options(settings: WorkerSettings, max_prealloc: int) -> EngineOptions
         device=settings.device,
         num_threads=settings.num_threads,
         snapshot_grid=settings.snapshot_grid,
+        draft=DraftOptions(settings.draft, draft_tokens),
     )

@@ -169,7 +169,7 @@ class Telemetry:
 
     def _beat(self) -> Beat:
         engine, load = self._engine, self._load()
-        ledgers = engine.scheduler.ledgers()
+        ledgers, drafts = engine.scheduler.ledgers(), engine.scheduler.statistics().drafts
         bytes_of = {layout.kind: layout.slot_bytes for layout in engine.manifest.layouts}
         return Beat(
             role=self._who.role,
@@ -186,6 +186,9 @@ class Telemetry:
             seconds_per_token=self._pace.seconds_per_token,
             step_seconds=self._pace.step_seconds,
             num_steps=engine.stream.steps_done,
+            draft_steps=drafts.steps,
+            drafted_tokens=drafts.drafted,
+            accepted_tokens=drafts.accepted,
             free_slots={kind: ledger.free for kind, ledger in ledgers.items()},
             node=load.node,
             load_seconds_per_byte=self._pace.load_seconds_per_byte,

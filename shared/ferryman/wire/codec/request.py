@@ -112,6 +112,8 @@ def usage_to_wire(usage: Usage) -> types_pb2.Usage:
         cached_storage_tokens=usage.cached.storage,
         cached_peer_tokens=usage.cached.peer,
         uncached_reasons=uncached_to_wire(usage.uncached),
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 
@@ -125,7 +127,14 @@ def usage_from_wire(message: types_pb2.Usage) -> Usage:
     if cached.total > message.prompt_tokens:
         raise InvalidRequest("more tokens are cached than the prompt has", "usage")
     uncached = uncached_from_wire(message.uncached_reasons)
-    return Usage(message.prompt_tokens, message.completion_tokens, cached, uncached)
+    return Usage(
+        message.prompt_tokens,
+        message.completion_tokens,
+        cached,
+        uncached,
+        message.drafted_tokens,
+        message.accepted_tokens,
+    )
 
 
 def logprobs_to_wire(logprobs: Mapping[int, float]) -> types_pb2.LogProbs:
