@@ -108,7 +108,7 @@ WITH_WINDOWS: Mapping[str, PretrainedConfig] = {
             "intermediate_size": 48,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
-            "sliding_window": 21,
+            "sliding_window": 32,
         }
     ),
     "gemma3": Gemma3TextConfig(
@@ -119,11 +119,11 @@ WITH_WINDOWS: Mapping[str, PretrainedConfig] = {
             "intermediate_size": 96,
             "query_pre_attn_scalar": 24,
             "final_logit_softcapping": 20.0,
-            "sliding_window": 32,
+            "sliding_window": 21,
         }
     ),
 }
-"""Windows that end within a page of 16, and with one."""
+"""Windows that are as long as two pages of 16, and one that is not."""
 
 
 def save_tiny_model(folder: Path, variant: str, *, seed: int = 0) -> Path:

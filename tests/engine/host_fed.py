@@ -157,11 +157,11 @@ class PutsAway(HostFed):
 Fed = TypeVar("Fed", bound=HostFed)
 
 
-def engine_of(kind: type[Fed], folder: Path, cell: Cell) -> Fed:
+def engine_of(kind: type[Fed], folder: Path, cell: Cell, page_size: int = PAGE_SIZE) -> Fed:
     return kind(
         folder,
         dtype="float64",
-        page_size=PAGE_SIZE,
+        page_size=page_size,
         chunk_tokens=cell.chunk_tokens,
         max_running=cell.max_running,
         memory_bytes=cell.memory_bytes,

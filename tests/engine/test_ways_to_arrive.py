@@ -142,7 +142,7 @@ PAIRS = [CELLS[1], CELLS[2], CELLS[5]]
 CELLS_OF = {
     "granite_moe": CELLS,
     "bamba": CELLS,
-    "native": CELLS,
+    "native": PAIRS,
     "gpt_oss": PAIRS,
     "gemma3": PAIRS,
 }

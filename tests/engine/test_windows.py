@@ -2,32 +2,35 @@
 
 Families with windows arrive in all ways in `test_ways_to_arrive`, `test_equivalence_of_families`.
 Here pages behind the window are given away as fast as they can be, to others that write at once.
-FERRYMAN_WINDOW_ROUNDS raises the number of rounds on tiny pools.
+FERRYMAN_WINDOW_ROUNDS raises the number of rounds on tiny pools, and of random models on them.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.engine.host_fed import PAGE_SIZE, Cell, HostFed, assert_same, engine
+from tests.engine.host_fed import PAGE_SIZE, Cell, HostFed, assert_same, engine, engine_of
+from tests.model.comparison import random_config
+from tests.model.families.shapes import VOCAB_SIZE
+from tests.tiny_models import save_random
 from tests.variants import save_variant
 
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
+from ferryman.cache.slots import Ledger
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
 from ferryman.schedule.request import SamplingParams
 
 ROUNDS = int(os.environ.get("FERRYMAN_WINDOW_ROUNDS", "1"))
-VARIANTS = ["gpt_oss", "gemma3", "native"]
+VARIANTS = os.environ.get("FERRYMAN_WINDOW_VARIANTS", "gpt_oss native").split()
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5, ignore_eos=True)
 
 
@@ -98,66 +101,90 @@ def test_at_every_prefix_length_a_hit_equals_what_is_recomputed(served: Served) 
         llm.check_integrity()
 
 
-def least_cell(served: Served, chunk_tokens: int, overlap: bool, *, prefix_cache: bool) -> Cell:
-    """The least memory with which four requests can run, and pages for what they need at most."""
-    tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
-    concurrency = Concurrency(max_running=4, max_prealloc=0, tracking=tracking)
+def least_cell(manifest: StateManifest, cell: Cell, max_len: int) -> Cell:
+    """With the least memory in which so many requests run, and one can become `max_len` long."""
+    tracking = tracking_slots(prefix_cache=cell.prefix_cache, overlap=cell.overlap)
+    concurrency = Concurrency(cell.max_running, 0, tracking)
     memory = next(
         memory
-        for memory in _rising(served.manifest)
-        if _full_pages(served.manifest, memory, concurrency, chunk_tokens) >= 16
+        for memory in count(0, manifest.layouts[0].slot_bytes)
+        if _longest(manifest, memory, concurrency, cell.chunk_tokens) >= max_len
     )
-    return Cell(chunk_tokens, overlap, prefix_cache, memory, 4, concurrency.recurrent_slots)
+    return replace(cell, memory_bytes=memory, recurrent_slots=concurrency.recurrent_slots)
 
 
-def _rising(manifest: StateManifest) -> Iterator[int]:
-    return count(0, manifest.layout(Kind.FULL).slot_bytes)
-
-
-def _full_pages(
+def _longest(
     manifest: StateManifest, memory: int, concurrency: Concurrency, chunk_tokens: int
 ) -> int:
     slots = concurrency.recurrent_slots
     try:
-        return plan_capacity(manifest, memory, concurrency, chunk_tokens, slots).slots[Kind.FULL]
+        return plan_capacity(manifest, memory, concurrency, chunk_tokens, slots).max_tokens(
+            manifest
+        )
     except ConfigError:
         return 0
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 @pytest.mark.parametrize(
-    ("chunk_tokens", "overlap", "prefix_cache"),
-    [(16, True, True), (48, False, True), (64, True, False)],
-    ids=["short chunks, overlap", "one at a time", "overlap, no cache"],
+    "cell",
+    [
+        pytest.param(Cell(16, True, max_running=4), id="short chunks, overlap"),
+        pytest.param(Cell(48, False, False, max_running=4), id="one at a time, no cache"),
+    ],
 )
 def test_pools_with_nothing_to_spare_answer_as_roomy_ones(
-    served: Served, chunk_tokens: int, overlap: bool, prefix_cache: bool, seed: int
+    served: Served, cell: Cell, seed: int
 ) -> None:
-    rng = random.Random(f"{seed} {chunk_tokens}")
+    cell = least_cell(served.manifest, cell, 256)
+    rng = random.Random(f"{seed} {cell.chunk_tokens}")
+    ledger = assert_exact(served.folder, cell, PAGE_SIZE, rng)
+    pages = cell.max_running * len(range(0, 120, PAGE_SIZE))
+    assert ledger.total < pages, "four whole sequences would fit: nothing was at stake"
+
+
+@pytest.mark.parametrize("seed", range(3 * ROUNDS))
+def test_any_window_in_any_page_is_enough_for_itself(seed: int, tmp_path: Path) -> None:
+    """Windows of 1 to 70 in pages of 4 to 64, chunks of 1 to 5 steps of the grid, random models."""
+    rng = random.Random(f"any window {seed}")
+    page_size = rng.choice([4, 8, 16, 32, 64])
+    folder = random_model(rng, tmp_path)
+    manifest = state_manifest(load_config(folder), "float64", page_size, "")
+    chunk_tokens = rng.choice([1, 2, 3, 5]) * manifest.scan_chunk
+    grid = rng.choice([0, 1, 3]) * page_size
+    running = rng.choice([1, 2, 4])
+    cell = Cell(chunk_tokens, seed % 2 == 0, max_running=running, snapshot_grid=grid)
+    assert_exact(folder, least_cell(manifest, cell, 192), page_size, rng)
+
+
+def random_model(rng: random.Random, folder: Path) -> Path:
+    """A tiny model of a published family that has windows."""
+    while True:
+        config = random_config(rng.choice(["gpt_oss", "gemma3", "qwen3"]), rng.randrange(10**6))
+        save_random(folder, config, 0)
+        if any(shape.kind is Kind.WINDOW for (shape,) in load_config(folder).states):
+            return folder
+
+
+def assert_exact(folder: Path, cell: Cell, page_size: int, rng: random.Random) -> Ledger:
+    """Prompts at once, and again when some of it is known; the ledger of the window pool."""
     prompts = [_prompt(rng) for _ in range(12)]
     sampling = [_sampling(rng) for _ in prompts]
-    with engine(served.folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
+    cold = Cell(1024, overlap=False, prefix_cache=False, memory_bytes=256 << 20)
+    with engine_of(HostFed, folder, cold, page_size) as llm:
         expected = llm.generate(prompts, sampling)
-    cell = least_cell(served, chunk_tokens, overlap, prefix_cache=prefix_cache)
-    with engine(served.folder, cell) as llm:
-        for _ in range(2):  # the second time some of it is known
+    with engine_of(HostFed, folder, cell, page_size) as llm:
+        for _ in range(2):
             for found, right in zip(llm.generate(prompts, sampling), expected, strict=True):
                 assert_same(found, right)
             llm.check_integrity()
-        assert_tight(llm, served)
-
-
-def assert_tight(llm: HostFed, served: Served) -> None:
-    """Longer sequences passed through the window pool than it has slots for."""
-    ledger = llm.ledgers()["window"]
-    pages = sum(len(range(0, 120, PAGE_SIZE)) for _ in range(4))
-    assert ledger.total < pages, "four whole sequences would fit: nothing was at stake"
+        return llm.ledgers()["window"]
 
 
 def _prompt(rng: random.Random) -> list[int]:
     """Some begin alike."""
-    stem = tokens(rng.choice([3, 4]), rng.choice([0, 20, 50, 90]))
-    return [*stem, *(rng.randrange(3, 120) for _ in range(rng.randint(1, 60)))]
+    stem = [token % VOCAB_SIZE for token in tokens(rng.choice([3, 4]), rng.choice([0, 20, 50, 90]))]
+    return [*stem, *(rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 60)))]
 
 
 def _sampling(rng: random.Random) -> SamplingParams:

@@ -28,7 +28,7 @@ from ferryman_kernels.paged_attention import (
 Span = tuple[int, int]
 
 SCALE, HEAD_DIM = 0.3, 8
-CASES_PER_WINDOW = int(os.environ.get("FERRYMAN_WINDOW_CASES", "2"))
+CASES_PER_WINDOW = int(os.environ.get("FERRYMAN_WINDOW_CASES", "1"))
 """Random cases for each of the 70 windows; docs/kernels.md quotes a longer run."""
 
 

@@ -1,6 +1,6 @@
 """Windows from prefill to decode, by NIXL and by gRPC: token-identical, 1e-9, in float64.
 
-gpt-oss with windows of 21 tokens in pages of 16: prompts of lengths around one and two windows, so
+gpt-oss with windows of 32 tokens in pages of 16: prompts of lengths around one and two windows, so
 that what is handed over begins and ends everywhere within a page.
 """
 
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
-LENGTHS = (1, 15, 16, 17, 20, 21, 22, 31, 32, 33, 36, 37, 38, 47, 48, 49, 52, 53, 63, 64, 65, 90)
+LENGTHS = (1, 15, 16, 17, 30, 31, 32, 33, 34, 46, 47, 48, 49, 50, 62, 63, 64, 65, 66, 79, 80, 97)
 STEM = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 FORKS = [[*STEM[:66], *tail] for tail in ([5], [9] * 20, [11] * 3)]
 
