@@ -67,7 +67,10 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A cluster as asked for. Empty URLs mean servers of our own."""
+    """A cluster as asked for. Empty URLs mean servers of our own.
+
+    `prefill_tp` and `decode_tp` are ranks of each worker of that role.
+    """
 
     model: Path
     served_name: str
@@ -75,6 +78,8 @@ class Choices:
     doors: Doors = Doors()
     num_prefill: int = 1
     num_decode: int = 1
+    prefill_tp: int = 1
+    decode_tp: int = 1
     nats_url: str = ""
     redis_url: str = ""
     cluster: str = "local"
@@ -84,9 +89,10 @@ class Choices:
 
     @property
     def threads(self) -> int:
-        """Threads of each worker."""
+        """Threads of each rank of each worker."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        return self.engine.threads or max(1, cores // (self.num_prefill + self.num_decode))
+        num_ranks = self.num_prefill * self.prefill_tp + self.num_decode * self.decode_tp
+        return self.engine.threads or max(1, cores // num_ranks)
 
 
 def demo_model() -> Path:
@@ -111,9 +117,18 @@ def check(choices: Choices) -> None:
     if engine.draft_model:
         config = join_configs(config, _draft_config(Path(engine.draft_model)))
     manifest = state_manifest(config, engine.dtype, engine.page_size, fingerprint="not yet read")
+    for flag, ranks in (("--prefill-tp", choices.prefill_tp), ("--decode-tp", choices.decode_tp)):
+        _check_ranks(flag, config, ranks)
     check_tiers(choices.tiers, choices.num_prefill, manifest)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
         _check_answers(flag, url)
+
+
+def _check_ranks(flag: str, config: ModelConfig, num_ranks: int) -> None:
+    try:
+        state_manifest(config, "float32", 1, "not yet read", num_ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {num_ranks}: {error}") from None
 
 
 def check_model(folder: Path) -> ModelConfig:

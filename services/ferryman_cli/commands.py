@@ -44,6 +44,7 @@ Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest t
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens.")]
 Port = typer.Option(min=0, max=65535, help="Where the router listens; 0 takes a free port.")
 Workers = typer.Option(min=1, max=64, help="How many workers of this role.")
+Ranks = typer.Option(min=1, max=64, help="Ranks (processes) that share each worker's model.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -58,6 +59,8 @@ def up(
     served_name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
     prefill: Annotated[int, Workers] = 1,
     decode: Annotated[int, Workers] = 1,
+    prefill_tp: Annotated[int, Ranks] = 1,
+    decode_tp: Annotated[int, Ranks] = 1,
     host: Annotated[str, typer.Option(help="The address the router listens on.")] = DOORS.host,
     http_port: Annotated[int, Port] = DOORS.http_port,
     grpc_port: Annotated[int, Port] = DOORS.grpc_port,
@@ -143,6 +146,8 @@ def up(
         engine=engine,
         doors=Doors(host, http_port, grpc_port),
         num_prefill=prefill,
+        prefill_tp=prefill_tp,
+        decode_tp=decode_tp,
         num_decode=decode,
         nats_url=nats_url,
         redis_url=redis_url,

@@ -76,17 +76,17 @@ class _Services:
         caches = zip(names("hostcache", len(self.nodes)), self.nodes, strict=True)
         return (
             *(self._job(name, "hostcache", HOST_CACHE, self._host_cache(n)) for name, n in caches),
-            *self._workers("prefill", choices.num_prefill),
-            *self._workers("decode", choices.num_decode),
+            *self._workers("prefill", choices.num_prefill, choices.prefill_tp),
+            *self._workers("decode", choices.num_decode, choices.decode_tp),
             self._job("router", "router", ROUTER, self._router()),
         )
 
-    def _workers(self, role: str, number: int) -> Iterator[Job]:
+    def _workers(self, role: str, number: int, tp_size: int) -> Iterator[Job]:
         """Dealt out over the nodes."""
         for i, name in enumerate(names(role, number)):
-            yield self._worker(role, name, self.nodes[i % len(self.nodes)])
+            yield self._worker(role, name, self.nodes[i % len(self.nodes)], tp_size)
 
-    def _worker(self, role: str, name: str, node: _Node) -> Job:
+    def _worker(self, role: str, name: str, node: _Node, tp_size: int) -> Job:
         engine, tiers = self.choices.engine, self.choices.tiers
         worker = {
             "model": self.choices.model.absolute(),
@@ -99,6 +99,7 @@ class _Services:
             "snapshot_grid": engine.snapshot_grid,
             "draft": engine.drafts_by,
             "draft_tokens": engine.draft_tokens,
+            "tp_size": tp_size,
         }
         host = {
             "address": node.address,

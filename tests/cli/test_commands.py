@@ -32,6 +32,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("up --http-port x", "--http-port", id="a port that is a word"),
         pytest.param("up --http-port 70000", "--http-port", id="a port too high"),
         pytest.param("up --prefill 0", "--prefill", id="no prefill worker"),
+        pytest.param(
+            f"up {ANY} --decode-tp 5", "--decode-tp 5: tp_size=5 does not divide", id="odd ranks"
+        ),
         pytest.param("up --model nowhere", "there is no such folder", id="no model"),
         pytest.param("up --model .", "no config.json", id="no model in the folder"),
         pytest.param("up more", "unexpected extra argument", id="an argument too many"),

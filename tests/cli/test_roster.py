@@ -37,6 +37,7 @@ def choices() -> Choices:
         EngineChoices(dtype="bfloat16", memory_bytes=1 << 27, threads=3, snapshot_grid=256),
         Doors(http_port=0, grpc_port=0),
         num_prefill=2,
+        prefill_tp=2,
         cluster="blue",
     )
 
@@ -80,6 +81,13 @@ def test_every_service_understands_its_settings(
         assert settings.worker.dtype == "bfloat16"
         assert settings.worker.num_threads == 3
         assert settings.worker.snapshot_grid == 256
+        assert settings.worker.tp_size == (2 if role == "prefill" else 1)
+
+
+def test_ranks_share_the_cores_among_all_of_them(choices: Choices) -> None:
+    several = replace(choices, engine=EngineChoices(), num_decode=1, decode_tp=4)
+    cores = len(os.sched_getaffinity(0))
+    assert several.threads == max(1, cores // (2 * 2 + 1 * 4))
 
 
 def test_workers_are_told_where_the_host_cache_will_be(choices: Choices, tmp_path: Path) -> None:

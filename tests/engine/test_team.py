@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.processes import ranks_of
 from tests.tiny_models import save_tiny_model
 
 from ferryman.engine.rank import Command
@@ -94,19 +95,11 @@ def test_ranks_may_end_once_the_channel_closes(pipes: list[tuple[Connection, Con
     assert not channel.lost.done()
 
 
-def rank_processes() -> list[int]:
-    """The ranks that this process has started and not yet seen the end of."""
-    me = os.getpid()
-    children = (Path(f"/proc/{me}/task") / str(me) / "children").read_text().split()
-    lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    return [pid for pid, line in lines.items() if b"ferryman.engine.rank" in line]
-
-
 def test_a_killed_rank_fails_the_step_and_poisons_the_stream(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, "granite_nope")
     with LLM(folder, page_size=16, memory_bytes=1 << 24, overlap=False, tp_size=2) as llm:
         llm.generate([[5, 6, 7]], GREEDY)
-        (rank,) = rank_processes()
+        (rank,) = ranks_of(os.getpid())
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(RankLost, match="rank 1 ended"):
             llm._engine.lost.result(PATIENCE_SECONDS)
@@ -114,4 +107,4 @@ def test_a_killed_rank_fails_the_step_and_poisons_the_stream(tmp_path: Path) -> 
             llm.generate([[5, 6, 7, 8]], GREEDY)
         with pytest.raises(StreamPoisoned):
             llm._engine.stream.call(lambda: None)
-    assert rank_processes() == []
+    assert ranks_of(os.getpid()) == []

@@ -167,8 +167,14 @@ class StateManifest:
 def _layout_difference(here: KindLayout, there: KindLayout) -> str:
     for mine, theirs in zip(here.sections, there.sections, strict=False):
         if mine != theirs:
-            return f"{here.kind} {mine.name} of layer {mine.layer}: {mine} here, {theirs} there"
+            return f"{here.kind} {mine.name} of layer {mine.layer}: {_differing(mine, theirs)}"
     return f"{here.kind}: {len(here.sections)} sections here, {len(there.sections)} there"
+
+
+def _differing(here: Section, there: Section) -> str:
+    """The fields that differ, with both values."""
+    mine, theirs = asdict(here), asdict(there)
+    return ", ".join(f"{n} {mine[n]} here, {theirs[n]} there" for n in mine if mine[n] != theirs[n])
 
 
 def manifest_to_json(manifest: StateManifest) -> str:

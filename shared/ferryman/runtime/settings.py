@@ -84,6 +84,8 @@ class WorkerSettings(BaseModel):
 
     `memory_bytes` is a hard bound on all slabs together. `num_threads` 0 takes what torch takes.
     `recurrent_slots` sizes the pool of recurrent states, 0 by its share of the memory.
+    `tp_size` ranks share the model, each a process; one that is silent for `rank_silence_seconds`
+    is lost, and the worker with it. `memory_bytes` is for all of them, `num_threads` for each.
     `snapshot_grid` keeps a snapshot each so many tokens of a prompt, 0 only where a path ends or
     is left. `draft` is empty, "ngram", or the folder of a draft model: the same for prefill and
     decode workers, which verify up to `draft_tokens` drafts of a request in a step.
@@ -105,6 +107,8 @@ class WorkerSettings(BaseModel):
     snapshot_grid: Annotated[int, Field(ge=0)] = 0
     draft: str = ""
     draft_tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    tp_size: Annotated[int, Field(ge=1, le=64)] = 1
+    rank_silence_seconds: Seconds = 300.0
 
     @field_validator("page_size")
     @classmethod

@@ -69,10 +69,13 @@ def plane_side(
 ) -> PlaneSide:
     """`hosts` are (listen, advertise). Raises ConfigError for NIXL that is asked for and not there.
 
+    A worker of several ranks has no places: no slot of it lies in one piece, and it speaks gRPC.
     Slabs on a CUDA device go by NIXL when it is asked for; nobody has tried it on one yet.
     """
     if choice == "nixl" and not has_nixl():
         raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
+    if choice == "nixl" and not places:
+        raise ConfigError("PLANES=nixl needs WORKER__TP_SIZE=1: ranks share each slot")
     on_host = all(place.device == HOST for place in places.values())
     is_wanted = choice == "nixl" or (choice == "auto" and has_nixl() and on_host)
     if not (is_wanted and places):

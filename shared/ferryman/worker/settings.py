@@ -56,4 +56,6 @@ def engine_options(
         num_threads=settings.num_threads,
         snapshot_grid=settings.snapshot_grid,
         draft=DraftOptions(settings.draft, draft_tokens),
+        tp_size=settings.tp_size,
+        silence_seconds=settings.rank_silence_seconds,
     )

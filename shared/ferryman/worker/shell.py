@@ -197,7 +197,7 @@ async def _serve(
     where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
     found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
     await stack.enter_async_context(bus.discoverable(found))
-    async with alongside(loop.run(), telemetry.run(), *service.jobs()):
+    async with alongside(loop.run(), telemetry.run(), _lasting(parts.engine), *service.jobs()):
         observe = f"{settings.observe.host}:{observe_port}"
         announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
         await stopping.wait()
@@ -208,6 +208,11 @@ async def _serve(
         telemetry.beat()
         await draining
         parts.lifecycle.flush_gaps()
+
+
+async def _lasting(engine: Engine) -> None:
+    """For as long as the engine lasts. Raises RankLost, even while no step runs."""
+    await asyncio.shield(asyncio.wrap_future(engine.lost))
 
 
 def _moving_parts(

@@ -1,0 +1,135 @@
+"""Hand-offs between workers of different tensor parallelism, and what a lost rank costs.
+
+One cluster, whose workers are exchanged while it runs: 1 → 2 and 2 → 2, then 2 → 1 when decode has
+lost a rank. Every answer is the cold one of a single process, in float64.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.processes import ranks_of
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    Generated,
+    Service,
+    Shape,
+    generate,
+    running_cluster,
+    save_served_model,
+)
+from tests.system.exact import assert_same
+
+from ferryman.client import Client, GenerateFinished, TokenChunk
+from ferryman.llm import LLM
+from ferryman.schedule.request import SamplingParams
+from ferryman.wire.planes import GRPC
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("cluster of ranks"),
+]
+
+PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
+LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+TWO_RANKS = {"worker": {"tp_size": 2}}
+END_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Prefill of one rank, decode of two."""
+    model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
+    shape = Shape(settings={"decode": TWO_RANKS})
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def oracle(cluster: Cluster) -> Iterator[LLM]:
+    """One process of one rank, without a cache."""
+    with LLM(
+        cluster.model,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        chunk_tokens=1024,
+        memory_bytes=32 << 20,
+        prefix_cache=False,
+        overlap=False,
+    ) as llm:
+        yield llm
+
+
+async def assert_exact(cluster: Cluster, oracle: LLM, prompt: list[int]) -> Generated:
+    """An answer that was handed off, by gRPC, and is the one process's."""
+    async with Client(cluster.grpc) as client:
+        name = f"r{len(prompt)}-{sum(prompt)}"
+        found = await generate(client, prompt, GREEDY, request_id=name)
+    assert_same(found, oracle.generate([prompt], GREEDY)[0])
+    assert await cluster.plane_of(name) == GRPC
+    return found
+
+
+def started(cluster: Cluster, role: str, tp_size: int) -> Service:
+    service = cluster.start(role, settings={"worker": {"tp_size": tp_size}})
+    service.await_ready()
+    return service
+
+
+async def test_hand_offs_to_two_ranks_are_exact_from_one_and_from_two(
+    cluster: Cluster, oracle: LLM
+) -> None:
+    (small,), (pair,) = cluster.of_role("prefill"), cluster.of_role("decode")
+    assert (len(ranks_of(small.process.pid)), len(ranks_of(pair.process.pid))) == (0, 1)
+    await assert_exact(cluster, oracle, PROMPT)
+    await cluster.await_stored(PROMPT[:64])
+
+    started(cluster, "prefill", 2)
+    assert small.stop() == 0
+    cluster.await_workers(prefill=1, decode=1)
+    cluster.await_attached()
+    await cluster.flush_device("decode")
+    again = await assert_exact(cluster, oracle, [*PROMPT[:70], 9, 9])
+    assert again.usage is not None
+    assert again.usage.cached.host == 64, "two ranks load what one rank stored"
+
+    cluster.assert_ledgers_balance()
+
+
+async def test_a_worker_that_loses_a_rank_ends_and_its_request_goes_on_elsewhere(
+    cluster: Cluster, oracle: LLM
+) -> None:
+    """The rank is stopped first, so that its request waits until there is another worker: of one
+    rank, which prefill's two then hand it to.
+    """
+    (pair,) = cluster.of_role("decode")
+    (rank,) = ranks_of(pair.process.pid)
+    found = Generated()
+    async with Client(cluster.grpc) as client:
+        async for event in client.generate(PROMPT, LONG, deadline_seconds=200.0):
+            if isinstance(event, TokenChunk):
+                assert event.offset == len(found.token_ids), "each token once and in order"
+                if not found.token_ids:
+                    os.kill(rank, signal.SIGSTOP)
+                    await asyncio.to_thread(started, cluster, "decode", 1)
+                    await asyncio.to_thread(cluster.await_workers, decode=2)
+                    os.kill(rank, signal.SIGKILL)
+                found.token_ids += event.token_ids
+            elif isinstance(event, GenerateFinished):
+                found.reason = event.reason
+    assert pair.process.wait(END_SECONDS) == 1
+    assert "rank 1 ended" in pair.log.read_text()
+    assert found.reason is not None
+    assert found.token_ids == list(oracle.generate([PROMPT], LONG)[0].token_ids)
+    cluster.await_workers(prefill=1, decode=1)
+    (prefill,) = cluster.of_role("prefill")
+    assert len(ranks_of(prefill.process.pid)) == 1
+    await assert_exact(cluster, oracle, [*PROMPT[:50], *PROMPT[:17]])
+    cluster.assert_ledgers_balance()
