@@ -16,6 +16,7 @@ from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.engine.copy_stream import Copies
 from ferryman.engine.device import Device, HostDevice
 from ferryman.engine.loads import AT_ONCE
+from ferryman.engine.others import NO_OTHERS, Others
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.model.batch import DecodeBatch, PrefillBatch
@@ -120,7 +121,9 @@ SIZES: Mapping[Kind, int] = {Kind.FULL: 16, Kind.RECURRENT: 8}
 HOST = HostDevice()
 
 
-def toy_runner(device: Device = HOST, copies: Copies = AT_ONCE) -> Runner:
+def toy_runner(
+    device: Device = HOST, copies: Copies = AT_ONCE, others: Others = NO_OTHERS
+) -> Runner:
     model = ToyModel()
     slabs = Slabs.allocate(model.manifest, SIZES, device.torch_device)
-    return Runner(model, slabs, max_rows=4, max_len=64, device=device, copies=copies)
+    return Runner(model, slabs, max_rows=4, max_len=64, device=device, copies=copies, others=others)
