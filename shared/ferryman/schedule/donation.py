@@ -97,12 +97,13 @@ class ToTree:
     def _give_point(
         self, sequence: Running, position: int, snapshot: SlotHandle | None, now: float
     ) -> None:
-        """Nothing, when its window is no longer whole: a cancel may come that late."""
+        """The state goes back when its window is no longer whole: a cancel may come that late."""
         num_pages = position // self._manifest.page_size
         units = self._full_units(sequence, num_pages)
         if Kind.WINDOW in sequence.own:
             span, held = resume_set(self._manifest, position).window, sequence.own[Kind.WINDOW]
             if not all(page in held for page in range(*span)):
+                self._residence.retire([snapshot] if snapshot else [], sequence.holder)
                 return
             units[Kind.WINDOW] = {page: held[page] for page in range(*span)}
         if snapshot is not None:
