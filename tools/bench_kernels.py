@@ -19,8 +19,11 @@ from statistics import median
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.delta_decode import delta_decode
 from ferryman_kernels.latent_attention import latent_attention
 from ferryman_kernels.latent_pages import write_latents
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
@@ -84,6 +87,7 @@ def cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         yield from row_cases(shape)
         yield from slot_cases(shape)
         yield from mamba_cases(shape)
+        yield from delta_cases(shape)
         yield from attention_cases(shape)
         yield from latent_cases(shape)
 
@@ -154,6 +158,33 @@ def mamba_cases(shape: Shape) -> Iterator[Case]:
         f"chunk_scan · {shape.tokens} tokens, blocks of 64",
         lambda: chunk_scan(x2, dt2, A, B2, C2, D, ssm_states, spans, some, (), 64),
         2 * bytes_of(x2) + bytes_of(B2, C2, dt2),
+    )
+
+
+def delta_cases(shape: Shape) -> Iterator[Case]:
+    """Qwen3-Next's gated delta rule: 32 heads of 128 × 128 that read 16 of keys."""
+    requests, tokens = shape.requests, shape.tokens // 4
+    states = torch.randn(requests, 32, 128, 128)
+
+    def inputs(tokens: int) -> tuple[Tensor, ...]:
+        q, k = F.normalize(torch.randn(2, tokens, 16, 128), dim=-1)
+        rates = -torch.rand(tokens, 32), torch.rand(tokens, 32)
+        return q, k, torch.randn(tokens, 32, 128).to(DTYPE), *rates
+
+    q, k, v, g, beta = inputs(requests)
+    slots = torch.randperm(requests)
+    yield Case(
+        f"delta_decode · {requests} requests",
+        lambda: delta_decode(states, q, k, v, g, beta, slots, slots),
+        2 * bytes_of(states) + 2 * bytes_of(v),
+    )
+    q2, k2, v2, g2, beta2 = inputs(tokens)
+    spans = tuple((0, tokens // 4) for _ in range(4))
+    some = slots[:4]
+    yield Case(
+        f"delta_chunk_scan · {tokens} tokens, blocks of 64",
+        lambda: delta_chunk_scan(q2, k2, v2, g2, beta2, states, spans, some, (), 64),
+        2 * bytes_of(v2) + bytes_of(q2, k2, g2, beta2),
     )
 
 
