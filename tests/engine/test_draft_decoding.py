@@ -26,7 +26,7 @@ from ferryman.llm import LLM, Completion
 from ferryman.schedule.drafting import DraftCounts
 from ferryman.schedule.request import SamplingParams
 
-NUM_PROMPTS = int(os.environ.get("FERRYMAN_TEST_DRAFTS", "4"))
+NUM_PROMPTS = int(os.environ.get("FERRYMAN_TEST_DRAFTS", "2"))
 PAGE_SIZE = 8
 
 

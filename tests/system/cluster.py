@@ -25,10 +25,11 @@ from tests.servers import nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
+from ferryman.cache.manifest import StateManifest
 from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.llm import LLM
-from ferryman.model.registry import load_model
+from ferryman.model.registry import load_drafted, load_model
 from ferryman.runtime.embedded import free_port
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.runtime.settings import as_environment
@@ -265,8 +266,13 @@ class Cluster:
 
     def keys_of(self, token_ids: Sequence[int]) -> tuple[PageKey, ...]:
         """Of all full pages of a prompt."""
-        manifest = load_model(self.model, self.shape.dtype, page_size=PAGE_SIZE).manifest
-        return page_keys(root_key(manifest), as_token_ids(token_ids), PAGE_SIZE)
+        return page_keys(root_key(self._manifest()), as_token_ids(token_ids), PAGE_SIZE)
+
+    def _manifest(self) -> StateManifest:
+        draft = self.shape.settings.get("decode", {}).get("worker", {}).get("draft", "ngram")
+        if draft == "ngram":
+            return load_model(self.model, self.shape.dtype, page_size=PAGE_SIZE).manifest
+        return load_drafted(self.model, draft, self.shape.dtype, page_size=PAGE_SIZE).manifest
 
     async def await_stored(
         self, token_ids: Sequence[int], *, node: int = 0, tier: Tier = Tier.HOST

@@ -19,7 +19,10 @@ import httpx
 import pytest
 from tests.system.cluster import wait_until
 
+from ferryman.llm import LLM
+from ferryman.schedule.request import SamplingParams
 from ferryman_cli.app import run
+from ferryman_cli.choices import demo_model
 from ferryman_cli.state_folder import running_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
@@ -47,10 +50,12 @@ class Up:
                 return Path(json.loads(line)["arena"])
         raise AssertionError("the host-cache never said where its arena is")
 
-    def complete(self, request_id: str) -> dict[str, Any]:
+    def complete(
+        self, request_id: str, prompt: str = "The red box is in the", max_tokens: int = 6
+    ) -> dict[str, Any]:
         answer = httpx.post(
             f"{self.said['http']}/v1/completions",
-            json={"prompt": "The red box is in the", "max_tokens": 6, "temperature": 0},
+            json={"prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
             headers={"x-request-id": request_id},
             timeout=60,
         )
@@ -134,8 +139,15 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
         assert not any(is_listening(place) for place in places)
 
 
-def test_nothing_outlives_an_up_that_was_killed(tmp_path: Path) -> None:
-    with up(tmp_path) as cluster:
+def test_an_up_with_drafts_says_the_same_and_nothing_outlives_its_kill(tmp_path: Path) -> None:
+    prompt = "The red box is in the garden. The red box is in the"
+    with LLM(demo_model(), dtype="float32", page_size=16, memory_bytes=1 << 26) as llm:
+        (expected,) = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))
+    with up(tmp_path, "--draft", "ngram", "--draft-tokens", "3") as cluster:
+        answer = cluster.complete("drafted", prompt, max_tokens=24)
+        assert answer["choices"][0]["text"] == expected.text
+        details = answer["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 0
         pids = cluster.pids
         cluster.process.kill()
         cluster.process.wait()
