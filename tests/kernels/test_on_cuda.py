@@ -201,22 +201,24 @@ def test_resuming_the_delta_rule_has_the_bits_of_the_cold_run_on_the_device() ->
         assert torch.equal(states, cold)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("window", [0, 200])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_on_the_device(dtype: torch.dtype, window: int) -> None:
+def test_attention_on_the_device(dtype: torch.dtype, window: int, has_sinks: bool) -> None:
     keys, values = _rounded(2, 300, 4, 16, 128, dtype=dtype)
     table = torch.randperm(300)[: 2 * 125].view(2, 125)
     table = torch.cat((table, table))  # shared prefixes are read by several
     tokens = sum(end - start for start, end in SPANS)
     q = _rounded(tokens, 12, 128, dtype=dtype)
     pages = (keys, values, table)
-    got = _on_cuda(paged_attention_prefill, q, *pages, SPANS, 0.09, window)
-    expected = _in_float64(paged_attention_reference, q, *pages, SPANS, 0.09, window)
+    seen = (0.09, window, torch.randn(12) * 3 if has_sinks else None)
+    got = _on_cuda(paged_attention_prefill, q, *pages, SPANS, *seen)
+    expected = _in_float64(paged_attention_reference, q, *pages, SPANS, *seen)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
     positions = torch.tensor([0, 1999, 511, 512])
-    got = _on_cuda(paged_attention_decode, q[:4], *pages, positions, 0.09, window)
+    got = _on_cuda(paged_attention_decode, q[:4], *pages, positions, *seen)
     spans = [(position, position + 1) for position in positions.tolist()]
-    expected = _in_float64(paged_attention_reference, q[:4], *pages, spans, 0.09, window)
+    expected = _in_float64(paged_attention_reference, q[:4], *pages, spans, *seen)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
 
 
