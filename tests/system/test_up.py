@@ -140,7 +140,7 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
 
 
 def test_an_up_with_drafts_says_the_same_and_nothing_outlives_its_kill(tmp_path: Path) -> None:
-    prompt = "The red box is in the garden. The red box is in the"
+    prompt = "one two three one two three one two"  # nothing it was taught: it repeats itself
     with LLM(demo_model(), dtype="float32", page_size=16, memory_bytes=1 << 26) as llm:
         (expected,) = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))
     with up(tmp_path, "--draft", "ngram", "--draft-tokens", "3") as cluster:
