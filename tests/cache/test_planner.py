@@ -11,6 +11,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, CopyFrom, HostView, LoadFrom, Reason, Shortfall
+from ferryman.cache.window_budget import WindowPool, WindowUse, fitting_chunk, window_demand
 from ferryman.errors import ConfigError
 
 HYBRID = (Kind.FULL, Kind.RECURRENT)
@@ -91,6 +92,21 @@ def test_fewer_snapshots_ask_for_fewer_windows() -> None:
     ]
     assert windows == sorted(windows, reverse=True)
     assert windows[-1] < windows[0]
+
+
+@pytest.mark.parametrize("num_slots", range(3, 12))
+def test_a_plan_leaves_room_for_the_window_pages_it_reuses(num_slots: int) -> None:
+    """They cannot be had a second time: chunks are as long as the rest of the pool allows."""
+    keys = keys_for(40)
+    device = Device(keys, 6, frozenset(range(6)), frozenset({5}))
+    roomy = planner(*ALL, window_len=9)
+    tight = replace(roomy, step_tokens=24, windows=WindowPool(num_slots, 0))
+    plan = next(tight.plans(keys, 40, device, EMPTY_HOST, num_decoded=5))
+    assert (plan.position, plan.window_pages) == (24, (4, 5))
+    room, use = num_slots - 2, WindowUse(24, 40, 45, plan.snapshots, plan.window_pages, 0)
+    assert plan.chunk_len == fitting_chunk(tight.manifest, use, 24, room)
+    fits = window_demand(tight.manifest, use, 4).most <= room
+    assert (plan.demand[Kind.WINDOW] <= room) == fits
 
 
 def test_a_declined_load_is_followed_by_a_plan_without_loads_that_says_why() -> None:

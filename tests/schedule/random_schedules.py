@@ -138,10 +138,15 @@ class Schedule:
 
     def finish(self) -> None:
         """Everything comes to its end, and all slots come back, each freed once."""
+        is_idle = False
         for _ in range(3000):
-            self.let_go()
+            self.let_go()  # a step that was not planned may have pushed somebody back
             self.hand_over()
-            if not any([self.step(worker, 2) for worker in self.workers] + [self._under_way]):
+            was_idle, is_idle = (
+                is_idle,
+                not any([self.step(worker, 2) for worker in self.workers] + [self._under_way]),
+            )
+            if was_idle and is_idle:
                 break
         for worker in self.workers:
             assert not worker.scheduler.has_work, "a worker stands still"

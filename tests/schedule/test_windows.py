@@ -220,6 +220,20 @@ def test_what_no_pool_here_can_hold_is_refused_at_the_door(goal: Goal) -> None:
     assert worker.scheduler.statistics().waiting == 0
 
 
+@pytest.mark.parametrize("name", ["full and window", "all kinds"])
+def test_an_idle_worker_reserves_whatever_of_the_prompt_it_holds(name: str) -> None:
+    """Two slots are what the request holds at once; that one of its pages is cached is no third."""
+    for prompt_len in range(5, 13):
+        worker = worker_for(manifest_of(name, window_len=4), 2)
+        asked = request(worker.manifest, "r", [1] * prompt_len, 4)
+        worker.submit(request(worker.manifest, "before", [1] * 9, 1))
+        worker.drain()
+        held = worker.scheduler.ledgers()[WINDOW].by_role
+        assert held == {"tree": 1}, "a page of the prompt was meant to be cached"
+        sequence = worker.scheduler.reservations.reserve("res", asked, worker.now)
+        assert len(sequence.slots()) > 0
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_decoding_never_asks_the_window_pool_for_a_slot(name: str) -> None:
     """All others are taken away as soon as the prompt is computed, and it decodes to its end."""
