@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels._paged_attention_triton import paged_attention_decode_triton
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.delta_decode import delta_decode, delta_decode_triton
 from ferryman_kernels.paged_attention import paged_attention_decode
 from ferryman_kernels.pages import write_kv, write_kv_triton
 from ferryman_kernels.slots import (
@@ -149,5 +152,32 @@ def test_row_46_the_scan_writes_states_and_snapshots_to_far_slots(
         working, kept = slots
         snapshots = ((0, 16, kept),)
         return run(x, dt, A, B, C, D, states, ((0, 20),), torch.tensor([working]), snapshots, 16)
+
+    runs_alike(slab, scan)
+
+
+@pytest.mark.parametrize("run", [delta_decode, delta_decode_triton], ids=["cpu path", "triton"])
+def test_row_46_the_delta_rule_steps_in_far_slots(slab: Tensor, run: Callable[..., Tensor]) -> None:
+    states = slab[:, 64 : 64 + 2 * 8 * 16].view(-1, 2, 8, 16)
+    q, v, rates = torch.full((2, 1, 8), 0.25), torch.ones(2, 2, 16), torch.full((2, 2), 0.5)
+
+    def step(slots: tuple[int, int]) -> Tensor:
+        working = torch.tensor(slots)
+        return run(states, q, q, v, -rates, rates, working, working)
+
+    runs_alike(slab, step)
+
+
+@pytest.mark.parametrize(
+    "run", [delta_chunk_scan, delta_chunk_scan_triton], ids=["cpu path", "triton"]
+)
+def test_row_46_the_delta_rule_scans_to_far_slots(slab: Tensor, run: Callable[..., Tensor]) -> None:
+    states = slab[:, 64 : 64 + 2 * 8 * 16].view(-1, 2, 8, 16)
+    q, v, rates = torch.full((12, 1, 8), 0.25), torch.ones(12, 2, 16), torch.full((12, 2), 0.5)
+
+    def scan(slots: tuple[int, int]) -> Tensor:
+        working, snapshot = slots
+        where = ((0, 12),), torch.tensor([working]), ((0, 8, snapshot),)
+        return run(q, q, v, -rates, rates, states, *where, 8)
 
     runs_alike(slab, scan)
