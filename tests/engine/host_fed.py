@@ -35,6 +35,7 @@ class Cell:
     recurrent_slots: int = 0
     snapshot_grid: int = 0
     tp_size: int = 1
+    draft: str = ""
 
 
 @dataclass
@@ -170,6 +171,7 @@ def engine_of(kind: type[Fed], folder: Path, cell: Cell, page_size: int = PAGE_S
         prefix_cache=cell.prefix_cache,
         overlap=cell.overlap,
         tp_size=cell.tp_size,
+        draft=cell.draft,
     )
 
 

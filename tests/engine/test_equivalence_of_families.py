@@ -1,7 +1,8 @@
 """Every family, however the state of its prompt arrives, answers as in a cold run, in float64.
 
 A tiny model of each family and of the native one, with as many kinds of state as it has. In CI each
-runs in one cell, not all in the same; with FERRYMAN_TEST_ALL_CELLS set, in all of them.
+runs in one cell, not all in the same; with FERRYMAN_TEST_ALL_CELLS set, in all of them; with
+FERRYMAN_TEST_RANKS set, on two ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.model.telling import ALL_FAMILIES, save_telling
 
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.shards import over_ranks
 from ferryman.llm import Completion
 from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
@@ -39,12 +41,15 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=T
 SCARCE_PAGES = 14
 """Four siblings share four pages and need 16 at their ends."""
 
-CELLS = [Cell(chunk, overlap) for chunk in (16, 48, 1024) for overlap in (False, True)]
+NUM_RANKS = 2 if "FERRYMAN_TEST_RANKS" in os.environ else 1
+CELLS = [
+    Cell(chunk, overlap, tp_size=NUM_RANKS) for chunk in (16, 48, 1024) for overlap in (False, True)
+]
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model of a family, its manifest, and what it answers cold to the siblings."""
+    """A model of a family, the manifest by which its pools are sized, and what it answers cold."""
 
     folder: Path
     manifest: StateManifest
@@ -54,8 +59,11 @@ class Served:
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    save_telling(folder, request.param, PAGE_SIZE, PAGE_END)
-    manifest = state_manifest(load_config(folder), "float64", PAGE_SIZE, "")
+    save_telling(folder, request.param, PAGE_SIZE, PAGE_END, num_ranks=NUM_RANKS)
+    whole, of_rank = (
+        state_manifest(load_config(folder), "float64", PAGE_SIZE, "", n) for n in (1, NUM_RANKS)
+    )
+    manifest = over_ranks(whole, of_rank, NUM_RANKS)
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
         return Served(folder, manifest, llm.generate(SIBLINGS, GREEDY))
 
@@ -114,6 +122,7 @@ def test_retraction_answers_as_the_cold_run(served: Served, cell: Cell) -> None:
         memory_bytes=scarce_bytes(served.manifest, cell),
         max_running=4,
         recurrent_slots=12,
+        tp_size=cell.tp_size,
     )
     with engine(served.folder, scarce) as llm:
         found = llm.generate(SIBLINGS, GREEDY)

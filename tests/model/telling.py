@@ -11,30 +11,56 @@ from tests.tiny_models import save_random
 from transformers import PretrainedConfig
 
 from ferryman.cache.manifest import StateManifest
+from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes import ModelConfig
 
 NATIVE = "native"
 ALL_FAMILIES = (*FAMILIES, NATIVE)
 SEEDS = range(12)
+SEEDS_FOR_RANKS = range(60)
+"""Most random configs have a number of heads that ranks cannot share."""
 
 
-def save_telling(folder: Path, family: str, page_size: int, page_end: int) -> Path:
+def save_telling(
+    folder: Path, family: str, page_size: int, page_end: int, *, num_ranks: int = 1
+) -> Path:
     """Writes it; what it answers at `page_end` depends on all of its state."""
     if family == NATIVE:
         return save_native(folder, native_config())
-    manifests = {seed: _manifest(folder, family, seed, page_size) for seed in SEEDS}
-    telling = [s for s in SEEDS if _is_telling(random_config(family, s), manifests[s], page_end)]
-    seed = max(telling, key=lambda seed: len(manifests[seed].kinds))
+    manifests = {
+        seed: _manifest(folder, family, seed, page_size)
+        for seed in (SEEDS if num_ranks == 1 else SEEDS_FOR_RANKS)
+        if _is_shared_by(folder, family, seed, num_ranks)
+    }
+    telling = {
+        seed: len(manifest.kinds)
+        for seed, manifest in manifests.items()
+        if _is_telling(random_config(family, seed), manifest, page_end)
+    }
+    seed = max(telling, key=telling.__getitem__)
     return save_random(folder, random_config(family, seed), seed)
 
 
 def _manifest(folder: Path, family: str, seed: int, page_size: int) -> StateManifest:
+    return state_manifest(_config(folder, family, seed), "float64", page_size, "")
+
+
+def _is_shared_by(folder: Path, family: str, seed: int, num_ranks: int) -> bool:
+    try:
+        state_manifest(_config(folder, family, seed), "float64", 16, "", num_ranks)
+    except ConfigError:
+        return False
+    return True
+
+
+def _config(folder: Path, family: str, seed: int) -> ModelConfig:
     config = random_config(family, seed)
     known = import_module(f"ferryman.model.families.{family}").FAMILY
     config.architectures = list(known.architectures)
     config.save_pretrained(folder)
-    return state_manifest(load_config(folder), "float64", page_size, "")
+    return load_config(folder)
 
 
 def _is_telling(config: PretrainedConfig, manifest: StateManifest, page_end: int) -> bool:

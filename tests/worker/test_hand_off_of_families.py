@@ -1,7 +1,8 @@
 """Every family, handed off between two workers, answers as one process that computes everything.
 
 In float64, to 1e-9. In CI each family goes by one plane, not all by the same; with
-FERRYMAN_TEST_ALL_CELLS set, by both.
+FERRYMAN_TEST_ALL_CELLS set, by both; with FERRYMAN_TEST_RANKS set, by gRPC between workers of one
+rank and of two: 1 → 2, 2 → 1, 2 → 2.
 """
 
 from __future__ import annotations
@@ -44,12 +45,19 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    folder = save_telling(tmp_path_factory.mktemp(request.param), request.param, PAGE_SIZE, 64)
+    path = tmp_path_factory.mktemp(request.param)
+    folder = save_telling(path, request.param, PAGE_SIZE, 64, num_ranks=max(map(max, RANKS)))
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
         return Served(folder, llm.generate([PROMPT, *FORKS], GREEDY))
 
 
+RANKS = ((1, 2), (2, 1), (2, 2)) if "FERRYMAN_TEST_RANKS" in os.environ else ((1, 1),)
+"""Of prefill and decode."""
+
+
 def planes_of(family: str) -> tuple[PlaneChoice, ...]:
+    if RANKS != ((1, 1),):
+        return ("grpc",)
     index = ALL_FAMILIES.index(family) % len(PLANES)
     return PLANES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else PLANES[index : index + 1]
 
@@ -63,10 +71,11 @@ def planes_of(family: str) -> tuple[PlaneChoice, ...]:
     ],
     indirect=["served"],
 )
+@pytest.mark.parametrize("ranks", RANKS, ids="{0[0]} to {0[1]}".format)
 async def test_what_was_handed_off_answers_as_the_cold_run(
-    served: Served, planes: PlaneChoice
+    served: Served, planes: PlaneChoice, ranks: tuple[int, int]
 ) -> None:
-    async with pair_on(served.folder, planes) as pair:
+    async with pair_on(served.folder, planes, ranks) as pair:
         for name in ("first", "again"):
             await hand_off(pair, name, PROMPT)
             await check(pair, name, served.cold[0])
@@ -81,11 +90,11 @@ async def test_what_was_handed_off_answers_as_the_cold_run(
 
 
 @asynccontextmanager
-async def pair_on(folder: Path, planes: PlaneChoice) -> AsyncIterator[Pair]:
+async def pair_on(folder: Path, planes: PlaneChoice, ranks: tuple[int, int]) -> AsyncIterator[Pair]:
     """A prefill worker that takes small chunks, and a decode worker."""
     with (
-        running_engine(options(folder, chunk_tokens=32)) as for_prefill,
-        running_engine(options(folder, chunk_tokens=64)) as for_decode,
+        running_engine(options(folder, chunk_tokens=32, tp_size=ranks[0])) as for_prefill,
+        running_engine(options(folder, chunk_tokens=64, tp_size=ranks[1])) as for_decode,
     ):
         async with (
             worker_on(for_prefill, "prefill", Prefill, planes) as prefill,
@@ -97,7 +106,7 @@ async def pair_on(folder: Path, planes: PlaneChoice) -> AsyncIterator[Pair]:
             yield pair
 
 
-def options(folder: Path, chunk_tokens: int) -> EngineOptions:
+def options(folder: Path, chunk_tokens: int, tp_size: int) -> EngineOptions:
     return EngineOptions(
         model=folder,
         dtype="float64",
@@ -112,6 +121,7 @@ def options(folder: Path, chunk_tokens: int) -> EngineOptions:
         overlap=True,
         device="cpu",
         num_threads=1,
+        tp_size=tp_size,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ferryman.model.layers import FeedForward, GatedMlp, gate_up_slice
 from ferryman.model.linear import Linear, make_linear
-from ferryman.model.ranks import ALONE, Group, slice_of
+from ferryman.model.ranks import Group, slice_of
 from ferryman.model.shapes import MoeShape
 from ferryman.model.weights import Weights, accumulation_dtype
 
@@ -67,7 +67,7 @@ class MixtureOfExperts:
 
     router: Router
     experts: tuple[FeedForward, ...]
-    group: Group = ALONE
+    group: Group
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.mixed(hidden, *self.router(hidden))

@@ -53,11 +53,6 @@ class Weights:
         """The weights of a part: `under("mamba")` reads `<prefix>mamba.<name>`."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
-    @property
-    def uncut(self) -> Weights:
-        """The same weights, of which every rank holds all."""
-        return replace(self, group=ALONE)
-
     def scaled(self, factors: Mapping[str, float | Tensor]) -> Weights:
         """The same weights, those named multiplied: a family's multipliers cost nothing later.
 
