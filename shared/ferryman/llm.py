@@ -71,8 +71,9 @@ class LLM:
     `memory_bytes` caps all state pools together; `snapshot_grid` is the distance in tokens of the
     coarse snapshots of a prompt, a multiple of the page size (0: none). `draft` proposes up to
     `draft_tokens` tokens a step: "ngram" from the text itself, or the folder of a small model with
-    the same vocabulary; what is generated stays the same, token for token. Raises ConfigError,
-    saying what to change, for a folder or a size that cannot work.
+    the same vocabulary; what is generated stays the same, token for token. `tp_size` processes
+    share the model. Raises ConfigError, saying what to change, for a folder or a size that cannot
+    work.
     """
 
     def __init__(

@@ -15,10 +15,11 @@ import pytest
 from tests.processes import ranks_of
 from tests.tiny_models import save_tiny_model
 
-from ferryman.engine.rank import Command
+from ferryman.engine.rank import EXIT_ORPHANED, Command, RankOrders
+from ferryman.engine.rank_channel import Channel
 from ferryman.engine.rank_group import RankLost
 from ferryman.engine.stream import StreamPoisoned
-from ferryman.engine.team import Channel
+from ferryman.engine.team import start_rank
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 
@@ -108,3 +109,15 @@ def test_a_killed_rank_fails_the_step_and_poisons_the_stream(tmp_path: Path) -> 
         with pytest.raises(StreamPoisoned):
             llm._engine.stream.call(lambda: None)
     assert ranks_of(os.getpid()) == []
+
+
+def test_a_rank_ends_when_rank_0_does(tmp_path: Path) -> None:
+    """However it ended: all that the rank can see is that the socket has closed."""
+    folder = save_tiny_model(tmp_path, "granite_nope")
+    meeting = str(tmp_path / "meeting")
+    orders = RankOrders(str(folder), "", "float64", 16, "cpu", 1, 0, 1, meeting, PATIENCE_SECONDS)
+    process, connection = start_rank(orders)
+    for said in ("here", "ready"):
+        assert said in json.loads(connection.recv_bytes())
+    connection.close()
+    assert process.wait(PATIENCE_SECONDS) == EXIT_ORPHANED

@@ -25,7 +25,7 @@ from ferryman.errors import ConfigError, FerrymanError, Unavailable
 from ferryman.wire.nixl_agent import NixlAgent, has_nixl
 from ferryman.wire.planes import PlaneChoice
 from ferryman.worker.agents import AgentMaker
-from ferryman.worker.planes import MakeAgent, NixlSide
+from ferryman.worker.planes import GrpcSide, MakeAgent, NixlSettings, NixlSide, plane_side
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 from ferryman_prefill.writing import APART_SECONDS
@@ -212,3 +212,11 @@ async def test_an_attempt_ends_though_its_writes_do_not() -> None:
         assert "transfer_out" in pair.prefill.leased()
         late.arrive()
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+
+
+def test_nixl_is_refused_to_workers_of_several_ranks() -> None:
+    """They have no places: none of their slots lies in one piece."""
+    hosts = ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(ConfigError, match="TP_SIZE=1"):
+        plane_side("nixl", {}, hosts, NixlSettings())
+    assert isinstance(plane_side("auto", {}, hosts, NixlSettings()), GrpcSide)

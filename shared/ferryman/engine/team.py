@@ -1,18 +1,11 @@
-"""Rank 0's end of its worker's other ranks: child processes, told of every step.
-
-A rank that fails, ends or falls silent is RankLost for everybody who waits, and for `lost`, which
-a worker watches so that it notices while nothing runs.
-"""
+"""Rank 0's end of its worker's other ranks: child processes, told of every step."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -28,123 +21,16 @@ from ferryman.engine.copy_side import CopySide, Fence
 from ferryman.engine.others import Sizes
 from ferryman.engine.packing import PackedStep
 from ferryman.engine.rank import Command, RankOrders
-from ferryman.engine.rank_group import RankLost, meet
+from ferryman.engine.rank_channel import Channel, ToldStep, answer_of
+from ferryman.engine.rank_group import meet
 from ferryman.engine.sharded_transfer import ShardedTransfer
 from ferryman.engine.shared_slabs import map_shared
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.transfer import Transfer
 from ferryman.model.ranks import Group
-from ferryman.schedule.batch import Ints
 
 CLOSE_SECONDS = 5.0
 STDERR = 2
-
-
-class Channel:
-    """Vectors to all other ranks in one order, and their answers. `lost` never has a result.
-
-    Tell from one thread; wait from any.
-    """
-
-    def __init__(self, connections: Sequence[Connection], silence_seconds: float) -> None:
-        self._connections = connections
-        self._silence_seconds = silence_seconds
-        self._changed = threading.Condition()
-        self._answered = [0] * len(connections)
-        self._num_told = 0
-        self._is_closing = False
-        self.lost: Future[None] = Future()
-
-    def listen(self) -> None:
-        """From now on answers are heard; until then they are read by `answer_of`."""
-        for index in range(len(self._connections)):
-            name = f"rank-{index + 1}-answers"
-            threading.Thread(target=self._listen, args=(index,), name=name, daemon=True).start()
-
-    def tell(self, vector: Ints) -> int:
-        """Sends a vector to all; its number, from 1 on. Raises RankLost."""
-        self.check()
-        for index, connection in enumerate(self._connections):
-            try:
-                connection.send_bytes(np.ascontiguousarray(vector).data.cast("B"))
-            except OSError as error:
-                self._lose(f"rank {index + 1} is gone: {error}")
-        self.check()
-        self._num_told += 1
-        return self._num_told
-
-    def is_answered(self, number: int) -> bool:
-        """Whether `wait` returns, or raises, at once."""
-        with self._changed:
-            return self.lost.done() or min(self._answered) >= number
-
-    def wait(self, number: int) -> None:
-        """Returns when all have done what was told as `number`. Raises RankLost."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._is_over(number), self._silence_seconds):
-                silent = [i + 1 for i, done in enumerate(self._answered) if done < number]
-                self._lose_locked(f"rank {silent[0]} was silent for {self._silence_seconds:g} s")
-        self.check()
-
-    def check(self) -> None:
-        """Raises RankLost once a rank is lost."""
-        if self.lost.done():
-            self.lost.result()
-
-    def close(self) -> None:
-        """Lets all ranks end; nobody is lost any more."""
-        with self._changed:
-            self._is_closing = True
-        for connection in self._connections:
-            with suppress(OSError):
-                connection.send_bytes(np.array([Command.CLOSE], np.int64).data.cast("B"))
-
-    def _is_over(self, number: int) -> bool:
-        return self.lost.done() or min(self._answered) >= number
-
-    def _listen(self, index: int) -> None:
-        while True:
-            try:
-                answer_of(self._connections[index], index + 1)
-            except RankLost as error:
-                self._lose(str(error))
-                return
-            with self._changed:
-                self._answered[index] += 1
-                self._changed.notify_all()
-
-    def _lose(self, why: str) -> None:
-        with self._changed:
-            self._lose_locked(why)
-
-    def _lose_locked(self, why: str) -> None:
-        if not (self._is_closing or self.lost.done()):
-            self.lost.set_exception(RankLost(why))
-        self._changed.notify_all()
-
-
-def answer_of(connection: Connection, rank: int) -> None:
-    """Waits for the rank's next answer. Raises RankLost when it failed or ended."""
-    try:
-        answer = json.loads(connection.recv_bytes())
-    except (EOFError, OSError):
-        raise RankLost(f"rank {rank} ended") from None
-    if "failed" in answer:
-        raise RankLost(f"rank {rank} failed: {answer['failed']}")
-
-
-@dataclass(frozen=True, slots=True)
-class ToldStep:
-    """A step that the channel carried."""
-
-    channel: Channel
-    number: int
-
-    def is_answered(self) -> bool:
-        return self.channel.is_answered(self.number)
-
-    def wait(self) -> None:
-        self.channel.wait(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +89,7 @@ def recruited(orders: RankOrders) -> Iterator[Recruits]:
     """
     with TemporaryDirectory(prefix="ferryman-ranks-") as folder:
         orders = replace(orders, meeting=str(Path(folder) / orders.meeting))
-        started = [_start(replace(orders, rank=rank)) for rank in range(1, orders.num_ranks)]
+        started = [start_rank(replace(orders, rank=rank)) for rank in range(1, orders.num_ranks)]
         connections = [connection for _, connection in started]
         try:
             for index, connection in enumerate(connections):
@@ -219,7 +105,7 @@ def recruited(orders: RankOrders) -> Iterator[Recruits]:
                 _end(process, connection)
 
 
-def _start(orders: RankOrders) -> tuple[subprocess.Popen[bytes], Connection]:
+def start_rank(orders: RankOrders) -> tuple[subprocess.Popen[bytes], Connection]:
     """One rank, which has its orders. What it prints goes where this process's errors go."""
     own, theirs = Pipe()
     with theirs:
