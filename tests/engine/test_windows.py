@@ -157,6 +157,17 @@ def test_any_window_in_any_page_is_enough_for_itself(seed: int, tmp_path: Path) 
     assert_exact(folder, least_cell(manifest, cell, 192), page_size, rng)
 
 
+def test_a_window_of_one_position_lives_in_a_pool_of_one_slot(tmp_path: Path) -> None:
+    """Pages as long as a chunk, one request at a time, no full layer: less cannot be."""
+    config = random_config("gpt_oss", 0)
+    config.update({"layer_types": ["sliding_attention"] * config.num_hidden_layers})
+    config.update({"sliding_window": 1})
+    save_random(tmp_path, config, 0)
+    manifest = state_manifest(load_config(tmp_path), "float64", PAGE_SIZE, "")
+    cell = least_cell(manifest, Cell(PAGE_SIZE, overlap=True, max_running=1), 192)
+    assert assert_exact(tmp_path, cell, PAGE_SIZE, random.Random(1)).total == 1
+
+
 def random_model(rng: random.Random, folder: Path) -> Path:
     """A tiny model of a published family that has windows."""
     while True:

@@ -62,9 +62,9 @@ def _working_slot(manifest: StateManifest) -> int:
 
 
 def _page_tables(manifest: StateManifest, num_pages: int) -> Mapping[Kind, Ints]:
-    """Pages 0 and 1 in slots 0 and 1; every pool has two."""
+    """All pages in slot 0: a pool may have no other, and nobody reads what is written there."""
     paged = [kind for kind in manifest.kinds if kind is not Kind.RECURRENT]
-    return {kind: _ints([list(range(num_pages))]) for kind in paged}
+    return {kind: _ints([[0] * num_pages]) for kind in paged}
 
 
 def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
