@@ -31,11 +31,15 @@ TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was compared: the architecture, its kinds of state, the largest difference by dtype."""
+    """What was compared: the architecture, its kinds of state, the largest difference by dtype.
+
+    `shares` is how much of all positions was compared: in float32 only as far as choices are clear.
+    """
 
     architecture: str
     kinds: tuple[Kind, ...]
     differences: Mapping[str, float]
+    shares: Mapping[str, float]
 
 
 def compare(family: str, seed: int, folder: Path) -> Comparison:
@@ -45,7 +49,7 @@ def compare(family: str, seed: int, folder: Path) -> Comparison:
     prompts = [random_prompt(rng, rng.randint(*span), VOCAB_SIZE) for span in ((1, 40), (41, 120))]
     oracle = load_oracle(folder, torch.float64)
     answers = [oracle.answer(prompt) for prompt in prompts]
-    page_size, differences = rng.choice(PAGE_SIZES), {}
+    page_size, differences, shares = rng.choice(PAGE_SIZES), {}, {}
     for dtype in TOLERANCES:
         run = PagedRun(load_model(folder, dtype, page_size=page_size), seed)
         found = ragged_logits(run, prompts, rng)
@@ -53,7 +57,9 @@ def compare(family: str, seed: int, folder: Path) -> Comparison:
         shown = [logits[: len(right)] for logits, right in zip(found, expected, strict=True)]
         compared = [pair for pair in zip(shown, expected, strict=True) if len(pair[1])]
         differences[dtype] = max((difference(*pair) for pair in compared), default=0.0)
-    return Comparison(type(oracle.model).__name__, run.model.manifest.kinds, differences)
+        shares[dtype] = sum(map(len, expected)) / sum(map(len, prompts))
+    kinds = run.model.manifest.kinds
+    return Comparison(type(oracle.model).__name__, kinds, differences, shares)
 
 
 def random_config(family: str, seed: int) -> PretrainedConfig:
