@@ -1,0 +1,192 @@
+"""Defects of speculative decoding: rows 3, 40, 41 and 42 of the catalogue, with drafts.
+
+Random schedules on a watched worker: requests that draft beside those that do not, right and wrong
+drafts, page ends anywhere within the runs, cancellations while runs are verified. After every step
+all that is cached is read against the prefix that its key names (`watch.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from tests.defects.watch import HYBRID, MANIFESTS, WatchedWorker, is_all_cached
+from tests.engine.plans import Guest, decode, full_pages, prefill
+from tests.engine.toy_model import SIZES, ToyModel
+from tests.schedule.cluster import request
+from tests.schedule.gambling import Gambling
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.engine import step
+from ferryman.engine.runner import Runner
+from ferryman.engine.slabs import Slabs
+from ferryman.model.batch import DecodeBatch
+from ferryman.model.ranks import Group
+from ferryman.model.state import ModelState
+from ferryman.schedule.batch import DecodeStep, SlotOps, Snapshot
+from ferryman.schedule.drafting import ON_DEVICE, Drafting, ModelDrafts
+from ferryman.schedule.events import Retracted
+
+NUM_SCHEDULES = int(os.environ.get("FERRYMAN_TEST_DRAFT_SCHEDULES", "40"))
+STEMS = ([1] * 9, [1] * 14, [2] * 11)
+
+
+def a_drafting(rng: Random, seed: int) -> Drafting:
+    """Short runs and long ones, mostly right; or a draft model that lies now and then."""
+    choices: list[Drafting] = [
+        Gambling(rng.randint(1, 4), 0.7, seed),
+        Gambling(rng.randint(5, 9), 0.9, seed),
+        ModelDrafts(rng.randint(1, 6)),
+    ]
+    return rng.choice(choices)
+
+
+class Play:
+    """One random schedule; `counts` says what happened, so that a test can insist on it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(f"drafts {seed}")
+        manifest = MANIFESTS[rng.choice(sorted(MANIFESTS))]
+        sizes = {Kind.FULL: rng.randint(14, 24), Kind.WINDOW: 30, Kind.RECURRENT: 26}
+        self.worker = WatchedWorker(
+            manifest,
+            {kind: sizes[kind] for kind in manifest.kinds},
+            overlap=rng.random() < 0.5,
+            prefix_cache=rng.random() < 0.8,
+            drafting=a_drafting(rng, seed),
+        )
+        self.cancelled: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def run(self) -> Counter[str]:
+        for _ in range(self.rng.randint(5, 25)):
+            self.rng.choice([self._arrive, self._advance, self._advance, self._cancel])()
+        self.worker.drain()
+        for name in self.worker.requests:
+            tokens, expected = self.worker.tokens[name], self.worker.expected(name)
+            assert tokens == (expected[: len(tokens)] if name in self.cancelled else expected)
+        assert is_all_cached(self.worker)
+        drafts = self.worker.scheduler.statistics().drafts
+        self.counts["accepted"] += drafts.accepted
+        self.counts["rejected"] += drafts.drafted - drafts.accepted
+        self.counts["retracted"] += len(self.worker.seen(Retracted))
+        return self.counts
+
+    def _arrive(self) -> None:
+        tail = [self.rng.randint(0, 2) for _ in range(self.rng.randint(0, 6))]
+        name = f"r{len(self.worker.requests)}"
+        prompt = [*self.rng.choice(STEMS), *tail]
+        asked = request(self.worker.manifest, name, prompt, self.rng.randint(1, 24))
+        self.worker.submit(asked)
+
+    def _advance(self) -> None:
+        for _ in range(self.rng.randint(1, 6)):
+            for _ in range(self.rng.randint(1, 2)):
+                self.worker.plan()
+            for plan in self.worker.queued:
+                self.counts["saves"] += len(plan.ops.saves)
+                self.counts["verifying"] += isinstance(plan, DecodeStep) and len(plan.waves) > 1
+            self.worker.run_oldest()
+        self.worker.plan()  # so that whatever comes next finds a step on its way
+
+    def _cancel(self) -> None:
+        """Mostly of a request in a step on its way."""
+        flying = [n for p in self.worker.queued if isinstance(p, DecodeStep) for n in p.request_ids]
+        names = flying or sorted(self.worker.requests)
+        name = self.rng.choice(names) if names else ""
+        if self.worker.scheduler.cancel(name, self.worker.now):
+            self.cancelled.add(name)
+            self.counts["cancelled under way"] += bool(flying)
+        self.worker.collect()
+
+
+def test_rows_40_41_42_whatever_is_cut_off_every_slot_holds_what_its_name_says() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(NUM_SCHEDULES):
+        total += Play(seed).run()
+    for what in ("accepted", "rejected", "verifying", "saves", "cancelled under way", "retracted"):
+        assert total[what] > NUM_SCHEDULES // 10, total
+
+
+ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))
+
+
+class Passes:
+    """A draft model that says 7, and runs as often as there are waves."""
+
+    def __init__(self) -> None:
+        self.num_passes = 0
+
+    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
+        self.num_passes += len(batch.waves)
+        return torch.where(batch.token_ids == ON_DEVICE, 7, batch.token_ids)
+
+
+def verification(step_id: int) -> DecodeStep:
+    """Anna's token at 9 and two drafts behind it; first her state at 9 is saved in slot 6."""
+    one = decode(step_id, [(ANNA, 9)], SlotOps(saves=(Snapshot(2, 6, 9),)))
+    return replace(
+        one,
+        rows=np.array([0, 0, 0]),
+        positions=np.array([9, 10, 11]),
+        read_slots=np.array([2, 2, 3]),
+        write_slots=np.array([2, 3, 4]),
+        waves=(1, 1, 1),
+        page_tables={kind: table.repeat(3, axis=0) for kind, table in one.page_tables.items()},
+        draws=tuple(one.draws[0]._replace(position=position) for position in (10, 11, 12)),
+        drafts=(ON_DEVICE, ON_DEVICE),
+    )
+
+
+def test_row_3_slot_operations_run_once_whatever_the_number_of_draft_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies: list[list[int]] = []
+
+    def counted(slab: Tensor, src: Tensor, dst: Tensor) -> None:
+        copies.append([*src.tolist(), *dst.tolist()])
+        slab[dst] = slab[src]
+
+    monkeypatch.setattr(step, "copy_slots", counted)
+    model, drafter = ToyModel(), Passes()
+    slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
+    runner = Runner(model, slabs, max_rows=2, max_len=32, drafter=drafter)
+    runner.run(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))))
+    before = slabs.tensors[Kind.RECURRENT][2].clone()
+    outcome = runner.run(verification(1))
+    assert (outcome.drafts, drafter.num_passes) == ((7, 7), 3)
+    assert copies == [[2, 6]]
+    assert torch.equal(slabs.tensors[Kind.RECURRENT][6], before)
+    slabs.tensors[Kind.RECURRENT][6] = 1
+    runner.run(verification(1))
+    assert copies == [[2, 6]], "a replay finds nothing to do"
+
+
+def test_row_40_a_request_that_was_freed_under_verification_gives_back_only_its_own() -> None:
+    """Its run still lands in slots that nobody else has been given."""
+    worker = WatchedWorker(
+        HYBRID, {Kind.FULL: 20, Kind.RECURRENT: 12}, drafting=Gambling(3, chance=1.0)
+    )
+    for index in range(2):
+        worker.submit(request(HYBRID, f"r{index}", [index] * 5, 20))
+    while not any(isinstance(plan, DecodeStep) for plan in worker.queued):
+        worker.run_oldest()
+        worker.plan()
+    (flying,) = (plan for plan in worker.queued if isinstance(plan, DecodeStep))
+    index = flying.request_ids.index("r0")
+    written = {int(flying.write_slots[token]) for token in flying.tokens_of(index)}
+    assert len(written) == 4
+    assert worker.scheduler.cancel("r0", worker.now)
+    worker.collect()
+    assert not written & set(worker.pools[Kind.RECURRENT]._free), "the device may still write there"
+    worker.submit(request(HYBRID, "r2", [7] * 9, 9))
+    worker.drain()
+    for name in ("r1", "r2"):
+        assert worker.tokens[name] == worker.expected(name)
+    assert is_all_cached(worker)
