@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from tests.defects.watch import HYBRID, MANIFESTS, WatchedWorker, is_all_cached
-from tests.engine.plans import Guest, decode, full_pages, prefill
+from tests.engine.plans import Guest, full_pages, prefill, verify
 from tests.engine.toy_model import SIZES, ToyModel
 from tests.schedule.cluster import request
 from tests.schedule.gambling import Gambling
@@ -128,22 +126,6 @@ class Passes:
         return torch.where(batch.token_ids == ON_DEVICE, 7, batch.token_ids)
 
 
-def verification(step_id: int) -> DecodeStep:
-    """Anna's token at 9 and two drafts behind it; first her state at 9 is saved in slot 6."""
-    one = decode(step_id, [(ANNA, 9)], SlotOps(saves=(Snapshot(2, 6, 9),)))
-    return replace(
-        one,
-        rows=np.array([0, 0, 0]),
-        positions=np.array([9, 10, 11]),
-        read_slots=np.array([2, 2, 3]),
-        write_slots=np.array([2, 3, 4]),
-        waves=(1, 1, 1),
-        page_tables={kind: table.repeat(3, axis=0) for kind, table in one.page_tables.items()},
-        draws=tuple(one.draws[0]._replace(position=position) for position in (10, 11, 12)),
-        drafts=(ON_DEVICE, ON_DEVICE),
-    )
-
-
 def test_row_3_slot_operations_run_once_whatever_the_number_of_draft_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,12 +141,14 @@ def test_row_3_slot_operations_run_once_whatever_the_number_of_draft_passes(
     runner = Runner(model, slabs, max_rows=2, max_len=32, drafter=drafter)
     runner.run(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))))
     before = slabs.tensors[Kind.RECURRENT][2].clone()
-    outcome = runner.run(verification(1))
+    saves = SlotOps(saves=(Snapshot(2, 6, 9),))
+    verification = verify(1, ANNA, 9, [ON_DEVICE] * 2, scratch=(3, 4), ops=saves)
+    outcome = runner.run(verification)
     assert (outcome.drafts, drafter.num_passes) == ((7, 7), 3)
     assert copies == [[2, 6]]
     assert torch.equal(slabs.tensors[Kind.RECURRENT][6], before)
     slabs.tensors[Kind.RECURRENT][6] = 1
-    runner.run(verification(1))
+    runner.run(verification)
     assert copies == [[2, 6]], "a replay finds nothing to do"
 
 

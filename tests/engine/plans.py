@@ -95,6 +95,32 @@ def decode(step_id: int, places: Sequence[tuple[Guest, int]], ops: SlotOps = NO_
     )
 
 
+def verify(
+    step_id: int,
+    guest: Guest,
+    position: int,
+    drafts: Sequence[int],
+    scratch: Sequence[int],
+    ops: SlotOps = NO_OPS,
+) -> DecodeStep:
+    """The guest consumes the token at `position`, and drafts whose states go to `scratch`."""
+    num_tokens = 1 + len(drafts)
+    states = [guest.working_slot, *scratch[: len(drafts)]]
+    return DecodeStep(
+        step_id,
+        ops,
+        (guest.request_id,),
+        np.full(num_tokens, guest.row, np.int64),
+        np.arange(position, position + num_tokens),
+        np.array([states[0], *states[:-1]], np.int64),
+        np.array(states, np.int64),
+        (1,) * num_tokens,
+        tables([guest] * num_tokens),
+        tuple(draw(guest, position + 1 + behind) for behind in range(num_tokens)),
+        tuple(drafts),
+    )
+
+
 def tables(guests: Sequence[Guest]) -> dict[Kind, Ints]:
     found = {}
     for kind in guests[0].pages:

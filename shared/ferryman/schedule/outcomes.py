@@ -139,9 +139,8 @@ class Outcomes:
 
 
 def _until_its_end(sequence: Running, run: Sequence[Sampled]) -> Sequence[Sampled]:
-    request = sequence.request
-    room = request.sampling.max_tokens - sequence.num_generated
-    for index, sampled in enumerate(run[:room]):
-        if sampled.token_id in request.stop_token_ids:
+    """Up to a stop token; behind the last one that max_tokens allows nothing was drafted."""
+    for index, sampled in enumerate(run):
+        if sampled.token_id in sequence.request.stop_token_ids:
             return run[: index + 1]
-    return run[:room]
+    return run
