@@ -64,6 +64,8 @@ class DecodeSteps:
         if self._drafting.num_tokens:
             runs = [(s, self._drafts_of(s) if s.drafts else ()) for s in ready]
             runs.sort(key=lambda run: -len(run[1]))
+            for sequence in ready:
+                sequence.verifying = sequence.drafts
         step = build_step(self._residence, step_id, runs, draft)
         return step, [sequence for sequence, _ in runs]
 
@@ -139,34 +141,32 @@ def try_full_page(residence: Residence, sequence: Running, page: int) -> bool:
 def build_step(
     residence: Residence, step_id: int, runs: Sequence[Run], draft: OpsDraft
 ) -> DecodeStep:
-    """One step over `runs`, the longest first, whose pages exist. Positions advance with them."""
+    """One step over `runs`, the longest first, whose pages exist. Positions advance by one."""
     table, page_size = residence.rows, residence.manifest.page_size
     sequences = [sequence for sequence, _ in runs]
     first: Ints = np.fromiter((s.row for s in sequences), dtype=np.int64, count=len(sequences))
     waves = _waves(runs)
-    rows = np.concatenate([first[:size] for size in waves])
-    behind = np.repeat(np.arange(len(waves)), waves)
+    rows, behind = _tokens(first, waves)
     positions = table.positions[rows] + behind
+    reads, writes = table.states_of(rows, behind)
     step = DecodeStep(
         step_id=step_id,
         ops=draft.finish(),
         request_ids=tuple([s.request.request_id for s in sequences]),
         rows=rows,
         positions=positions,
-        read_slots=table.states[rows, np.maximum(behind - 1, 0)],
-        write_slots=table.states[rows, behind],
+        read_slots=reads,
+        write_slots=writes,
         waves=waves,
         page_tables=table.page_tables(rows, int(positions.max()) // page_size + 1),
-        draws=_draws([s for size in waves for s in sequences[:size]], positions),
+        draws=_draws(_by_token(sequences, waves), positions),
         drafts=tuple([d[j] for j, size in enumerate(waves[1:]) for _, d in runs[:size]]),
     )
-    for size in waves:
-        table.positions[first[:size]] += 1
-    for sequence, drafts in runs:
+    table.positions[first] += 1  # what a run adds to that is known when it commits
+    for sequence in sequences:
         sequence.in_flight += 1
-        sequence.draws_submitted += 1 + len(drafts)
-        sequence.scheduled += 1 + len(drafts)
-        sequence.verifying = sequence.drafts
+        sequence.draws_submitted += 1
+        sequence.scheduled += 1
     return step
 
 
@@ -174,6 +174,19 @@ def _waves(runs: Sequence[Run]) -> tuple[int, ...]:
     """How many of `runs`, the longest first, have a first token, a second one, and so on."""
     longest = len(runs[0][1])
     return tuple([len(runs)] + [sum(len(d) > j for _, d in runs) for j in range(longest)])
+
+
+def _tokens(first: Ints, waves: tuple[int, ...]) -> tuple[Ints, Ints | int]:
+    """The row of each token, and how many of its request come before it in the step."""
+    if len(waves) == 1:
+        return first, 0
+    rows = np.concatenate([first[:size] for size in waves])
+    return rows, np.repeat(np.arange(len(waves)), waves)
+
+
+def _by_token(sequences: list[Running], waves: tuple[int, ...]) -> list[Running]:
+    """Whose each token is."""
+    return sequences + [s for size in waves[1:] for s in sequences[:size]]
 
 
 def _draws(sequences: Sequence[Running], positions: Ints) -> tuple[Draw, ...]:

@@ -73,7 +73,8 @@ class Outcomes:
         self._donation.publish_prompt(sequence, now)
         trim(self._residence, sequence)
         if sequence.goal is Goal.DECODE:
-            self._drew(sequence, (first,), now)
+            self._drew(sequence, first, now)
+            self._go_back_if_due(sequence, now)
         else:
             sequence.phase = Phase.HELD
             self._events.append(Held(sequence.request_id, first))
@@ -90,7 +91,7 @@ class Outcomes:
         """A hand-off is verified: its pages are known here, and its first token counts."""
         self._events.append(Admitted(sequence.request_id, sequence.plan, is_resumed=False))
         self._donation.publish_prompt(sequence, now)
-        self._drew(sequence, (first,), now)
+        self._drew(sequence, first, now)
 
     def decoded(
         self, plan: DecodeStep, outcome: StepOutcome, sequences: tuple[Running, ...], now: float
@@ -100,34 +101,36 @@ class Outcomes:
             if sequence.phase is Phase.DONE:
                 continue  # it ended while this step was on its way; what it drew is dropped
             if sequence.drafts:
-                run = right_run(plan, outcome, index)
-                self._drew(sequence, self._settled(sequence, run, plan.num_drafts(index)), now)
+                for sampled in self._settled(sequence, plan, outcome, index):
+                    self._drew(sequence, sampled, now)
             else:
-                self._drew(sequence, (outcome.sampled[index],), now)
+                self._drew(sequence, outcome.sampled[index], now)
+            self._go_back_if_due(sequence, now)
+
+    def _go_back_if_due(self, sequence: Running, now: float) -> None:
+        if sequence.phase is Phase.RETRACTING and not sequence.in_flight:
+            self._retraction.push_back(sequence, now)
 
     def _settled(
-        self, sequence: Running, run: Sequence[Sampled], num_drafts: int
+        self, sequence: Running, plan: DecodeStep, outcome: StepOutcome, index: int
     ) -> Sequence[Sampled]:
         """What counts of a verified run: nothing behind the request's last token."""
-        kept = _until_its_end(sequence, run)
+        kept = _until_its_end(sequence, right_run(plan, outcome, index))
         self._verification.settle(sequence, len(kept))
-        counts = DraftCounts(1, num_drafts, len(kept) - 1)
+        counts = DraftCounts(1, plan.num_drafts(index), len(kept) - 1)
         sequence.counts += counts
         self.drafts += counts
         return kept
 
-    def _drew(self, sequence: Running, run: Sequence[Sampled], now: float) -> None:
-        """Tokens more of a request, of which only the last may be its last."""
-        request = sequence.request
-        for sampled in run:
-            self._events.append(Drawn(request.request_id, sequence.num_generated, sampled))
-            sequence.drawn.append(sampled.token_id)
-        if run[-1].token_id in request.stop_token_ids:
+    def _drew(self, sequence: Running, sampled: Sampled, now: float) -> None:
+        """One token more of a request, perhaps its last."""
+        request, offset = sequence.request, sequence.num_generated
+        self._events.append(Drawn(request.request_id, offset, sampled))
+        sequence.drawn.append(sampled.token_id)
+        if sampled.token_id in request.stop_token_ids:
             self.finish(sequence, FinishReason.STOP, now)
-        elif sequence.num_generated >= request.sampling.max_tokens:
+        elif offset + 1 >= request.sampling.max_tokens:
             self.finish(sequence, FinishReason.LENGTH, now)
-        elif sequence.phase is Phase.RETRACTING and not sequence.in_flight:
-            self._retraction.push_back(sequence, now)
 
     def finish(self, sequence: Running, reason: FinishReason, now: float) -> None:
         """A request that holds slots ends: what it computed stays in the tree."""

@@ -44,6 +44,14 @@ class RowTable:
         self.positions[row] = 0
         self._free.append(row)
 
+    def states_of(self, rows: Ints, behind: Ints | int) -> tuple[Ints, Ints]:
+        """Slots read and written by tokens that are `behind` the known one: a draft reads what the
+        token before it wrote."""
+        written = self.states[rows, behind]
+        if isinstance(behind, int):
+            return written, written
+        return self.states[rows, (behind - 1).clip(0)], written
+
     def set_page(self, kind: Kind, row: int, page: int, slot: int) -> None:
         self._pages[kind][row, page] = slot
 

@@ -70,7 +70,7 @@ class Running:
     `points` are the positions of its prompt that are still to go to the tree for others to resume
     at; `snapshots` holds the slots that their recurrent states will lie in.
 
-    A request that drafts has `scratch` slots for the states behind its drafts, and nothing is
+    A request that `drafts` has `scratch` slots for the states behind its drafts, and nothing is
     planned for it before the step that verifies some has committed (`verifying`).
     """
 
@@ -78,6 +78,7 @@ class Running:
         "anchor_pages",
         "copy_source",
         "counts",
+        "drafts",
         "drawn",
         "draws_submitted",
         "first_output",
@@ -130,6 +131,7 @@ class Running:
         self.points = list(plan.snapshots)
         self.scratch = scratch
         self.proposals = proposals
+        self.drafts = proposals is not NOTHING_PROPOSED
         self.verifying = False
         self.counts = waiting.counts
         self.snapshots = snapshots
@@ -155,11 +157,6 @@ class Running:
     def working_slot(self) -> int:
         """-1 for a model without recurrent layers: no kernel reads it."""
         return self.working.slot if self.working else -1
-
-    @property
-    def drafts(self) -> bool:
-        """Whether its steps need to know the tokens drawn before them."""
-        return self.proposals is not NOTHING_PROPOSED
 
     @property
     def num_generated(self) -> int:
