@@ -36,6 +36,7 @@ from ferryman.cache.window_budget import (
     WindowDemand,
     WindowPool,
     WindowUse,
+    first_page,
     fitting_chunk,
     window_demand,
 )
@@ -228,7 +229,7 @@ class Planner:
         Once a candidate needs no load, every shallower one only adds prefill: the search ends.
         """
         best = unloaded = self._candidate_zero(prompt_len)
-        refused = Reason.NO_SNAPSHOT
+        refused = Reason.NO_SNAPSHOT if _RECURRENT in self.manifest.kinds else Reason.WINDOW_EVICTED
         for depth in self._depths(keys, matched, limit, device, host):
             candidate = self._candidate(keys, depth, prompt_len, matched, device, host)
             if candidate is None:
@@ -257,7 +258,7 @@ class Planner:
     ) -> Iterator[int]:
         """Depths to consider, deepest first."""
         if _RECURRENT not in self.manifest.kinds:
-            return iter(range(limit, 0, -1))
+            return self._page_ends(keys, matched, limit, device, host)
         on_device = device.snapshot_depths(keys, min(matched, limit))
         if not host.units:
             return on_device
@@ -266,6 +267,34 @@ class Planner:
             reverse=True,
         )
         return _merge_descending(iter(on_host), on_device)
+
+    def _page_ends(
+        self,
+        keys: Sequence[PageKey],
+        matched: int,
+        limit: int,
+        device: DeviceView,
+        host: HostView,
+    ) -> Iterator[int]:
+        """Depths with an unbroken run of window pages behind them: a page that is nowhere rules
+        out all that see it. Where each page more is a load more, the deepest speaks for all."""
+        has_window = _WINDOW in self.manifest.kinds
+        span = -(-self.manifest.window_len // self.manifest.page_size)
+        depth = limit
+        while depth > 0:
+            lacking = 0
+            if has_window:
+                first = first_page(self.manifest, depth * self.manifest.page_size)
+                for page in range(depth - 1, first - 1, -1):
+                    here = page < matched and device.has(_WINDOW, keys[page])
+                    if not here and (_WINDOW, page) not in host.units:
+                        lacking = page + 1
+                        break
+            if lacking:
+                depth = lacking - 1
+            else:
+                yield depth
+                depth = min(depth - 1, matched + span)
 
     def _candidate(
         self,

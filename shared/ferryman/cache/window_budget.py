@@ -16,6 +16,7 @@ is computed. Nothing here grows with the length of a prompt.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class WindowUse(NamedTuple):
     """What one request does with its window.
 
     It resumes at `start`, computes up to `prompt_len` and decodes up to `final_len`. `points` are
-    the positions at which the tree is given the window; `reused` are pages the tree gave.
+    the positions at which the tree is given the window; `reused` are pages the tree gave, rising.
     `uncertain_len` positions, of steps in flight, may yet turn out not to count (-1: nothing of
     what is decoded will be kept). A step of decoding takes up to `num_drafts` tokens beyond its
     first.
@@ -115,6 +116,9 @@ class _Held:
         self._given = _merged(
             [(first_page(manifest, point), point // manifest.page_size) for point in use.points]
         )
+        self._given_again = [
+            page for page in use.reused if any(first <= page < end for first, end in self._given)
+        ]
 
     def in_chunk(self, start: int, chunk_len: int) -> int:
         """While the longest chunk that begins at `start` runs."""
@@ -152,11 +156,11 @@ class _Held:
 
     def _num_reused(self, first: int, last: int) -> int:
         """Of the pages counted, those that were the tree's before."""
-        return sum(
-            first <= page < last
-            or (page < first and any(begin <= page < stop for begin, stop in self._given))
-            for page in self._use.reused
-        )
+        reused = self._use.reused
+        if not reused or (first > reused[-1] and not self._given_again):
+            return 0
+        inside = bisect_left(reused, last) - bisect_left(reused, first)
+        return inside + bisect_left(self._given_again, first)
 
 
 def chunk_end(start: int, chunk_len: int, prompt_len: int, grid: int) -> int:
