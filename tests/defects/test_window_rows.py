@@ -50,6 +50,8 @@ def test_row_23_a_rejection_leaves_a_conversations_slots_alone(
     assert books(worker) == before
     assert worker.scheduler.cancel("next", worker.now)
     assert books(worker) == before
+    tree = worker.scheduler.residence.tree
+    assert all(tree.node(key).holds == 0 for _, key in tree.units()), "a path stays locked"
 
 
 # Row 24: in `tests/schedule/random_schedules.py` each generation of each slot is freed once.
@@ -88,7 +90,7 @@ def test_row_25_slots_let_go_in_a_group_are_those_of_then(pages: list[int], flus
             residence.committed(1)
             residence.submitted(2)
         let_go.append(table[page])
-        residence.retire((table[page],), holder)
+        residence.retire((table[each] for each in (page,)), holder)
         table[page] = (pool.try_allocate(1, holder) or ())[0]
         residence.rows.set_page(Kind.WINDOW, row, page, table[page].slot)
     residence.committed(2)
@@ -103,7 +105,7 @@ def test_row_25_slots_let_go_in_a_group_are_those_of_then(pages: list[int], flus
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 STEPS = st.one_of(
     st.tuples(st.just("insert"), PATHS, st.just(0)),
-    st.tuples(st.just("hold"), PATHS, st.just(0)),
+    st.tuples(st.just("hold"), st.just([0]), st.integers(0, 99)),
     st.tuples(st.just("release"), st.just([0]), st.integers(0, 99)),
 )
 
@@ -113,13 +115,16 @@ def test_row_26_a_release_takes_one_hold_and_nobody_elses(
     steps: list[tuple[str, list[int], int]],
 ) -> None:
     tree = PrefixTree([Kind.FULL])
+    known: set[tuple[int, ...]] = set()
     held: Counter[tuple[int, ...]] = Counter()
     for nth, (step, path, pick) in enumerate(steps):
         if step == "insert":
             tree.insert(full_branch(path, first_slot=100 * nth), float(nth))
-        elif step == "hold" and keys_of(path)[-1] in {key for _, key in tree.units()}:
-            tree.hold(keys_of(path)[-1], float(nth))
-            held[tuple(path)] += 1
+            known |= {tuple(path[:end]) for end in range(1, len(path) + 1)}
+        elif step == "hold" and known:
+            taken = sorted(known)[pick % len(known)]
+            tree.hold(keys_of(taken)[-1], float(nth))
+            held[taken] += 1
         elif step == "release" and held:
             released = sorted(held)[pick % len(held)]
             tree.release(keys_of(released)[-1])
