@@ -8,6 +8,7 @@ FERRYMAN_TEST_RANKS set, on two ranks.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.model.telling import ALL_FAMILIES, save_telling
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.shards import over_ranks
+from ferryman.errors import ConfigError
 from ferryman.llm import Completion
 from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
@@ -36,8 +38,12 @@ PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]
 PAGE_END = 64
 """The last of the prompt at which it can be resumed."""
 
+JUNCTION = 32
+"""The last page end that a prompt of its first 40 tokens shares with it."""
+
 SIBLINGS = [PROMPT, *([*PROMPT[:-1], tail] for tail in (9, 10, 11))]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 SCARCE_PAGES = 14
 """Four siblings share four pages and need 16 at their ends."""
 
@@ -103,6 +109,10 @@ def test_hits_forks_and_loads_answer_as_the_cold_run(served: Served, cell: Cell)
         for kind in served.manifest.kinds:
             assert llm.forget(kind) > 0
             check(llm, cold, cached={"device": PAGE_END if kind is not Kind.FULL else 0})
+        llm.forget()
+        for tail in (5, 6):  # the second leaves the first one's path, and a resume point there
+            llm.generate([[*PROMPT[:40], *[tail] * 30]], ONE_TOKEN)
+        check(llm, cold, cached={"device": JUNCTION})
         llm.check_integrity()
         assert all(set(ledger.by_role) <= {"tree"} for ledger in llm.ledgers().values())
 
@@ -137,13 +147,18 @@ def test_retraction_answers_as_the_cold_run(served: Served, cell: Cell) -> None:
 
 
 def scarce_bytes(manifest: StateManifest, cell: Cell) -> int:
-    """The least memory of which so many pages are made."""
+    """The most memory of which so many pages are made."""
     tracking = tracking_slots(prefix_cache=True, overlap=cell.overlap)
     concurrency = Concurrency(max_running=4, max_prealloc=0, tracking=tracking)
-    step = manifest.layout(Kind.FULL).slot_bytes
-    memory = 64 << 20
-    while True:
-        plan = plan_capacity(manifest, memory, concurrency, cell.chunk_tokens, recurrent_slots=12)
-        if plan.slots[Kind.FULL] <= SCARCE_PAGES:
-            return memory
-        memory -= step
+
+    def is_scarce(memory: int) -> bool:
+        try:
+            plan = plan_capacity(manifest, memory, concurrency, cell.chunk_tokens, 12)
+        except ConfigError:
+            return True
+        return plan.slots[Kind.FULL] <= SCARCE_PAGES
+
+    roomy, step = 64 << 20, manifest.layout(Kind.FULL).slot_bytes
+    return roomy - step * bisect_left(
+        range(roomy // step), True, key=lambda n: is_scarce(roomy - step * n)
+    )
