@@ -44,6 +44,17 @@ async def test_a_repeated_reserve_is_answered_as_the_first_was() -> None:
         assert first.reused_tokens == 12, "the first request left three pages here"
 
 
+async def test_what_decode_holds_already_is_not_sent_and_counted() -> None:
+    async with pair_of_workers() as pair:
+        for name in ("r0", "r1"):
+            await pair.run_prefill(pair.order(request(name, PROMPT)))
+            await pair.read_tokens(name)
+        said = pair.prefill.facts("handed_off")
+        assert [facts["superfluous"] for facts in said] == [0, 4], "three pages, one of the window"
+        metrics = pair.decode.parts.metrics.render().decode()
+        assert "ferryman_decode_reservations_skipped_units 0.0" in metrics
+
+
 async def test_a_lease_that_is_over_frees_every_slot() -> None:
     async with pair_of_workers() as pair:
         promise = await pair.reserve(pair.wish(request("r1", PROMPT)))
