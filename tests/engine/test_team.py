@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,75 +27,78 @@ from ferryman.schedule.request import SamplingParams
 
 PATIENCE_SECONDS = 60.0
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+DONE = b'{"done": 1}'
 VECTOR = np.array([Command.RUN, 5, 7], np.int64)
 
 
-@pytest.fixture
-def pipes() -> Iterator[list[tuple[Connection, Connection]]]:
-    made = [Pipe(), Pipe()]
-    yield made
-    for ends in made:
-        for end in ends:
-            end.close()
+@dataclass(frozen=True, slots=True)
+class Two:
+    """A channel to two ranks, and the ends of it that they would hold."""
+
+    channel: Channel
+    theirs: list[Connection]
 
 
-def channel_of(pipes: list[tuple[Connection, Connection]], silence_seconds: float) -> Channel:
+@contextmanager
+def two_ranks(silence_seconds: float = PATIENCE_SECONDS) -> Iterator[Two]:
+    pipes = [Pipe(), Pipe()]
     channel = Channel([own for own, _ in pipes], silence_seconds)
     channel.listen()
-    return channel
-
-
-def test_what_all_ranks_have_answered_is_done_and_nothing_before(
-    pipes: list[tuple[Connection, Connection]],
-) -> None:
-    channel = channel_of(pipes, PATIENCE_SECONDS)
-    first, second = channel.tell(VECTOR), channel.tell(VECTOR)
-    (_, one), (_, other) = pipes
-    for rank in (one, other):
-        assert np.frombuffer(rank.recv_bytes(), np.int64).tolist() == VECTOR.tolist()
-    for _ in (first, second):
-        one.send_bytes(b'{"done": 1}')
-    assert not channel.is_answered(first)
-    other.send_bytes(b'{"done": 1}')
-    channel.wait(first)
-    assert channel.is_answered(first)
-    assert not channel.is_answered(second)
-
-
-def test_a_rank_that_is_silent_is_lost(pipes: list[tuple[Connection, Connection]]) -> None:
-    channel = channel_of(pipes, silence_seconds=0.01)
-    pipes[0][1].send_bytes(b'{"done": 1}')
-    with pytest.raises(RankLost, match=r"rank 2 was silent for 0.01 s|rank 1 was silent"):
-        channel.wait(channel.tell(VECTOR))
-    with pytest.raises(RankLost):
-        channel.tell(VECTOR)
-
-
-def test_a_rank_that_failed_says_why(pipes: list[tuple[Connection, Connection]]) -> None:
-    channel = channel_of(pipes, PATIENCE_SECONDS)
-    number = channel.tell(VECTOR)
-    pipes[1][1].send_bytes(json.dumps({"failed": "ValueError: no such slot"}).encode())
-    with pytest.raises(RankLost, match="rank 2 failed: ValueError: no such slot"):
-        channel.wait(number)
-    assert channel.is_answered(number), "waiting would not help"
-
-
-def test_a_rank_that_ends_is_lost_while_nobody_waits(
-    pipes: list[tuple[Connection, Connection]],
-) -> None:
-    channel = channel_of(pipes, PATIENCE_SECONDS)
-    pipes[0][1].close()
-    with pytest.raises(RankLost, match="rank 1 ended"):
-        channel.lost.result(PATIENCE_SECONDS)
-
-
-def test_ranks_may_end_once_the_channel_closes(pipes: list[tuple[Connection, Connection]]) -> None:
-    channel = channel_of(pipes, PATIENCE_SECONDS)
-    channel.close()
+    yield Two(channel, [theirs for _, theirs in pipes])
     for _, theirs in pipes:
-        assert np.frombuffer(theirs.recv_bytes(), np.int64).tolist() == [Command.CLOSE]
         theirs.close()
-    assert not channel.lost.done()
+    channel.join()
+    for own, _ in pipes:
+        own.close()
+
+
+def test_what_all_ranks_have_answered_is_done_and_nothing_before() -> None:
+    with two_ranks() as two:
+        channel, (one, other) = two.channel, two.theirs
+        first, second = channel.tell(VECTOR), channel.tell(VECTOR)
+        for rank in (one, other):
+            assert np.frombuffer(rank.recv_bytes(), np.int64).tolist() == VECTOR.tolist()
+        for _ in (first, second):
+            one.send_bytes(DONE)
+        assert not channel.is_answered(first)
+        other.send_bytes(DONE)
+        channel.wait(first)
+        assert channel.is_answered(first)
+        assert not channel.is_answered(second)
+
+
+def test_a_rank_that_is_silent_is_lost() -> None:
+    with two_ranks(silence_seconds=0.01) as two:
+        with pytest.raises(RankLost, match=r"rank 1 was silent for 0.01 s"):
+            two.channel.wait(two.channel.tell(VECTOR))
+        with pytest.raises(RankLost):
+            two.channel.tell(VECTOR)
+
+
+def test_a_rank_that_failed_says_why() -> None:
+    with two_ranks() as two:
+        number = two.channel.tell(VECTOR)
+        two.theirs[1].send_bytes(json.dumps({"failed": "ValueError: no such slot"}).encode())
+        with pytest.raises(RankLost, match="rank 2 failed: ValueError: no such slot"):
+            two.channel.wait(number)
+        assert two.channel.is_answered(number), "waiting would not help"
+
+
+def test_a_rank_that_ends_is_lost_while_nobody_waits() -> None:
+    with two_ranks() as two:
+        two.theirs[0].close()
+        with pytest.raises(RankLost, match="rank 1 ended"):
+            two.channel.lost.result(PATIENCE_SECONDS)
+
+
+def test_ranks_may_end_once_the_channel_closes() -> None:
+    with two_ranks() as two:
+        two.channel.close()
+        for theirs in two.theirs:
+            assert np.frombuffer(theirs.recv_bytes(), np.int64).tolist() == [Command.CLOSE]
+            theirs.close()
+        two.channel.join()
+        assert not two.channel.lost.done()
 
 
 def test_a_killed_rank_fails_the_step_and_poisons_the_stream(tmp_path: Path) -> None:

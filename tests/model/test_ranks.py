@@ -24,6 +24,7 @@ from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import NUM_SLOTS, PagedRun
 from tests.model.ragged import ragged_logits, random_prompt
+from tests.native import native_config, save_native
 from tests.tiny_models import VARIANTS, save_random
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig
@@ -99,6 +100,10 @@ def test_two_ranks_compute_what_one_does(family: str, tmp_path: Path) -> None:
     for seed, config in enumerate(configs):
         folder = save_random(tmp_path / str(seed), config, seed)
         assert_the_same_when_cut(folder, seed, 2)
+
+
+def test_two_ranks_compute_what_one_does_with_all_kinds_of_state_at_once(tmp_path: Path) -> None:
+    assert_the_same_when_cut(save_native(tmp_path, native_config()), 5, 2)
 
 
 @pytest.mark.parametrize("variant", ["granite_moe", "granite_rope", "bamba_groups"])

@@ -38,6 +38,7 @@ from ferryman.engine.packing import StepTensors, from_vector
 from ferryman.engine.rank_group import Meeting, device_of_rank, meet
 from ferryman.engine.shared_slabs import allocate_shared
 from ferryman.engine.step import Drafter, ForwardModel, StepRunner
+from ferryman.errors import ConfigError
 from ferryman.model.ranks import Group
 from ferryman.schedule.batch import Ints
 
@@ -185,6 +186,8 @@ def main(file: int) -> None:
         torch.set_num_threads(orders.num_threads)
     try:
         serve(connection, orders, orphaned=lambda: os._exit(EXIT_ORPHANED))
+    except ConfigError:
+        os._exit(EXIT_FAILED)  # rank 0 says it: it has read the same
     except Exception:
         log.exception("the rank failed")
         os._exit(EXIT_FAILED)

@@ -34,13 +34,16 @@ class Channel:
         self._answered = [0] * len(connections)
         self._num_told = 0
         self._is_closing = False
+        self._listeners: list[threading.Thread] = []
         self.lost: Future[None] = Future()
 
     def listen(self) -> None:
         """From now on answers are heard; until then they are read by `answer_of`."""
         for index in range(len(self._connections)):
             name = f"rank-{index + 1}-answers"
-            threading.Thread(target=self._listen, args=(index,), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._listen, args=(index,), name=name, daemon=True)
+            thread.start()
+            self._listeners.append(thread)
 
     def tell(self, vector: Ints) -> int:
         """Sends a vector to all; its number, from 1 on. Raises RankLost."""
@@ -79,6 +82,11 @@ class Channel:
         for connection in self._connections:
             with suppress(OSError):
                 connection.send_bytes(np.array([Command.CLOSE], np.int64).data.cast("B"))
+
+    def join(self) -> None:
+        """Waits until nobody reads from the connections: when their other ends have closed."""
+        for thread in self._listeners:
+            thread.join()
 
     def _is_over(self, number: int) -> bool:
         return self.lost.done() or min(self._answered) >= number

@@ -100,9 +100,13 @@ def recruited(orders: RankOrders) -> Iterator[Recruits]:
                 yield recruits
             finally:
                 recruits.channel.close()
+                for process, _ in started:
+                    _end(process)
+                recruits.channel.join()
         finally:
             for process, connection in started:
-                _end(process, connection)
+                connection.close()
+                _end(process)
 
 
 def start_rank(orders: RankOrders) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -119,12 +123,10 @@ def start_rank(orders: RankOrders) -> tuple[subprocess.Popen[bytes], Connection]
     return process, own
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """Closing the connection ends a rank that was not told to; one that is stuck is killed."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the end of a rank that was told to, or whose connection closed; or kills it."""
     try:
         process.wait(CLOSE_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    finally:
-        connection.close()
