@@ -35,7 +35,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.ranks import ALONE, Group
 from ferryman.model.registry import load_model
 
-NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CUT_CONFIGS", "2"))
+NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CUT_CONFIGS", "1"))
 TOLERANCE = 1e-11
 PAGE_SIZE = 8
 SMALL: Mapping[str, Any] = {
