@@ -174,7 +174,7 @@ def test_what_is_retracted_comes_back_and_says_the_same(draft: str, folders: Pat
         folder, asked, draft=chosen, memory_bytes=least_memory(folder, chosen) + 4096
     )
     assert retractions > 0, "the pools were meant to run out"
-    assert counts.drafted > 100
+    assert counts.drafted > 20
     assert_same(found, plain)
 
 

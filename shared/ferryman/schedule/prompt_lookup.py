@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferryman.cache.keys import TokenIds
+from ferryman.schedule.caution import Cautious
 from ferryman.schedule.drafting import Proposals
 from ferryman.schedule.request import Request
 
@@ -24,12 +25,12 @@ LOOKBACK = 4096
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Drafts come from the request's own text."""
+    """Drafts come from the request's own text, fewer where it turned out not to repeat."""
 
     num_tokens: int
 
     def begin(self, request: Request) -> Proposals:
-        return NgramIndex(request.token_ids[-LOOKBACK:])
+        return Cautious(NgramIndex(request.token_ids[-LOOKBACK:]))
 
 
 class NgramIndex:
