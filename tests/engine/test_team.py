@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -40,9 +41,9 @@ class Two:
 
 
 @contextmanager
-def two_ranks(silence_seconds: float = PATIENCE_SECONDS) -> Iterator[Two]:
+def two_ranks(clock: Callable[[], float] = monotonic) -> Iterator[Two]:
     pipes = [Pipe(), Pipe()]
-    channel = Channel([own for own, _ in pipes], silence_seconds)
+    channel = Channel([own for own, _ in pipes], PATIENCE_SECONDS, clock)
     channel.listen()
     yield Two(channel, [theirs for _, theirs in pipes])
     for _, theirs in pipes:
@@ -60,28 +61,45 @@ def test_what_all_ranks_have_answered_is_done_and_nothing_before() -> None:
             assert np.frombuffer(rank.recv_bytes(), np.int64).tolist() == VECTOR.tolist()
         for _ in (first, second):
             one.send_bytes(DONE)
-        assert not channel.is_answered(first)
+        assert not first.is_answered()
         other.send_bytes(DONE)
-        channel.wait(first)
-        assert channel.is_answered(first)
-        assert not channel.is_answered(second)
+        first.wait()
+        assert first.is_answered()
+        assert not second.is_answered()
 
 
-def test_a_rank_that_is_silent_is_lost() -> None:
-    with two_ranks(silence_seconds=0.01) as two:
-        with pytest.raises(RankLost, match=r"rank 1 was silent for 0.01 s"):
-            two.channel.wait(two.channel.tell(VECTOR))
+def test_a_rank_that_is_silent_for_too_long_is_lost() -> None:
+    """From when it was told, or last heard, if that was later: a step waits for those before it."""
+    now = [100.0]
+    with two_ranks(clock=lambda: now[0]) as two:
+        first, second = two.channel.tell(VECTOR), two.channel.tell(VECTOR)
+        for theirs in two.theirs:
+            theirs.send_bytes(DONE)
+        first.wait()
+        now[0] += PATIENCE_SECONDS - 1
+        assert not second.is_answered()
+        now[0] += 2
+        assert second.is_answered(), "waiting would not help"
+        with pytest.raises(RankLost, match=f"rank 1 was silent for {PATIENCE_SECONDS:g} s"):
+            second.wait()
         with pytest.raises(RankLost):
             two.channel.tell(VECTOR)
 
 
+def test_a_rank_that_does_not_read_is_lost() -> None:
+    own, theirs = Pipe()
+    with own, theirs:
+        with pytest.raises(RankLost, match="rank 1 is gone or silent"):
+            Channel([own], silence_seconds=0.05).tell(np.zeros(1 << 21, np.int64))
+
+
 def test_a_rank_that_failed_says_why() -> None:
     with two_ranks() as two:
-        number = two.channel.tell(VECTOR)
+        told = two.channel.tell(VECTOR)
         two.theirs[1].send_bytes(json.dumps({"failed": "ValueError: no such slot"}).encode())
         with pytest.raises(RankLost, match="rank 2 failed: ValueError: no such slot"):
-            two.channel.wait(number)
-        assert two.channel.is_answered(number), "waiting would not help"
+            told.wait()
+        assert told.is_answered(), "waiting would not help"
 
 
 def test_a_rank_that_ends_is_lost_while_nobody_waits() -> None:

@@ -7,12 +7,16 @@ a worker watches so that it notices while nothing runs.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from time import monotonic
 
 import numpy as np
 
@@ -27,11 +31,20 @@ class Channel:
     Tell from one thread; wait from any.
     """
 
-    def __init__(self, connections: Sequence[Connection], silence_seconds: float) -> None:
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        silence_seconds: float,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        for connection in connections:
+            _bound_sends(connection, silence_seconds)
         self._connections = connections
         self._silence_seconds = silence_seconds
         self._changed = threading.Condition()
+        self._clock = clock
         self._answered = [0] * len(connections)
+        self._heard_at = [clock()] * len(connections)
         self._num_told = 0
         self._is_closing = False
         self._listeners: list[threading.Thread] = []
@@ -45,29 +58,33 @@ class Channel:
             thread.start()
             self._listeners.append(thread)
 
-    def tell(self, vector: Ints) -> int:
-        """Sends a vector to all; its number, from 1 on. Raises RankLost."""
+    def tell(self, vector: Ints) -> ToldStep:
+        """Sends a vector to all. Raises RankLost."""
         self.check()
         for index, connection in enumerate(self._connections):
             try:
                 connection.send_bytes(np.ascontiguousarray(vector).data.cast("B"))
             except OSError as error:
-                self._lose(f"rank {index + 1} is gone: {error}")
+                self._lose(f"rank {index + 1} is gone or silent: {error}")
         self.check()
         self._num_told += 1
-        return self._num_told
+        return ToldStep(self, self._num_told, self._clock())
 
-    def is_answered(self, number: int) -> bool:
+    def is_answered(self, told: ToldStep) -> bool:
         """Whether `wait` returns, or raises, at once."""
         with self._changed:
-            return self.lost.done() or min(self._answered) >= number
+            return self._is_over(told) or self._quietest(told)[0] <= 0
 
-    def wait(self, number: int) -> None:
-        """Returns when all have done what was told as `number`. Raises RankLost."""
+    def wait(self, told: ToldStep) -> None:
+        """Returns when all have done what they were told. Raises RankLost."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._is_over(number), self._silence_seconds):
-                silent = [i + 1 for i, done in enumerate(self._answered) if done < number]
-                self._lose_locked(f"rank {silent[0]} was silent for {self._silence_seconds:g} s")
+            while not self._is_over(told):
+                seconds, rank = self._quietest(told)
+                if seconds <= 0:
+                    why = f"rank {rank} was silent for {self._silence_seconds:g} s"
+                    self._lose_locked(why)
+                    raise RankLost(why)
+                self._changed.wait(seconds)
         self.check()
 
     def check(self) -> None:
@@ -88,8 +105,16 @@ class Channel:
         for thread in self._listeners:
             thread.join()
 
-    def _is_over(self, number: int) -> bool:
-        return self.lost.done() or min(self._answered) >= number
+    def _is_over(self, told: ToldStep) -> bool:
+        return self.lost.done() or not self._behind(told)
+
+    def _behind(self, told: ToldStep) -> list[int]:
+        return [i for i, answered in enumerate(self._answered) if answered < told.number]
+
+    def _quietest(self, told: ToldStep) -> tuple[float, int]:
+        """Seconds until the first of those that are behind counts as silent, and its rank."""
+        since, index = min((max(told.at, self._heard_at[i]), i) for i in self._behind(told))
+        return since + self._silence_seconds - self._clock(), index + 1
 
     def _listen(self, index: int) -> None:
         while True:
@@ -100,6 +125,7 @@ class Channel:
                 return
             with self._changed:
                 self._answered[index] += 1
+                self._heard_at[index] = self._clock()
                 self._changed.notify_all()
 
     def _lose(self, why: str) -> None:
@@ -110,6 +136,15 @@ class Channel:
         if not (self._is_closing or self.lost.done()):
             self.lost.set_exception(RankLost(why))
         self._changed.notify_all()
+
+
+def _bound_sends(connection: Connection, seconds: float) -> None:
+    """A vector that a stopped process does not read, and the socket does not hold, is an OSError
+    after so long; sends would wait for ever otherwise."""
+    whole, part = divmod(seconds, 1.0)
+    limit = struct.pack("ll", int(whole), int(part * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def answer_of(connection: Connection, rank: int) -> None:
@@ -124,13 +159,14 @@ def answer_of(connection: Connection, rank: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToldStep:
-    """A step that the channel carried."""
+    """A vector that the channel carried, the `number`-th, and when it did."""
 
     channel: Channel
     number: int
+    at: float
 
     def is_answered(self) -> bool:
-        return self.channel.is_answered(self.number)
+        return self.channel.is_answered(self)
 
     def wait(self) -> None:
-        self.channel.wait(self.number)
+        self.channel.wait(self)

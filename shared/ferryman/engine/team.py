@@ -46,7 +46,7 @@ class Team:
     def tell(self, packed: PackedStep, fence: Fence) -> ToldStep:
         fence.finish()  # what other ranks read must have arrived: fences are of this device
         vector = np.concatenate([[Command.RUN], packed.as_vector()])
-        return ToldStep(self.channel, self.channel.tell(vector))
+        return self.channel.tell(vector)
 
     def transfer_of(self, own: Slabs, side: CopySide) -> Transfer:
         recuts = {
