@@ -21,14 +21,21 @@ def bytes_of(manifest: StateManifest, kind: Kind) -> int:
     ("prefix_cache", "overlap", "tracking"),
     [(False, True, 0), (False, False, 0), (True, False, 1), (True, True, 2)],
 )
-@pytest.mark.parametrize(("max_running", "max_prealloc"), [(1, 0), (8, 0), (3, 5)])
-def test_every_row_has_its_working_and_track_slots(
-    prefix_cache: bool, overlap: bool, tracking: int, max_running: int, max_prealloc: int
+@pytest.mark.parametrize(
+    ("max_running", "max_prealloc", "drafts"), [(1, 0, 0), (8, 0, 3), (3, 5, 4)]
+)
+def test_every_row_has_its_working_track_and_scratch_slots(
+    prefix_cache: bool,
+    overlap: bool,
+    tracking: int,
+    max_running: int,
+    max_prealloc: int,
+    drafts: int,
 ) -> None:
     assert tracking_slots(prefix_cache=prefix_cache, overlap=overlap) == tracking
-    concurrency = Concurrency(max_running, max_prealloc, tracking)
+    concurrency = Concurrency(max_running, max_prealloc, tracking, drafts)
     plan = plan_capacity(MANIFEST, MEGABYTE, concurrency, step_tokens=8)
-    assert plan.slots[Kind.RECURRENT] >= (max_running + max_prealloc) * (1 + tracking)
+    assert plan.slots[Kind.RECURRENT] >= (max_running + max_prealloc) * (1 + tracking + drafts)
     assert plan.num_bytes <= MEGABYTE
     assert plan.num_bytes == sum(plan.slots[kind] * bytes_of(MANIFEST, kind) for kind in plan.slots)
 
@@ -38,6 +45,12 @@ def test_a_smaller_explicit_size_is_raised_with_the_inequality_in_the_warning() 
     plan = plan_capacity(MANIFEST, MEGABYTE, concurrency, 8, recurrent_slots=5)
     assert plan.slots[Kind.RECURRENT] == 18
     assert "(4 running + 2 preallocated) × (1 + 2 tracking) = 18" in plan.warnings[0]
+
+
+def test_drafts_are_in_the_inequality() -> None:
+    plan = plan_capacity(MANIFEST, MEGABYTE, Concurrency(4, 2, 1, 3), 8, recurrent_slots=5)
+    assert plan.slots[Kind.RECURRENT] == 30
+    assert "(4 running + 2 preallocated) × (1 + 1 tracking + 3 scratch) = 30" in plan.warnings[0]
 
 
 def test_an_explicit_size_that_suffices_is_kept() -> None:

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.tiny_models import save_tiny_model
 
 from ferryman.errors import ConfigError
 from ferryman_cli.app import run
@@ -74,6 +75,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(f"up {ANY} --prefetch-policy x", "best_effort", id="unknown prefetch policy"),
         pytest.param(f"up {ANY} --prefetch-threshold -1", "--prefetch-threshold", id="below 0"),
         pytest.param(f"up {ANY} --snapshot-grid 24", "multiple of a page", id="a grid off pages"),
+        pytest.param(f"up {ANY} --draft nowhere", "should be ngram, or a folder", id="a draft"),
         pytest.param(f"up {ANY} --nodes 2", "--prefill is 1", id="a node without a worker"),
         pytest.param("nonsense", "No such command", id="unknown command"),
         pytest.param("trace", "Missing argument", id="no id"),
@@ -110,6 +112,16 @@ def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(ConfigError, match="GPT2LMHeadModel is not supported"):
         check(Choices(tmp_path, "x"))
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    folder = str(save_tiny_model(tmp_path, "granite_nope"))
+    with pytest.raises(ConfigError, match="the draft model has a vocabulary of 131 tokens"):
+        check(
+            Choices(demo_model(), "x", EngineChoices(draft=folder), Doors(http_port=0, grpc_port=0))
+        )
 
 
 def test_a_port_that_is_taken_is_named() -> None:

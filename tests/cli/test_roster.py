@@ -34,7 +34,14 @@ def choices() -> Choices:
     return Choices(
         demo_model(),
         "demo",
-        EngineChoices(dtype="bfloat16", memory_bytes=1 << 27, threads=3, snapshot_grid=256),
+        EngineChoices(
+            dtype="bfloat16",
+            memory_bytes=1 << 27,
+            threads=3,
+            snapshot_grid=256,
+            draft="ngram",
+            draft_tokens=7,
+        ),
         Doors(http_port=0, grpc_port=0),
         num_prefill=2,
         prefill_tp=2,
@@ -81,6 +88,7 @@ def test_every_service_understands_its_settings(
         assert settings.worker.dtype == "bfloat16"
         assert settings.worker.num_threads == 3
         assert settings.worker.snapshot_grid == 256
+        assert (settings.worker.draft, settings.worker.draft_tokens) == ("ngram", 7)
         assert settings.worker.tp_size == (2 if role == "prefill" else 1)
 
 

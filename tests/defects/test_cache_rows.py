@@ -13,6 +13,7 @@ from tests.cache.manifests import small_manifest
 from tests.defects.hosts import host_of, worker_for
 from tests.defects.watch import ALL_KINDS, HYBRID, MANIFESTS, WatchedWorker, books
 from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.gambling import Gambling
 
 from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import PageKey
@@ -23,6 +24,7 @@ from ferryman.cache.slots import TREE, Holder, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.errors import ConfigError
 from ferryman.schedule.batch import DecodeStep
+from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.residence import Residence
 from ferryman.schedule.rows import RowTable
@@ -46,17 +48,19 @@ def least_plan(concurrency: Concurrency, recurrent_slots: int = 0) -> CapacityPl
 # Rows 5 and 6: one sizing function, read by admission too; a cap is a cap.
 
 
+@pytest.mark.parametrize("drafts", [0, 3], ids=["plain", "drafts"])
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step"])
 @pytest.mark.parametrize("max_running", [1, 2, 4])
 def test_row_5_the_least_pools_hold_every_row_with_its_tracks(
-    max_running: int, overlap: bool
+    max_running: int, overlap: bool, drafts: int
 ) -> None:
     """Decode fills all rows, reserved ones included, and never lacks a recurrent slot."""
+    drafting: Drafting = Gambling(drafts) if drafts else NO_DRAFTS
     tracking = tracking_slots(prefix_cache=True, overlap=overlap)
-    concurrency = Concurrency(max_running, 4, tracking)
+    concurrency = Concurrency(max_running, 4, tracking, drafts)
     plan = least_plan(concurrency)
     sizes = {Kind.FULL: 60, Kind.RECURRENT: plan.slots[Kind.RECURRENT]}
-    worker = FakeWorker(HYBRID, sizes, overlap=overlap, max_running=max_running)
+    worker = FakeWorker(HYBRID, sizes, overlap=overlap, max_running=max_running, drafting=drafting)
     assert worker.scheduler.limits.concurrency == concurrency
     for index in range(max_running):
         worker.submit(request(HYBRID, f"r{index}", [index] * 3, 16))
@@ -70,16 +74,17 @@ def test_row_5_the_least_pools_hold_every_row_with_its_tracks(
 
 
 @pytest.mark.parametrize("recurrent_slots", [0, 1, 17, 100])
+@pytest.mark.parametrize("drafts", [0, 4])
 @pytest.mark.parametrize("tracking", [0, 1, 2])
 @pytest.mark.parametrize(("max_running", "max_prealloc"), [(1, 0), (2, 0), (8, 4), (3, 9)])
 def test_rows_5_and_6_slots_suffice_and_bytes_stay_within_the_cap(
-    max_running: int, max_prealloc: int, tracking: int, recurrent_slots: int
+    max_running: int, max_prealloc: int, tracking: int, drafts: int, recurrent_slots: int
 ) -> None:
-    concurrency = Concurrency(max_running, max_prealloc, tracking)
+    concurrency = Concurrency(max_running, max_prealloc, tracking, drafts)
     least = least_plan(concurrency, recurrent_slots)
     for memory_bytes in (least.num_bytes, least.num_bytes * 3 + 17):
         plan = plan_capacity(SIZED, memory_bytes, concurrency, 8, recurrent_slots)
-        needed = (max_running + max_prealloc) * (1 + tracking)
+        needed = (max_running + max_prealloc) * (1 + tracking + drafts)
         assert plan.slots[Kind.RECURRENT] >= needed
         taken = sum(SIZED.layout(kind).slot_bytes * n for kind, n in plan.slots.items())
         assert taken == plan.num_bytes <= memory_bytes

@@ -87,6 +87,8 @@ def test_settings_do_not_change() -> None:
         ("LISTEN__PORT", "http", "should be a valid integer, unable to parse string as an integer"),
         ("WORKER__PAGE_SIZE", "48", "should be a power of two"),
         ("WORKER__MODEL", "/nowhere", "should be a folder that exists"),
+        ("WORKER__DRAFT", "/nowhere", "should be ngram, or the folder of a draft model"),
+        ("WORKER__DRAFT_TOKENS", "0", "should be greater than or equal to 1"),
         ("BUS__CLUSTER", "A.B", "String should match pattern '^[a-z0-9-]{1,32}$'"),
     ],
 )

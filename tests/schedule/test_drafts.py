@@ -15,6 +15,7 @@ from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import TREE
 from ferryman.engine.stamps import fake_tokens
+from ferryman.errors import InvalidRequest
 from ferryman.schedule.batch import DecodeStep
 from ferryman.schedule.drafting import NOTHING_PROPOSED, Drafting, ModelDrafts, Proposals
 from ferryman.schedule.events import Finished, Retracted
@@ -293,6 +294,16 @@ def test_scratch_slots_are_taken_with_all_others_or_nothing_is(name: str) -> Non
         owner = (sequence.holder,)
         pools = worker.scheduler.residence.pools
         assert all(pools[handle.kind].holders(handle) == owner for handle in sequence.scratch)
+
+
+def test_a_pool_that_could_never_hold_the_states_of_a_run_refuses_at_the_door() -> None:
+    sizes = {Kind.FULL: 20, Kind.RECURRENT: 4}
+    worker = FakeWorker(MANIFESTS["full and recurrent"], sizes, drafting=Gambling(4, chance=1.0))
+    with pytest.raises(InvalidRequest, match="needs 5 recurrent slots at once, there are 4"):
+        worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=9))
+    worker.submit(request(worker.manifest, "r1", [1] * 5, max_tokens=4))
+    worker.drain()
+    assert worker.tokens["r1"] == worker.expected("r1"), "with fewer drafts it fits"
 
 
 @every_manifest
