@@ -22,6 +22,7 @@ from tests.worker.pair import Pair, paired, until, worker_on
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.engine.assembly import EngineOptions, running_engine
+from ferryman.engine.drafting import DraftOptions
 from ferryman.llm import Completion
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.wire.nixl_agent import has_nixl
@@ -53,6 +54,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 RANKS = ((1, 2), (2, 1), (2, 2)) if "FERRYMAN_TEST_RANKS" in os.environ else ((1, 1),)
 """Of prefill and decode."""
+
+
+DRAFTED = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else ALL_FAMILIES[-1:]
 
 
 def planes_of(family: str) -> tuple[PlaneChoice, ...]:
@@ -89,13 +93,28 @@ async def test_what_was_handed_off_answers_as_the_cold_run(
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
 
 
+@pytest.mark.parametrize("served", DRAFTED, indirect=True)
+async def test_a_draft_models_state_is_handed_off_with_the_models(served: Served) -> None:
+    """A model that drafts for itself is always right, if its state came along whole."""
+    async with pair_on(served.folder, "grpc", RANKS[0], num_drafts=3) as pair:
+        turns = (("first", PROMPT, 0), ("again", PROMPT, 0), ("fork", FORKS[0], 1))
+        for name, prompt, which in turns:
+            await hand_off(pair, name, prompt)
+            await check(pair, name, served.cold[which])
+        drafts = pair.decode.engine.scheduler.statistics().drafts
+        assert drafts.accepted == drafts.drafted > 30
+
+
 @asynccontextmanager
-async def pair_on(folder: Path, planes: PlaneChoice, ranks: tuple[int, int]) -> AsyncIterator[Pair]:
-    """A prefill worker that takes small chunks, and a decode worker."""
-    with (
-        running_engine(options(folder, chunk_tokens=32, tp_size=ranks[0])) as for_prefill,
-        running_engine(options(folder, chunk_tokens=64, tp_size=ranks[1])) as for_decode,
-    ):
+async def pair_on(
+    folder: Path, planes: PlaneChoice, ranks: tuple[int, int], *, num_drafts: int = 0
+) -> AsyncIterator[Pair]:
+    """A prefill worker that takes small chunks, and a decode worker; the model drafts for itself
+    if there are to be drafts."""
+    by = str(folder) if num_drafts else ""
+    prefills = options(folder, chunk_tokens=32, tp_size=ranks[0], draft=DraftOptions(by, 0))
+    decodes = options(folder, chunk_tokens=64, tp_size=ranks[1], draft=DraftOptions(by, num_drafts))
+    with running_engine(prefills) as for_prefill, running_engine(decodes) as for_decode:
         async with (
             worker_on(for_prefill, "prefill", Prefill, planes) as prefill,
             worker_on(for_decode, "decode", Decode, planes) as decode,
@@ -106,7 +125,7 @@ async def pair_on(folder: Path, planes: PlaneChoice, ranks: tuple[int, int]) -> 
             yield pair
 
 
-def options(folder: Path, chunk_tokens: int, tp_size: int) -> EngineOptions:
+def options(folder: Path, chunk_tokens: int, tp_size: int, draft: DraftOptions) -> EngineOptions:
     return EngineOptions(
         model=folder,
         dtype="float64",
@@ -122,6 +141,7 @@ def options(folder: Path, chunk_tokens: int, tp_size: int) -> EngineOptions:
         device="cpu",
         num_threads=1,
         tp_size=tp_size,
+        draft=draft,
     )
 
 
