@@ -1,16 +1,16 @@
 """The planner: the cheapest way to have a position, and what to do when pools are short of it.
 
-Candidates are the page ends at which every part of the resume set is on the device or the host.
-The cost of one is the seconds to load what is not on the device and to compute what is behind it.
-Planning has no side effects.
+Candidates are the page ends at which every part of the resume set is on the device or the host
+(`candidates`). The cost of one is the seconds to load what is not on the device and to compute what
+is behind it. Planning has no side effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from ferryman.cache.candidates import Candidate, Search
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.placement import Placement
@@ -30,13 +30,11 @@ from ferryman.cache.resume import (
     resume_set,
 )
 from ferryman.cache.uncached import uncached_spans
-from ferryman.cache.units import HostUnit
 from ferryman.cache.window_budget import (
     NO_WINDOWS,
     WindowDemand,
     WindowPool,
     WindowUse,
-    first_page,
     fitting_chunk,
     window_demand,
 )
@@ -48,18 +46,6 @@ _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 
 ENDS_ONLY = Placement()
 ROOMY = WindowPool()
-
-
-class _Candidate(NamedTuple):
-    """A depth at which the whole resume set is resident, and what must be loaded for it."""
-
-    depth: int
-    loads: tuple[HostUnit, ...]
-    window_pages: tuple[int, ...]
-    load_bytes: int
-    load_seconds: float
-    compute_seconds: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +113,8 @@ class Planner:
         matched = device.match_depth(keys)
         seen = host.pages_from(matched) if _FULL in self.manifest.kinds else host.end_from(matched)
         limit = min(seen, (prompt_len - 1) // page_size)
-        best, unloaded, refused = self._choose(keys, prompt_len, matched, limit, device, host)
+        search = Search(self.manifest, self.costs, keys, prompt_len, device, host, matched, limit)
+        best, unloaded, refused = search.choose()
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
         plan = ResumePlan(
             position=best.depth * page_size,
@@ -156,7 +143,7 @@ class Planner:
     def plan_cold(self, prompt_len: int, reason: Reason, *, num_decoded: int = 0) -> ResumePlan:
         """Computes everything and keeps nothing: without a prefix cache, or when what was cached
         proved corrupt. What does not fit even so can never run here."""
-        best = self._candidate_zero(prompt_len)
+        seconds = prompt_len * self.costs.prefill_seconds_per_token
         pages = -(-prompt_len // self.manifest.page_size)
         bare = ResumePlan(
             position=0,
@@ -168,10 +155,10 @@ class Planner:
             snapshots=(),
             uncached=(Uncached(reason, 0, pages),),
             demand={},
-            seconds=best.seconds,
+            seconds=seconds,
             final_len=prompt_len + num_decoded,
             chunk_len=self.step_tokens,
-            compute_seconds=best.seconds,
+            compute_seconds=seconds,
         )
         keepless = self._keepless
         plan = keepless._budgeted(bare)
@@ -213,128 +200,9 @@ class Planner:
         # A pool that has just room for it keeps nothing for the next turn, nor for others.
         return self._keepless._budgeted(plan._replace(window_pages=()))
 
-    # Choosing the position.
-
-    def _choose(
-        self,
-        keys: Sequence[PageKey],
-        prompt_len: int,
-        matched: int,
-        limit: int,
-        device: DeviceView,
-        host: HostView,
-    ) -> tuple[_Candidate, _Candidate, Reason]:
-        """The cheapest candidate, the best without loads, and why no deeper one was taken.
-
-        Once a candidate needs no load, every shallower one only adds prefill: the search ends.
-        """
-        best = unloaded = self._candidate_zero(prompt_len)
-        refused = Reason.NO_SNAPSHOT if _RECURRENT in self.manifest.kinds else Reason.WINDOW_EVICTED
-        for depth in self._depths(keys, matched, limit, device, host):
-            candidate = self._candidate(keys, depth, prompt_len, matched, device, host)
-            if candidate is None:
-                refused = Reason.WINDOW_EVICTED
-                continue
-            if candidate.seconds <= best.seconds:
-                best = candidate
-            elif best.depth == 0:
-                refused = Reason.CHEAPER_TO_RECOMPUTE
-            if not candidate.loads:
-                unloaded = candidate
-                break
-        return best, unloaded, refused
-
-    def _candidate_zero(self, prompt_len: int) -> _Candidate:
-        seconds = prompt_len * self.costs.prefill_seconds_per_token
-        return _Candidate(0, (), (), 0, 0.0, seconds, seconds)
-
-    def _depths(
-        self,
-        keys: Sequence[PageKey],
-        matched: int,
-        limit: int,
-        device: DeviceView,
-        host: HostView,
-    ) -> Iterator[int]:
-        """Depths to consider, deepest first."""
-        if _RECURRENT not in self.manifest.kinds:
-            return self._page_ends(keys, matched, limit, device, host)
-        on_device = device.snapshot_depths(keys, min(matched, limit))
-        if not host.units:
-            return on_device
-        on_host = sorted(
-            (page + 1 for kind, page in host.units if kind is _RECURRENT and page < limit),
-            reverse=True,
-        )
-        return _merge_descending(iter(on_host), on_device)
-
-    def _page_ends(
-        self,
-        keys: Sequence[PageKey],
-        matched: int,
-        limit: int,
-        device: DeviceView,
-        host: HostView,
-    ) -> Iterator[int]:
-        """Depths with an unbroken run of window pages behind them: a page that is nowhere rules
-        out all that see it. Where each page more is a load more, the deepest speaks for all."""
-        has_window = _WINDOW in self.manifest.kinds
-        span = -(-self.manifest.window_len // self.manifest.page_size)
-        depth = limit
-        while depth > 0:
-            lacking = 0
-            if has_window:
-                first = first_page(self.manifest, depth * self.manifest.page_size)
-                for page in range(depth - 1, first - 1, -1):
-                    here = page < matched and device.has(_WINDOW, keys[page])
-                    if not here and (_WINDOW, page) not in host.units:
-                        lacking = page + 1
-                        break
-            if lacking:
-                depth = lacking - 1
-            else:
-                yield depth
-                depth = min(depth - 1, matched + span)
-
-    def _candidate(
-        self,
-        keys: Sequence[PageKey],
-        depth: int,
-        prompt_len: int,
-        matched: int,
-        device: DeviceView,
-        host: HostView,
-    ) -> _Candidate | None:
-        """The candidate at `depth`, or None when part of its resume set is nowhere."""
-        needs = resume_set(self.manifest, depth * self.manifest.page_size)
-        loads = [host.units[_FULL, page] for page in range(matched, needs.full.end)]
-        window_pages = []
-        for page in range(*needs.window):
-            if page < matched and device.has(_WINDOW, keys[page]):
-                window_pages.append(page)
-            elif unit := host.units.get((_WINDOW, page)):
-                loads.append(unit)
-            else:
-                return None
-        if needs.needs_snapshot and not device.has(_RECURRENT, keys[depth - 1]):
-            loads.append(host.units[_RECURRENT, depth - 1])
-        compute = prompt_len - depth * self.manifest.page_size
-        compute_seconds = compute * self.costs.prefill_seconds_per_token
-        num_bytes = sum([unit.num_bytes for unit in loads]) if loads else 0
-        load_seconds = num_bytes * self.costs.load_seconds_per_byte
-        return _Candidate(
-            depth,
-            tuple(loads),
-            tuple(window_pages),
-            num_bytes,
-            load_seconds,
-            compute_seconds,
-            load_seconds + compute_seconds,
-        )
-
     # Spelling out the choice.
 
-    def _initialiser(self, keys: Sequence[PageKey], best: _Candidate) -> Initialiser:
+    def _initialiser(self, keys: Sequence[PageKey], best: Candidate) -> Initialiser:
         if best.depth == 0 or _RECURRENT not in self.manifest.kinds:
             return Clear()
         for unit in best.loads:
@@ -421,15 +289,3 @@ class Planner:
         use, room = self._window_use(plan), self._window_room(plan)
         length = fitting_chunk(self.manifest, use, plan.chunk_len, room)
         return self._budgeted(plan._replace(chunk_len=length))
-
-
-def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
-    """Both descending sequences as one, each value once. Lazy: a long tail is never walked."""
-    left, right = next(first, 0), next(second, 0)
-    while left or right:
-        value = max(left, right)
-        yield value
-        if left == value:
-            left = next(first, 0)
-        if right == value:
-            right = next(second, 0)

@@ -1,0 +1,152 @@
+"""Where one prompt may resume: the page ends whose whole resume set is there, and what they cost.
+
+With recurrent state these are the page ends that hold a snapshot. A window counts while the run of
+its pages is unbroken: a page that is nowhere rules out every page end that sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import Costs, DeviceView, HostView, Reason, resume_set
+from ferryman.cache.units import HostUnit
+from ferryman.cache.window_budget import first_page
+
+_FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
+
+
+class Candidate(NamedTuple):
+    """A depth at which the whole resume set is resident, and what must be loaded for it."""
+
+    depth: int
+    loads: tuple[HostUnit, ...]
+    window_pages: tuple[int, ...]
+    load_bytes: int
+    load_seconds: float
+    compute_seconds: float
+    seconds: float
+
+
+class Search(NamedTuple):
+    """The candidates of one prompt. The device holds its first `matched` pages; `limit` is the
+    deepest page end at which it might resume."""
+
+    manifest: StateManifest
+    costs: Costs
+    keys: Sequence[PageKey]
+    prompt_len: int
+    device: DeviceView
+    host: HostView
+    matched: int
+    limit: int
+
+    def choose(self) -> tuple[Candidate, Candidate, Reason]:
+        """The cheapest candidate, the best without loads, and why no deeper one was taken.
+
+        Once a candidate needs no load, every shallower one only adds prefill: the search ends.
+        """
+        best = unloaded = self.from_the_start()
+        refused = Reason.NO_SNAPSHOT if _RECURRENT in self.manifest.kinds else Reason.WINDOW_EVICTED
+        for depth in self._depths():
+            candidate = self._candidate(depth)
+            if candidate is None:
+                refused = Reason.WINDOW_EVICTED
+                continue
+            if candidate.seconds <= best.seconds:
+                best = candidate
+            elif best.depth == 0:
+                refused = Reason.CHEAPER_TO_RECOMPUTE
+            if not candidate.loads:
+                unloaded = candidate
+                break
+        return best, unloaded, refused
+
+    def from_the_start(self) -> Candidate:
+        """Everything is computed."""
+        seconds = self.prompt_len * self.costs.prefill_seconds_per_token
+        return Candidate(0, (), (), 0, 0.0, seconds, seconds)
+
+    def _depths(self) -> Iterator[int]:
+        """Depths to consider, deepest first."""
+        if _RECURRENT not in self.manifest.kinds:
+            return self._page_ends()
+        on_device = self.device.snapshot_depths(self.keys, min(self.matched, self.limit))
+        if not self.host.units:
+            return on_device
+        on_host = sorted(
+            (p + 1 for kind, p in self.host.units if kind is _RECURRENT and p < self.limit),
+            reverse=True,
+        )
+        return _merge_descending(iter(on_host), on_device)
+
+    def _page_ends(self) -> Iterator[int]:
+        """Page ends with an unbroken run of window pages behind them, deepest first.
+
+        Where each page more is a load more, one is as good as the next: the deepest speaks for all
+        that lie a window and more behind what the device holds.
+        """
+        span = -(-self.manifest.window_len // self.manifest.page_size)
+        depth = self.limit
+        while depth > 0:
+            lacking = self._lacking_page(depth)
+            if lacking < 0:
+                yield depth
+                depth = min(depth - 1, self.matched + span)
+            else:
+                depth = lacking
+
+    def _lacking_page(self, depth: int) -> int:
+        """The last window page of a resume at `depth` that is nowhere; -1 when all are there."""
+        if _WINDOW not in self.manifest.kinds:
+            return -1
+        first = first_page(self.manifest, depth * self.manifest.page_size)
+        keys, units, has, matched = self.keys, self.host.units, self.device.has, self.matched
+        for page in range(depth - 1, first - 1, -1):
+            here = page < matched and has(_WINDOW, keys[page])
+            if not here and (_WINDOW, page) not in units:
+                return page
+        return -1
+
+    def _candidate(self, depth: int) -> Candidate | None:
+        """The candidate at `depth`, or None when part of its resume set is nowhere."""
+        units, keys, device = self.host.units, self.keys, self.device
+        needs = resume_set(self.manifest, depth * self.manifest.page_size)
+        loads = [units[_FULL, page] for page in range(self.matched, needs.full.end)]
+        window_pages = []
+        for page in range(*needs.window):
+            if page < self.matched and device.has(_WINDOW, keys[page]):
+                window_pages.append(page)
+            elif unit := units.get((_WINDOW, page)):
+                loads.append(unit)
+            else:
+                return None
+        if needs.needs_snapshot and not device.has(_RECURRENT, keys[depth - 1]):
+            loads.append(units[_RECURRENT, depth - 1])
+        return self._priced(depth, tuple(loads), tuple(window_pages))
+
+    def _priced(
+        self, depth: int, loads: tuple[HostUnit, ...], window_pages: tuple[int, ...]
+    ) -> Candidate:
+        compute = self.prompt_len - depth * self.manifest.page_size
+        compute_seconds = compute * self.costs.prefill_seconds_per_token
+        num_bytes = sum([unit.num_bytes for unit in loads]) if loads else 0
+        load_seconds = num_bytes * self.costs.load_seconds_per_byte
+        seconds = load_seconds + compute_seconds
+        return Candidate(
+            depth, loads, window_pages, num_bytes, load_seconds, compute_seconds, seconds
+        )
+
+
+def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
+    """Both descending sequences as one, each value once. Lazy: a long tail is never walked."""
+    left, right = next(first, 0), next(second, 0)
+    while left or right:
+        value = max(left, right)
+        yield value
+        if left == value:
+            left = next(first, 0)
+        if right == value:
+            right = next(second, 0)
