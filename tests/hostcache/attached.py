@@ -46,7 +46,7 @@ async def worker_at(
     manifest: StateManifest,
     worker_id: str = "prefill-00000001",
     *,
-    call_seconds: float = 2.0,
+    call_seconds: float = 10.0,
     wish: PrefetchWish = DEFAULT_WISH,
 ) -> AsyncIterator[Worker]:
     """A worker that has attached."""

@@ -11,6 +11,7 @@ import pytest
 from tests.servers import nats_server, redis_server
 
 from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
+from ferryman_hostcache import announcer
 from ferryman_hostcache.service import Running, running
 from ferryman_hostcache.settings import Settings
 
@@ -39,9 +40,14 @@ class StartHostCache(Protocol):
 
 
 @pytest.fixture
-def start_host_cache(nats_url: str, redis_url: str, tmp_path: Path) -> StartHostCache:
-    """Host-caches in this process, their arenas in a folder of the test's own."""
+def start_host_cache(
+    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> StartHostCache:
+    """Host-caches in this process, their arenas in a folder of the test's own.
 
+    On a machine so busy that no beat comes for a while they live on all the same.
+    """
+    monkeypatch.setattr(announcer, "LIFE_SECONDS", 60.0)
     shared_redis = redis_url
 
     def start(
