@@ -200,10 +200,15 @@ class NixlLanding:
                     strip.agent.close()
 
 
+@dataclass(frozen=True, slots=True)
 class NoLanding:
-    """A decode worker without NIXL: everything comes by gRPC."""
+    """A decode worker without NIXL, and why it is: everything comes by gRPC."""
 
-    planes: tuple[str, ...] = (GRPC,)
+    why: str
+
+    @property
+    def planes(self) -> tuple[str, ...]:
+        return (GRPC,)
 
     def strips(self) -> list[Strip]:
         return []
@@ -211,7 +216,7 @@ class NoLanding:
     async def strip_for(
         self, writer: Writer, presence: str, seconds_left: float
     ) -> Strip | NoStrip:
-        return NoStrip("decode has no NIXL")
+        return NoStrip(f"decode {self.why}")
 
     async def close(self, strip: Strip) -> None:
         """There is none."""
@@ -231,4 +236,4 @@ def landing_of(
 ) -> Landing:
     if isinstance(side, NixlSide):
         return NixlLanding(side, name, background, died)
-    return NoLanding()
+    return NoLanding(side.why)

@@ -53,20 +53,25 @@ class Writing(Protocol):
 
 
 def writing_of(side: PlaneSide, who: Writer, clock: Callable[[], float]) -> Writing:
-    return NixlWriting(side, who, clock) if isinstance(side, NixlSide) else GrpcWriting()
+    return NixlWriting(side, who, clock) if isinstance(side, NixlSide) else GrpcWriting(side.why)
 
 
+@dataclass(frozen=True, slots=True)
 class GrpcWriting:
-    """A worker without NIXL."""
+    """A worker without NIXL, and why it is."""
 
-    planes: tuple[str, ...] = (GRPC,)
+    why: str
+
+    @property
+    def planes(self) -> tuple[str, ...]:
+        return (GRPC,)
 
     @property
     def writer(self) -> NixlWriter:
-        raise Unavailable("this worker has no NIXL")
+        raise Unavailable(f"this worker {self.why}")
 
     async def offer_to(self, decode_id: str) -> Offered:
-        return Offered(GrpcPlane(), "prefill has no NIXL")
+        return Offered(GrpcPlane(), f"prefill {self.why}")
 
     def failed(self, decode_id: str, error: Exception) -> None:
         """Nothing was written by NIXL."""

@@ -26,6 +26,7 @@ from ferryman.wire.nixl_agent import NixlAgent, has_nixl
 from ferryman.wire.planes import PlaneChoice
 from ferryman.worker.agents import AgentMaker
 from ferryman.worker.planes import GrpcSide, MakeAgent, NixlSettings, NixlSide, plane_side
+from ferryman_decode import landing
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 from ferryman_prefill.writing import APART_SECONDS
@@ -34,6 +35,12 @@ pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not in
 
 PROMPT = [3] * 21
 ROLES = ["prefill", "decode"]
+
+
+@pytest.fixture
+def patient_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine decode may take its time to open a strip for a writer."""
+    monkeypatch.setattr(landing, "OPEN_SECONDS", PATIENT_SECONDS)
 
 
 def has_agent(side: Worker) -> bool:
@@ -92,7 +99,9 @@ async def test_a_worker_whose_nixl_is_required_and_broken_ends(role: str, make: 
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_hand_offs_go_by_grpc_until_there_is_an_agent_and_then_by_nixl(role: str) -> None:
+async def test_hand_offs_go_by_grpc_until_there_is_an_agent_and_then_by_nixl(
+    role: str, patient_decode: None
+) -> None:
     slow = SlowMaking()
     async with pair_of("auto", role, slow) as pair:
         try:
@@ -138,7 +147,9 @@ async def test_an_agent_that_is_made_for_nobody_any_more_is_closed() -> None:
         await agent.notifications()
 
 
-async def test_a_hand_off_that_nixl_failed_is_tried_again_by_grpc_and_nixl_again_later() -> None:
+async def test_a_hand_off_that_nixl_failed_is_tried_again_by_grpc_and_nixl_again_later(
+    patient_decode: None,
+) -> None:
     async with pair_of_workers(planes="auto") as pair:
         late = late_agent_of(pair.prefill)
         asked = request("r1", PROMPT)
@@ -219,4 +230,5 @@ def test_nixl_is_refused_to_workers_of_several_ranks() -> None:
     hosts = ("127.0.0.1", "127.0.0.1")
     with pytest.raises(ConfigError, match="TP_SIZE=1"):
         plane_side("nixl", {}, hosts, NixlSettings())
-    assert isinstance(plane_side("auto", {}, hosts, NixlSettings()), GrpcSide)
+    assert plane_side("auto", {}, hosts, NixlSettings()) == GrpcSide("has several ranks")
+    assert plane_side("grpc", {}, hosts, NixlSettings()) == GrpcSide("was told to use gRPC")

@@ -41,7 +41,7 @@ from ferryman.wire.values import (
 from ferryman.worker.loop import StepLoop
 from ferryman.worker.planes import MakeAgent
 from ferryman.worker.shell import Parts
-from ferryman_decode import receiving
+from ferryman_decode import landing, receiving
 from ferryman_decode.server import Decode
 from ferryman_prefill.server import Prefill
 
@@ -206,6 +206,7 @@ async def worker_on(
     """As `worker`, on an engine that runs."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(receiving, "LEASE_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(landing, "REQUIRED_SECONDS", PATIENT_SECONDS)
     clock, gate = Clock(), gate or threading.Event()
     async with (
         parts_of(role, engine, clock, planes, make_agent) as parts,

@@ -90,6 +90,7 @@ async def test_what_was_handed_off_answers_as_the_cold_run(
                 at_once.create_task(hand_off(pair, f"fork-{index}", fork))
         for index, cold in enumerate(served.cold[1:]):
             await check(pair, f"fork-{index}", cold)
+        assert {facts["path"] for facts in pair.prefill.facts("handed_off")} == {planes}
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
 
 

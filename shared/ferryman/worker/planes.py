@@ -26,7 +26,9 @@ class NixlSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GrpcSide:
-    """A worker that speaks gRPC alone, by choice or for want of NIXL."""
+    """A worker that speaks gRPC alone; `why` in a few words."""
+
+    why: str = "has no NIXL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,19 @@ def plane_side(
         raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
     if choice == "nixl" and not places:
         raise ConfigError("PLANES=nixl needs WORKER__TP_SIZE=1: ranks share each slot")
-    on_host = all(place.device == HOST for place in places.values())
-    is_wanted = choice == "nixl" or (choice == "auto" and has_nixl() and on_host)
-    if not (is_wanted and places):
-        return GrpcSide()
+    if why := _objection(choice, places):
+        return GrpcSide(why)
     options = NixlOptions(nixl.error_handling)
     return NixlSide(places, *hosts, options, is_required=choice == "nixl")
+
+
+def _objection(choice: PlaneChoice, places: Mapping[Kind, SlabPlace]) -> str:
+    """What speaks against NIXL; empty if nothing does."""
+    if choice == "grpc":
+        return "was told to use gRPC"
+    if not has_nixl():
+        return "has no NIXL"
+    if not places:
+        return "has several ranks"
+    on_host = all(place.device == HOST for place in places.values())
+    return "" if on_host or choice == "nixl" else "has its slabs on a card"
