@@ -33,7 +33,6 @@ from ferryman.wire.subjects import Subjects
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("bamba cluster"),
 ]
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0.0, logprobs=3, ignore_eos=True)

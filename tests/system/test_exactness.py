@@ -43,12 +43,10 @@ WAYS = [
     pytest.param(
         ("granite_moe", Shape(overlap=True, chunk_tokens=32, settings=on_plane(FAST_PLANE))),
         id="Granite, overlap, ragged chunks, by NIXL",
-        marks=pytest.mark.xdist_group("granite cluster"),
     ),
     pytest.param(
         ("bamba", Shape(overlap=False, chunk_tokens=1024, settings=on_plane(GRPC))),
         id="Bamba, one step at a time, one chunk, by gRPC",
-        marks=pytest.mark.xdist_group("bamba cluster"),
     ),
 ]
 

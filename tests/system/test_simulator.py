@@ -35,7 +35,6 @@ from ferryman_cli.simulate.mooncake import BlockNames, mooncake_line
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("simulated cluster"),
 ]
 
 HABITS = Habits(

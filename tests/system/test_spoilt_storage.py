@@ -47,7 +47,6 @@ NUM_SPOILT = int(os.environ.get("FERRYMAN_TEST_SPOILT", "60"))
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300 + NUM_SPOILT),
-    pytest.mark.xdist_group("cluster of spoilt files"),
 ]
 
 SHARE = 0.7

@@ -40,7 +40,6 @@ from ferryman.wire.redis_index import redis_index
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(3000),
-    pytest.mark.xdist_group("cluster of faults"),
 ]
 
 KILLS = int(os.environ.get("FERRYMAN_TEST_KILLS", "5"))

@@ -43,7 +43,6 @@ from ferryman.wire.subjects import Subjects
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("cluster of tiers"),
 ]
 
 TRIES = 5

@@ -25,8 +25,6 @@ from ferryman_cli.app import run
 from ferryman_cli.choices import demo_model
 from ferryman_cli.state_folder import running_cluster
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
-
 SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
 NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router"}
 

@@ -29,7 +29,6 @@ from ferryman.wire.planes import GRPC
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("windows cluster"),
 ]
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
