@@ -7,6 +7,7 @@ logits = norm(hidden) · Whead / logits_scaling     (capped: cap · tanh(logits 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.layers import Layer, RmsNorm
+from ferryman.model.layers import Layer, Place, RmsNorm
 from ferryman.model.linear import Linear, make_joined
 from ferryman.model.shapes import ModelConfig, TrunkShape
 from ferryman.model.state import ModelState
@@ -109,6 +110,26 @@ class Decoder:
         for layer in self.layers:
             hidden = layer.decode(hidden, batch, state)
         return self.ends.logits(hidden)
+
+
+def load_decoder(
+    config: ModelConfig,
+    manifest: StateManifest,
+    ends: Ends,
+    layers: Weights,
+    load_layer: Callable[[Weights, Place], Layer],
+    norm_origin: float = 0.0,
+) -> Decoder:
+    """The decoder of `config` between its ends: `load_layer` makes each layer of what lies under
+    its number in `layers`, for where it stands.
+    """
+    trunk = config.trunk
+    places = (
+        Place(index, trunk.hidden_dim, trunk.norm_eps, manifest.scan_chunk, norm_origin)
+        for index in range(trunk.num_layers)
+    )
+    loaded = tuple(load_layer(layers.under(str(place.layer)), place) for place in places)
+    return Decoder(config, manifest, ends, loaded)
 
 
 def load_ends(

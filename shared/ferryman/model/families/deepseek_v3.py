@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.fp8 import METHOD, check_blocks
@@ -117,24 +118,10 @@ def _has_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(index >= num_dense for index in range(num_layers))
 
 
-def load_layers(
-    config: DeepseekConfig, manifest: StateManifest, weights: Weights, load_mixer: LoadMixer
-) -> tuple[DecoderLayer, ...]:
-    """The layers of `config` with what `load_mixer` finds under "self_attn"."""
-    return tuple(
-        _layer(
-            config,
-            weights.under(f"model.layers.{index}"),
-            Place(index, config.trunk.hidden_dim, config.trunk.norm_eps, manifest.scan_chunk),
-            load_mixer,
-        )
-        for index in range(config.trunk.num_layers)
-    )
-
-
-def _layer(
-    config: DeepseekConfig, weights: Weights, place: Place, load_mixer: LoadMixer
+def load_layer(
+    config: DeepseekConfig, load_mixer: LoadMixer, weights: Weights, place: Place
 ) -> DecoderLayer:
+    """A layer of `config` with what `load_mixer` finds under "self_attn"."""
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
@@ -160,12 +147,9 @@ def _load(config: DeepseekConfig, manifest: StateManifest, weights: Weights) -> 
     def load_mixer(under: Weights, place: Place) -> Mixing:
         return load_latent_attention(under, config.attention, place)
 
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
-        layers=load_layers(config, manifest, weights, load_mixer),
-    )
+    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    layer = partial(load_layer, config, load_mixer)
+    return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
 
 
 FAMILY = Family(("DeepseekV3ForCausalLM",), read_deepseek, _load, quantisations=(METHOD,))

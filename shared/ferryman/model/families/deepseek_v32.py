@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_ends
-from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_layers, read_deepseek
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
+from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_layer, read_deepseek
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.fp8 import METHOD
@@ -52,12 +53,9 @@ def _load(config: SparseDeepseekConfig, manifest: StateManifest, weights: Weight
     def load_mixer(under: Weights, place: Place) -> Mixing:
         return load_sparse_latent_attention(under, config.dense.attention, config.index, place)
 
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
-        layers=load_layers(config.dense, manifest, weights, load_mixer),
-    )
+    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    layer = partial(load_layer, config.dense, load_mixer)
+    return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
 
 
 FAMILY = Family(("DeepseekV32ForCausalLM",), _read, _load, quantisations=(METHOD,))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
@@ -103,24 +104,20 @@ def _gating(fields: Fields) -> Gating:
 
 def _load(config: FalconH1Config, manifest: StateManifest, weights: Weights) -> Decoder:
     scales = EndScales(config.embedding_multiplier, 1.0 / config.head_multiplier)
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.final_layernorm.weight", scales),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(weights, config.trunk, "model.final_layernorm.weight", scales)
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: FalconH1Config, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
-    place = Place(index, dim, eps, scan_chunk)
+def _layer(config: FalconH1Config, weights: Weights, place: Place) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
     scaled = weights.scaled(_factors(config))
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=Parallel(tuple(load_mixer(scaled, shape, place) for shape in config.states[index])),
+        mixer=Parallel(
+            tuple(load_mixer(scaled, shape, place) for shape in config.states[place.layer])
+        ),
         feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
         feed_forward=load_gated_mlp(scaled.under("feed_forward"), config.mlp, dim),
     )

@@ -22,7 +22,7 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.checkpoint import Checkpoint
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.layers import FeedForward, Mixing, Place, RmsNorm, load_gated_mlp, load_norm
@@ -139,14 +139,14 @@ def _load(config: Gemma3Config, manifest: StateManifest, weights: Weights) -> De
     weights = _text_alone(weights)
     scale = torch.tensor(config.trunk.hidden_dim**0.5, dtype=weights.dtype)
     scales = EndScales(embedding_multiplier=float(scale), logits_cap=config.logits_cap)
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.norm.weight", scales, norm_origin=1.0),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(weights, config.trunk, "model.norm.weight", scales, norm_origin=1.0)
+    return load_decoder(
+        config,
+        manifest,
+        ends,
+        weights.under("model.layers"),
+        partial(_layer, config),
+        norm_origin=1.0,
     )
 
 
@@ -164,13 +164,12 @@ def _text_alone(weights: Weights) -> Weights:
     return replace(weights, checkpoint=Checkpoint(checkpoint.folder, tensors))
 
 
-def _layer(config: Gemma3Config, scan_chunk: int, weights: Weights, index: int) -> SandwichLayer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
-    norm = partial(load_norm, weights, dim=dim, eps=eps, origin=1.0)
-    place = Place(index, dim, eps, scan_chunk, norm_origin=1.0)
+def _layer(config: Gemma3Config, weights: Weights, place: Place) -> SandwichLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
+    norm = partial(load_norm, weights, dim=dim, eps=eps, origin=place.norm_origin)
     return SandwichLayer(
         mixer_norm=norm("input_layernorm"),
-        mixer=load_attention(weights.under("self_attn"), config.attention[index], place),
+        mixer=load_attention(weights.under("self_attn"), config.attention[place.layer], place),
         mixed_norm=norm("post_attention_layernorm"),
         feed_forward_norm=norm("pre_feedforward_layernorm"),
         feed_forward=load_gated_mlp(weights.under("mlp"), config.mlp, dim, gelu_tanh),

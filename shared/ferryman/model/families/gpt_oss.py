@@ -8,13 +8,14 @@ Experts are published in MXFP4, and by others in a plain dtype; MXFP4 is dequant
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.layers import DecoderLayer, Place, gate_up_slice, load_norm
@@ -100,23 +101,17 @@ class ClampedMlp:
 
 
 def _load(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: GptOssConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
-    place = Place(index, dim, eps, scan_chunk)
+def _layer(config: GptOssConfig, weights: Weights, place: Place) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=load_attention(weights.under("self_attn"), config.attention[index], place),
+        mixer=load_attention(weights.under("self_attn"), config.attention[place.layer], place),
         feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
         feed_forward=_load_moe(config, weights.under("mlp")),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.layers import (
@@ -86,24 +87,17 @@ def _moe(fields: Fields) -> MoeShape | None:
 
 def _load(config: GraniteHybridConfig, manifest: StateManifest, weights: Weights) -> Decoder:
     scales = EndScales(config.embedding_multiplier, config.logits_scaling)
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.norm.weight", scales),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(weights, config.trunk, "model.norm.weight", scales)
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(
-    config: GraniteHybridConfig, scan_chunk: int, weights: Weights, index: int
-) -> DecoderLayer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+def _layer(config: GraniteHybridConfig, weights: Weights, place: Place) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=load_mixer(weights, config.mixers[index], Place(index, dim, eps, scan_chunk)),
+        mixer=load_mixer(weights, config.mixers[place.layer], place),
         feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
         feed_forward=_feed_forward(config, weights),
         residual_multiplier=config.residual_multiplier,

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
@@ -82,23 +83,19 @@ def _shapes(fields: Fields, words: set[str]) -> Mapping[str, MixerShape]:
 
 
 def _load(config: NativeConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(weights, config.trunk, "model.norm.weight", EndScales()),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"model.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: NativeConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
-    place = Place(index, dim, eps, scan_chunk)
+def _layer(config: NativeConfig, weights: Weights, place: Place) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=Parallel(tuple(load_mixer(weights, shape, place) for shape in config.states[index])),
+        mixer=Parallel(
+            tuple(load_mixer(weights, shape, place) for shape in config.states[place.layer])
+        ),
         feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
         feed_forward=load_gated_mlp(weights.under("mlp"), config.mlp, dim),
     )

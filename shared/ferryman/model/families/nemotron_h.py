@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.grouped_routing import load_grouped_router
@@ -174,28 +175,22 @@ class LatentMixture:
 
 def _load(config: NemotronHConfig, manifest: StateManifest, weights: Weights) -> Decoder:
     root = "backbone" if "backbone.embeddings.weight" in weights.checkpoint.tensors else "model"
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(
-            weights,
-            config.trunk,
-            f"{root}.norm_f.weight",
-            EndScales(),
-            embedded=f"{root}.embeddings.weight",
-        ),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"{root}.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(
+        weights,
+        config.trunk,
+        f"{root}.norm_f.weight",
+        EndScales(),
+        embedded=f"{root}.embeddings.weight",
+    )
+    return load_decoder(
+        config, manifest, ends, weights.under(f"{root}.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: NemotronHConfig, scan_chunk: int, weights: Weights, index: int) -> Layer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
+def _layer(config: NemotronHConfig, weights: Weights, place: Place) -> Layer:
+    dim, eps = place.hidden_dim, place.norm_eps
     norm, inside = load_norm(weights, "norm", dim, eps), weights.under("mixer")
-    place = Place(index, dim, eps, scan_chunk)
-    match config.parts[index]:
+    match config.parts[place.layer]:
         case AttentionShape() as attention:
             return MixerLayer(norm, load_attention(inside, attention, place))
         case MambaShape() as mamba:

@@ -7,9 +7,10 @@ checkpoints hold for the prediction of several tokens ("mtp") is not read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_ends
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
 from ferryman.model.family import Family
 from ferryman.model.fields import Fields
 from ferryman.model.layers import DecoderLayer, FeedForward, Place, load_gated_mlp, load_norm
@@ -121,32 +122,33 @@ def load_qwen_hybrid(
     config: QwenHybridConfig, manifest: StateManifest, weights: Weights, root: str = "model"
 ) -> Decoder:
     """The decoder whose layers' tensors lie under `root`."""
-    return Decoder(
-        config=config,
-        manifest=manifest,
-        ends=load_ends(
-            weights,
-            config.trunk,
-            f"{root}.norm.weight",
-            EndScales(),
-            embedded=f"{root}.embed_tokens.weight",
-            norm_origin=NORM_ORIGIN,
-        ),
-        layers=tuple(
-            _layer(config, manifest.scan_chunk, weights.under(f"{root}.layers.{index}"), index)
-            for index in range(config.trunk.num_layers)
-        ),
+    ends = load_ends(
+        weights,
+        config.trunk,
+        f"{root}.norm.weight",
+        EndScales(),
+        embedded=f"{root}.embed_tokens.weight",
+        norm_origin=NORM_ORIGIN,
+    )
+    return load_decoder(
+        config,
+        manifest,
+        ends,
+        weights.under(f"{root}.layers"),
+        partial(_layer, config),
+        NORM_ORIGIN,
     )
 
 
-def _layer(config: QwenHybridConfig, scan_chunk: int, weights: Weights, index: int) -> DecoderLayer:
-    dim, eps = config.trunk.hidden_dim, config.trunk.norm_eps
-    place = Place(index, dim, eps, scan_chunk, NORM_ORIGIN)
+def _layer(config: QwenHybridConfig, weights: Weights, place: Place) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
-        mixer_norm=load_norm(weights, "input_layernorm", dim, eps, NORM_ORIGIN),
-        mixer=load_mixer(weights, config.mixers[index], place),
-        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps, NORM_ORIGIN),
-        feed_forward=_feed_forward(weights.under("mlp"), config.feed_forwards[index], dim),
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps, place.norm_origin),
+        mixer=load_mixer(weights, config.mixers[place.layer], place),
+        feed_forward_norm=load_norm(
+            weights, "post_attention_layernorm", dim, eps, place.norm_origin
+        ),
+        feed_forward=_feed_forward(weights.under("mlp"), config.feed_forwards[place.layer], dim),
     )
 
 
