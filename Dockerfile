@@ -31,8 +31,9 @@ RUN /opt/ferryman/bin/pip install --quiet . \
 
 FROM ${BASE}
 # Numbers, so that a volume can name them; the cache folder is for loops compiled on first use.
-RUN mkdir -p /var/cache/ferryman /var/lib/ferryman \
-    && chown 10001:10001 /var/cache/ferryman /var/lib/ferryman
+RUN mkdir -p /etc/ferryman /var/cache/ferryman /var/lib/ferryman \
+    && chown 10001:10001 /etc/ferryman /var/cache/ferryman /var/lib/ferryman \
+    && chmod 700 /etc/ferryman /var/lib/ferryman
 COPY --from=build /opt/ferryman /opt/ferryman
 COPY --from=build /models /models
 ENV PATH=/opt/ferryman/bin:$PATH \

@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test format proto clean
+.PHONY: up test mutants format proto clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -21,9 +21,16 @@ test: $(DEV_STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# Plants the defects of tools/mutants and says which of them the tests catch.
+mutants: $(DEV_STAMP)
+	$(BIN)/python tools/mutate.py $(ARGS)
+
+# Formats the code, and writes the tables of settings and models into docs/operating.md and docs/models.md.
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python tools/settings_tables.py
+	$(BIN)/python tools/model_tables.py
 
 proto: $(DEV_STAMP)
 	$(BIN)/python proto/build.py

@@ -13,7 +13,7 @@ PACKAGE = Path("ferryman/wire/v1")
 
 
 def compile_protos(root: Path) -> None:
-    """Write the modules and their stubs; raises RuntimeError when protoc refuses a file."""
+    """Writes the modules and their stubs; raises RuntimeError when protoc refuses a file."""
     from grpc_tools import protoc
 
     source, target = root / "proto", root / "shared"

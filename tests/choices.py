@@ -1,9 +1,9 @@
-"""What a model chooses on its way, and how clearly: the best k of some scores.
+"""The choices of a model in a forward, the best k of some scores, and whether each was clear.
 
-A choice is the one thing in a forward that is not continuous: where the last that is chosen and the
-first that is not are equal but for rounding, float32 may choose otherwise than float64, and be as
-right. What comes behind such a place is not to be compared. Exact ties go to the lower index, as
-they do in our kernels; torch leaves them open.
+A choice is the only step of a forward that is not continuous. If the last chosen score and the
+first rejected one differ by rounding only, float32 may choose differently from float64 and be just
+as right. Results after such a place are not compared. Exact ties go to the lower index, as in our
+kernels; torch leaves them open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 MARGIN = 1e-5
-"""What float32 may be wrong by, relative to the largest score of a row; it is about 1e-6."""
+"""The error allowed to float32, relative to the largest score of a row; the real one is about 1e-6.
+"""
 
 MASKED = -1e30
 

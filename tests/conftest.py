@@ -1,8 +1,12 @@
-"""What must be settled before any test module is imported."""
+"""Settings that must be made before any test module is imported."""
 
 from __future__ import annotations
 
 import os
+
+# One thread a process: the workers of a test run share the cores, and threads that wait for each
+# other by spinning would take them from the other worker. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from hypothesis import settings

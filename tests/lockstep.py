@@ -46,7 +46,7 @@ class Lockstep:
         self._offers: list[tuple[Call | None, Tensor]] = [(None, torch.empty(0))] * num_ranks
 
     def run(self, work: Callable[[LockstepGroup], T]) -> list[T]:
-        """What `work` gives on each rank. Raises OutOfStep, or what any of them raised first."""
+        """The result of `work` on each rank. Raises OutOfStep, or the first error of any rank."""
 
         def attempt(rank: int) -> T:
             try:

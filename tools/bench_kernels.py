@@ -3,10 +3,10 @@
     python tools/bench_kernels.py            on the GPU if there is one, else on the CPU
     python tools/bench_kernels.py --device cpu --threads 2
 
-The shapes are those of a Granite 4 H layer: on a GPU of about 3 B parameters, on a CPU of about
-100 M. `share` is the bandwidth reached (each input read once, each output written once) over that
-of a large copy in the same run; for scans and prefill attention it says how far from bytes the
-arithmetic keeps them. Medians; data is random and larger than the caches where it is a state.
+The shapes are those of a Granite 4 H layer: on a GPU of about 3 B parameters, on a CPU of about 100
+M. `share` is the bandwidth reached (each input read once, each output written once) over that of a
+large copy in the same run. A low share of scans and prefill attention shows that arithmetic limits
+them, not bytes. Figures are medians; data is random, and states are larger than the caches.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ferryman_kernels.ssd_decode import selective_state_update
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One layer, and how much of it is asked for at once."""
+class KernelShape:
+    """One layer, and the amount of work in one call."""
 
     hidden: int
     ssm_heads: int
@@ -63,15 +63,15 @@ class Shape:
 
 
 SHAPES = {
-    "cuda": Shape(2048, 64, 64, 128, 32, 8, 128, 64, 16384, 256, 4096, 512),
-    "cpu": Shape(768, 24, 64, 128, 12, 4, 64, 64, 2048, 32, 1024, 64),
+    "cuda": KernelShape(2048, 64, 64, 128, 32, 8, 128, 64, 16384, 256, 4096, 512),
+    "cpu": KernelShape(768, 24, 64, 128, 12, 4, 64, 64, 2048, 32, 1024, 64),
 }
 DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Case:
-    """A kernel ready to run, and the fewest bytes that it must move."""
+class KernelCase:
+    """A kernel ready to run, and the fewest bytes it must move."""
 
     name: str
     run: Callable[[], object]
@@ -82,7 +82,7 @@ def bytes_of(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def cases(shape: Shape, device: torch.device) -> Iterator[Case]:
+def cases(shape: KernelShape, device: torch.device) -> Iterator[KernelCase]:
     with device:
         yield from row_cases(shape)
         yield from slot_cases(shape)
@@ -92,34 +92,34 @@ def cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         yield from latent_cases(shape)
 
 
-def row_cases(shape: Shape) -> Iterator[Case]:
+def row_cases(shape: KernelShape) -> Iterator[KernelCase]:
     x = torch.randn(shape.tokens, shape.hidden).to(DTYPE)
     weight = torch.randn(shape.hidden).to(DTYPE)
-    yield Case("rms_norm", lambda: rms_norm(x, weight, 1e-5), 2 * bytes_of(x))
+    yield KernelCase("rms_norm", lambda: rms_norm(x, weight, 1e-5), 2 * bytes_of(x))
     inner, gate = torch.randn(2, shape.tokens, shape.inner).to(DTYPE)
     scale = torch.randn(shape.inner).to(DTYPE)
     gated = 2 * bytes_of(inner) + bytes_of(gate)
-    yield Case("gated_rms_norm", lambda: gated_rms_norm(inner, gate, scale, 1e-5, 1), gated)
+    yield KernelCase("gated_rms_norm", lambda: gated_rms_norm(inner, gate, scale, 1e-5, 1), gated)
     q = torch.randn(shape.tokens, shape.q_heads, shape.head_dim).to(DTYPE)
     k = torch.randn(shape.tokens, shape.kv_heads, shape.head_dim).to(DTYPE)
     positions, inv_freq = torch.arange(shape.tokens), torch.rand(shape.head_dim // 2)
     turned = 2 * bytes_of(q, k)
-    yield Case("apply_rotary", lambda: apply_rotary(q, k, positions, inv_freq), turned)
+    yield KernelCase("apply_rotary", lambda: apply_rotary(q, k, positions, inv_freq), turned)
 
 
-def slot_cases(shape: Shape) -> Iterator[Case]:
+def slot_cases(shape: KernelShape) -> Iterator[KernelCase]:
     slot_bytes = 4 << 20 if shape.hidden > 1024 else 1 << 20
     slab = torch.randint(0, 256, (256, slot_bytes), dtype=torch.uint8)
     order = torch.randperm(256)
     src, dst = order[:128], order[128:]
-    yield Case("copy_slots", lambda: copy_slots(slab, src, dst), 2 * 128 * slot_bytes)
-    yield Case("clear_slots", lambda: clear_slots(slab, dst), 128 * slot_bytes)
+    yield KernelCase("copy_slots", lambda: copy_slots(slab, src, dst), 2 * 128 * slot_bytes)
+    yield KernelCase("clear_slots", lambda: clear_slots(slab, dst), 128 * slot_bytes)
     pages = gather_pages(slab, src)
-    yield Case("gather_pages", lambda: gather_pages(slab, src), 2 * bytes_of(pages))
-    yield Case("scatter_pages", lambda: scatter_pages(slab, dst, pages), 2 * bytes_of(pages))
+    yield KernelCase("gather_pages", lambda: gather_pages(slab, src), 2 * bytes_of(pages))
+    yield KernelCase("scatter_pages", lambda: scatter_pages(slab, dst, pages), 2 * bytes_of(pages))
 
 
-def mamba_cases(shape: Shape) -> Iterator[Case]:
+def mamba_cases(shape: KernelShape) -> Iterator[KernelCase]:
     conv_weight = torch.randn(shape.conv_dim, 4).to(DTYPE)
     conv_bias = torch.randn(shape.conv_dim).to(DTYPE)
     conv_states = torch.randn(shape.slots, shape.conv_dim, 3).to(DTYPE)
@@ -136,12 +136,12 @@ def mamba_cases(shape: Shape) -> Iterator[Case]:
 
     slots = torch.randperm(shape.slots)[: shape.requests]
     x, dt, B, C, conv_x = inputs(shape.requests)
-    yield Case(
+    yield KernelCase(
         f"causal_conv_decode · {shape.requests} requests",
         lambda: causal_conv_decode(conv_x, conv_states, conv_weight, conv_bias, slots, slots),
         2 * bytes_of(conv_x) + 2 * bytes_of(conv_states[: shape.requests]),
     )
-    yield Case(
+    yield KernelCase(
         f"selective_state_update · {shape.requests} requests",
         lambda: selective_state_update(ssm_states, x, dt, A, B, C, D, slots, slots),
         2 * bytes_of(ssm_states[: shape.requests]) + 2 * bytes_of(x),
@@ -149,20 +149,20 @@ def mamba_cases(shape: Shape) -> Iterator[Case]:
     x2, dt2, B2, C2, conv_x2 = inputs(shape.tokens)
     spans = tuple((0, shape.tokens // 4) for _ in range(4))
     some = slots[:4]
-    yield Case(
+    yield KernelCase(
         f"causal_conv_prefill · {shape.tokens} tokens",
         lambda: causal_conv_prefill(conv_x2, conv_states, conv_weight, conv_bias, spans, some),
         2 * bytes_of(conv_x2),
     )
-    yield Case(
+    yield KernelCase(
         f"chunk_scan · {shape.tokens} tokens, blocks of 64",
         lambda: chunk_scan(x2, dt2, A, B2, C2, D, ssm_states, spans, some, (), 64),
         2 * bytes_of(x2) + bytes_of(B2, C2, dt2),
     )
 
 
-def delta_cases(shape: Shape) -> Iterator[Case]:
-    """Qwen3-Next's gated delta rule: 32 heads of 128 × 128 that read 16 of keys."""
+def delta_cases(shape: KernelShape) -> Iterator[KernelCase]:
+    """Qwen3-Next's gated delta rule: 32 heads of 128 × 128, which read 16 key heads."""
     requests, tokens = shape.requests, shape.tokens // 4
     states = torch.randn(requests, 32, 128, 128)
 
@@ -173,7 +173,7 @@ def delta_cases(shape: Shape) -> Iterator[Case]:
 
     q, k, v, g, beta = inputs(requests)
     slots = torch.randperm(requests)
-    yield Case(
+    yield KernelCase(
         f"delta_decode · {requests} requests",
         lambda: delta_decode(states, q, k, v, g, beta, slots, slots),
         2 * bytes_of(states) + 2 * bytes_of(v),
@@ -181,14 +181,14 @@ def delta_cases(shape: Shape) -> Iterator[Case]:
     q2, k2, v2, g2, beta2 = inputs(tokens)
     spans = tuple((0, tokens // 4) for _ in range(4))
     some = slots[:4]
-    yield Case(
+    yield KernelCase(
         f"delta_chunk_scan · {tokens} tokens, blocks of 64",
         lambda: delta_chunk_scan(q2, k2, v2, g2, beta2, states, spans, some, (), 64),
         2 * bytes_of(v2) + bytes_of(q2, k2, g2, beta2),
     )
 
 
-def attention_cases(shape: Shape) -> Iterator[Case]:
+def attention_cases(shape: KernelShape) -> Iterator[KernelCase]:
     per_request = shape.context // shape.page_size
     num_pages = shape.requests * per_request
     page = (shape.kv_heads, shape.page_size, shape.head_dim)
@@ -197,7 +197,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
     table = torch.randperm(num_pages).view(shape.requests, per_request)
     q = torch.randn(shape.requests, shape.q_heads, shape.head_dim).to(DTYPE)
     last = torch.full((shape.requests,), shape.context - 1)
-    yield Case(
+    yield KernelCase(
         f"paged_attention_decode · {shape.requests} × {shape.context} keys",
         lambda: paged_attention_decode(q, keys, values, table, last, 0.1),
         bytes_of(keys, values),
@@ -205,7 +205,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
     k, v = torch.randn(2, shape.tokens, shape.kv_heads, shape.head_dim).to(DTYPE)
     rows = torch.arange(shape.tokens) // shape.context
     positions = torch.arange(shape.tokens) % shape.context
-    yield Case(
+    yield KernelCase(
         f"write_kv · {shape.tokens} tokens",
         lambda: write_kv(keys, values, k, v, table, rows, positions),
         2 * bytes_of(k, v),
@@ -213,14 +213,14 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
     prompts = max(1, shape.tokens // shape.context)
     spans = tuple((0, shape.context) for _ in range(prompts))
     chunk = torch.randn(prompts * shape.context, shape.q_heads, shape.head_dim).to(DTYPE)
-    yield Case(
+    yield KernelCase(
         f"paged_attention_prefill · {prompts} × {shape.context} tokens",
         lambda: paged_attention_prefill(chunk, keys, values, table[:prompts], spans, 0.1),
         2 * bytes_of(chunk) + bytes_of(k, v),
     )
 
 
-def latent_cases(shape: Shape) -> Iterator[Case]:
+def latent_cases(shape: KernelShape) -> Iterator[KernelCase]:
     """DeepSeek-V3.2's sparse attention: an index of 64 heads chooses half of the context."""
     requests, chosen = shape.requests // 4, shape.context // 2
     per_request = shape.context // shape.page_size
@@ -235,18 +235,18 @@ def latent_cases(shape: Shape) -> Iterator[Case]:
     index = (index_q, weights, index_pages, table, last)
     places = choose_decode(*index, chosen)
     asked = f"{requests} × {shape.context} keys"
-    yield Case(
+    yield KernelCase(
         f"choose_decode · {asked}",
         lambda: choose_decode(*index, chosen),
         bytes_of(index_pages, places),
     )
-    yield Case(
+    yield KernelCase(
         f"latent_attention · {requests} × {chosen} places",
         lambda: latent_attention(q, pages, places, 512, 0.1),
         bytes_of(pages) // 2 + bytes_of(places),
     )
     row = q[:, 0].contiguous()
-    yield Case(
+    yield KernelCase(
         f"write_latents · {requests} tokens",
         lambda: write_latents(pages, row, table, rows, last),
         2 * bytes_of(row),

@@ -2,9 +2,9 @@
 
     python tools/compile_kernels.py
 
-Each launcher runs on CPU tensors of real sizes; instead of being launched its kernels are compiled
-for sm_90 as they would be there, and assembled. The table says what they take and whether anything
-spills. (The interpreter accepts kernels that the compiler does not, so the tests run this too.)
+Each launcher runs on CPU tensors of real sizes. Its kernels are not launched but compiled for
+sm_90, as on such a GPU, and assembled. The table shows their resources and whether registers spill.
+(The interpreter accepts kernels that the compiler refuses, so the tests run this too.)
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from ferryman_kernels.latent_pages import write_latents_triton
 from ferryman_kernels.pages import write_kv_triton
 from ferryman_kernels.rms_norm import gated_rms_norm_triton, rms_norm_triton
 from ferryman_kernels.rotary import apply_rotary_triton
+from ferryman_kernels.selective_scan import selective_runs_triton
 from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
 from ferryman_kernels.ssd_decode import selective_state_update_triton
 
@@ -58,8 +59,8 @@ ALIGNED = [["tt.divisibility", 16]]
 
 
 def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
-    """Compiles as the launch with these arguments would, and prints a line."""
-    options = {"ptx_version": 88}  # what Triton's own assembler for Hopper reads
+    """Compiles a kernel as a launch with these arguments would, and prints a line."""
+    options = {"ptx_version": 88}  # the version that Triton's own assembler for Hopper reads
     for name in {"num_warps", "num_stages"} & constants.keys():
         options[name] = constants.pop(name)
     function = JITFunction(kernel.function)
@@ -100,7 +101,7 @@ def _assemble(ptx: str) -> str:
 
 @contextmanager
 def compiling_for_a_gpu() -> Iterator[None]:
-    """Launches compile, and products keep the dtype they have on a GPU."""
+    """Inside the block a launch only compiles, and products keep the dtype they have on a GPU."""
 
     def dot_type(operand: Tensor) -> Any:
         return tl.bfloat16 if operand.dtype == torch.bfloat16 else tl.float32
@@ -119,7 +120,7 @@ def compiling_for_a_gpu() -> Iterator[None]:
 
 
 def launch_latents(dtype: torch.dtype) -> None:
-    """What latent attention adds, in the shapes of a DeepSeek-V3.2 layer."""
+    """Launches the kernels of latent attention, in the shapes of a DeepSeek-V3.2 layer."""
     index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
     pages = torch.zeros(4, 64, 576, dtype=dtype)
     write_latents_triton(pages, pages[0, :8], table, index, index)
@@ -130,7 +131,7 @@ def launch_latents(dtype: torch.dtype) -> None:
 
 
 def launch_delta_rule(dtype: torch.dtype) -> None:
-    """What a gated delta net adds, in the shapes of a Qwen3-Next layer."""
+    """Launches the kernels of a gated delta net, in the shapes of a Qwen3-Next layer."""
     q, v = torch.zeros(8, 16, 128, dtype=dtype), torch.zeros(8, 32, 128, dtype=dtype)
     states, rates = torch.zeros(2, 32, 128, 128), torch.zeros(8, 32)
     index = torch.zeros(8, dtype=torch.int64)
@@ -141,8 +142,17 @@ def launch_delta_rule(dtype: torch.dtype) -> None:
     )
 
 
+def launch_mamba1(dtype: torch.dtype) -> None:
+    """The scan of a FalconMamba layer: 8192 channels of 16 states."""
+    x, B = torch.zeros(128, 8192, dtype=dtype), torch.zeros(128, 16, dtype=dtype)
+    dt, A, D = torch.zeros(128, 8192), torch.zeros(8192, 16), torch.zeros(8192)
+    runs = torch.zeros(2, 5, dtype=torch.int64)
+    y = torch.zeros(128, 8192)
+    selective_runs_triton((x, dt, A, B, B, D), torch.zeros(2, 8192, 16), runs, y)
+
+
 def launch_all(dtype: torch.dtype) -> None:
-    """Every launcher once, in the shapes of a Granite 4 H layer and those of other families."""
+    """Launches everything once, in the shapes of a Granite 4 H layer and of other families."""
 
     def rows(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -163,10 +173,13 @@ def launch_all(dtype: torch.dtype) -> None:
     x, dt, B = rows(128, 64, 64), torch.zeros(128, 64), rows(128, 1, 128)
     selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index, index)
     chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
+    launch_mamba1(dtype)
     for sinks in (None, torch.zeros(32)):
         attended = (rows(8, 32, 128), pages, pages)
         paged_attention_decode_triton(*attended, table, index, 0.1, 0, sinks)
         paged_attention_prefill_triton(*attended, table[:1], ((0, 8),), 0.1, 0, sinks)
+    paged_attention_decode_triton(*attended, table, index, 0.1, 0, None, 50.0)
+    paged_attention_prefill_triton(*attended, table[:1], ((0, 8),), 0.1, 0, None, 50.0)
     launch_delta_rule(dtype)
     launch_latents(dtype)
 

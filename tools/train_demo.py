@@ -7,22 +7,23 @@ import sys
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a plain script
 
-from tools.demo.beginning import prepare  # noqa: E402
 from tools.demo.folder import save_model  # noqa: E402
-from tools.demo.marking import print_table  # noqa: E402
-from tools.demo.network import Network, Shape  # noqa: E402
+from tools.demo.grading import load_network, print_table  # noqa: E402
+from tools.demo.init_weights import arrange_weights  # noqa: E402
+from tools.demo.network import DemoShape, Network  # noqa: E402
 from tools.demo.training import (  # noqa: E402
-    Course,
-    Progress,
+    TrainingOptions,
+    TrainingProgress,
     load_checkpoint,
+    make_trainer,
     save_checkpoint,
     saved_tokenizer,
     train,
-    tutor,
 )
 from tools.demo.vocabulary import train_tokenizer  # noqa: E402
 
@@ -35,31 +36,45 @@ def options() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/ferryman-demo.pt"))
     parser.add_argument("--talk", type=float, default=0.5, help="share of small-talk steps")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--rate", type=float, default=2e-3, help="the peak of the learning rate")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin with its weights")
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="only print the table")
     parser.add_argument("--papers", type=int, default=200, help="papers an exam")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     return parser.parse_args()
 
 
-def teach(chosen: argparse.Namespace) -> None:
-    """Train, and write the model folder."""
-    torch.manual_seed(7)
+def starting_point(chosen: argparse.Namespace) -> tuple[Tokenizer, Network, TrainingProgress]:
+    """Tokenizer and weights to begin with; those of a trained folder know short stories already."""
+    if chosen.start is not None:
+        tokenizer = Tokenizer.from_file(str(chosen.start / "tokenizer.json"))
+        return tokenizer, load_network(chosen.start).train(), TrainingProgress(length=2048)
     tokenizer = saved_tokenizer(chosen.checkpoint) if chosen.resume else train_tokenizer()
-    network = Network(Shape(vocab=tokenizer.get_vocab_size()))
-    prepare(network)
-    course = Course(seconds=chosen.minutes * 60, talk_steps=chosen.talk)
-    teaching = tutor(network, tokenizer, course)
-    progress = load_checkpoint(chosen.checkpoint, teaching) if chosen.resume else Progress()
-    train(teaching, progress, chosen.checkpoint)
-    save_checkpoint(chosen.checkpoint, teaching, progress)
+    network = Network(DemoShape(vocab=tokenizer.get_vocab_size()))
+    arrange_weights(network)
+    return tokenizer, network, TrainingProgress()
+
+
+def train_model(chosen: argparse.Namespace) -> None:
+    """Trains, and writes the model folder."""
+    torch.manual_seed(7)
+    tokenizer, network, progress = starting_point(chosen)
+    training = TrainingOptions(
+        seconds=chosen.minutes * 60, talk_steps=chosen.talk, peak_rate=chosen.rate
+    )
+    trainer = make_trainer(network, tokenizer, training)
+    if chosen.resume:
+        progress = load_checkpoint(chosen.checkpoint, trainer)
+    train(trainer, progress, chosen.checkpoint)
+    save_checkpoint(chosen.checkpoint, trainer, progress)
     save_model(network, tokenizer, chosen.out)
 
 
 def main() -> None:
-    """Train or evaluate."""
+    """Trains or evaluates."""
     chosen = options()
     if chosen.evaluate is None:
-        teach(chosen)
+        train_model(chosen)
     folder = chosen.evaluate or chosen.out
     print_table(folder, papers=chosen.papers, dtype=getattr(torch, chosen.dtype))
 

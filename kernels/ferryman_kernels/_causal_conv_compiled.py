@@ -1,6 +1,6 @@
 """The causal convolution's loops for the CPU; formulas and names are those of `causal_conv`.
 
-Tokens are rows, channels run along vectors: the weights come transposed, [width, conv_dim].
+Tokens are rows and channels run along vectors, so the weights are transposed: [width, conv_dim].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
 BLOCK_TOKENS = 16
-"""Tokens that one turn of the shared loop computes."""
+"""Tokens that one iteration of the shared loop computes."""
 
 
 def _convolve(
@@ -29,11 +29,13 @@ def _convolve(
     bias: Any,
     slots: Any,
     tiles: Any,
+    activates: bool,
     y: Any,
 ) -> None:
     """`tiles` rows: request, its first token, the tile's first token and its end.
 
-    `x` is flat: in rows of a split product the compiler does not see neighbours (half as quick).
+    `x` is flat: in rows of a split product the compiler does not see that channels are adjacent,
+    and the loop takes twice the time.
     """
     width, conv_dim = weight.shape
     for tile in prange(len(tiles)):
@@ -55,7 +57,7 @@ def _convolve(
                         total[c] += wide(states[at + c * (width - 1)]) * weight[tap, c]
             out = y[token]
             for c in range(conv_dim):
-                out[c] = narrow(silu(total[c]), out)
+                out[c] = narrow(silu(total[c]) if activates else total[c], out)
 
 
 def _store_states(
@@ -74,12 +76,20 @@ def _store_states(
 
 
 def _step(
-    x: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slots: Any, into: Any, y: Any
+    x: Any,
+    states: Any,
+    stride_slot: int,
+    weight: Any,
+    bias: Any,
+    slots: Any,
+    into: Any,
+    activates: bool,
+    y: Any,
 ) -> None:
     """One token of each request: its window slides by one.
 
-    A state has a channel's taps side by side, so all windows slide when the whole state moves up
-    by one element; then each channel's last element is overwritten by the new token.
+    The inputs of a channel are adjacent in a state. So all windows slide when the whole state moves
+    by one element; then the new token overwrites each channel's last element.
     """
     width, conv_dim = weight.shape
     for request in prange(len(slots)):
@@ -105,7 +115,7 @@ def _step(
             for c in range(conv_dim):
                 kept[c * (width - 1) + width - 2] = row[c]
         for c in range(conv_dim):
-            out[c] = narrow(silu(total[c]), out)
+            out[c] = narrow(silu(total[c]) if activates else total[c], out)
 
 
 _convolve_loop, _store_loop, _step_loop = Loop(_convolve), Loop(_store_states), Loop(_step)
@@ -119,6 +129,7 @@ def causal_conv_prefill_compiled(
     spans: Sequence[Span],
     slots: Tensor,
     snapshots: Sequence[SlotAt],
+    activates: bool = True,
 ) -> Tensor:
     taps, shift = _in_wide(x, weight, bias)
     y = torch.empty(x.shape, dtype=x.dtype)
@@ -132,7 +143,8 @@ def causal_conv_prefill_compiled(
     ]
     _convolve_loop(
         x.numel() * weight.shape[1],
-        as_flat(x), x.stride(0), states, stride, taps, shift, slot_at, np.array(tiles), as_array(y),
+        as_flat(x), x.stride(0), states, stride, taps, shift, slot_at, np.array(tiles),
+        activates, as_array(y),
     )  # fmt: skip
     ends = [(i, end, slot) for i, ((_, end), slot) in enumerate(zip(spans, slot_at, strict=True))]
     stores = [(i, firsts[i], p - spans[i][0], slot) for i, p, slot in (*snapshots, *ends)]
@@ -147,13 +159,14 @@ def causal_conv_decode_compiled(
     bias: Tensor | None,
     slots: Tensor,
     into: Tensor,
+    activates: bool = True,
 ) -> Tensor:
     taps, shift = _in_wide(x, weight, bias)
     y = torch.empty(x.shape, dtype=x.dtype)
     _step_loop(
         x.numel() * weight.shape[1],
         as_array(x), as_flat(conv_states), conv_states.stride(0), taps, shift, slots.numpy(),
-        into.numpy(), as_array(y),
+        into.numpy(), activates, as_array(y),
     )  # fmt: skip
     return y
 

@@ -1,8 +1,8 @@
-"""Loops compiled for the CPU by numba; where it is missing the torch reference runs instead.
+"""Loops compiled for the CPU by numba; without numba the torch reference runs instead.
 
-Loops release the GIL and are cached on disk. Of the relaxed rules of arithmetic only reordered
-sums and fused products are allowed: NaN and infinity keep their meaning. bfloat16 comes in as
-uint16, the upper half of a float32.
+Loops release the GIL and are cached on disk. Of the relaxed rules of arithmetic only reordered sums
+and fused products are allowed: NaN and infinity keep their meaning. bfloat16 is passed as uint16,
+the upper half of a float32.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,16 @@ __all__ = ["Loop", "as_array", "as_flat", "exp", "narrow", "prange", "serves", "
 
 RELAXED = {"reassoc", "contract", "nsz"}
 WORTH_SHARING = 32768
-"""Elements that make it worth waking the other threads."""
+"""The number of elements from which it pays to wake the other threads."""
 
-_LAUNCHING = Lock()  # numba's work queue must never be entered by two threads at once
+_LAUNCHING = Lock()  # two threads must never enter numba's work queue at once
 
 if numba is not None:
     numba.config.THREADING_LAYER = "workqueue"
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether a compiled loop can take these: on the CPU, of a dtype that it knows."""
+    """Whether a compiled loop can take these tensors: on the CPU, in a supported dtype."""
     known = (torch.float32, torch.float64, torch.bfloat16)
     return numba is not None and all(t.device.type == "cpu" and t.dtype in known for t in tensors)
 
@@ -58,13 +59,14 @@ class Loop:
 
     def _compile(self, *, parallel: bool) -> Any:
         options = {"nogil": True, "fastmath": RELAXED, "error_model": "numpy", "parallel": parallel}
+        function = _named(self.function, "shared" if parallel else "alone")
         try:
-            return numba.njit(cache=True, **options)(self.function)
-        except RuntimeError:  # there is no folder to cache in
-            return numba.njit(**options)(self.function)
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # no folder is writable for the cache
+            return numba.njit(**options)(function)
 
     def __call__(self, elements: int, *args: Any) -> None:
-        """Runs over arrays of about `elements` numbers in all."""
+        """Runs over arrays of about `elements` numbers in all; few elements stay on one thread."""
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         if threads == 1 or elements < WORTH_SHARING:
             self.alone(*args)
@@ -72,6 +74,24 @@ class Loop:
         with _LAUNCHING:
             numba.set_num_threads(threads)
             self.shared(*args)
+
+
+def _named(function: Callable[..., None], version: str) -> Callable[..., None]:
+    """The same function under a name of its own.
+
+    numba's cache on disk asks for the name and the types alone. With one name the version that was
+    compiled first would serve both: a loop for one thread would run on all of them.
+    """
+    named = FunctionType(
+        function.__code__,
+        function.__globals__,
+        f"{function.__name__}_{version}",
+        function.__defaults__,
+        function.__closure__,
+    )
+    named.__qualname__ = f"{function.__qualname__}_{version}"
+    named.__module__ = function.__module__
+    return named
 
 
 def as_array(tensor: Tensor) -> Any:
@@ -86,7 +106,7 @@ def as_flat(states: Tensor) -> Any:
 
 
 def wide(value: Any) -> Any:
-    """A number as it is computed with: what stands in uint16 is a bfloat16."""
+    """A number as the loop computes with it: uint16 is read as bfloat16."""
     raise NotImplementedError("only in compiled loops")
 
 
@@ -96,7 +116,7 @@ def narrow(value: Any, like: Any) -> Any:
 
 
 def exp(value: Any) -> Any:
-    """exp for float32 within 2e-7, in a form that loops over vectors; exact for float64.
+    """exp for float32 within 2e-7, in a form that vectorises; exact for float64.
 
     Below -87, where float32 has no normal numbers left, it is 0.
     """
@@ -154,7 +174,7 @@ def _exp(value: Any) -> Callable[..., Any]:
 
 
 def _silu(value: Any) -> Callable[..., Any]:
-    # An integer 1 would turn a float32 into a float64, and the loop with it.
+    # An integer 1 would turn a float32 into a float64, and with it the whole loop.
     if value == numba.types.float64:
         return lambda value: value / (np.float64(1.0) + np.exp(-value))
     return lambda value: value / (np.float32(1.0) + exp(-value))

@@ -1,13 +1,13 @@
-"""The chunked delta rule's three Triton kernels: each block's system, the carry, what tokens see.
+"""The chunked delta rule's three Triton kernels: the system of each block, the carry, the output.
 
-Formulas and names are those of `delta_chunk_scan`. The system of a block is solved before the
-state that enters it is known, for both of its right sides:
+Formulas and names are those of `delta_chunk_scan`. The system of a block is solved before the state
+that enters it is known, for both of its right sides:
 
     fed = from_values - from_state·entering
     from_values = system⁻¹·β·v,   from_state = system⁻¹·β·exp(L)·k
 
-A block is described by three integers: the token that would stand in its first row (it may be
-another request's when the block is cut), and the rows [low, high) that hold tokens of this request.
+A block is described by three integers: the token of its first row (which belongs to another request
+when the block is cut), and the rows [low, high) with tokens of this request.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ferryman_kernels.chunk_grid import describe_blocks
 from ferryman_kernels.ragged import SlotAt, Span, on_device
 
 MAX_CHUNK_LEN = 64
-"""A block's system is one tile; larger ones do not fit the registers."""
+"""The system of a block is one tile; a larger one does not fit the registers."""
 
 PART_DIM = 32
-"""Channels of keys or values that a product takes at once: of 128, operands spill."""
+"""Channels of keys or values in one product: with 128, operands spill to memory."""
 
 
 @Kernel
@@ -51,7 +51,7 @@ def _solve_blocks_kernel(
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Both right sides of one block and one head, behind the inverse of its system."""
+    """Both right sides of one block and one head, multiplied by the inverse of its system."""
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wide = from_values_ptr.dtype.element_ty
     rows, offs_part = tl.arange(0, BLOCK_CHUNK), tl.arange(0, PART)
@@ -122,11 +122,11 @@ def _carry_states_kernel(
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Walks one request's blocks with some columns of a head's state.
+    """Runs through one request's blocks with some columns of a head's state.
 
-    `fed` comes as what the values feed and becomes what is fed. The state goes from block to block
-    through `entering`, a part of its rows at a time. `snapshots` [blocks] names the slot that gets
-    the state behind the block, or -1.
+    `fed` holds from_values first and the final fed at the end. The state goes from block to block
+    through `entering`, a part of its rows at a time. `snapshots` [blocks] is the slot for the state
+    after the block, or -1.
     """
     request, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
@@ -144,7 +144,7 @@ def _carry_states_kernel(
         first_at = entering_ptr + (first_block * heads + head) * k_dim * v_dim
         tl.store(first_at + cell, tl.load(slot_at + cell, mask=mask, other=0.0), mask=mask)
     for block in range(first_block, last_block):
-        tl.debug_barrier()  # other threads of this program wrote what is read now
+        tl.debug_barrier()  # other threads of this program wrote the data read next
         tokens = tl.load(blocks_ptr + block * 3) + rows
         live = (rows >= tl.load(blocks_ptr + block * 3 + 1)) & (
             rows < tl.load(blocks_ptr + block * 3 + 2)
@@ -207,7 +207,7 @@ def _tokens_see_kernel(
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Some columns of y of one block and one head: from the state before it and what was fed."""
+    """Some columns of y of one block and one head, from the state before it and from its `fed`."""
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wide = fed_ptr.dtype.element_ty
     rows, offs_part = tl.arange(0, BLOCK_CHUNK), tl.arange(0, PART)
@@ -257,7 +257,7 @@ def delta_chunk_scan_triton(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    """Scans with float32 states: products of float32 run as three tf32 products each."""
+    """Scans with float32 states; each float32 product runs as three tf32 products."""
     v_heads, k_dim, v_dim = ssm_states.shape[1:]
     _check(q, k, v, g, beta, ssm_states, slots, chunk_len)
     firsts, blocks, wanted = describe_blocks(spans, snapshots, chunk_len)

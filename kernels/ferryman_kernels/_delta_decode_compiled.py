@@ -23,12 +23,13 @@ def _advance_heads(
     into: Any,
     y: Any,
 ) -> None:
-    """Two passes over a head's state: what it knows of k and q, then its update where it goes.
+    """Two passes over a head's state: its products with k and q, then its update in the target
+    slot.
 
-    y = q·decayed + (q·k)·fed, so that the first pass finds all that is read out of a state. It
-    takes four rows at a time: one by one, most of the time went into the two sums. A state that
-    stays in its slot has a loop of its own: over slices that overlap, the other one goes element
-    by element (5 times as slow).
+    y = q·decayed + (q·k)·fed, so the first pass reads all that y needs from the state. It takes
+    four rows at a time, because with single rows most of the time went into the two sums. A state
+    that stays in its slot has its own loop: on overlapping slices the other loop runs element by
+    element, 5 times as slow.
     """
     requests, heads, v_dim = v.shape
     per_key, k_dim = heads // k.shape[1], k.shape[2]
@@ -62,7 +63,7 @@ def _advance_heads(
         for row in range(k_dim):
             match += query[row] * key[row]
         for n in range(v_dim):
-            known[n] = rate * (value[n] - decay * known[n])  # from here on what is fed
+            known[n] = rate * (value[n] - decay * known[n])  # known now holds fed
             out[n] = decay * seen[n] + match * known[n]
         if dst >= 0 and dst != src:
             if src < 0:

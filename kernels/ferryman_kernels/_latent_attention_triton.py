@@ -1,6 +1,6 @@
 """Attention to latents in Triton: a block of heads over a split of the chosen places.
 
-The heads share every row they read. Splits are joined as those of paged attention are.
+The heads share every row they read. Splits are joined as in paged attention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, 
 BLOCK_HEADS = 16
 BLOCK_KEYS = 32
 TOKENS = 256
-"""Tokens whose partial results are held at once."""
+"""Tokens with partial results in memory at once."""
 
 
 @Kernel
@@ -39,7 +39,7 @@ def _latent_split_kernel(
     KEYS: tl.constexpr,
     NARROW: tl.constexpr,
 ) -> None:
-    """Leaves softmax-weighted latents [token, head, split, latent_dim] and log(Σ exp(score))."""
+    """Writes softmax-weighted latents [token, head, split, latent_dim] and log(Σ exp(score))."""
     token, block, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     low = split * split_keys
     high = tl.minimum(low + split_keys, width)
@@ -68,7 +68,7 @@ def _latent_split_kernel(
         scores += tl.dot(q_rope.to(NARROW), tl.trans(ropes), input_precision="ieee")
         scores = tl.where((places >= 0)[None, :], scores * scale, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, axis=1))
-        # What has seen nothing yet has no peak, and must not become NaN.
+        # Without any key so far the peak is -inf, and the result must not become NaN.
         base = tl.where(peak > float("-inf"), peak, 0.0)
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(top - base)

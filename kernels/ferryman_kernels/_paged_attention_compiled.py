@@ -1,7 +1,7 @@
-"""Decode attention for the CPU: each key and value is read once, where it lies.
+"""Decode attention for the CPU: each key and value is read once, in its page.
 
-Formulas and names are those of `paged_attention`. One turn of the shared loop is one group of
-heads of one query: scores first, then their softmax, then the weighted values.
+Formulas and names are those of `paged_attention`. One iteration of the shared loop is one group of
+heads of one query: first the scores, then their softmax, then the weighted values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def _attend(
     positions: Any,
     window_len: int,
     sinks: Any,
+    score_cap: float,
     out: Any,
 ) -> None:
-    """`q` and `out` [tokens, kv_heads, group, head_dim]; q is scaled already.
+    """`q` and `out` [tokens, kv_heads, group, head_dim]; q is already scaled.
 
-    `sinks` [kv_heads, group]: a score of -inf is no sink.
+    `sinks` [kv_heads, group]: a score of -inf means no sink. A `score_cap` of 0 is none.
     """
     tokens, kv_heads, group, head_dim = q.shape
     for job in prange(tokens * kv_heads):
@@ -46,6 +47,8 @@ def _attend(
                 query, total = q[token, kv_head, member], q[token, kv_head, member, 0] * 0
                 for d in range(head_dim):
                     total += query[d] * wide(row[d])
+                if score_cap > 0:  # score_cap · tanh(total / score_cap)
+                    total = score_cap - 2 * score_cap / (exp(2 * total / score_cap) + 1)
                 scores[member, position - start] = total
         total = np.zeros((group, head_dim), q.dtype)
         for member in range(group):
@@ -84,6 +87,7 @@ def paged_attention_decode_compiled(
     scale: float,
     window_len: int,
     sinks: Tensor | None,
+    score_cap: float,
 ) -> Tensor:
     tokens, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
@@ -97,6 +101,6 @@ def paged_attention_decode_compiled(
         q.numel() * int(positions.max()),
         scaled.contiguous().numpy(), as_flat(key_pages), as_flat(value_pages),
         key_pages.stride(0), page_size, page_table.numpy(), positions.numpy(), window_len,
-        sinks.view(kv_heads, -1).numpy(), as_array(out),
+        sinks.view(kv_heads, -1).numpy(), score_cap, as_array(out),
     )  # fmt: skip
     return out.view(tokens, q_heads, head_dim)

@@ -1,7 +1,7 @@
 """Paged attention in Triton: decode with split keys, and chunked prefill.
 
-Both run the online softmax over blocks of keys and look every key's page up in the table, so any
-page size does. Products of float32 are exact to float32, those of bfloat16 accumulate in float32.
+Both run the online softmax over blocks of keys and look up every key's page in the table, so any
+page size works. Products of float32 are exact to float32, those of bfloat16 accumulate in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ferryman_kernels.ragged import Span, first_tokens, on_device
 BLOCK_KEYS = 64
 BLOCK_QUERIES = 64
 SPLIT_KEYS = 512
-"""Keys that one program of decode reads, at least; more when a request would need MAX_SPLITS."""
+"""The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS."""
 
 MAX_SPLITS = 32
 
@@ -45,15 +45,17 @@ def _decode_split_kernel(
     page_size: int,
     head_dim: int,
     scale: float,
+    cap: float,
     GROUP: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     NARROW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ) -> None:
     """The heads of one group over one split of one request's keys.
 
-    Leaves softmax-weighted values [q_head, split, head_dim] and log(Σ exp(score)) for each.
+    Writes softmax-weighted values [q_head, split, head_dim] and log(Σ exp(score)) for each.
     """
     request, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions_ptr + request).to(tl.int64)
@@ -81,6 +83,8 @@ def _decode_split_kernel(
         keys = tl.load(key_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
         values = tl.load(value_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        if HAS_CAP:  # cap · tanh(score / cap)
+            scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)
         scores = tl.where(mask_key[None, :], scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, axis=1))
         weights = tl.exp(scores - peak[:, None])
@@ -109,7 +113,7 @@ def _decode_join_kernel(
     BLOCK_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ) -> None:
-    """Joins the splits of one head of one query, and what the sink takes from them."""
+    """Joins the splits of one head of one query, and adds the sink to the norm."""
     head = tl.program_id(0).to(tl.int64)
     offs_split, offs_dim = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_DIM)
     mask_split, mask_dim = offs_split < splits, offs_dim < head_dim
@@ -140,8 +144,9 @@ def paged_attention_decode_triton(
     scale: float,
     window_len: int,
     sinks: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> Tensor:
-    """The number of splits follows from the table's width alone: positions stay on the device."""
+    """The number of splits depends on the table's width alone: positions stay on the device."""
     _check_strides(q, key_pages, value_pages, page_table)
     requests, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
@@ -155,9 +160,9 @@ def paged_attention_decode_triton(
     _decode_split_kernel[requests, kv_heads, splits](
         q, key_pages, value_pages, page_table, positions, partial, weight,
         q.stride(0), key_pages.stride(0), page_table.stride(0),
-        split_keys, window_len, page_size, head_dim, scale,
+        split_keys, window_len, page_size, head_dim, scale, score_cap,
         GROUP=group, BLOCK_GROUP=max(16, next_power_of_two(group)),
-        BLOCK_DIM=block_dim, KEYS=BLOCK_KEYS, NARROW=dot_type(q),
+        BLOCK_DIM=block_dim, KEYS=BLOCK_KEYS, NARROW=dot_type(q), HAS_CAP=score_cap > 0,
     )  # fmt: skip
     _decode_join_kernel[requests * q_heads,](
         partial, weight, out if sinks is None else sinks, out, splits, q_heads, head_dim,
@@ -183,12 +188,14 @@ def _prefill_kernel(
     page_size: int,
     head_dim: int,
     scale: float,
+    cap: float,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     NARROW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ) -> None:
     """A tile of one request's queries, one head; `tiles` rows: request, token, position, count."""
     tile, q_head = tiles_ptr + tl.program_id(0) * 4, tl.program_id(1)
@@ -208,7 +215,7 @@ def _prefill_kernel(
     low = tl.maximum(first - reach + 1, 0) // KEYS * KEYS
     for start in range(low, first + count, KEYS):
         keys_at = start + tl.arange(0, KEYS)
-        # What no query of the tile sees may have a page that is gone, or is another's by now.
+        # Keys that no query of the tile sees may lie in pages that are gone or have another owner.
         mask_key = (keys_at < first + count) & (keys_at > first - reach)
         pages_at = page_table_ptr + request * stride_table_row + keys_at // page_size
         pages = tl.load(pages_at, mask=mask_key, other=-1).to(tl.int64)
@@ -219,11 +226,13 @@ def _prefill_kernel(
         keys = tl.load(key_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
         values = tl.load(value_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        if HAS_CAP:  # cap · tanh(score / cap)
+            scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)
         seen = keys_at[None, :] <= positions[:, None]
         seen = seen & (keys_at[None, :] > positions[:, None] - reach)
         scores = tl.where(seen, scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, axis=1))
-        # A row that has seen no key yet has no peak, and must not become NaN.
+        # A row without any key so far has the peak -inf, and must not become NaN.
         base = tl.where(peak > float("-inf"), peak, 0.0)
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(top - base)
@@ -251,6 +260,7 @@ def paged_attention_prefill_triton(
     scale: float,
     window_len: int,
     sinks: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> Tensor:
     _check_strides(q, key_pages, value_pages, page_table)
     _, q_heads, head_dim = q.shape
@@ -260,17 +270,17 @@ def paged_attention_prefill_triton(
     _prefill_kernel[len(tiles), q_heads](
         q, key_pages, value_pages, page_table, tiles, out if sinks is None else sinks, out,
         q.stride(0), key_pages.stride(0), page_table.stride(0),
-        window_len, page_size, head_dim, scale,
+        window_len, page_size, head_dim, scale, score_cap,
         GROUP=q_heads // kv_heads, QUERIES=BLOCK_QUERIES, KEYS=BLOCK_KEYS,
         BLOCK_DIM=max(16, next_power_of_two(head_dim)), NARROW=dot_type(q),
-        HAS_SINKS=sinks is not None,
+        HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0,
         num_warps=4 if q.dtype == torch.bfloat16 else 8,
     )  # fmt: skip
     return out
 
 
 def _tiles(spans: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
-    """(request, first token, first position, queries) of every tile, the longest ones first."""
+    """(request, first token, first position, queries) of every tile, the longest first."""
     tiles = [
         (i, first + low - start, low, min(BLOCK_QUERIES, end - low))
         for i, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False))

@@ -1,4 +1,4 @@
-"""In which dtype a formula is computed."""
+"""The dtype in which a formula is computed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The norms' loops for the CPU: each row is read once and written once, nothing lies between.
+"""The norms' loops for the CPU: each row is read once and written once.
 
-Formulas and names are those of `rms_norm`. Rows come as one flat array and a stride: in an array
-of two dimensions that is not contiguous, as the halves of a split product are, the compiler does
-not know that a row's numbers are neighbours and gives up on vectors (20 times as slow).
+Formulas and names are those of `rms_norm`. Rows come as one flat array and a stride. In a
+two-dimensional array that is not contiguous, such as half of a split product, the compiler does not
+know that a row's numbers are adjacent and does not vectorise (20 times as slow).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def gated_rms_norm_compiled(
 def _in_wide(x: Tensor, weight: Tensor, eps: float, groups: int) -> tuple[Any, Any]:
     """Weight [dim]; then 1, eps and the length of a group, in the dtype of the sums.
 
-    They come as numbers of that dtype, because a plain 1 or a length would widen the whole loop.
+    They are numbers of that dtype, because a plain 1 or a length would widen the whole loop.
     """
     factors = weight.to(wide_dtype(x.dtype)).contiguous().numpy()
     number = factors.dtype.type

@@ -1,6 +1,6 @@
-"""Index scores of single tokens on the CPU: each key is read once, where it lies.
+"""Index scores of single tokens on the CPU: each key is read once, in its page.
 
-Formulas and names are those of `sparse_index`. One turn of the shared loop is one token.
+Formulas and names are those of `sparse_index`. One iteration of the shared loop is one token.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def _index_scores_kernel(
     KEYS: tl.constexpr,
     NARROW: tl.constexpr,
 ) -> None:
-    """What a token does not see gets -inf; its pages are not read."""
+    """Positions that a token does not see get -inf; their pages are not read."""
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys_at = block * KEYS + tl.arange(0, KEYS)
     position = tl.load(positions_ptr + token).to(tl.int64)
@@ -60,7 +60,7 @@ def index_scores_triton(
     rows: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Scores [tokens, every position of the table]: how many a token sees stays on the device."""
+    """Scores [tokens, every position of the table]: positions are not copied to the host."""
     page_size, dim = index_pages.shape[1:]
     tokens, heads, _ = q.shape
     assert index_pages.stride()[1:] == (dim, 1), index_pages.stride()

@@ -1,8 +1,8 @@
-"""The chunked scan's three Triton kernels: what each block adds, the carry, what each token sees.
+"""The chunked scan's three Triton kernels: the summand of each block, the carry, the output.
 
 Formulas and names are those of `ssd_chunk_scan`. A block is described by three integers: the token
-that would stand in its first column (it may be another request's when the block is cut), and the
-columns [low, high) that hold tokens of this request.
+of its first column (which belongs to another request when the block is cut), and the columns [low,
+high) with tokens of this request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ferryman_kernels.chunk_grid import describe_blocks
 from ferryman_kernels.ragged import SlotAt, Span, on_device
 
 MAX_CHUNK_LEN = 128
-"""A block's scores are one tile; larger ones do not fit the registers."""
+"""The scores of a block are one tile; a larger one does not fit the registers."""
 
 CARRY_ELEMENTS = 1024
 """Elements of a head's state that one program carries from block to block."""
@@ -88,9 +88,9 @@ def _carry_states_kernel(
     head_elements: int,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Walks one request's blocks: `left` becomes the state that enters each block.
+    """Runs through one request's blocks: `left` becomes the state that enters each block.
 
-    `snapshots` [blocks] names the slot that gets the state behind the block, or -1.
+    `snapshots` [blocks] is the slot for the state after the block, or -1.
     """
     request, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots_ptr + request).to(tl.int64)
@@ -186,7 +186,7 @@ def chunk_scan_triton(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    """Scans with float32 states: products of float32 run as three tf32 products each."""
+    """Scans with float32 states; each float32 product runs as three tf32 products."""
     ssm_heads, ssm_head_dim, ssm_state = ssm_states.shape[1:]
     _check(x, dt, A, B, C, D, ssm_states, slots, chunk_len)
     firsts, blocks, wanted = describe_blocks(spans, snapshots, chunk_len)

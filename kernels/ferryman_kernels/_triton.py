@@ -1,7 +1,7 @@
-"""Triton where it is installed; without it CPU tensors still take their own path.
+"""Triton if it is installed; without it CPU tensors still take their own path.
 
-A kernel is compiled, or handed to the interpreter under TRITON_INTERPRET=1, when it is first
-launched and not when its module is imported.
+A kernel is compiled at its first launch and not when its module is imported; under
+TRITON_INTERPRET=1 it is given to the interpreter instead.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def next_power_of_two(number: int) -> int:
 
 
 def wide_type(dtype: torch.dtype) -> Any:
-    """In what a kernel computes on tensors of `dtype`: `wide_dtype` in Triton's words."""
+    """The dtype in which a kernel computes on `dtype`: `wide_dtype` as a type of Triton."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def dot_type(operand: torch.Tensor) -> Any:
-    """In which type `tl.dot` gets its operands. The interpreter (CPU tensors) knows no bfloat16."""
+    """The type of the operands of `tl.dot`. The interpreter (CPU tensors) has no bfloat16."""
     narrow = operand.is_cuda and operand.dtype == torch.bfloat16
     return tl.bfloat16 if narrow else tl.float32

@@ -1,9 +1,11 @@
-"""Depthwise causal convolution with SiLU over ragged batches, its state kept in slots.
+"""Depthwise causal convolution over ragged batches, with its state in slots.
 
     y[t] = silu(bias + Σ_j weight[:, j] · x[t - width + 1 + j])         [tokens, conv_dim]
 
-The state at position p is the last width - 1 inputs before p, the oldest first:
-conv_states[slot] [conv_dim, width - 1]. A cleared slot stands for position 0.
+Without `activates` there is no SiLU (LFM2's short convolutions).
+
+The state at position p is the last width - 1 inputs before p, the oldest first: conv_states[slot]
+[conv_dim, width - 1]. A cleared slot stands for position 0.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def causal_conv_prefill_reference(
     spans: Sequence[Span],
     slots: Tensor,
     snapshots: Sequence[SlotAt],
+    activates: bool = True,
 ) -> Tensor:
     before = conv_states.shape[2]
     lengths = [end - start for start, end in spans]
@@ -47,7 +50,7 @@ def causal_conv_prefill_reference(
     ]
     joined = torch.cat(parts)
     windows = joined.to(wide_dtype(x.dtype)).unfold(0, before + 1, 1)
-    out = _activate(windows, weight, bias)
+    out = _convolve(windows, weight, bias, activates)
     y = torch.cat([out[firsts[i] + i * before :][:length] for i, length in enumerate(lengths)])
     for index, position, slot in (*_ends(spans, slots), *snapshots):
         base = firsts[index] + index * before + position - spans[index][0]
@@ -61,14 +64,15 @@ def _ends(spans: Sequence[Span], slots: Tensor) -> list[SlotAt]:
     ]
 
 
-def _activate(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _convolve(windows: Tensor, weight: Tensor, bias: Tensor | None, activates: bool) -> Tensor:
     """silu(bias + Σ_j weight[:, j] · windows[..., j]) for windows [..., conv_dim, width]."""
     weight = weight.to(windows.dtype)
-    # One tap after the other: the bits of a sum must not depend on how long the chunk is.
+    # One tap after the other: the bits of a sum must not depend on the length of the chunk.
     total = windows[..., 0] * weight[:, 0]
     for tap in range(1, weight.shape[1]):
         total += windows[..., tap] * weight[:, tap]
-    return F.silu(total if bias is None else total + bias.to(total.dtype))
+    total = total if bias is None else total + bias.to(total.dtype)
+    return F.silu(total) if activates else total
 
 
 def causal_conv_decode_reference(
@@ -78,12 +82,13 @@ def causal_conv_decode_reference(
     bias: Tensor | None,
     slots: Tensor,
     into: Tensor,
+    activates: bool = True,
 ) -> Tensor:
     named, kept = slots >= 0, into >= 0
     states = conv_states[slots.clamp(min=0)] * named[:, None, None]
     windows = torch.cat((states, x[:, :, None]), dim=2)  # [requests, conv_dim, width]
     conv_states[into[kept]] = windows[kept][:, :, 1:]
-    return _activate(windows.to(wide_dtype(x.dtype)), weight, bias).to(x.dtype)
+    return _convolve(windows.to(wide_dtype(x.dtype)), weight, bias, activates).to(x.dtype)
 
 
 @Kernel
@@ -99,6 +104,7 @@ def _causal_conv_prefill_kernel(
     stride_slot: int,
     conv_dim: int,
     HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -124,7 +130,7 @@ def _causal_conv_prefill_kernel(
         before = tl.load(state_ptr + since + (WIDTH - 1), mask=stale, other=0.0)
         weight = tl.load(weight_ptr + offs_dim * WIDTH + j, mask=mask_dim, other=0.0).to(WIDE)
         total += (x.to(WIDE) + before.to(WIDE)) * weight
-    y = total / (1.0 + tl.exp(-total))
+    y = total / (1.0 + tl.exp(-total)) if ACTIVATES else total
     at = y_ptr + tokens * conv_dim + offs_dim
     tl.store(at, y.to(y_ptr.dtype.element_ty), mask=mask_token & mask_dim)
 
@@ -141,9 +147,10 @@ def _store_conv_states_kernel(
     WIDTH: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ) -> None:
-    """Writes states at asked positions; `stores` rows: request, first, length, dst_slot (or -1).
+    """Writes states at the given positions; `stores` rows: request, first, length, dst_slot (or
+    -1).
 
-    Each channel is one thread's throughout, so its old columns are read before they are shifted.
+    One thread handles a channel throughout, so it reads the old columns before it shifts them.
     """
     store = stores_ptr + tl.program_id(0) * 4
     src = tl.load(slots_ptr + tl.load(store)).to(tl.int64)
@@ -169,8 +176,9 @@ def causal_conv_prefill_triton(
     spans: Sequence[Span],
     slots: Tensor,
     snapshots: Sequence[SlotAt],
+    activates: bool = True,
 ) -> Tensor:
-    """Three launches: all that reads old states runs before what overwrites them."""
+    """Three launches: those that read old states run before the one that overwrites them."""
     _check_strides(x, conv_states, weight)
     tokens, conv_dim = x.shape
     y = torch.empty(tokens, conv_dim, dtype=x.dtype, device=x.device)
@@ -178,7 +186,7 @@ def causal_conv_prefill_triton(
     _causal_conv_prefill_kernel[len(tiles), cdiv(conv_dim, BLOCK_DIM)](
         x, conv_states, weight, x if bias is None else bias, y, slots, tiles,
         x.stride(0), conv_states.stride(0), conv_dim,
-        HAS_BIAS=bias is not None, WIDTH=weight.shape[1],
+        HAS_BIAS=bias is not None, ACTIVATES=activates, WIDTH=weight.shape[1],
         BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_DIM=BLOCK_DIM, WIDE=wide_type(x.dtype),
     )  # fmt: skip
     firsts = first_tokens(spans)
@@ -222,11 +230,12 @@ def _causal_conv_decode_kernel(
     stride_slot: int,
     conv_dim: int,
     HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """Some channels of one request. Each channel is one thread's, so shifting in place is safe."""
+    """Some channels of one request. One thread handles a channel, so it can shift in place."""
     request = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + request).to(tl.int64)
     target = tl.load(into_ptr + request).to(tl.int64)
@@ -249,7 +258,7 @@ def _causal_conv_decode_kernel(
     tl.store(new_at + WIDTH - 2, x, mask=kept)
     last = tl.load(weight_ptr + offs_dim * WIDTH + WIDTH - 1, mask=mask_dim, other=0.0).to(WIDE)
     total += x.to(WIDE) * last
-    y = total / (1.0 + tl.exp(-total))
+    y = total / (1.0 + tl.exp(-total)) if ACTIVATES else total
     tl.store(y_ptr + request * conv_dim + offs_dim, y.to(y_ptr.dtype.element_ty), mask=mask_dim)
 
 
@@ -260,6 +269,7 @@ def causal_conv_decode_triton(
     bias: Tensor | None,
     slots: Tensor,
     into: Tensor,
+    activates: bool = True,
 ) -> Tensor:
     _check_strides(x, conv_states, weight)
     requests, conv_dim = x.shape
@@ -267,8 +277,8 @@ def causal_conv_decode_triton(
     _causal_conv_decode_kernel[requests, cdiv(conv_dim, BLOCK_DIM)](
         x, conv_states, weight, x if bias is None else bias, y, slots, into,
         x.stride(0), conv_states.stride(0), conv_dim,
-        HAS_BIAS=bias is not None, WIDTH=weight.shape[1], BLOCK_DIM=BLOCK_DIM,
-        WIDE=wide_type(x.dtype),
+        HAS_BIAS=bias is not None, ACTIVATES=activates, WIDTH=weight.shape[1],
+        BLOCK_DIM=BLOCK_DIM, WIDE=wide_type(x.dtype),
     )  # fmt: skip
     return y
 
@@ -281,8 +291,9 @@ def causal_conv_prefill(
     spans: Sequence[Span],
     slots: Tensor,
     snapshots: Sequence[SlotAt] = (),
+    activates: bool = True,
 ) -> Tensor:
-    """Convolve each request's part of `x` [tokens, conv_dim], going on from its slot's state.
+    """Convolves each request's part of `x` [tokens, conv_dim], continuing from its slot's state.
 
     `conv_states` is a strided view [slots, conv_dim, width - 1], advanced in place at `slots`
     [requests]; `weight` [conv_dim, width]. A snapshot's position lies in (start, end].
@@ -296,9 +307,11 @@ def causal_conv_prefill(
     assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
     assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
     if x.is_cuda:
-        return causal_conv_prefill_triton(x, conv_states, weight, bias, spans, slots, snapshots)
+        return causal_conv_prefill_triton(
+            x, conv_states, weight, bias, spans, slots, snapshots, activates
+        )
     run = causal_conv_prefill_compiled if serves(x) else causal_conv_prefill_reference
-    return run(x, conv_states, weight, bias, spans, slots, snapshots)
+    return run(x, conv_states, weight, bias, spans, slots, snapshots, activates)
 
 
 def causal_conv_decode(
@@ -308,11 +321,12 @@ def causal_conv_decode(
     bias: Tensor | None,
     slots: Tensor,
     into: Tensor,
+    activates: bool = True,
 ) -> Tensor:
-    """One token of each request: `x` [requests, conv_dim]; states at `slots` shift to `into`.
+    """One token of each request: `x` [requests, conv_dim]; states at `slots` are shifted to `into`.
 
-    A negative slot counts as cleared where it is read and is written nowhere; no request of a call
-    may read what another one writes.
+    A negative slot reads as cleared, and a negative target is not written. No request of a call may
+    read a slot that another one writes.
     """
     requests, conv_dim = x.shape
     assert conv_states.shape[1:] == (conv_dim, weight.shape[1] - 1), conv_states.shape
@@ -321,6 +335,6 @@ def causal_conv_decode(
     assert conv_states.dtype == x.dtype, (conv_states.dtype, x.dtype)
     assert slots.shape == into.shape == (requests,), (slots.shape, into.shape, requests)
     if x.is_cuda:
-        return causal_conv_decode_triton(x, conv_states, weight, bias, slots, into)
+        return causal_conv_decode_triton(x, conv_states, weight, bias, slots, into, activates)
     run = causal_conv_decode_compiled if serves(x) else causal_conv_decode_reference
-    return run(x, conv_states, weight, bias, slots, into)
+    return run(x, conv_states, weight, bias, slots, into, activates)

@@ -1,8 +1,8 @@
 """The absolute grid on which recurrences are scanned: blocks of `chunk_len` positions.
 
-Blocks are counted from position 0 of each request, and one that a span cuts is padded in place. So
-where a token stands in its block never depends on where its request's span starts, and the states
-behind a block of different requests, or of one request resumed, coincide.
+Blocks are counted from position 0 of each request, and a block that a span cuts is padded in place.
+So the place of a token in its block never depends on the start of its request's span. Therefore the
+states at the end of a block are equal for different requests, and for a request that resumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 class Grid:
     """A ragged batch cut into blocks; request i owns blocks [first_blocks[i], first_blocks[i+1]).
 
-    `cells` [tokens] says where in [blocks · chunk_len] each token lies.
+    `cells` [tokens] is the place of each token in [blocks · chunk_len].
     """
 
     chunk_len: int
@@ -33,12 +33,12 @@ class Grid:
         return self.first_blocks[-1]
 
     def block_of(self, request_index: int, position: int) -> int:
-        """The block whose end state is the state at `position`."""
+        """The block with the state at `position` at its end."""
         first = self.spans[request_index][0] // self.chunk_len
         return self.first_blocks[request_index] + (position - 1) // self.chunk_len - first
 
     def wanted(self, slots: Tensor, snapshots: Sequence[SlotAt]) -> dict[int, list[int]]:
-        """For each block the slots that get the state behind it: snapshots, and `slots` at last."""
+        """For each block, the slots that get the state after it: snapshots first, then `slots`."""
         ends = [
             (i, end, slot)
             for i, ((_, end), slot) in enumerate(zip(self.spans, slots.tolist(), strict=True))
@@ -60,16 +60,16 @@ def lay_grid(spans: Sequence[Span], chunk_len: int) -> Grid:
 
 
 def in_blocks(rows: Tensor, grid: Grid) -> Tensor:
-    """[tokens, …] laid into its cells, zeros elsewhere: [blocks, chunk, …]."""
+    """[tokens, …] placed in their cells, zeros elsewhere: [blocks, chunk, …]."""
     cells = rows.new_zeros(grid.num_blocks * grid.chunk_len, *rows.shape[1:])
     cells[grid.cells.to(rows.device)] = rows
     return cells.view(grid.num_blocks, grid.chunk_len, *rows.shape[1:])
 
 
 def decay_between(log_decay: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(L[t] - L[s]) for s ≤ t, and 0 ahead, of `log_decay` L [..., chunk] in float64.
+    """exp(L[t] - L[s]) for s ≤ t, and 0 for s > t, of `log_decay` L [..., chunk] in float64.
 
-    Each L goes into two narrow numbers that sum to it: differences of them stay as exact.
+    Each L is split into two narrow numbers that sum to it, so differences stay as exact.
     """
     upper = log_decay.to(dtype)
     lower = (log_decay - upper).to(dtype)
@@ -82,7 +82,8 @@ def decay_between(log_decay: Tensor, dtype: torch.dtype) -> Tensor:
 def check_spans(
     spans: Sequence[Span], snapshots: Sequence[SlotAt], tokens: int, chunk_len: int
 ) -> None:
-    """Spans are not empty and cover `tokens`; a snapshot stands at a block's end or its span's."""
+    """Asserts that no span is empty, that spans cover `tokens`, and that each snapshot is at the
+    end of a block or of its span."""
     assert all(end > start >= 0 for start, end in spans), spans
     assert sum(end - start for start, end in spans) == tokens, (spans, tokens)
     for index, position, _ in snapshots:

@@ -3,17 +3,18 @@
     state[t] = exp(g[t])·state[t-1] + k[t] ⊗ β[t]·(v[t] - k[t]·exp(g[t])·state[t-1])
     y[t]     = q[t]·state[t]                                    [tokens, v_heads, v_dim]
 
-Blocks of `chunk_len` positions, counted from position 0 of each request, are computed at once.
-With L[t] = Σ g from the block's first token to t, every decay is the exp of a number ≤ 0, and what
-the tokens of a block add, fed[t], solves a triangular system:
+Blocks of `chunk_len` positions, counted from position 0 of each request, are computed at once. With
+L[t] = Σ g from the block's first token to t, every decay is the exp of a number ≤ 0, and fed[t],
+the summand of token t, solves a triangular system:
 
     fed[t] = β[t]·(v[t] - exp(L[t])·k[t]·entering - Σ_{s < t} exp(L[t] - L[s])·(k[t]·k[s])·fed[s])
     y[t]   = exp(L[t])·q[t]·entering + Σ_{s ≤ t} exp(L[t] - L[s])·(q[t]·k[s])·fed[s]
     left   = exp(L[end])·entering + Σ_s exp(L[end] - L[s])·k[s] ⊗ fed[s]
 
-The system is solved by substitution: a series of its powers has terms as large as binomials where
-keys repeat. A block that a span cuts is padded in place (`chunk_grid`) with g = β = 0, which
-neither decays nor feeds. So resuming at a block's end goes on from the very numbers of a cold run.
+The system is solved by substitution, because a series of its powers has terms as large as binomials
+where keys repeat. A block that a span cuts is padded in place (`chunk_grid`) with g = β = 0, which
+neither decays nor feeds. So a run that resumes at the end of a block computes exactly the numbers
+of a cold run.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from ferryman_kernels.ragged import SlotAt, Span
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """All blocks of a batch; what belongs to a head of keys is there for each of its v_heads.
+    """All blocks of a batch. The data of a key head is repeated for each of its v_heads.
 
     `keys`, `queries` [blocks, v_heads, chunk, k_dim]; `values` [blocks, v_heads, chunk, v_dim];
-    `beta`, `decay` (since the block's begin), `to_end` [blocks, v_heads, chunk, 1]; `system` and
-    `scores` [blocks, v_heads, chunk, chunk].
+    `beta`, `decay` (since the start of the block), `to_end` [blocks, v_heads, chunk, 1]; `system`
+    and `scores` [blocks, v_heads, chunk, chunk].
     """
 
     keys: Tensor
@@ -90,8 +91,7 @@ def _prepare(
 
 def _by_head(rows: Tensor) -> Tensor:
     """[blocks, chunk, heads, dim] as [blocks, heads, chunk, dim], contiguous: the bits of a product
-    may depend on its strides, and must not depend on the number of blocks.
-    """
+    may depend on its strides, and must not depend on the number of blocks."""
     return rows.transpose(1, 2).contiguous()
 
 
@@ -100,7 +100,7 @@ def _run_blocks(
 ) -> Tensor:
     """Carries each request's state over its blocks; returns y [blocks, v_heads, chunk, v_dim].
 
-    The states at the ends and at the snapshots' positions go to their slots.
+    Writes the states at the ends and at the snapshots' positions to their slots.
     """
     wanted = grid.wanted(slots, snapshots)
     y = torch.empty_like(blocks.values)
@@ -114,7 +114,7 @@ def _run_blocks(
 
 
 def _advance(blocks: _Blocks, block: int, entering: Tensor) -> tuple[Tensor, Tensor]:
-    """y [v_heads, chunk, v_dim] of one block, and the state behind it."""
+    """y [v_heads, chunk, v_dim] of one block, and the state after it."""
     keys, decay = blocks.keys[block], blocks.decay[block]
     unfed = blocks.values[block] - decay * (keys @ entering)
     fed = torch.linalg.solve_triangular(
@@ -137,13 +137,14 @@ def delta_chunk_scan(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    """Scan each request's part of the tokens from its slot's state; y as `v`.
+    """Scans each request's part of the tokens from its slot's state; y has the shape and dtype of
+    `v`.
 
-    `q` and `k` [tokens, k_heads, k_dim], normed and scaled as the family does; `v` [tokens,
-    v_heads, v_dim], where head h reads key head h // (v_heads / k_heads); `g` (log decay, ≤ 0) and
-    `beta` [tokens, v_heads]. `ssm_states` is a strided view [slots, v_heads, k_dim, v_dim],
-    advanced in place at `slots` [requests]. A snapshot's position is a multiple of `chunk_len` in
-    (start, end], or the end.
+    `q` and `k` [tokens, k_heads, k_dim], normed and scaled by the family; `v` [tokens, v_heads,
+    v_dim], where head h reads key head h // (v_heads / k_heads); `g` (log decay, ≤ 0) and `beta`
+    [tokens, v_heads]. `ssm_states` is a strided view [slots, v_heads, k_dim, v_dim], advanced in
+    place at `slots` [requests]. A snapshot's position is a multiple of `chunk_len` in (start, end],
+    or the end.
     """
     tokens, v_heads, v_dim = v.shape
     assert q.shape == k.shape, (q.shape, k.shape)

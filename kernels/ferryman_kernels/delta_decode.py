@@ -64,7 +64,7 @@ def _delta_decode_kernel(
     BLOCK_KEY: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ) -> None:
-    """Some columns of one head's state of one request: columns do not need each other."""
+    """Some columns of one head's state of one request: columns are independent of each other."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     src = tl.load(slots_ptr + request).to(tl.int64)
     dst = tl.load(into_ptr + request).to(tl.int64)
@@ -133,12 +133,12 @@ def delta_decode(
     slots: Tensor,
     into: Tensor,
 ) -> Tensor:
-    """Advance the states at `slots` [requests] by one token into the slots `into`; y as `v`.
+    """Advances the states at `slots` [requests] by one token into the slots `into`; y as `v`.
 
-    `q` and `k` [requests, k_heads, k_dim], normed and scaled as the family does; `v` [requests,
-    v_heads, v_dim]; `g` (log decay, ≤ 0) and `beta` [requests, v_heads]; the states are a strided
-    view [slots, v_heads, k_dim, v_dim]. No row reads what another writes. A negative slot reads as
-    cleared; a negative `into` is written nowhere.
+    `q` and `k` [requests, k_heads, k_dim], normed and scaled by the family; `v` [requests, v_heads,
+    v_dim]; `g` (log decay, ≤ 0) and `beta` [requests, v_heads]; the states are a strided view
+    [slots, v_heads, k_dim, v_dim]. No row may read a slot that another row writes. A negative slot
+    reads as cleared; a negative `into` is not written.
     """
     requests, v_heads, v_dim = v.shape
     assert q.shape == k.shape, (q.shape, k.shape)

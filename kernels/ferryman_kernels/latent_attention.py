@@ -1,6 +1,6 @@
 """Multi-head latent attention in its absorbed form (DeepSeek-V2): every head reads the same rows.
 
-    row     = (latent, rope), one a token, whatever the number of heads    [latent_dim + rope_dim]
+    row     = (latent, rope), one a token for any number of heads         [latent_dim + rope_dim]
     score   = scale · q·row                        for the rows a token attends to
     out     = softmax(score)·latent                [tokens, heads, latent_dim]
 
@@ -21,13 +21,13 @@ from ferryman_kernels.latent_pages import all_positions, places_of
 from ferryman_kernels.ragged import Span, first_tokens
 
 BLOCK = 1 << 22
-"""How many elements of rows, or of scores, are held at once."""
+"""The number of elements of rows, or of scores, in memory at once."""
 
 
 def latent_attention_reference(
     q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
 ) -> Tensor:
-    """All tokens at once; a token reads a row that it sees wherever it sees none."""
+    """All tokens at once; a place without a row (-1) reads the token's first row instead."""
     page_size, wide = pages.shape[1], wide_dtype(q.dtype)
     read = torch.where(places < 0, places[:, :1], places).clamp_min(0)
     rows = pages[read // page_size, read % page_size].to(wide)
@@ -42,8 +42,8 @@ def latent_attention(
     """Queries `q` [tokens, heads, latent_dim + rope_dim], each over the rows at its places.
 
     `pages` is a strided view [slots, page_size, latent_dim + rope_dim]; `places` [tokens, chosen]
-    as `places_of` and `choose_decode` give them, at least one in front, -1 behind the last.
-    Returns [tokens, heads, latent_dim].
+    are those of `places_of` and `choose_decode`, at least one per token, then -1. Returns [tokens,
+    heads, latent_dim].
     """
     _check(q, pages, latent_dim)
     assert places.ndim == 2, places.shape
@@ -70,8 +70,9 @@ def latent_attention_prefill(
 ) -> Tensor:
     """Causal attention of several chunks, flattened; q and pages as for `latent_attention`.
 
-    Request i's queries stand at the absolute positions spans[i]; rows up to its end are written to
-    the pages that page_table[i] names. One product a block of queries, on every device.
+    Request i's queries are at the absolute positions spans[i]. Rows up to its end are already
+    written to the pages in page_table[i]. It takes one product for each block of queries, on every
+    device.
     """
     _check(q, pages, latent_dim)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
@@ -89,7 +90,7 @@ def latent_attention_prefill(
 
 
 def _attend_causally(q: Tensor, rows: Tensor, first: int, latent_dim: int, scale: float) -> Tensor:
-    """The queries at positions `first` and behind over `rows` [positions, dim]."""
+    """Attention of the queries from position `first` on over `rows` [positions, dim]."""
     tokens, heads, _ = q.shape
     scores = (q.to(rows.dtype).flatten(0, 1) @ rows.T).mul_(scale).view(tokens, heads, -1)
     positions = torch.arange(first, first + tokens, device=q.device)

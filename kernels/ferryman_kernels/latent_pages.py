@@ -4,8 +4,8 @@
                     pages[page, offset] ← latents[token]
     places_of:      place = page · page_size + offset
 
-A place says where a token's row lies, whoever owns it; -1 is no place. A negative entry of the
-page table names no page: nothing is written there, and its positions have no place.
+A place is the index of a token's row in all pages; -1 is no place. A negative entry of the page
+table is no page: nothing is written there, and its positions have no place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _write_latents_kernel(
     dim: int,
     BLOCK_DIM: tl.constexpr,
 ) -> None:
-    """The row of one token."""
+    """Writes the row of one token."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
@@ -68,7 +68,7 @@ def write_latents_triton(
 def write_latents(
     pages: Tensor, latents: Tensor, page_table: Tensor, rows: Tensor, positions: Tensor
 ) -> None:
-    """Write `latents` [tokens, dim] where each token's page says.
+    """Writes `latents` [tokens, dim] to the page of each token.
 
     `pages` is a strided view [slots, page_size, dim] of a slab; `page_table` [requests, pages];
     `rows` [tokens] is each token's row of it, `positions` [tokens] absolute.
@@ -83,7 +83,7 @@ def write_latents(
 
 
 def places_of(positions: Tensor, page_table: Tensor, rows: Tensor, page_size: int) -> Tensor:
-    """The places of `positions` [tokens, chosen], of which -1 is none; the same shape.
+    """The places of `positions` [tokens, chosen], where -1 means none; the same shape.
 
     `rows` [tokens] is each token's row of `page_table` [requests, pages].
     """
@@ -94,6 +94,6 @@ def places_of(positions: Tensor, page_table: Tensor, rows: Tensor, page_size: in
 
 
 def all_positions(positions: Tensor, reach: int) -> Tensor:
-    """Everything below `reach` that tokens at `positions` [tokens] see, then -1."""
+    """All positions below `reach` that tokens at `positions` [tokens] see, then -1."""
     keys = torch.arange(reach, device=positions.device)
     return torch.where(keys <= positions[:, None], keys, -1)

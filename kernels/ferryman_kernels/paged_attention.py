@@ -1,13 +1,15 @@
-"""Causal attention over keys and values that lie in pages (grouped query heads).
+"""Causal attention over keys and values in pages (grouped query heads).
 
     keys of a request = its pages in order, at positions 0, 1, 2, …
     out[position]     = softmax(scale · q·keysᵀ)·values over keys 0 … position
                         (window layers: over the last `window_len` of them, itself included)
-    with sinks:           softmax over those scores and sink[head], a score that no value follows
+    with sinks:           softmax over those scores and sink[head], a score without a value
                           (gpt-oss; Xiao et al. 2023 keep real tokens for it)
+    with a cap:           score = cap · tanh(score / cap) before the softmax (Gemma 2); sinks are
+                          not capped
 
 Softmax is computed in float32 (float64 for float64). Keys that no query sees are not read: their
-pages may be gone (-1 in the table), or belong to somebody else by now.
+pages may be gone (-1 in the table), or may have another owner by now.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.ragged import Span
 
 QUERY_BLOCK = 256
-"""Queries that share one mask on the CPU: the mask is never larger than this by the keys."""
+"""Queries that share one mask on the CPU; this bounds the size of the mask."""
 
 
 def paged_attention_reference(
@@ -40,10 +42,11 @@ def paged_attention_reference(
     scale: float,
     window_len: int,
     sinks: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> Tensor:
     """The formula, one request after the other, with one mask for all of its queries."""
     parts = [
-        _attend(queries, key_pages, value_pages, pages, span, scale, window_len, sinks)
+        _attend(queries, key_pages, value_pages, pages, span, scale, window_len, sinks, score_cap)
         for queries, pages, span in zip(
             torch.split(q, [end - start for start, end in spans]), page_table, spans, strict=True
         )
@@ -60,13 +63,14 @@ def _attend(
     scale: float,
     window_len: int,
     sinks: Tensor | None,
+    score_cap: float,
 ) -> Tensor:
     wide, (start, end) = wide_dtype(q.dtype), span
     group = q.shape[1] // key_pages.shape[1]
     seen = torch.arange(_first_key(start, window_len), end, device=q.device)
-    keys = _take(key_pages, pages, seen).to(wide).repeat_interleave(group, 1)
-    values = _take(value_pages, pages, seen).to(wide).repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
+    keys = _gather_rows(key_pages, pages, seen).to(wide).repeat_interleave(group, 1)
+    values = _gather_rows(value_pages, pages, seen).to(wide).repeat_interleave(group, 1)
+    scores = _capped(torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale, score_cap)
     hidden = _is_hidden(torch.arange(start, end, device=q.device), seen, window_len)
     scores = scores.masked_fill(hidden, -torch.inf)
     if sinks is not None:
@@ -76,14 +80,18 @@ def _attend(
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
-def _take(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+def _capped(scores: Tensor, score_cap: float) -> Tensor:
+    return (scores / score_cap).tanh() * score_cap if score_cap else scores
+
+
+def _gather_rows(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """Rows [positions, kv_heads, head_dim] of the pages that `table` [pages] names."""
     page_size = pages.shape[2]
     return pages[table[positions // page_size], :, positions % page_size]
 
 
 def _is_hidden(positions: Tensor, keys: Tensor, window_len: int) -> Tensor:
-    """Which keys a query must not see: bool [positions, keys]."""
+    """True for keys that a query must not see: bool [positions, keys]."""
     ahead = keys > positions[:, None]
     return ahead | (keys <= positions[:, None] - window_len) if window_len else ahead
 
@@ -102,8 +110,9 @@ def _prefill_cpu(
     scale: float,
     window_len: int,
     sinks: Tensor | None,
+    score_cap: float,
 ) -> Tensor:
-    """Gathers each request's pages once; then blocks of queries see only keys up to their end."""
+    """Gathers each request's pages once; each block of queries reads only keys up to its end."""
     out, first = torch.empty_like(q), 0
     for index, (start, end) in enumerate(spans):
         skipped = _first_key(start, window_len) // key_pages.shape[2]
@@ -117,7 +126,7 @@ def _prefill_cpu(
             window = slice(lead - base, high - base)
             hidden = _is_hidden(torch.arange(low, high), torch.arange(lead, high), window_len)
             out[rows] = _attend_block(
-                q[rows], keys[:, window], values[:, window], hidden, scale, sinks
+                q[rows], keys[:, window], values[:, window], hidden, scale, sinks, score_cap
             )
         first += end - start
     return out
@@ -131,29 +140,58 @@ def _lay_in_order(pages: Tensor, table: Tensor, skipped: int, end: int) -> Tenso
 
 
 def _attend_block(
-    q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, sinks: Tensor | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor,
+    scale: float,
+    sinks: Tensor | None,
+    score_cap: float,
 ) -> Tensor:
-    """Heads of a group share their keys by a stride of 0: [kv_heads, group, queries, head_dim].
+    """Attention of one block of queries. The heads of a group share their keys by a stride of 0:
+    [kv_heads, group, queries, head_dim].
 
-    A sink takes its share from all of a head's values alike: with Z = Σ exp(score) it leaves them
-    Z / (Z + exp(sink)) = sigmoid(log Z - sink).
+    A sink scales all of a head's values alike: with Z = Σ exp(score) by Z / (Z + exp(sink)) =
+    sigmoid(log Z - sink).
     """
     tokens, q_heads, head_dim = q.shape
     kv_heads = keys.shape[0]
     group = q_heads // kv_heads
     queries = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
-    if sinks is None:
+    if score_cap:
+        out = _attend_capped(queries, keys, values, hidden, scale, sinks, score_cap)
+    elif sinks is None:
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=~hidden, scale=scale)
     else:
         mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
-        # What F.scaled_dot_product_attention runs on a CPU, but with log Z beside it.
+        # The op behind F.scaled_dot_product_attention on a CPU, which also returns log Z.
         out, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             queries, keys, values, 0.0, False, attn_mask=mask, scale=scale
         )
         left = torch.sigmoid(log_total - sinks.view(kv_heads, group, 1))
         out = out * left[..., None]
     return out.permute(2, 0, 1, 3).reshape(tokens, q_heads, head_dim)
+
+
+def _attend_capped(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor,
+    scale: float,
+    sinks: Tensor | None,
+    score_cap: float,
+) -> Tensor:
+    """torch's own op has no cap, so the scores of a block are written out, in the wide dtype."""
+    wide = wide_dtype(queries.dtype)
+    scores = torch.matmul(queries.to(wide), keys.to(wide).transpose(2, 3)).mul_(scale)
+    scores = _capped(scores, score_cap).masked_fill_(hidden, -torch.inf)
+    if sinks is not None:
+        sink = sinks.view(*scores.shape[:2], 1, 1).expand(-1, -1, scores.shape[2], 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[2]]
+    return torch.matmul(weights, values.to(wide)).to(queries.dtype)
 
 
 def paged_attention_decode(
@@ -165,27 +203,30 @@ def paged_attention_decode(
     scale: float,
     window_len: int = 0,
     sinks: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> Tensor:
     """Queries at any positions, `q` [tokens, q_heads, head_dim], each with a row of the table.
 
-    The pages are strided views [slots, kv_heads, page_size, head_dim]; `page_table` [tokens,
-    pages] must name every page that a query sees; `positions` [tokens]. Several tokens may be of
-    one request, if the keys of all are written: each sees those up to its own position. `sinks`
-    [q_heads] are in the dtype that softmax is computed in.
+    The pages are strided views [slots, kv_heads, page_size, head_dim]; `page_table` [tokens, pages]
+    must name every page that a query sees; `positions` [tokens]. Several tokens may belong to one
+    request if the keys of all are already written: each sees those up to its own position. `sinks`
+    [q_heads] are in the dtype of the softmax. A `score_cap` of 0 is none.
     """
     _check_pages(q, key_pages, value_pages)
     _check_sinks(q, sinks)
     assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
     if q.is_cuda and q.dtype != torch.float64:
         return paged_attention_decode_triton(
-            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks
+            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
         )
     if serves(q):
         return paged_attention_decode_compiled(
-            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks
+            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
         )
     spans = [(position, position + 1) for position in positions.tolist()]
-    return _prefill_cpu(q, key_pages, value_pages, page_table, spans, scale, window_len, sinks)
+    return _prefill_cpu(
+        q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap
+    )
 
 
 def paged_attention_prefill(
@@ -197,11 +238,12 @@ def paged_attention_prefill(
     scale: float,
     window_len: int = 0,
     sinks: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> Tensor:
     """Queries of several chunks, flattened: `q` [tokens, q_heads, head_dim].
 
-    Request i's queries stand at the absolute positions spans[i]; keys and values up to its end
-    are already written to the pages that page_table[i] names. `sinks` as in decode.
+    Request i's queries are at the absolute positions spans[i]; keys and values up to its end are
+    already written to the pages in page_table[i]. `sinks` and `score_cap` as in decode.
     """
     _check_pages(q, key_pages, value_pages)
     _check_sinks(q, sinks)
@@ -209,7 +251,7 @@ def paged_attention_prefill(
     assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
     in_triton = q.is_cuda and q.dtype != torch.float64
     run = paged_attention_prefill_triton if in_triton else _prefill_cpu
-    return run(q, key_pages, value_pages, page_table, spans, scale, window_len, sinks)
+    return run(q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
 
 
 def _check_pages(q: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:

@@ -5,7 +5,7 @@
     gather_pages:   pages[i] = slab[slots[i]]
     scatter_pages:  slab[slots[i]] ← pages[i]
 
-A negative entry of the page table names no page, and nothing is written there.
+A negative entry of the page table is no page, and nothing is written there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _write_kv_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ) -> None:
-    """All heads of one token."""
+    """Writes all heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
@@ -106,7 +106,7 @@ def write_kv(
     rows: Tensor,
     positions: Tensor,
 ) -> None:
-    """Write `keys` and `values` [tokens, kv_heads, head_dim] where each token's page says.
+    """Writes `keys` and `values` [tokens, kv_heads, head_dim] to the page of each token.
 
     The pages are strided views [slots, kv_heads, page_size, head_dim] of a slab; `page_table`
     [requests, pages]; `rows` [tokens] is each token's row of it, `positions` [tokens] absolute.
@@ -133,7 +133,7 @@ def gather_pages(slab: Tensor, slots: Tensor) -> Tensor:
 
 
 def scatter_pages(slab: Tensor, slots: Tensor, pages: Tensor) -> None:
-    """Write `pages` [len(slots), slot_bytes] into the given slots; no slot may be named twice."""
+    """Writes `pages` [len(slots), slot_bytes] into the given slots; no slot may occur twice."""
     assert pages.shape == (len(slots), slab.shape[1]), (pages.shape, slab.shape)
     words, size = _in_words(slab, slots), slab.shape[1]
     if slab.is_cuda:
@@ -144,14 +144,14 @@ def scatter_pages(slab: Tensor, slots: Tensor, pages: Tensor) -> None:
 
 
 def _slots_of(slab: Tensor, slots: Tensor) -> list[int]:
-    """The numbers themselves; an address is made of them, so none may lie outside."""
+    """The slots as numbers. Addresses are computed from them, so all must be inside the slab."""
     found: list[int] = slots.tolist()
     assert all(0 <= slot < len(slab) for slot in found), (found, len(slab))
     return found
 
 
 def _in_words(slab: Tensor, slots: Tensor) -> Tensor:
-    """Slots are multiples of 64 bytes: torch's own row copies move them 8 bytes at a time."""
+    """The slab as int64: slots are multiples of 64 bytes, and 8 bytes move at a time."""
     assert slab.dtype == torch.uint8, slab.dtype
     assert slab.ndim == 2, slab.shape
     assert slab.shape[1] % 64 == 0, slab.shape

@@ -1,4 +1,4 @@
-"""How a ragged batch is described to the kernels: host integers, one span for each request."""
+"""The description of a ragged batch for kernels: host integers, one span for each request."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Span = tuple[int, int]
 """Absolute positions [start, end) of one request's tokens; the batch holds them back to back."""
 
 SlotAt = tuple[int, int, int]
-"""(request_index, position, dst_slot): where the state at an absolute position is to be written."""
+"""(request_index, position, dst_slot): write the state at an absolute position to a slot."""
 
 
 def first_tokens(spans: Sequence[Span]) -> list[int]:
-    """Where each request's tokens begin in the batch, and behind the last one its end."""
+    """The start of each request's tokens in the batch, and after the last one its end."""
     return list(accumulate((end - start for start, end in spans), initial=0))
 
 
 @lru_cache(maxsize=32)
 def on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Host integers as an int64 table on `device`, moved once for all layers of a step."""
+    """Host integers as an int64 table on `device`, copied once for all layers of a step."""
     table = torch.tensor(rows, dtype=torch.int64)
     if device.type == "cuda":
         return table.pin_memory().to(device, non_blocking=True)

@@ -49,7 +49,7 @@ def _rms_norm_kernel(
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """One row and one group of it for each program; `dim` is a group's."""
+    """One program handles one group of one row; `dim` is the length of a group."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * dim
     offs = first + tl.arange(0, BLOCK_DIM)

@@ -4,7 +4,7 @@
     (a, b)   = the first and the second `rotary_half` elements of a head
     (a', b') = scaling · (a·cos - b·sin, b·cos + a·sin)
 
-What lies behind the first 2·rotary_half elements of a head is passed on as it is.
+Elements of a head beyond the first 2·rotary_half stay unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _rotary_kernel(
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """All heads of one token: each element meets its partner, half a rotation away."""
+    """All heads of one token: each element is combined with its partner `half` elements away."""
     token = tl.program_id(0).to(tl.int64)
     offs_head = tl.arange(0, BLOCK_HEADS)[:, None]
     offs_dim = tl.arange(0, BLOCK_DIM)
@@ -61,7 +61,7 @@ def _rotary_kernel(
     freq_at = tl.where(first, offs_dim, offs_dim - half)
     inv_freq = tl.load(inv_freq_ptr + freq_at, mask=turned, other=0.0).to(WIDE)
     angle = tl.load(positions_ptr + token).to(WIDE) * inv_freq
-    # Where nothing turns the angle is 0, and x must stay as it is.
+    # For elements that are not rotated the angle is 0, and x must stay unchanged.
     cos = tl.where(turned, tl.cos(angle) * scaling, 1.0)
     sin = tl.where(first, -tl.sin(angle), tl.sin(angle)) * scaling
     mask = (offs_head < heads) & (offs_dim < head_dim)[None, :]
@@ -95,9 +95,9 @@ def _launch(x: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> T
 def apply_rotary(
     q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Turned copies of `q` [tokens, q_heads, head_dim] and `k` [tokens, kv_heads, head_dim].
+    """Rotated copies of `q` [tokens, q_heads, head_dim] and `k` [tokens, kv_heads, head_dim].
 
-    `scaling` multiplies what turns (YaRN's attention factor; Peng et al. 2023).
+    `scaling` multiplies the rotated elements (YaRN's attention factor; Peng et al. 2023).
     """
     tokens, _, head_dim = q.shape
     assert k.shape[0] == tokens, (q.shape, k.shape)

@@ -3,8 +3,8 @@
     copy_slots:   slab[dst[i]] ← slab[src[i]]
     clear_slots:  slab[slots[i]] ← 0
 
-No slot may be written twice in one call, nor read by one pair and written by another: the pairs
-run in no order. Addresses are computed in 64 bits, for a slab is larger than 2³¹ bytes.
+The pairs run in no order. So no slot may be written twice in one call, or be read by one pair and
+written by another. Addresses are computed in 64 bits, because a slab may exceed 2³¹ bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def clear_slots_reference(slab: Tensor, slots: Tensor) -> None:
 
 
 def copy_slots_memcpy(slab: Tensor, src: Tensor, dst: Tensor) -> None:
-    """One memcpy for each slot; ctypes lets go of the GIL meanwhile."""
+    """One memcpy for each slot; ctypes releases the GIL meanwhile."""
     base, size = slab.data_ptr(), slab.shape[1]
     sources, targets = _slots_of(slab, src), _slots_of(slab, dst)
     for source, target in zip(sources, targets, strict=True):
@@ -43,7 +43,7 @@ def clear_slots_memset(slab: Tensor, slots: Tensor) -> None:
 
 
 def _slots_of(slab: Tensor, slots: Tensor) -> list[int]:
-    """The numbers themselves; an address is made of them, so none may lie outside."""
+    """The slots as numbers. Addresses are computed from them, so all must be inside the slab."""
     found: list[int] = slots.tolist()
     assert all(0 <= slot < len(slab) for slot in found), (found, len(slab))
     return found
@@ -57,7 +57,7 @@ def _copy_slots_kernel(
     slot_words: int,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One part of one slot for each program, in words of 8 bytes."""
+    """One program copies one part of one slot, in words of 8 bytes."""
     pair = tl.program_id(0)
     src = tl.load(src_ptr + pair).to(tl.int64) * slot_words
     dst = tl.load(dst_ptr + pair).to(tl.int64) * slot_words
@@ -98,7 +98,7 @@ def _in_words(slab: Tensor) -> Tensor:
 
 
 def copy_slots(slab: Tensor, src: Tensor, dst: Tensor) -> None:
-    """Copy slot `src[i]` to slot `dst[i]`; both int64 [pairs]."""
+    """Copies slot `src[i]` to slot `dst[i]`; both int64 [pairs]."""
     _check_slab(slab, src)
     _check_slab(slab, dst)
     assert src.shape == dst.shape, (src.shape, dst.shape)
@@ -109,7 +109,7 @@ def copy_slots(slab: Tensor, src: Tensor, dst: Tensor) -> None:
 
 
 def clear_slots(slab: Tensor, slots: Tensor) -> None:
-    """Fill the given slots, int64 [slots], with zero bytes."""
+    """Fills the given slots, int64 [slots], with zero bytes."""
     _check_slab(slab, slots)
     if slab.is_cuda:
         clear_slots_triton(slab, slots)

@@ -1,11 +1,11 @@
-"""The lightning indexer of sparse attention (DeepSeek-V3.2): which positions a token attends to.
+"""The lightning indexer of sparse attention (DeepSeek-V3.2): it chooses the positions to attend to.
 
     score[position] = Σ_heads weight · relu(q·key[position])         for positions 0 … own
-    chosen          = the `count` best of them, or all where there are no more
+    chosen          = the `count` best of them, or all if there are no more
 
-An exact tie goes to the lower position, however the scores were computed: relu makes every score
-that no head wants the same zero, so ties are ordinary. Scores are computed in float32 (float64 for
-float64), and what is chosen comes in rising order.
+An exact tie goes to the lower position in every implementation. Ties are common, because relu gives
+the same zero to every position that no head wants. Scores are computed in float32 (float64 for
+float64), and the chosen positions are in rising order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ferryman_kernels.latent_pages import all_positions, places_of
 from ferryman_kernels.ragged import Span, first_tokens
 
 SCORE_BLOCK = 1 << 22
-"""How many products of heads and keys are held at once."""
+"""The number of products of heads and keys in memory at once."""
 
 
 def index_scores_reference(
@@ -34,7 +34,7 @@ def index_scores_reference(
     rows: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Scores [tokens, every position of the table], -inf for what a token does not see."""
+    """Scores [tokens, every position of the table], -inf for those that a token does not see."""
     page_size, wide = index_pages.shape[1], wide_dtype(q.dtype)
     keys = torch.arange(page_table.shape[1] * page_size, device=q.device)
     seen = keys <= positions[:, None]
@@ -58,7 +58,8 @@ def best_positions(scores: Tensor, count: int) -> Tensor:
         above, tied = scores > least, chosen & (scores == least)
         room = count - above.sum(1, keepdim=True)
         chosen = above | (tied & (tied.cumsum(1) <= room))
-    # Each chosen column has its place among the chosen; the others meet in one that is cut off.
+    # Each chosen column is scattered to its rank; all others go to one extra column, which is cut
+    # off.
     order = torch.where(chosen, chosen.cumsum(1) - 1, width)
     best = torch.full((len(scores), width + 1), -1, device=scores.device)
     return best.scatter_(1, order, keys.expand_as(order))[:, :width]
@@ -72,11 +73,13 @@ def choose_prefill(
     spans: Sequence[Span],
     count: int,
 ) -> Tensor:
-    """Where what each token of several chunks attends to lies. Scores nothing that needs no choice.
+    """The places that each token of several chunks attends to. It computes no scores where all
+    positions are chosen.
 
-    `q` [tokens, index_heads, index_dim] and `weights` [tokens, index_heads] stand at the absolute
-    positions of `spans`; index keys up to each end are written to `index_pages` [slots, page_size,
-    index_dim]. Returns places [tokens, min(count, longest end)], rising by position, then -1.
+    `q` [tokens, index_heads, index_dim] and `weights` [tokens, index_heads] are at the absolute
+    positions of `spans`; index keys up to each end are already written to `index_pages` [slots,
+    page_size, index_dim]. Returns places [tokens, min(count, longest end)], rising by position,
+    then -1.
     """
     _check(q, weights, index_pages, page_table)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
@@ -99,12 +102,12 @@ def choose_prefill(
 
 
 def _lay_in_order(q: Tensor, index_pages: Tensor, pages: Tensor) -> Tensor:
-    """Index keys of one request [positions, index_dim], in the dtype that scores have."""
+    """Index keys of one request [positions, index_dim], in the dtype of the scores."""
     return index_pages[pages].flatten(0, 1).to(wide_dtype(q.dtype))
 
 
 def _scores(q: Tensor, weights: Tensor, keys: Tensor, first: int) -> Tensor:
-    """Scores [tokens, keys] of the tokens at `first` and behind; -inf for what one cannot see."""
+    """Scores [tokens, keys] of the tokens from position `first` on; -inf for keys after a token."""
     tokens, heads, _ = q.shape
     wanted = (q.to(keys.dtype).flatten(0, 1) @ keys.T).relu_().view(tokens, heads, -1)
     scores = torch.bmm(weights.to(keys.dtype)[:, None], wanted)[:, 0]
@@ -121,9 +124,9 @@ def choose_decode(
     positions: Tensor,
     count: int,
 ) -> Tensor:
-    """Where what each single token attends to lies, one row of `page_table` a token.
+    """The places that each single token attends to; each token has its own row of `page_table`.
 
-    As `choose_prefill`; several tokens may be of one request. Returns places [tokens, at most
+    As `choose_prefill`; several tokens may belong to one request. Returns places [tokens, at most
     `count`].
     """
     _check(q, weights, index_pages, page_table)

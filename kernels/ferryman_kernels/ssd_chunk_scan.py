@@ -3,14 +3,14 @@
     state[t] = exp(dt[t]·A)·state[t-1] + dt[t]·(x[t] ⊗ B[t])
     y[t]     = state[t]·C[t] + D·x[t]                       [tokens, ssm_heads, ssm_head_dim]
 
-Blocks of `chunk_len` positions, counted from position 0 of each request, are computed at once.
-With L[t] = Σ dt·A from the block's first token to t, every decay is the exp of a number ≤ 0:
+Blocks of `chunk_len` positions, counted from position 0 of each request, are computed at once. With
+L[t] = Σ dt·A from the block's first token to t, every decay is the exp of a number ≤ 0:
 
     y[t] = Σ_{s ≤ t} exp(L[t] - L[s])·(C[t]·B[s])·dt[s]·x[s] + exp(L[t])·entering·C[t] + D·x[t]
     left = exp(L[end])·entering + Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]
 
 A block that a span cuts is padded in place (`chunk_grid`) with dt = 0, which neither decays nor
-feeds. So resuming at a block's end goes on from the very numbers that a cold run has there.
+feeds. So a run that resumes at the end of a block computes exactly the numbers of a cold run.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def chunk_scan_reference(
 
 # Below, keys and queries are [blocks, ssm_groups, chunk, ssm_state] and contiguous: the bits of a
 # product may depend on its strides, and must not depend on the number of blocks. Heads of a group
-# lie side by side in one product, so that no key is copied for each of them.
+# are side by side in one product, so that no key is copied for each of them.
 
 
 def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
-    """What each block adds to the state: [blocks, ssm_heads, ssm_head_dim, ssm_state]."""
+    """The summand of each block to the state: [blocks, ssm_heads, ssm_head_dim, ssm_state]."""
     blocks, chunk_len, ssm_heads, ssm_head_dim = fed.shape
     to_end = (log_decay[:, -1:] - log_decay).exp().to(fed.dtype)
     columns = (fed * to_end[..., None]).view(blocks, chunk_len, keys.shape[1], -1)
@@ -68,7 +68,7 @@ def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
 
 
 def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
-    """What the tokens of a block give to each other: [blocks, ssm_heads, chunk, ssm_head_dim]."""
+    """The part of y from tokens of the same block: [blocks, ssm_heads, chunk, ssm_head_dim]."""
     blocks, chunk_len = fed.shape[:2]
     scores = decay_between(log_decay.transpose(1, 2).contiguous(), fed.dtype)
     grouped = scores.view(blocks, keys.shape[1], -1, chunk_len, chunk_len)
@@ -77,7 +77,7 @@ def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor
 
 
 def _from_before(entering: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
-    """What the state before a block gives to its tokens: [blocks, chunk, ssm_heads, head_dim]."""
+    """The part of y from the state before each block: [blocks, chunk, ssm_heads, head_dim]."""
     blocks, ssm_heads, ssm_head_dim, ssm_state = entering.shape
     columns = entering.view(blocks, queries.shape[1], -1, ssm_state)
     seen = (queries @ columns.mT).transpose(1, 2).contiguous()
@@ -95,8 +95,8 @@ def _run_states(
 ) -> Tensor:
     """Carries each request's state over its blocks; returns the state that enters each block.
 
-    `left` [blocks, …] is overwritten by it. The states at the ends and at the snapshots' positions
-    go to their slots.
+    Overwrites `left` [blocks, …] with it, and writes the states at the ends and at the snapshots'
+    positions to their slots.
     """
     decay = decay.to(left.dtype)[..., None, None]
     wanted = grid.wanted(slots, snapshots)
@@ -124,11 +124,11 @@ def chunk_scan(
     snapshots: Sequence[SlotAt],
     chunk_len: int,
 ) -> Tensor:
-    """Scan each request's part of `x` [tokens, ssm_heads, ssm_head_dim] from its slot's state.
+    """Scans each request's part of `x` [tokens, ssm_heads, ssm_head_dim] from its slot's state.
 
-    `dt` [tokens, ssm_heads]; `B` and `C` [tokens, ssm_groups, ssm_state]; `ssm_states` is a
-    strided view [slots, ssm_heads, ssm_head_dim, ssm_state], advanced in place at `slots`
-    [requests]. A snapshot's position is a multiple of `chunk_len` in (start, end], or the end.
+    `dt` [tokens, ssm_heads]; `B` and `C` [tokens, ssm_groups, ssm_state]; `ssm_states` is a strided
+    view [slots, ssm_heads, ssm_head_dim, ssm_state], advanced in place at `slots` [requests]. A
+    snapshot's position is a multiple of `chunk_len` in (start, end], or the end.
     """
     tokens, ssm_heads, ssm_head_dim = x.shape
     assert ssm_states.shape[1:] == (ssm_heads, ssm_head_dim, B.shape[2]), ssm_states.shape

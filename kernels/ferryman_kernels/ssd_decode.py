@@ -3,9 +3,9 @@
     state ← exp(dt·A)·state + dt·(x ⊗ B)          [requests, ssm_heads, ssm_head_dim, ssm_state]
     y     = state·C + D·x                          [requests, ssm_heads, ssm_head_dim]
 
-`dt` has its bias, softplus and clamp behind it; `A` is negative; heads share B and C by group.
-The state is read at `slots` and written at `into`: the same slots in plain decoding, other ones
-where a state must outlive the token that may turn out to be wrong.
+`dt` already includes its bias, softplus and clamp; `A` is negative; heads share B and C by group.
+The state is read at `slots` and written at `into`: the same slots in plain decoding, other slots
+where the old state must survive a draft that may be rejected.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _advance_heads(
     into: Any,
     y: Any,
 ) -> None:
-    """Each state is read and written once, where it lies if it stays there."""
+    """Reads and writes each state once; a state that stays in its slot is updated in place."""
     requests, heads, head_dim = x.shape
     heads_per_group, state_dim = heads // B.shape[1], B.shape[2]
     for job in prange(requests * heads):
@@ -69,7 +69,7 @@ def _advance_heads(
         b, c = B[request, head // heads_per_group], C[request, head // heads_per_group]
         src, dst, decay = slots[request], into[request], np.exp(dt[request, head] * A[head])
         first = head * head_dim * state_dim
-        # Both ways sum over one row in place: so the bits are the same.
+        # Both branches sum over one row in the same order, so the bits are the same.
         if src == dst and src >= 0:
             for row in range(head_dim):
                 at = src * stride_slot + first + row * state_dim
@@ -221,12 +221,12 @@ def selective_state_update(
     slots: Tensor,
     into: Tensor,
 ) -> Tensor:
-    """Advance the states at `slots` [requests] by one token, to `into`, and read y out of them.
+    """Advances the states at `slots` [requests] by one token into `into`, and returns y.
 
     `x` [requests, ssm_heads, ssm_head_dim], `dt` [requests, ssm_heads], `B` and `C` [requests,
     ssm_groups, ssm_state]; the states are a strided view [slots, ssm_heads, ssm_head_dim,
-    ssm_state]. A negative slot counts as cleared where it is read and is written nowhere; no
-    request of a call may read what another one writes.
+    ssm_state]. A negative slot reads as cleared, and a negative target is not written. No request
+    of a call may read a slot that another one writes.
     """
     requests, ssm_heads, ssm_head_dim = x.shape
     assert ssm_states.shape[1:] == (ssm_heads, ssm_head_dim, B.shape[2]), ssm_states.shape

@@ -1,9 +1,11 @@
-"""The commands of `ferryman`, gathered under one name, and how their mistakes are told."""
+"""The commands of `ferryman`, gathered under one name, and the report of their errors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -17,15 +19,27 @@ EXIT_INTERRUPTED = 130
 app = typer.Typer(
     name="ferryman",
     help="Serve hybrid language models, with every reuse of state exact, explained and traceable.",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 commands.add_to(app)
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"ferryman {version('ferryman')}")
+        raise typer.Exit
+
+
 @app.callback()
-def ferryman() -> None:
+def ferryman(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
     """Serve hybrid language models, with every reuse of state exact, explained and traceable."""
 
 
@@ -34,7 +48,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit status: 2 with one line on stderr for a mistake of the caller's, 1 for a failure."""
+    """The exit status: 2 with one line on stderr for a mistake of the caller, 1 for a failure."""
     try:
         status = app(
             args=list(arguments) or ["--help"], prog_name="ferryman", standalone_mode=False
@@ -51,6 +65,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tell(message: str, status: int) -> int:
-    line = " ".join(message.split())
-    print(f"error: {line}", file=sys.stderr)
+    # Of several mistakes each has a line, as a service tells them.
+    for mistake in message.split("\nerror: "):
+        print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""`ferryman chat`: a conversation in the terminal, streamed, with what was reused of it."""
+"""`ferryman chat`: a conversation in the terminal, streamed, with the amount of reuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ReadLine = Callable[[], str]
 
 @dataclass(slots=True)
 class Conversation:
-    """The turns so far, and the answer that is being given."""
+    """The turns so far, and the answer in progress."""
 
     turns: list[ChatTurn] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Conversation:
         self.pieces.clear()
 
     def answered(self) -> None:
-        """What was said becomes a turn; a question without any answer is taken back."""
+        """Adds the answer as a turn; a question without an answer is removed."""
         if self.pieces:
             self.turns.append(ChatTurn("assistant", "".join(self.pieces)))
         else:
@@ -48,14 +48,14 @@ class Conversation:
 
 
 class Chat:
-    """Asks for lines, streams answers. Each answer runs on `runner`, so that Ctrl-C ends it."""
+    """Asks for lines and streams answers. Each answer runs on `runner`, so that Ctrl-C ends it."""
 
     def __init__(self, client: Client, console: Console, sampling: SamplingParams) -> None:
         self._client, self._console, self._sampling = client, console, sampling
         self._conversation = Conversation()
 
     def run(self, runner: asyncio.Runner, read_line: ReadLine) -> None:
-        """Until the end of the input, or /quit."""
+        """Runs until the end of the input, or /quit."""
         for line in _lines(read_line):
             if line in QUIT:
                 return
@@ -99,7 +99,7 @@ class Chat:
 
 
 def usage_note(usage: Usage, request_id: str) -> str:
-    """How much of the conversation was reused, and by which id to trace the answer."""
+    """The amount of the conversation that was reused, and the id with which to trace the answer."""
     cached = usage.cached
     tiers = [f"{cached.device} on the device", f"{cached.host} from the host"]
     tiers += [f"{cached.storage} from storage"] if cached.storage else []
@@ -125,12 +125,12 @@ def run_chat(grpc: str, sampling: SamplingParams) -> int:
 
 
 async def _opened(grpc: str) -> Client:
-    """Channels belong to the loop they are made on."""
+    """Opens the client on the loop of its calls: channels belong to the loop that made them."""
     return Client(grpc)
 
 
 def terminal_lines(console: Console) -> ReadLine:
-    """Reads from a terminal with a prompt, from a pipe without."""
+    """Reads from a terminal with a prompt, from a pipe without one."""
     if sys.stdin.isatty():
         return lambda: console.input("[bold]you> [/bold]")
     return lambda: input()

@@ -1,7 +1,8 @@
-"""The flags of every command. What a command does is in the module of its name."""
+"""The flags of every command. Each command's work is in the module of its name."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,15 @@ from typing import Annotated
 import typer
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.schedule.request import SamplingParams
-from ferryman_cli.bench.commands import bench_app
-from ferryman_cli.choices import DEMO_NAME, Choices, Doors, EngineChoices, demo_model
-from ferryman_cli.simulate.commands import simulate
-from ferryman_cli.tier_choices import TierChoices, tier_size
-from ferryman_cli.where import (
+from ferryman.settings.cluster import UpOptions
+from ferryman.settings.engine import EngineOptions
+from ferryman.settings.sources import read_settings
+from ferryman_cli.bench_commands import bench_app
+from ferryman_cli.endpoints import (
     STATE_DIR,
+    ApiKey,
     AsJson,
     ClusterName,
     GrpcAddress,
@@ -25,138 +28,106 @@ from ferryman_cli.where import (
     grpc_address,
     nats_and_name,
 )
-
-ENGINE, DOORS, TIERS = EngineChoices(), Doors(), TierChoices()
+from ferryman_cli.flags import with_flags
+from ferryman_cli.simulate_commands import simulate
+from ferryman_launcher.model_places import locate
+from ferryman_launcher.options import UP_DEFAULTS, check_model_folder, up_options, up_sources
 
 Model = Annotated[
-    str, typer.Option(metavar="DIR", help="A Hugging Face folder; by default the demo model.")
+    str,
+    typer.Option(metavar="DIR|ID", help="A folder or an id on the hub; by default the demo model."),
 ]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float64.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
+Quantize = Annotated[
+    str, typer.Option(help="int8: weights of linear layers become int8 at load; or none.")
+]
 PageSize = Annotated[int, typer.Option(min=1, help="Tokens in a page; a power of two.")]
-ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens that one prefill step takes.")]
-MaxRunning = Annotated[int, typer.Option(min=1, help="Requests that a worker runs at once.")]
-MemoryBytes = Annotated[int, typer.Option(min=1, help="Bytes of all state pools of a worker.")]
+MemoryBytes = Annotated[
+    str, typer.Option(metavar="SIZE", help="Bytes of all state pools of a worker.")
+]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of each worker; 0 shares the cores among them.")
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens.")]
-Port = typer.Option(min=0, max=65535, help="Where the router listens; 0 takes a free port.")
-Workers = typer.Option(min=1, max=64, help="How many workers of this role.")
-Ranks = typer.Option(min=1, max=64, help="Ranks (processes) that share each worker's model.")
+ConfigFile = Annotated[
+    str, typer.Option(metavar="FILE", help="A TOML file of settings. [env: FERRYMAN_CONFIG]")
+]
 
 
 def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
-    for command in (up, chat, generate, trace, explain, top, events, simulate):
+    for command in (up, fit, config, chat, generate, trace, explain, top, events, simulate, key):
         app.command()(command)
     app.add_typer(bench_app)
 
 
+@with_flags(UpOptions, UP_DEFAULTS)
 def up(
-    model: Model = "",
-    served_name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
-    prefill: Annotated[int, Workers] = 1,
-    decode: Annotated[int, Workers] = 1,
-    prefill_tp: Annotated[int, Ranks] = 1,
-    decode_tp: Annotated[int, Ranks] = 1,
-    host: Annotated[str, typer.Option(help="The address the router listens on.")] = DOORS.host,
-    http_port: Annotated[int, Port] = DOORS.http_port,
-    grpc_port: Annotated[int, Port] = DOORS.grpc_port,
-    nats_url: Annotated[str, typer.Option(help="A broker to use instead of an own one.")] = "",
-    redis_url: Annotated[str, typer.Option(help="A Redis to use instead of an own one.")] = "",
-    cluster: Annotated[str, typer.Option(help="The cluster's name in NATS subjects.")] = "local",
-    state_dir: StateDir = STATE_DIR,
-    dtype: Dtype = ENGINE.dtype,
-    page_size: PageSize = ENGINE.page_size,
-    chunk_tokens: ChunkTokens = ENGINE.chunk_tokens,
-    max_running: MaxRunning = ENGINE.max_running,
-    memory_bytes: MemoryBytes = ENGINE.memory_bytes,
-    snapshot_grid: Annotated[
-        int, typer.Option(min=0, help="Tokens between snapshots kept along a prompt; 0: none.")
-    ] = ENGINE.snapshot_grid,
-    draft: Annotated[
-        str, typer.Option(metavar="ngram|DIR", help="Draft from the text, or with a small model.")
-    ] = ENGINE.draft,
-    draft_tokens: Annotated[
-        int, typer.Option(min=1, max=64, help="Drafts that a step verifies of each request.")
-    ] = ENGINE.draft_tokens,
-    nodes: Annotated[
-        int, typer.Option(min=1, max=16, help="Nodes, each with its host-cache and its workers.")
-    ] = TIERS.num_nodes,
-    host_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Host tier, all pools and nodes: 512M, 2G, bytes.")
-    ] = "",
-    storage_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="Storage tier; by default in the state folder.")
-    ] = "",
-    storage_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Storage tier, all nodes; without size or DIR none.")
-    ] = "",
-    write_policy: Annotated[
-        str, typer.Option(help="write_through, write_through_selective or write_back.")
-    ] = TIERS.write_policy,
-    prefetch_policy: Annotated[
-        str, typer.Option(help="best_effort, wait_complete or timeout.")
-    ] = TIERS.prefetch_policy,
-    prefetch_threshold: Annotated[
-        int, typer.Option(min=0, help="Tokens below which nothing is prefetched.")
-    ] = TIERS.prefetch_threshold,
-    threads: Threads = 0,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0.1, help="How long requests under way may take at the end.")
-    ] = 30.0,
-    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    *,
+    config: ConfigFile = "",
     json: Annotated[
         bool, typer.Option("--json", help="Say that it is ready in one line of JSON.")
     ] = False,
+    **flags: object,
 ) -> int:
     """Start a cluster and stay in the foreground; Ctrl-C drains and ends it.
 
     Endpoints and process ids are in cluster.json of the state folder, where the other commands
-    look; logs are beside it.
+    look; logs are beside it. Every flag is a variable, too (FERRYMAN_PAGE_SIZE), and a line of the
+    file (page_size = 16); flags count more than variables, and those more than the file.
     """
+    sources, places = locate(up_sources(flags, os.environ, config))
+    choices = up_options(sources)
+    check_model_folder(choices.engine.model)
+
     from ferryman_cli.up import run_up
 
-    folder = Path(model) if model else demo_model()
-    engine = EngineChoices(
-        dtype=dtype,
-        page_size=page_size,
-        chunk_tokens=chunk_tokens,
-        max_running=max_running,
-        memory_bytes=memory_bytes,
-        threads=threads,
-        snapshot_grid=snapshot_grid,
-        draft=draft,
-        draft_tokens=draft_tokens,
-    )
-    tiers = TierChoices(
-        host_bytes=tier_size("--host-memory", host_memory),
-        storage_dir=storage_dir,
-        storage_bytes=tier_size("--storage-bytes", storage_bytes),
-        write_policy=write_policy,
-        prefetch_policy=prefetch_policy,
-        prefetch_threshold=prefetch_threshold,
-        num_nodes=nodes,
-    )
-    choices = Choices(
-        model=folder,
-        served_name=served_name or (folder.resolve().name if model else DEMO_NAME),
-        engine=engine,
-        doors=Doors(host, http_port, grpc_port),
-        num_prefill=prefill,
-        prefill_tp=prefill_tp,
-        decode_tp=decode_tp,
-        num_decode=decode,
-        nats_url=nats_url,
-        redis_url=redis_url,
-        cluster=cluster,
-        tiers=tiers,
-        drain_seconds=drain_seconds,
-        log_level=log_level,
-    )
-    return run_up(choices, state_dir, as_json=json)
+    return run_up(choices, places, as_json=json)
+
+
+@with_flags(UpOptions, UP_DEFAULTS)
+def fit(
+    *,
+    asked: Annotated[str, typer.Argument(metavar="[MODEL]", help="As --model.")] = "",
+    config: ConfigFile = "",
+    json: AsJson = False,
+    **flags: object,
+) -> int:
+    """Show what fits into this machine, and start nothing.
+
+    Weights, state and requests of the cluster that `ferryman up` with these flags would start, from
+    the model's config and the headers of its files.
+    """
+    named = {**flags, "model": asked or flags["model"]}
+    sources, places = locate(up_sources(named, os.environ, config))
+    choices = up_options(sources)
+    check_model_folder(choices.engine.model)
+
+    from ferryman_cli.fit import run_fit
+
+    return run_fit(choices, places, as_json=json)
+
+
+@with_flags(UpOptions, UP_DEFAULTS)
+def config(
+    *,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print every setting with where it comes from.")
+    ] = False,
+    config: ConfigFile = "",
+    **flags: object,
+) -> int:
+    """Check the settings of a cluster, as `ferryman up` with these flags would have them."""
+    from ferryman_cli.config import planned_values, shown
+
+    sources, places = locate(up_sources(flags, os.environ, config))
+    planned = planned_values(up_options(sources), places) if show else {}
+    lines = list(shown(sources, planned))
+    if show:
+        print("\n".join(lines))
+    return 0
 
 
 def chat(
@@ -184,14 +155,15 @@ def generate(
     seed: Seed = 0,
     logprobs: Annotated[int, typer.Option(min=0, help="Alternatives shown per token.")] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to max-tokens.")] = False,
-    dtype: Dtype = ENGINE.dtype,
-    page_size: PageSize = ENGINE.page_size,
-    memory_bytes: MemoryBytes = ENGINE.memory_bytes,
+    dtype: Dtype = "auto",
+    quantize: Quantize = "none",
+    page_size: PageSize = 16,
+    memory_bytes: MemoryBytes = "512M",
     threads: Threads = 0,
     json: AsJson = False,
 ) -> int:
     """Complete prompts in this process, without any server."""
-    from ferryman_cli.generate import Asked, run_generate
+    from ferryman_cli.generate import BatchRequest, run_generate
 
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -201,8 +173,12 @@ def generate(
         ignore_eos=ignore_eos,
     )
     prompts = tuple(prompt) if prompt else (_piped(),)
-    asked = Asked(Path(model) if model else demo_model(), prompts, sampling, is_chat=chat)
-    engine = EngineChoices(dtype, page_size, memory_bytes=memory_bytes, threads=threads)
+    chosen = {"dtype": dtype, "quantize": quantize, "page_size": page_size}
+    flags = {"model": model or None, "threads": threads, "memory_bytes": memory_bytes, **chosen}
+    sources, places = locate(up_sources(flags, {}))
+    engine = read_settings(EngineOptions, "", sources)
+    places.fetch()
+    asked = BatchRequest(engine.model, prompts, sampling, is_chat=chat)
     return run_generate(asked, engine, as_json=json)
 
 
@@ -226,13 +202,15 @@ def trace(
 def explain(
     request_id: RequestId,
     grpc: GrpcAddress = "",
+    api_key: ApiKey = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
     """Show why a request was routed as it was, with the runner-up."""
     from ferryman_cli.explain import run_explain
 
-    return run_explain(grpc_address(grpc, state_dir), request_id, as_json=json)
+    address = grpc_address(grpc, state_dir)
+    return run_explain(address, request_id, api_key=api_key, as_json=json)
 
 
 def top(
@@ -259,6 +237,17 @@ def events(
     from ferryman_cli.events import run_events
 
     return run_events(nats_and_name(nats, cluster, state_dir), request_id, as_json=json)
+
+
+def key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the cluster key shall be.")],
+) -> None:
+    """Make a random cluster key, unless the file is there; check it if it is.
+
+    Routers and host-caches are given its path; `ferryman up` does all this by itself.
+    """
+    make_key_file(path)
+    read_key_file(path)
 
 
 def _piped() -> str:

@@ -9,14 +9,14 @@ from contextlib import aclosing
 from rich.console import Console
 from rich.text import Text
 
-from ferryman.handoff.lifecycle import LifecycleEvent, is_over
+from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman_cli.lifecycle_reader import follow_events
 from ferryman_cli.trace import COLOURS
 from ferryman_cli.waterfall import facts_text
 
 
 def run_events(nats: tuple[str, str], request_id: str, *, as_json: bool) -> int:
-    """Follows until the request is over; all requests, until Ctrl-C."""
+    """Follows one request until it is over; all requests, until Ctrl-C."""
     asyncio.run(_follow(nats, request_id, as_json=as_json))
     return 0
 
@@ -34,8 +34,8 @@ async def _follow(nats: tuple[str, str], request_id: str, *, as_json: bool) -> N
                 return
 
 
-def event_line(event: LifecycleEvent) -> Text:
-    """Milliseconds, who, which request, what, and the facts."""
+def event_line(event: LifecycleEntry) -> Text:
+    """One line: milliseconds, worker, request, event, and its facts."""
     line = Text(f"{event.elapsed_ms:9.1f} ms  ")
     line.append(f"{event.worker_id:<18} ", COLOURS.get(event.role, "white"))
     line.append(f"{event.request_id}#{event.attempt} ", "bold")

@@ -1,4 +1,4 @@
-"""`ferryman explain ID`: why a request went where it went, and what else there was."""
+"""`ferryman explain ID`: the reasons for the routing of a request, and the alternatives."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 
 from ferryman.client import Client, RouteCandidate, RouteExplanation
 
-MAX_OTHERS = 3  # fit beside the choice in 80 columns; --json has them all
+MAX_OTHERS = 3  # fit beside the choice in 80 columns; --json prints all
 
 
-def run_explain(grpc: str, request_id: str, *, as_json: bool) -> int:
-    routes = asyncio.run(_explained(grpc, request_id))
+def run_explain(grpc: str, request_id: str, *, api_key: str, as_json: bool) -> int:
+    routes = asyncio.run(_explained(grpc, request_id, api_key))
     if as_json:
         print(json.dumps({"request_id": request_id, "routes": [asdict(one) for one in routes]}))
     elif not routes:
@@ -26,15 +26,15 @@ def run_explain(grpc: str, request_id: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _explained(grpc: str, request_id: str) -> tuple[RouteExplanation, ...]:
-    async with Client(grpc) as client:
+async def _explained(grpc: str, request_id: str, api_key: str) -> tuple[RouteExplanation, ...]:
+    async with Client(grpc, api_key=api_key) as client:
         return await client.explain(request_id)
 
 
 def print_route(console: Console, request_id: str, route: RouteExplanation) -> None:
-    """The choice and the best of the others, with the milliseconds predicted for each part.
+    """The choice and the best alternatives, with the milliseconds predicted for each part.
 
-    What recomputing would cost is no part of the total: it is the price of not loading anything.
+    The cost of recomputing is not part of the total: it is the cost without any loads.
     """
     shown = (route.chosen, *route.others[:MAX_OTHERS])
     title = f"{request_id}, attempt {route.attempt} (predicted milliseconds)"
@@ -50,7 +50,7 @@ def print_route(console: Console, request_id: str, route: RouteExplanation) -> N
 
 
 def _lines(candidate: RouteCandidate) -> list[tuple[str, str]]:
-    """A candidate's column: what it says under which name."""
+    """A candidate's column as (name, value) pairs."""
     seconds = {
         "queue": candidate.queue_seconds,
         "fetch": candidate.fetch_seconds,

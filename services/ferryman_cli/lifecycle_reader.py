@@ -3,53 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from ferryman.errors import NotFound, Unavailable
-from ferryman.handoff.lifecycle import LifecycleEvent, is_over
+from ferryman.handoff.lifecycle import LifecycleEntry, is_over
+from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import decode_event
-from ferryman.wire.bus import Message, Recorded
-from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.bus import BusMessage, RecordedMessage
+from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
 
 CONNECT_SECONDS = 3.0
 MAX_EVENTS = 8192
+MAX_SEARCHED = 1 << 18  # more than the log keeps
 LAST_WORDS_SECONDS = 2.0
 PAUSE_SECONDS = 0.1
 
 
 @asynccontextmanager
 async def connected_bus(url: str) -> AsyncIterator[NatsBus]:
-    """A bus with its broker there; Unavailable when it is not."""
+    """A bus with its broker connected. Raises Unavailable when no broker answers."""
     async with nats_bus(NatsOptions(url, client_name="ferryman-cli")) as bus:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await bus.connected()
-                await bus.flush()  # the log is there from now on
+                await bus.flush()  # the log exists from now on
         except TimeoutError:
             raise Unavailable(f"no broker answers at {url}") from None
         yield bus
 
 
-async def read_events(url: str, cluster: str, request_id: str) -> list[LifecycleEvent]:
-    """Everything the log has of a request; its last events are given a moment to arrive."""
-    pattern = Subjects(cluster).all_life_of(request_id)
+async def read_events(url: str, cluster: str, request_id: str) -> list[LifecycleEntry]:
+    """All events of a call in the log, by a request's id or by its caller's name for it; waits a
+    moment for the last events to arrive.
+
+    A call that outlived its router was sent again as another request. The events of both are
+    returned, one request after the other.
+    """
+    subjects = Subjects(cluster)
+    check_correlation_id(request_id)
     async with connected_bus(url) as bus:
+        *gone, last = await _request_ids(bus, subjects, request_id)
+        before = [event for one in gone for event in await _life_of(bus, subjects, one)]
         deadline = asyncio.get_running_loop().time() + LAST_WORDS_SECONDS
         while True:
-            events = _events(await bus.history(pattern, max_events=MAX_EVENTS))
-            if not events:
-                raise NotFound(f"the lifecycle log has nothing of {request_id}")
+            events = await _life_of(bus, subjects, last)
             if is_over(events) or asyncio.get_running_loop().time() > deadline:
-                return events
+                return [*before, *events]
             await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def follow_events(
     url: str, cluster: str, request_id: str
-) -> AsyncGenerator[tuple[Message, LifecycleEvent], None]:
-    """Events as they happen, of one request or (with an empty id) of all, for ever."""
+) -> AsyncGenerator[tuple[BusMessage, LifecycleEntry], None]:
+    """Yields events as they happen, of one request or (with an empty id) of all, without end."""
     subjects = Subjects(cluster)
     pattern = subjects.all_life_of(request_id) if request_id else subjects.all_life
     async with connected_bus(url) as bus, bus.subscribed(pattern) as messages:
@@ -60,5 +68,39 @@ async def follow_events(
                 continue
 
 
-def _events(recorded: tuple[Recorded, ...]) -> list[LifecycleEvent]:
+def ids_of_call(begun: Iterable[LifecycleEntry], name: str) -> tuple[str, ...]:
+    """The ids under which a call was received, first to last. The call is the one with this id, or
+    the latest one that its caller named so. Pure.
+
+    Callers may use a name twice. Only a request that was sent before belongs to the call before it.
+    """
+    begun = list(begun)
+    named = next((_name_of(event) for event in begun if event.request_id == name), name)
+    calls: list[list[str]] = []
+    for event in begun:
+        if _name_of(event) == named:
+            if not (calls and event.facts.get("sent_before")):
+                calls.append([])
+            calls[-1].append(event.request_id)
+    return tuple(next((ids for ids in calls if name in ids), calls[-1] if calls else ()))
+
+
+def _name_of(begun: LifecycleEntry) -> object:
+    return begun.facts.get("correlation_id", begun.request_id)
+
+
+async def _request_ids(bus: NatsBus, subjects: Subjects, name: str) -> tuple[str, ...]:
+    begun = _events(await bus.history(subjects.all_received, max_events=MAX_SEARCHED))
+    if found := ids_of_call(begun, name):
+        return found
+    if is_request_id(name) and await bus.history(subjects.all_life_of(name), max_events=1):
+        return (name,)  # its first event was lost
+    raise NotFound(f"the lifecycle log has nothing of {name}")
+
+
+async def _life_of(bus: NatsBus, subjects: Subjects, request_id: str) -> list[LifecycleEntry]:
+    return _events(await bus.history(subjects.all_life_of(request_id), max_events=MAX_EVENTS))
+
+
+def _events(recorded: tuple[RecordedMessage, ...]) -> list[LifecycleEntry]:
     return [decode_event(one.payload) for one in recorded]

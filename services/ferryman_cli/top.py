@@ -1,4 +1,4 @@
-"""`ferryman top`: all workers, as their heartbeats tell."""
+"""`ferryman top`: all workers, from their heartbeats."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.table import Table
 
 from ferryman.errors import InvalidRequest, NotFound
-from ferryman.wire.beats import BEAT_SECONDS, Beat, beat_from_bytes
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.lifecycle_reader import connected_bus
 
-ONCE_SECONDS = 2.0 * BEAT_SECONDS
-LATE_SECONDS = 3.0 * BEAT_SECONDS
+ONCE_SECONDS = 2.0 * HEARTBEAT_SECONDS
+LATE_SECONDS = 3.0 * HEARTBEAT_SECONDS
 GONE_SECONDS = 30.0
 _LEFT = ("worker", "state", "address", "node")
 _RIGHT = (
@@ -37,23 +37,23 @@ _RIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The latest beat of a worker, and when it came."""
+    """The latest heartbeat of a worker, and the time it came."""
 
-    beat: Beat
+    beat: Heartbeat
     at: float
 
 
-class Roll:
-    """The workers heard of lately."""
+class SeenWorkers:
+    """The workers that sent a heartbeat lately."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
 
-    def heard(self, beat: Beat, now: float) -> None:
+    def on_heartbeat(self, beat: Heartbeat, now: float) -> None:
         self._seen[beat.worker_id] = Seen(beat, now)
 
     def workers(self, now: float) -> list[Seen]:
-        """By role and id; who was silent for too long is struck off."""
+        """The workers by role and id; those silent for too long are dropped."""
         self._seen = {k: one for k, one in self._seen.items() if now - one.at < GONE_SECONDS}
         return sorted(self._seen.values(), key=lambda one: (one.beat.role, one.beat.worker_id))
 
@@ -66,14 +66,14 @@ def run_top(nats: tuple[str, str], *, once: bool, as_json: bool) -> int:
 
 
 async def _once(url: str, cluster: str, *, as_json: bool) -> int:
-    roll = Roll()
+    seen = SeenWorkers()
     try:
         async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(url, cluster)) as beats:
             async for beat in beats:
-                roll.heard(beat, monotonic())
+                seen.on_heartbeat(beat, monotonic())
     except TimeoutError:
         pass
-    workers = roll.workers(monotonic())
+    workers = seen.workers(monotonic())
     if not workers:
         raise NotFound(f"no worker of cluster {cluster} was heard within {ONCE_SECONDS:g} s")
     if as_json:
@@ -84,26 +84,26 @@ async def _once(url: str, cluster: str, *, as_json: bool) -> int:
 
 
 async def _live(url: str, cluster: str) -> None:
-    roll = Roll()
+    seen = SeenWorkers()
     async with aclosing(_beats(url, cluster)) as beats:
         with Live("waiting for heartbeats", auto_refresh=False, transient=True) as live:
             async for beat in beats:
-                roll.heard(beat, monotonic())
-                live.update(fleet_table(roll.workers(monotonic()), monotonic()), refresh=True)
+                seen.on_heartbeat(beat, monotonic())
+                live.update(fleet_table(seen.workers(monotonic()), monotonic()), refresh=True)
 
 
-async def _beats(url: str, cluster: str) -> AsyncGenerator[Beat, None]:
+async def _beats(url: str, cluster: str) -> AsyncGenerator[Heartbeat, None]:
     async with connected_bus(url) as bus:
         async with bus.subscribed(Subjects(cluster).all_beats) as messages:
             async for message in messages:
                 try:
-                    yield beat_from_bytes(message.payload)
+                    yield heartbeat_from_bytes(message.payload)
                 except InvalidRequest:
                     continue
 
 
 def fleet_table(workers: Iterable[Seen], now: float) -> Table:
-    """One line a worker."""
+    """A table with one line a worker."""
     table = Table(box=None, pad_edge=False)
     for name in _LEFT:
         table.add_column(name)
@@ -114,7 +114,7 @@ def fleet_table(workers: Iterable[Seen], now: float) -> Table:
     return table
 
 
-def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
+def _cells(beat: Heartbeat, silent_seconds: float) -> tuple[str, ...]:
     state = "ready" if beat.is_ready else "draining"
     if silent_seconds > LATE_SECONDS:
         state = f"silent {silent_seconds:.0f} s"
@@ -137,8 +137,8 @@ def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
     )
 
 
-def _drafts(beat: Beat) -> str:
-    """The share that was right, and the steps that a token took."""
+def _drafts(beat: Heartbeat) -> str:
+    """The share of drafts accepted, and the steps per token."""
     if not beat.drafted_tokens:
         return "-"
     tokens = beat.draft_steps + beat.accepted_tokens
@@ -146,8 +146,8 @@ def _drafts(beat: Beat) -> str:
     return f"{share:.0%} {beat.draft_steps / tokens:.2f}/token"
 
 
-def _speeds(beat: Beat) -> str:
-    """How fast bytes come: to a worker from its host tier, to a host-cache from behind it."""
+def _speeds(beat: Heartbeat) -> str:
+    """The speed of bytes: to a worker from its host tier, to a host-cache from other tiers."""
     tiers = {
         "host": beat.load_seconds_per_byte,
         "storage": beat.storage_seconds_per_byte,

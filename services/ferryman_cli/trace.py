@@ -1,4 +1,4 @@
-"""`ferryman trace ID`: what happened to a request, and whether it could happen."""
+"""`ferryman trace ID`: the events of a request, and whether their order is legal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ferryman.handoff.lifecycle import LifecycleEvent, Violation, check, is_over
+from ferryman.handoff.lifecycle import LifecycleEntry, Violation, check, is_over
 from ferryman.runtime.life import EXIT_FAILED
 from ferryman_cli.lifecycle_reader import read_events
-from ferryman_cli.waterfall import bar, facts_text, rows
+from ferryman_cli.waterfall import WaterfallRow, bar, facts_text, rows
 
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 10, 28
 COLOURS = {"router": "cyan", "prefill": "green", "decode": "magenta", "hostcache": "yellow"}
@@ -27,19 +27,31 @@ def run_trace(nats: tuple[str, str], request_id: str, *, checks: bool, as_json: 
     if as_json:
         print(json.dumps(as_object(request_id, events, violations)))
     else:
-        print_waterfall(Console(), request_id, events)
+        print_lives(Console(), events)
         if checks:
             _print_verdict(events, violations)
     return EXIT_FAILED if violations else 0
 
 
-def print_waterfall(console: Console, request_id: str, events: Sequence[LifecycleEvent]) -> None:
-    """One line an event, in the order of their time."""
-    lines = rows(events)
+def print_lives(console: Console, events: Sequence[LifecycleEntry]) -> None:
+    """Prints a waterfall for each request of a call, all on one scale of time."""
+    lines, request_ids = rows(events), _request_ids(events)
+    for request_id in request_ids:
+        mine = [row for row in lines if row.event.request_id == request_id]
+        print_waterfall(console, request_id, mine)
+        if request_id != request_ids[-1] and not is_over(row.event for row in mine):
+            console.print(f"{request_id}: no end; the call was sent again", markup=False)
+
+
+def print_waterfall(console: Console, request_id: str, lines: Sequence[WaterfallRow]) -> None:
+    """Prints one line an event, in order of time."""
     total = max(row.end_ms for row in lines)
-    attempts = max(event.attempt for event in events)
+    attempts = max(row.event.attempt for row in lines)
     bar_width = min(max(console.width // 6, MIN_BAR_WIDTH), MAX_BAR_WIDTH)
-    title = f"{request_id}: {len(lines)} events, {total:.1f} ms, attempts {attempts}"
+    begin = lines[0].begin_ms
+    since = f"from {begin:.1f} ms, " if begin else ""
+    spent = f"{since}{total - begin:.1f} ms, attempts {attempts}"
+    title = f"{request_id}: {len(lines)} events, {spent}"
     table = Table(title=Text(title), box=None, pad_edge=False, title_justify="left")
     table.add_column("ms", justify="right")
     for name in ("who", "event", "", "facts"):
@@ -58,20 +70,35 @@ def print_waterfall(console: Console, request_id: str, events: Sequence[Lifecycl
 
 
 def as_object(
-    request_id: str, events: Sequence[LifecycleEvent], violations: Sequence[Violation]
+    request_id: str, events: Sequence[LifecycleEntry], violations: Sequence[Violation]
 ) -> dict[str, object]:
-    """Events in the order of their time, with milliseconds since the first."""
+    """Events in order of time, with milliseconds since the first. There are several `request_ids`
+    when the call was sent again."""
     return {
         "request_id": request_id,
-        "is_over": is_over(events),
+        "request_ids": _request_ids(events),
+        "is_over": _is_over(events),
         "events": [{"at_ms": round(row.begin_ms, 3), **asdict(row.event)} for row in rows(events)],
         "violations": [asdict(violation) for violation in violations],
     }
 
 
-def _print_verdict(events: Sequence[LifecycleEvent], violations: Sequence[Violation]) -> None:
+def _print_verdict(events: Sequence[LifecycleEntry], violations: Sequence[Violation]) -> None:
     for found in violations:
         print(f"violation: {found.rule}: {found.detail} (attempt {found.attempt})")
     if not violations:
-        end = "" if is_over(events) else "; it is not over yet"
-        print(f"legal: {len(events)} events in an order that the tables allow{end}")
+        end = "" if _is_over(events) else "; it is not over yet"
+        lives = _request_ids(events)
+        of = f" of {len(lives)} requests" if len(lives) > 1 else ""
+        print(f"legal: {len(events)} events{of} in an order that the tables allow{end}")
+
+
+def _request_ids(events: Sequence[LifecycleEntry]) -> list[str]:
+    """The ids in the order of the log: the request that was sent first comes first."""
+    return list(dict.fromkeys(event.request_id for event in events))
+
+
+def _is_over(events: Sequence[LifecycleEntry]) -> bool:
+    """Whether the last request of the call has ended."""
+    last = _request_ids(events)[-1]
+    return is_over(event for event in events if event.request_id == last)

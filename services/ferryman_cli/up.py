@@ -1,4 +1,4 @@
-"""`ferryman up`: a whole cluster as child processes, for as long as this one runs."""
+"""`ferryman up`: a whole cluster as child processes, for as long as this process runs."""
 
 from __future__ import annotations
 
@@ -7,44 +7,100 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ferryman.errors import ConfigError
+from ferryman.memory_plan import MemoryPlan
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
-from ferryman.wire.host_arena import sweep_stale_arenas
-from ferryman_cli.child import Ended, Said
-from ferryman_cli.choices import Choices, check
-from ferryman_cli.greeting import greeting
-from ferryman_cli.host_plan import HostPlan, host_plans
-from ferryman_cli.readiness import serving
-from ferryman_cli.roster import Roster, roster
-from ferryman_cli.state_folder import Cluster, StateFolder
-from ferryman_cli.supervisor import GivenUp, Supervisor, with_environment
+from ferryman.settings.cluster import UpOptions
+from ferryman.settings.names import variable
+from ferryman.wire.hostcache.arena import sweep_stale_arenas
+from ferryman.wire.nats.subjects import Subjects
+from ferryman.worker_size import WorkerPlan
+from ferryman_cli.load_display import LoadDisplay, load_display
+from ferryman_launcher.child import ChildEnded
+from ferryman_launcher.cluster_memory import with_plan, worker_line, worker_object
+from ferryman_launcher.host_plan import HostPlan, host_plans, plan_line
+from ferryman_launcher.model_places import ModelPlaces
+from ferryman_launcher.option_checks import check
+from ferryman_launcher.process_plan import ProcessPlan, plan_processes
+from ferryman_launcher.readiness import ReadyEvent, serving
+from ferryman_launcher.restarts import RestartLimits
+from ferryman_launcher.state_folder import DEFAULT, RunningCluster, StateFolder
+from ferryman_launcher.supervisor import GivenUp, Supervisor, with_environment
+
+QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red kite?"
+
+
+def banner(
+    cluster: RunningCluster,
+    state_dir: Path,
+    program: str,
+    plans: Iterable[HostPlan] = (),
+    workers: Iterable[WorkerPlan] = (),
+) -> str:
+    """Endpoints, and lines to try; `program` is the path of this command.
+
+    The pasted lines use a new id each time, because an id names one request.
+    """
+    body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
+    command = os.path.relpath(program) if "/" in program else program
+    tiers = "".join(f"  memory {worker_line(worker)}\n" for worker in workers)
+    tiers += "".join(f"  tiers  {plan_line(plan)}\n" for plan in plans)
+    where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
+    return f"""Ferryman is up and serves {cluster.model}.
+
+  HTTP   {cluster.http}/v1
+  gRPC   {cluster.grpc}
+  NATS   {cluster.nats}
+  Redis  {cluster.redis}
+  logs   {state_dir / "logs"}
+{tiers}
+Try in another terminal:
+
+  ID=hello-$(date +%s)
+  curl {cluster.http}/v1/chat/completions -H "x-request-id: $ID" \\
+    -H 'content-type: application/json' -d '{json.dumps(body)}'
+  {command} trace $ID{where}
+  {command} chat{where}
+  nats -s {cluster.nats} sub '{Subjects(cluster.name).all_life}'
+
+Ctrl-C drains and ends everything."""
+
 
 EXIT_STOPPED = 0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 READY_SECONDS = 60.0
 ECHO_SECONDS = 1.0
 
-Announce = Callable[[Cluster, Sequence[HostPlan]], None]
+Announce = Callable[[RunningCluster, Sequence[HostPlan]], None]
 
 
 class _Stopped(Exception):
-    """Somebody asked for the end."""
+    """A signal asked for the end."""
 
 
-def run_up(choices: Choices, state_dir: Path, *, as_json: bool) -> int:
-    """Runs until it is told to stop; the exit status."""
-    check(choices)
-    folder = StateFolder(state_dir)
+def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
+    """Runs until it is told to stop; returns the exit status."""
+    for note in places.notes:
+        _say(note)
+    memory = check(choices, places)
+    for note in memory.notes:
+        _say(note)
+    for snapshot, model in places.missing():
+        _say(f"downloading {model} to {snapshot}")
+    places.fetch()
+    choices = with_plan(choices, memory)
+    folder = StateFolder(choices.state_dir)
     with folder.locked():
         for old in folder.logs.glob("*.log"):
             old.unlink()
-        announce = _announce_json if as_json else _announcer(folder)
+        announce = _json_announcer(memory) if as_json else _announcer(folder, memory)
         try:
-            return asyncio.run(_Up(choices, folder).run(announce))
+            display = load_display(sys.stderr, _say, as_json=as_json)
+            return asyncio.run(_Up(choices, folder, display).run(announce))
         finally:
             folder.forget()
             sweep_stale_arenas()
@@ -53,13 +109,20 @@ def run_up(choices: Choices, state_dir: Path, *, as_json: bool) -> int:
 class _Up:
     """One cluster, from its start to its end."""
 
-    def __init__(self, choices: Choices, folder: StateFolder) -> None:
-        self._choices, self._folder = choices, folder
-        self._roster: Roster = roster(choices, folder)
-        self._supervisor = Supervisor(folder, os.environ, say=_say, changed=self._write)
+    def __init__(self, choices: UpOptions, folder: StateFolder, display: LoadDisplay) -> None:
+        self._choices, self._folder, self._display = choices, folder, display
+        self._process_plan: ProcessPlan = plan_processes(choices, folder)
+        self._supervisor = Supervisor(
+            folder,
+            os.environ,
+            say=_say,
+            patience=RestartLimits(standstill_seconds=choices.start_seconds),
+            changed=self._write,
+            on_load=display.show,
+        )
         self._stopping = asyncio.Event()
         self._signalled: dict[signal.Signals, float] = {}
-        self._doors: Said = {}
+        self._doors: ReadyEvent = {}
         self._plans: tuple[HostPlan, ...] = ()
 
     async def run(self, announce: Announce) -> int:
@@ -80,8 +143,11 @@ class _Up:
     async def _start(self) -> None:
         if sys.stderr.isatty():
             _say("starting")
-        await self._supervisor.start(self._roster.servers)
-        said = await self._supervisor.start(self._roster.services)
+        await self._supervisor.start(self._process_plan.servers)
+        try:
+            said = await self._supervisor.start(self._process_plan.services)
+        finally:
+            self._display.close()
         self._doors = said["router"]
         self._pin_doors()
         async with asyncio.timeout(READY_SECONDS):
@@ -91,20 +157,20 @@ class _Up:
         self._write()
 
     def _pin_doors(self) -> None:
-        """A router that is started again listens where its clients know it."""
-        job = next(job for job in self._roster.services if job.name == "router")
+        """Fixes the ports, so that a restarted router listens where its clients know it."""
+        job = next(job for job in self._process_plan.services if job.name == "router")
         ports = {
-            f"FERRYMAN_ROUTER_{door.upper()}__PORT": self._doors[door].rpartition(":")[2]
+            variable(f"{door}_port", "router"): self._doors[door].rpartition(":")[2]
             for door in ("http", "grpc")
         }
         self._supervisor.pin(with_environment(job, ports))
 
-    def _cluster(self) -> Cluster:
-        return Cluster(
+    def _cluster(self) -> RunningCluster:
+        return RunningCluster(
             http=f"http://{self._doors['http']}",
             grpc=self._doors["grpc"],
-            nats=self._roster.nats_url,
-            redis=self._roster.redis_url,
+            nats=self._process_plan.nats_url,
+            redis=self._process_plan.redis_url,
             name=self._choices.cluster,
             model=self._choices.served_name,
             up_pid=os.getpid(),
@@ -124,8 +190,8 @@ class _Up:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """The same signal again is impatience, unless it is an echo: make passes on what the
-        terminal sent to all."""
+        """Asks for the end. The same signal again kills, unless it is an echo: `make` passes on the
+        signal that the terminal sent to all."""
         now = asyncio.get_running_loop().time()
         if now - self._signalled.setdefault(number, now) > ECHO_SECONDS:
             self._supervisor.hurry()
@@ -133,13 +199,13 @@ class _Up:
 
 
 def _status_of(group: BaseExceptionGroup[BaseException]) -> int:
-    """What the end means; says a line for everything but a stop that was asked for."""
+    """The exit status for an error; logs a line unless a stop was asked for."""
     if group.subgroup(_Stopped) is not None:
         return EXIT_STOPPED
     if mistakes := _messages(group, ConfigError):
         _error(mistakes[0])
         return EXIT_MISCONFIGURED
-    known = _messages(group, (Ended, GivenUp))
+    known = _messages(group, (ChildEnded, GivenUp))
     late = _messages(group, TimeoutError)
     if not known and not late:
         raise group
@@ -160,22 +226,27 @@ def _messages(
     return found
 
 
-def _announce_json(cluster: Cluster, plans: Sequence[HostPlan]) -> None:
-    line: Mapping[str, object] = {
-        "event": "ready",
-        "http": cluster.http,
-        "grpc": cluster.grpc,
-        "nats": cluster.nats,
-        "redis": cluster.redis,
-        "pids": dict(cluster.pids),
-        "tiers": [asdict(plan) for plan in plans],
-    }
-    print(json.dumps(line), flush=True)
+def _json_announcer(memory: MemoryPlan) -> Announce:
+    def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
+        line: Mapping[str, object] = {
+            "event": "ready",
+            "http": cluster.http,
+            "grpc": cluster.grpc,
+            "nats": cluster.nats,
+            "redis": cluster.redis,
+            "pids": dict(cluster.pids),
+            "memory": [worker_object(worker) for worker in memory.workers],
+            "tiers": [asdict(plan) for plan in plans],
+        }
+        print(json.dumps(line), flush=True)
+
+    return announce
 
 
-def _announcer(folder: StateFolder) -> Announce:
-    def announce(cluster: Cluster, plans: Sequence[HostPlan]) -> None:
-        print(greeting(cluster, folder.path, sys.argv[0], plans), flush=True)
+def _announcer(folder: StateFolder, memory: MemoryPlan) -> Announce:
+    def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
+        said = banner(cluster, folder.path, sys.argv[0], plans, memory.workers)
+        print(said, flush=True)
 
     return announce
 

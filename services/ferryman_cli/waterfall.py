@@ -1,7 +1,7 @@
-"""A request's lifecycle as a waterfall: what each process was doing, and for how long. Pure.
+"""A request's lifecycle as a waterfall: the work of each process, and its duration. Pure.
 
-A row is one event; its bar runs to the next event of the same process in the same attempt. Wall
-clocks place processes beside each other; within a process its own milliseconds count.
+A row is one event; its bar extends to the next event of the same process in the same attempt. Wall
+clocks place processes relative to each other; within a process its own milliseconds count.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ferryman.handoff.lifecycle import LifecycleEvent
+from ferryman.handoff.lifecycle import LifecycleEntry
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _FULL, _POINT = "█", "▏"
-# A chain of key prints is for programs: they read it with --json.
+# A chain of page keys is for programs, which read it with --json.
 _MAX_SHOWN = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One event: what began at `begin_ms`, and lasted until `end_ms`."""
+class WaterfallRow:
+    """One event: work that began at `begin_ms` and lasted until `end_ms`."""
 
     begin_ms: float
     end_ms: float
-    event: LifecycleEvent
+    event: LifecycleEntry
 
 
-def rows(events: Iterable[LifecycleEvent]) -> list[Row]:
-    """Rows in the order of their time, from 0 ms on."""
+def rows(events: Iterable[LifecycleEntry]) -> list[WaterfallRow]:
+    """Rows in order of time, from 0 ms on."""
     times = _times(list(events))
     ordered = sorted(times, key=lambda timed: (timed[0], timed[1].publisher, timed[1].seq))
-    found: list[Row] = []
+    found: list[WaterfallRow] = []
     for index, (begin, event) in enumerate(ordered):
         later = (t for t, e in ordered[index + 1 :] if _is_same_line(event, e))
-        found.append(Row(begin, next(later, begin), event))
+        found.append(WaterfallRow(begin, next(later, begin), event))
     return found
 
 
-def bar(row: Row, total_ms: float, width: int) -> str:
+def bar(row: WaterfallRow, total_ms: float, width: int) -> str:
     """`width` characters: blank, then the row's share of the whole; at least a point."""
     if total_ms <= 0:
         return _POINT.ljust(width)
@@ -49,25 +49,25 @@ def bar(row: Row, total_ms: float, width: int) -> str:
 
 
 def facts_text(facts: Mapping[str, object]) -> str:
-    """`name=value name=value`; what is empty says nothing, and what is long is cut."""
+    """`name=value name=value`; empty values are left out, and long ones are cut."""
     return " ".join(f"{name}={_shown(value)}" for name, value in facts.items() if value != "")
 
 
-def _is_same_line(before: LifecycleEvent, after: LifecycleEvent) -> bool:
-    if before.publisher != after.publisher:
+def _is_same_line(before: LifecycleEntry, after: LifecycleEntry) -> bool:
+    if (before.publisher, before.request_id) != (after.publisher, after.request_id):
         return False
     return before.role == "router" or before.attempt == after.attempt
 
 
-def _times(events: list[LifecycleEvent]) -> list[tuple[float, LifecycleEvent]]:
+def _times(events: list[LifecycleEntry]) -> list[tuple[float, LifecycleEntry]]:
     """Milliseconds since the earliest event; never backwards within a process."""
-    firsts: dict[tuple[str, str, int], LifecycleEvent] = {}
+    firsts: dict[tuple[tuple[str, str, int], str], LifecycleEntry] = {}
     for event in sorted(events, key=lambda event: event.seq):
-        firsts.setdefault(event.publisher, event)
+        firsts.setdefault((event.publisher, event.request_id), event)
     start = min((event.unix_ms for event in firsts.values()), default=0)
     timed = []
     for event in events:
-        first = firsts[event.publisher]
+        first = firsts[event.publisher, event.request_id]
         timed.append((first.unix_ms - start + event.elapsed_ms - first.elapsed_ms, event))
     return timed
 

@@ -1,1 +1,1 @@
-"""The decode worker: takes prefilled requests over and streams their tokens to routers."""
+"""The decode worker: takes over prefilled requests and streams their tokens to routers."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ferryman.runtime.main import run_main
-from ferryman_decode.service import DecodeSettings, serve
+from ferryman.settings.workers import DecodeSettings
+from ferryman_decode.service import ROLE, serve
 
 if __name__ == "__main__":
-    run_main(DecodeSettings, serve)
+    run_main(DecodeSettings, ROLE, serve)

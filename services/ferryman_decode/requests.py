@@ -1,53 +1,75 @@
 """All requests of this worker, from reservation to a minute after the last token.
 
-An ended request is kept for a while, so that a router whose stream broke can ask for what it lacks.
+An ended request is kept for a while, so that a router whose stream broke can fetch missing tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from ferryman.cache.resume import ResumePlan
-from ferryman.errors import DeadlineExceeded
+from ferryman.cache.units import HostUnit
+from ferryman.errors import Cancelled, DeadlineExceeded, Stale
 from ferryman.handoff.values import Reservation
 from ferryman.runtime.lifecycle import Fact
-from ferryman.schedule.events import Cached, Drawn, Event, Finished, Retracted
+from ferryman.schedule.events import (
+    Cached,
+    ChainDropped,
+    Drawn,
+    Event,
+    Finished,
+    RequestFailed,
+    Retracted,
+)
 from ferryman.schedule.request import FinishReason
-from ferryman.wire.rpc import NO_TAGS, CallTags, tags_for
-from ferryman.wire.status import failure_of
+from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
+from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor
-from ferryman.worker.shell import Parts
+from ferryman.worker.loop import hear_each
+from ferryman.worker.preempted import PreemptedRequests
 from ferryman.worker.summary import tier_of
-from ferryman_decode.comebacks import Comebacks
-from ferryman_decode.outlets import Outlets
-from ferryman_decode.running import RunningRequest, name_of
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode.decode_request import DecodeRequest, name_of
+from ferryman_decode.token_streams import RouterStreams
 
 LINGER_SECONDS = 60.0
 PROGRESS_TOKENS = 64
 
 
 class Requests:
-    """Turns what the schedule reports into frames and lifecycle events."""
+    """Turns events of the schedule into frames and lifecycle events."""
 
-    def __init__(self, parts: Parts, outlets: Outlets) -> None:
+    def __init__(self, parts: WorkerContext, outlets: RouterStreams) -> None:
         self._parts = parts
-        self._outlets = outlets
-        self._comebacks = Comebacks(parts)
-        self._by_name: dict[str, RunningRequest] = {}
+        self._streams = outlets
+        self._preempted = PreemptedRequests(
+            parts.host, parts.engine.scheduler, parts.background.start, parts.wake.set
+        )
+        self._by_name: dict[str, DecodeRequest] = {}
+        # by the request id, which all attempts share
+        self._attempts: dict[str, list[DecodeRequest]] = {}
         self._deadlines: dict[str, float] = {}
         self._ended: dict[str, float] = {}
+        self._told: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # A request's way in.
+    # Requests coming in.
+
+    def check_new(self, context: RequestContext) -> None:
+        """Raises Stale for a known attempt: its Reserve comes late."""
+        if name_of(context.request_id, context.attempt) in self._by_name:
+            raise Stale(f"attempt {context.attempt} of {context.request_id} is known here")
 
     def reserved(
-        self, request: RunningRequest, reservation: Reservation, chosen: Mapping[str, Fact]
+        self, request: DecodeRequest, reservation: Reservation, chosen: Mapping[str, Fact]
     ) -> None:
-        """`chosen` is the data plane, and why not a faster one."""
+        """`chosen` is the data plane, and the reason against a faster one."""
         name = request.name
         self._by_name[name] = request
+        self._attempts.setdefault(request.context.request_id, []).append(request)
         self._deadlines[name] = self._parts.clock() + request.context.deadline_seconds
         self._idle.clear()
         facts: dict[str, Fact] = {
@@ -55,70 +77,97 @@ class Requests:
         }
         self._say(request, "reserved", **facts, **chosen)
 
+    def loaded(self, name: str, units: Sequence[HostUnit], seconds: float) -> None:
+        """Units of the host tier are in the slots of a reservation."""
+        self._parts.cache_metrics.loaded(units)
+        request = self._by_name.get(name)
+        if request is not None and not request.is_over:
+            by_kind = Counter(str(unit.kind) for unit in units)
+            by_tier = Counter(str(unit.origin) for unit in units)
+            num_bytes = sum(unit.num_bytes for unit in units)
+            facts: dict[str, Fact] = {"units": dict(by_kind), "tiers": dict(by_tier)}
+            self._say(request, "loaded", bytes=num_bytes, seconds=round(seconds, 6), **facts)
+
     def committed(self, order: CommitOrder) -> None:
-        """Verified: it runs from its first token on, which may now be seen."""
+        """Decode has verified the hand-off: the request runs, and its first token may be sent."""
         context = order.context
         request = self._by_name[name_of(context.request_id, context.attempt)]
         request.committed(order.usage)
         self._say(request, "verified", units=len(order.digests))
         scheduler = self._parts.engine.scheduler
         scheduler.adopt(order.reservation_id, order.first, self._parts.clock())
-        self._parts.bell.set()
+        self._parts.wake.set()
 
-    def freed(self, name: str) -> None:
-        """Its reservation came to nothing."""
+    def given_up(self, name: str, cause: str) -> None:
+        """Ends a request whose reservation was given up, for the reason `cause`."""
         request = self._by_name.get(name)
         if request is not None and not request.is_over:
-            request.finish(FinishReason.CANCELLED)
-            self._say(request, "aborted", reason="reservation_ended")
-        self._forget(name)
-        self._parts.bell.set()
+            self._end(request, cause)
 
-    # Its way out.
+    def freed(self, name: str) -> None:
+        """The reservation was given up, and its slots are free."""
+        self.given_up(name, "reservation_ended")
+        self._forget(name)
+        self._parts.wake.set()
+
+    # Requests ending.
+
+    def is_of_another(self, request_id: str, router_id: str) -> bool:
+        """Whether a request of that id belongs to another router than this one."""
+        routers = {request.router_id for request in self._attempts.get(request_id, ())}
+        return bool(routers) and router_id not in routers
 
     def abort(self, request_id: str, attempt: int, cause: str) -> bool:
-        """Ends this attempt and all before it; whether there was anything to end."""
+        """Ends this attempt and all before it; returns whether there was one to end."""
         found = [
             request
-            for request in self._by_name.values()
-            if request.context.request_id == request_id
-            and request.context.attempt <= attempt
-            and not request.is_over
+            for request in self._attempts.get(request_id, ())
+            if request.context.attempt <= attempt and not request.is_over
         ]
         for request in found:
-            request.finish(FinishReason.CANCELLED)
-            self._say(request, "aborted", reason=cause or "aborted")
+            self._end(request, cause or "aborted")
             self._parts.engine.scheduler.cancel(request.name, self._parts.clock())
             self._close(request)
         if found:
-            self._parts.bell.set()
+            self._parts.wake.set()
         return bool(found)
 
+    def _end(self, request: DecodeRequest, cause: str) -> None:
+        """Ends with a failure, never a finish, so that a router that did not ask for it tries
+        again."""
+        request.fail(failure_of(Cancelled(f"given up by decode: {cause}")))
+        self._say(request, "aborted", reason=cause)
+
     def expire(self, now: float) -> list[RequestContext]:
-        """Ends and names what has outlived its deadline; forgets what ended long ago."""
+        """Ends requests after their deadline and returns them; forgets requests that ended long
+        ago."""
         overdue = [self._by_name[name] for name, end in self._deadlines.items() if now >= end]
         for request in overdue:
             self._overdue(request)
         for name in [name for name, end in self._ended.items() if now >= end]:
-            del self._ended[name], self._by_name[name]
+            self._forget(name)
         return [request.context for request in overdue]
 
-    def _overdue(self, request: RunningRequest) -> None:
+    def _overdue(self, request: DecodeRequest) -> None:
         request.fail(failure_of(DeadlineExceeded("the deadline passed while decoding")))
         self._say(request, "aborted", reason="deadline")
         self._parts.engine.scheduler.cancel(request.name, self._parts.clock())
-        self._outlets.gather(request.router_id, request.tokens_from(request.num_tokens))
+        self._streams.gather(request.router_id, request.tokens_from(request.num_tokens))
         self._close(request)
-        self._parts.bell.set()
+        self._parts.wake.set()
 
-    def _close(self, request: RunningRequest) -> None:
-        """No more of it; what was said can be asked for again for a while."""
+    def _close(self, request: DecodeRequest) -> None:
+        """Ends the request; a router can ask for its tokens again for a while."""
         self._deadlines.pop(request.name, None)
         self._ended[request.name] = self._parts.clock() + LINGER_SECONDS
         self._ring_if_idle()
 
     def _forget(self, name: str) -> None:
-        self._by_name.pop(name, None)
+        if (request := self._by_name.pop(name, None)) is not None:
+            attempts = self._attempts[request.context.request_id]
+            attempts.remove(request)
+            if not attempts:
+                del self._attempts[request.context.request_id]
         self._deadlines.pop(name, None)
         self._ended.pop(name, None)
         self._ring_if_idle()
@@ -131,47 +180,69 @@ class Requests:
         """Waits until no request is reserved or running."""
         await self._idle.wait()
 
-    # What the schedule reports.
+    # Events of the schedule.
 
     def on_events(self, events: Iterable[Event]) -> None:
-        """One entry per request and step, however much of it the step brought."""
-        changed: dict[str, int] = {}
-        for event in events:
-            request = self._by_name.get(event.request_id)
-            tags = _tags(request)
-            back_by = self._comebacks.heard(event, tags)
-            if isinstance(event, Cached):
-                self._parts.host.cached(event, tags)
-            elif request is not None and not request.is_over:
-                before = request.num_tokens
-                if back_by is not None:
-                    self._resumed(request, back_by)
-                self._apply(request, event)
-                if request.num_tokens > before or request.is_over:
-                    changed.setdefault(request.name, before)
-        for name, before in changed.items():
+        """Called by the step loop once a step: sends each router one frame, with one entry for each
+        of its requests, however many events of it the step brought."""
+        scheduler, told = self._parts.engine.scheduler, self._told
+        hear_each(scheduler, self._parts.numeric_watch, events, self._hear, self._fail)
+        for name, num_told in told.items():
             request = self._by_name[name]
-            self._outlets.gather(request.router_id, request.tokens_from(before))
-            if request.is_over:
-                self._close(request)
+            try:
+                if request.is_over:
+                    self._close(request)
+                if request.num_tokens > num_told or request.is_over:
+                    self._streams.gather(request.router_id, request.tokens_from(num_told))
+            except Exception as error:  # any error goes to the caller of the request
+                scheduler.fail(name, error)
+        told.clear()
+        self._streams.flush()
 
-    def _apply(self, request: RunningRequest, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
+        request = self._by_name.get(event.request_id)
+        if request is not None and not request.is_over:
+            self._told.setdefault(request.name, request.num_tokens)
+            if isinstance(event, Drawn):
+                num_drawn = request.drawn(event.sampled)
+                if num_drawn == 1 or num_drawn % PROGRESS_TOKENS == 0:
+                    self._note_progress(request, num_drawn)
+                return
+        tags = _tags(request)
+        back_by = self._preempted.on_event(event, tags)
+        if isinstance(event, Cached):
+            self._parts.host.cached(event, tags)
+        elif isinstance(event, ChainDropped):
+            self._parts.host.chain_dropped(event.first)
+        elif request is not None and not request.is_over:
+            if back_by is not None:
+                self._resumed(request, back_by)
+            self._apply(request, event)
+
+    def _fail(self, event: RequestFailed) -> None:
+        """The schedule has removed the request; its router gets the error."""
+        request = self._by_name.get(event.request_id)
+        self._preempted.on_event(event, _tags(request))
+        if request is not None and not request.is_over:
+            self._told.setdefault(request.name, request.num_tokens)
+            failure = failure_of(event.error)
+            request.fail(failure)
+            self._say(request, "aborted", reason=failure.reason)
+
+    def _apply(self, request: DecodeRequest, event: Event) -> None:
         match event:
-            case Drawn(sampled=sampled):
-                request.drawn(sampled)
-                self._note_progress(request)
+            case Finished(reason=FinishReason.CANCELLED):
+                self._end(request, "cancelled_by_schedule")
             case Finished(reason=reason, drafts=drafts):
                 request.finish(reason, drafts)
-                name = "aborted" if reason is FinishReason.CANCELLED else "finished"
-                self._say(request, name, reason=str(reason), tokens=request.num_tokens)
-                if reason is not FinishReason.CANCELLED:
-                    self._parts.host.ended(request.name, _tags(request))
+                self._say(request, "finished", reason=str(reason), tokens=request.num_tokens)
+                self._parts.host.ended(request.name, _tags(request))
             case Retracted(num_generated=num_generated):
                 self._say(request, "retracted", tokens=num_generated)
 
-    def _resumed(self, request: RunningRequest, plan: ResumePlan) -> None:
-        """From the slowest tier that something came from."""
-        self._parts.reuse.planned(plan)
+    def _resumed(self, request: DecodeRequest, plan: ResumePlan) -> None:
+        """Reports the slowest tier that the resume loaded from."""
+        self._parts.cache_metrics.planned(plan)
         self._say(
             request,
             "resumed",
@@ -181,17 +252,16 @@ class Requests:
             load_bytes=plan.load_bytes,
         )
 
-    def _note_progress(self, request: RunningRequest) -> None:
-        drawn = request.num_tokens - request.base
-        if drawn == 1:
+    def _note_progress(self, request: DecodeRequest, num_drawn: int) -> None:
+        if num_drawn == 1:
             self._say(request, "first_token", offset=request.base)
-        elif drawn % PROGRESS_TOKENS == 0:
+        else:
             self._say(request, "progress", tokens=request.num_tokens)
 
-    # What others ask.
+    # Calls of other components.
 
     def since(self, cursors: Iterable[TokenCursor]) -> list[RequestTokens]:
-        """What a router lacks, by its own account."""
+        """The tokens that a router lacks after its cursors."""
         found = []
         for cursor in cursors:
             request = self._by_name.get(name_of(cursor.request_id, cursor.attempt))
@@ -199,18 +269,12 @@ class Requests:
                 found.append(request.tokens_from(cursor.offset))
         return found
 
-    def num_tokens(self, name: str) -> int:
-        request = self._by_name.get(name)
-        return request.num_tokens if request else 0
-
-    def _say(self, request: RunningRequest, event: str, **facts: Fact) -> None:
+    def _say(self, request: DecodeRequest, event: str, **facts: Fact) -> None:
         context = request.context
         self._parts.lifecycle.publish(
             context.request_id, context.attempt, event, traceparent=context.traceparent, **facts
         )
 
 
-def _tags(request: RunningRequest | None) -> CallTags:
-    if request is None:
-        return NO_TAGS
-    return tags_for(request.context)
+def _tags(request: DecodeRequest | None) -> CallTags:
+    return NO_TAGS if request is None else request.tags

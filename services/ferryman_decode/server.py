@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ferryman.cache.manifest import manifest_from_json
@@ -18,7 +19,9 @@ from ferryman.errors import (
     Unavailable,
     WrongEpoch,
 )
-from ferryman.handoff.effects import Fence, StopWriter, Writer
+from ferryman.grammar.background_compiler import BackgroundCompiler
+from ferryman.grammar.compiler import CompiledGrammar
+from ferryman.handoff.effects import StopWriter, WriteFence, WriterId
 from ferryman.handoff.values import Reservation, units_of
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import Event
@@ -29,52 +32,66 @@ from ferryman.wire.codec.handoff import (
     reserve_answer_to_wire,
     reserve_order_from_wire,
 )
-from ferryman.wire.codec.tokens import cursor_from_wire, step_frame_to_wire
-from ferryman.wire.nixl_plane import landed_from_bytes
-from ferryman.wire.page_intake import receive_pages
-from ferryman.wire.planes import GRPC, NIXL, NixlOffer
+from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
+from ferryman.wire.handoff.grpc_plane import receive_pages
+from ferryman.wire.handoff.nixl_writer import landed_from_bytes
+from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer
+from ferryman.wire.hostcache.client import HostLease
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
-from ferryman.wire.values import AbortOrder, ReserveOrder
-from ferryman.worker.shell import Parts
-from ferryman.worker.telemetry import Load
-from ferryman_decode.landing import NoStrip, Strip, landing_of
-from ferryman_decode.outlets import Outlets
-from ferryman_decode.quarantine import Quarantine
-from ferryman_decode.receiving import LEASE_SECONDS, Receiving, Sink, reused_tokens
+from ferryman.wire.values import ReserveOrder, RouterAbort, WriterAbort
+from ferryman.worker.order_check import OrderCheck
+from ferryman.worker.telemetry import WorkerLoad
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode.aborts import Aborts, Quarantine
+from ferryman_decode.decode_request import DecodeRequest
+from ferryman_decode.handoff_receiver import LEASE_SECONDS, HandoffReceiver
+from ferryman_decode.host_loads import LOAD_FAILED, HostLoads
+from ferryman_decode.nixl_receiver import NixlReceiver, WriterAgent
 from ferryman_decode.requests import Requests
-from ferryman_decode.running import RunningRequest, name_of
+from ferryman_decode.token_streams import RouterStreams
 
 log = logging.getLogger(__name__)
 
 SERVICE = "ferryman.wire.v1.DecodeService"
-EXPIRY_SECONDS = 0.5
+# The longest delay between the end of a lease or deadline and its handling.
+EXPIRY_SECONDS = 0.1
 HEAR_SECONDS = 0.002
 
 
-class Decode(decode_pb2_grpc.DecodeServiceServicer):
-    """One decode worker. Everything here runs on the loop, so nothing needs a lock."""
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """One decode worker. All of it runs on the event loop, so it needs no locks."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: WorkerContext) -> None:
         self._parts = parts
-        self._outlets = Outlets(parts.epoch)
-        self._requests = Requests(parts, self._outlets)
-        self._receiving = Receiving(parts.engine, parts.epoch, parts.clock, self._requests.freed)
-        parts.metrics.watch("reservations", self._receiving.table.statistics)
-        self._landing = landing_of(
+        self._streams = RouterStreams(parts.epoch)
+        self._requests = Requests(parts, self._streams)
+        self._host_loads = HostLoads(parts, self._requests.loaded, self._load_failed)
+        self._receiver = HandoffReceiver(
+            parts.engine,
+            parts.epoch,
+            parts.clock,
+            self._requests.freed,
+            self._ask_to_stop,
+            self._host_loads.when_over,
+        )
+        parts.metrics.watch("reservations", self._receiver.table.statistics)
+        self._nixl_receiver = NixlReceiver(
             parts.planes,
             f"{parts.worker_id}.{parts.epoch}",
             parts.background,
-            self._receiving.writer_died,
+            self._receiver.writer_died,
         )
-        self._quarantine = Quarantine(self._receiving, self._landing, parts.channels)
-        self._receiving.on_stop(self._ask_to_stop)
+        self._quarantine = Quarantine(self._receiver, self._nixl_receiver, parts.channels)
+        self._order_check = OrderCheck(parts.engine)
+        self._grammars = BackgroundCompiler(parts.engine.grammars)
+        self._aborts = Aborts(self._requests, self._receiver, self._quarantine, parts.clock)
         self._is_draining = False
 
     def _ask_to_stop(self, order: StopWriter) -> None:
         self._parts.background.start(self._quarantine.until_stopped(order))
 
     def listens_at(self, address: str) -> None:
-        """Prefill is told by the router."""
+        """Needs no address here: the router tells it to prefill."""
 
     def register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -84,44 +101,84 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
     async def Reserve(
         self, request: decode_pb2.ReserveRequest, context: Any
     ) -> decode_pb2.ReserveResponse:
-        order = reserve_order_from_wire(request)
-        self._check(order)
-        strip = await self._strip_for(order)
-        reservation = self._promised(order) or self._promise(order, strip)
-        manifest = self._parts.engine.manifest
-        reused = reused_tokens(manifest, reservation, order.request.prompt_len)
-        plane = self._receiving.plane_of(reservation.reservation_id)
-        return reserve_answer_to_wire(ReserveAnswer(reservation, manifest.digest, reused, plane))
+        order = self._checked(reserve_order_from_wire(request))
+        grammar = await self._grammars.checked(
+            order.request.sampling.grammar, within=order.context.deadline_seconds
+        )
+        writer_agent = await self._agent_for(order)
+        reservation = self._promised(order)
+        if reservation is None:
+            reservation = await self._reserved(order, writer_agent, grammar)
+        granted = self._receiver.granted.get(reservation.reservation_id)
+        plane = granted.plane if granted else GrpcOnly()
+        return reserve_answer_to_wire(ReserveAnswer(reservation, plane))
 
-    async def _strip_for(self, order: ReserveOrder) -> Strip | NoStrip:
-        """Where the writer may write by itself, if it can and its life can be watched."""
-        writer = Writer(order.writer.worker_id, order.writer.epoch)
-        await self._landing.close_other_lives(writer)
+    async def _agent_for(self, order: ReserveOrder) -> WriterAgent | GrpcOnly:
+        """The agent for the writer's direct writes, if it has NIXL and its life can be watched."""
+        writer = WriterId(order.writer.worker_id, order.writer.epoch)
+        await self._nixl_receiver.close_other_lives(writer)
         if not (isinstance(order.offer, NixlOffer) and order.writer.address):
-            return NoStrip("prefill offers gRPC")
+            return GrpcOnly("prefill offers gRPC")
         left = order.context.deadline_seconds
-        return await self._landing.strip_for(writer, order.offer.presence, left)
+        return await self._nixl_receiver.agent_for(writer, order.offer.presence, left)
 
     def _promised(self, order: ReserveOrder) -> Reservation | None:
-        return self._receiving.table.reserved(order.context.request_id, order.context.attempt)
+        """The earlier promise for this attempt, if any; looked up in the same tick as the
+        answer."""
+        # Routers do not know each other's ids. With one id for two requests the second would get
+        # the reservation of the first, and the first caller the answer of the second.
+        if self._requests.is_of_another(order.context.request_id, order.router_id):
+            raise Stale(f"request {order.context.request_id} is one of another router here")
+        return self._receiver.table.reserved(order.context.request_id, order.context.attempt)
 
-    def _promise(self, order: ReserveOrder, strip: Strip | NoStrip) -> Reservation:
-        """A new reservation; what an earlier attempt still decodes here is decoded for nobody."""
-        reservation = self._receiving.reserve(order)
+    async def _reserved(
+        self,
+        order: ReserveOrder,
+        writer_agent: WriterAgent | GrpcOnly,
+        grammar: CompiledGrammar | None,
+    ) -> Reservation:
+        """The promise, after a look into the host tier; another Reserve may have made it
+        meanwhile."""
+        lease = await self._host_loads.lease_for(order)
+        try:
+            if promised := self._promised(order):
+                self._host_loads.release(lease)
+                return promised
+            reservation = self._promise(order, writer_agent, grammar, lease)
+        except BaseException:
+            self._host_loads.release(lease)
+            raise
+        request_id, reservation_id = order.context.request_id, reservation.reservation_id
+        loads = self._parts.engine.scheduler.reservations.loads_of(reservation_id)
+        self._host_loads.begin(request_id, reservation, loads, lease)
+        return reservation
+
+    def _promise(
+        self,
+        order: ReserveOrder,
+        writer_agent: WriterAgent | GrpcOnly,
+        grammar: CompiledGrammar | None,
+        lease: HostLease,
+    ) -> Reservation:
+        """A new reservation. Ends an earlier attempt that still decodes here, because its tokens
+        are not read any more."""
+        self._requests.check_new(order.context)
+        reservation = self._receiver.reserve(order, lease.view)
         chosen: dict[str, Fact] = {"path": GRPC}
-        match strip:
-            case NoStrip(why):
+        match writer_agent:
+            case GrpcOnly(why):
                 chosen["why"] = why
-            case Strip():
+            case WriterAgent():
                 if reservation.wanted:
-                    self._receiving.grant(reservation, order, strip)
+                    self._receiver.grant(reservation, order, writer_agent)
                     chosen["path"] = NIXL
         context = order.context
         self._requests.abort(context.request_id, context.attempt - 1, "superseded")
-        self._requests.reserved(RunningRequest(order), reservation, chosen)
+        self._requests.reserved(DecodeRequest(order, grammar), reservation, chosen)
         return reservation
 
-    def _check(self, order: ReserveOrder) -> None:
+    def _checked(self, order: ReserveOrder) -> ReserveOrder:
+        """Checks the order before anything is taken."""
         self._check_epoch(order.worker_epoch)
         if self._is_draining:
             raise Unavailable("this decode worker is draining")
@@ -130,6 +187,14 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         manifest = self._parts.engine.manifest
         if order.manifest_digest != manifest.digest:
             raise ManifestMismatch(_differences(self._parts, order))
+        asked = order.context
+        request = self._order_check.checked(order.request, asked.tenant_salt, asked.adapter)
+        return replace(order, request=request)
+
+    def _load_failed(self, name: str, fence: WriteFence) -> None:
+        # Before freeing its slots, which forgets the request: the cause is the load.
+        self._requests.given_up(name, LOAD_FAILED)
+        self._receiver.load_failed(fence)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._parts.epoch:
@@ -138,53 +203,38 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
     async def Renew(
         self, request: decode_pb2.RenewRequest, context: Any
     ) -> decode_pb2.RenewResponse:
-        fence = Fence(request.epoch, request.reservation_id, request.attempt)
-        self._receiving.table.renew(fence, self._parts.clock())
+        fence = WriteFence(request.epoch, request.reservation_id, request.attempt)
+        self._receiver.table.renew(fence, self._parts.clock())
         return decode_pb2.RenewResponse(lease_ms=int(LEASE_SECONDS * 1000))
 
     async def WritePages(
         self, request_iterator: AsyncIterator[decode_pb2.WritePagesRequest], context: Any
     ) -> decode_pb2.WritePagesResponse:
         unit_bytes = {each.kind: each.slot_bytes for each in self._parts.engine.manifest.layouts}
-        received = await receive_pages(request_iterator, unit_bytes, Sink(self._receiving))
-        return decode_pb2.WritePagesResponse(
-            bytes_received=received.num_bytes, units_received=received.num_units
-        )
+        num_bytes = await receive_pages(request_iterator, unit_bytes, self._receiver)
+        return decode_pb2.WritePagesResponse(bytes_received=num_bytes)
 
     async def Commit(
         self, request: decode_pb2.CommitRequest, context: Any
     ) -> decode_pb2.CommitResponse:
         order = commit_order_from_wire(request)
-        fence = Fence(order.epoch, order.reservation_id, order.context.attempt)
-        await self._receiving.examine_all(fence)
-        if self._receiving.commit(fence, order):
+        self._order_check.check_drawn(order.first)
+        fence = WriteFence(order.epoch, order.reservation_id, order.context.attempt)
+        await self._receiver.verify_all(fence)
+        await self._host_loads.check_over(fence.reservation_id)
+        if self._receiver.commit(fence, order):
             self._requests.committed(order)
-        name = name_of(order.context.request_id, order.context.attempt)
-        return decode_pb2.CommitResponse(accepted_tokens=self._requests.num_tokens(name))
+        return decode_pb2.CommitResponse()
 
     async def Abort(
         self, request: decode_pb2.AbortRequest, context: Any
     ) -> decode_pb2.AbortResponse:
-        order = abort_order_from_wire(request)
-        if order.epoch:
-            self._check_epoch(order.epoch)
-        was_known = self._requests.abort(order.request_id, order.attempt, order.cause)
-        self._free_reservation(order.request_id, order.attempt)
-        if order.is_writer_done and order.reservation_id:
-            await self._writer_done(order)
-        # Over gRPC the writer stops within the tick in which it is told.
-        is_pending = self._receiving.has_pending_writes(order.request_id, order.attempt)
-        return decode_pb2.AbortResponse(has_pending_writes=is_pending, was_known=was_known)
-
-    async def _writer_done(self, order: AbortOrder) -> None:
-        """The writer's own word that it is done with a reservation."""
-        fence = Fence(order.epoch, order.reservation_id, order.attempt)
-        with suppress(Stale):
-            await self._quarantine.writer_done(fence, has_failed=order.has_failed_writes)
-
-    def _free_reservation(self, request_id: str, attempt: int) -> None:
-        answer = self._receiving.table.abort(request_id, attempt, self._parts.clock())
-        self._receiving.carry_out(answer.effects)
+        match abort_order_from_wire(request):
+            case RouterAbort() as order:
+                return self._aborts.by_router(order)
+            case WriterAbort() as order:
+                self._check_epoch(order.fence.epoch)
+                return await self._aborts.by_writer(order)
 
     # Tokens.
 
@@ -194,72 +244,72 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._check_epoch(request.worker_epoch)
         if not request.router_id:
             raise InvalidRequest("a token stream belongs to a router", "router_id")
-        outlet = self._outlets.open(request.router_id)
+        # At once, so that a router knows that it is connected, though no token may come for long.
+        await context.send_initial_metadata(())
+        outlet = self._streams.open(request.router_id)
         cursors = [cursor_from_wire(cursor) for cursor in request.resume]
         if missing := self._requests.since(cursors):
-            outlet.send(missing)
+            outlet.send([request_tokens_to_wire(tokens) for tokens in missing])
         try:
-            async with aclosing(outlet.frames()) as frames:
-                async for frame in frames:
-                    yield step_frame_to_wire(frame)
+            while True:
+                # gRPC ignores a write to a router that has gone, so gRPC must do the write.
+                yield await outlet.next_frame()
         finally:
-            self._outlets.forget(request.router_id, outlet)
+            self._streams.forget(request.router_id, outlet)
 
-    # What the shell asks.
+    # Calls of the shell.
 
     def on_events(self, events: list[Event]) -> None:
-        """From the step loop, once a step: everything of it leaves in one frame for each router."""
         self._requests.on_events(events)
-        self._outlets.flush()
 
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         statistics = self._parts.engine.scheduler.statistics()
-        return Load(
+        return WorkerLoad(
             is_ready=not self._is_draining,
             num_running=statistics.decoding + statistics.prefilling,
             num_queued=statistics.waiting + statistics.reserved,
             queue_tokens=statistics.tokens_to_prefill,
             node=self._parts.host.node_id,
-            planes=self._landing.planes,
+            planes=self._nixl_receiver.planes,
         )
 
     async def drain(self) -> None:
-        """No further reservations; what runs comes to its end, and is read."""
+        """Refuses new reservations; waits until running requests have ended and are read."""
         self._is_draining = True
         await self._requests.idle()
-        self._outlets.close(Unavailable("this decode worker has drained"))
+        self._streams.close(Unavailable("this decode worker has drained"))
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """Run beside the servers; without them the worker ends."""
-        return (self._expire(), self._landing.run(), self._hear())
+        """Jobs beside the servers; the worker ends when one of them ends."""
+        return (self._expire(), self._nixl_receiver.run(), self._hear())
 
     async def _hear(self) -> None:
-        """What writers say has landed is examined while they go on writing."""
+        """Verifies units that writers report as landed, while they go on writing."""
         while True:
-            await asyncio.sleep(HEAR_SECONDS if self._landing.strips() else EXPIRY_SECONDS / 5)
-            for strip in self._landing.strips():
+            await asyncio.sleep(HEAR_SECONDS if self._nixl_receiver.agents() else EXPIRY_SECONDS)
+            for writer_agent in self._nixl_receiver.agents():
                 with suppress(Unavailable):
-                    for message in await strip.agent.notifications():
+                    for message in await writer_agent.agent.notifications():
                         self._parts.background.start(self._examine(message))
 
     async def _examine(self, message: bytes) -> None:
-        """A message that is odd, or about what is over, is dropped: the commit decides."""
+        """Drops a malformed message, or one about an ended reservation: the commit decides."""
         with suppress(ValueError, FerrymanError):
             fence, ranges = landed_from_bytes(message)
-            await self._receiving.examine(fence, units_of(ranges))
+            await self._receiver.verify(fence, units_of(ranges))
 
     async def _expire(self) -> None:
-        """Leases and deadlines, by this process's own monotonic clock."""
+        """Ends leases and deadlines, by this process's own monotonic clock."""
         while True:
             await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
-            self._receiving.carry_out(self._receiving.table.expire(now))
+            self._receiver.carry_out(self._receiver.table.expire(now))
             for context in self._requests.expire(now):
-                self._free_reservation(context.request_id, context.attempt)
-            self._outlets.flush()
+                self._aborts.free_reservation(context.request_id, context.attempt)
+            self._streams.flush()
 
 
-def _differences(parts: Parts, order: ReserveOrder) -> tuple[str, ...]:
+def _differences(parts: WorkerContext, order: ReserveOrder) -> tuple[str, ...]:
     try:
         theirs = manifest_from_json(order.manifest_json)
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""One node's host memory: an arena that the node's workers map, and who may read and write where.
+"""One node's host memory: an arena that the node's workers map, with leases to read and write.
 
-`store` thinks (pure), `arena` owns the bytes, `server` joins both to the wire.
+`ferryman.tiers` decides (pure), `arena` owns the bytes, `server` connects both to the wire.
 """

@@ -1,4 +1,5 @@
-"""One node's host-cache at work: the store's decisions joined to arena, index and lifecycle log."""
+"""One node's host-cache at work: connects the store's decisions to arena, index and lifecycle
+log."""
 
 from __future__ import annotations
 
@@ -6,66 +7,47 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError, ManifestMismatch, Stale, WrongEpoch
 from ferryman.ids import NO_REQUEST
+from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.layout import budget_of, split_arena
+from ferryman.tiers.prefetch_progress import AttemptName, PrefetchOrigins
 from ferryman.tiers.storage_values import FilesCorrupt, StorageFailed, UnitCorrupt
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import (
-    AcquireAsk,
+    AcquireGrant,
+    AcquireRequest,
     EvictionRefused,
-    Grant,
-    ReserveAsk,
     ReservedUnit,
+    ReserveRequest,
     StoreLimits,
     UnitForgotten,
     UnitName,
     UnitStored,
     WorkerLife,
 )
-from ferryman.wire.index import NodeLife
-from ferryman.wire.rpc import CallTags
-from ferryman_hostcache.arena import Arena
-from ferryman_hostcache.backlog import Backlog
-from ferryman_hostcache.origins import Origins
-from ferryman_hostcache.storage.tier import StorageTier
-from ferryman_hostcache.workers import Workers
+from ferryman.tiers.writeback import WritebackBacklog
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.redis.index import NodeLife
+from ferryman_hostcache.arena import Arena, AttachedWorkers
+from ferryman_hostcache.index_publisher import IndexPublisher
+from ferryman_hostcache.storage.interface import StorageTier
 
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_REQUESTS = 8192
+# How long peers are not asked for a chain that was dropped here, and the limit on such chains.
+DISTRUST_SECONDS, MAX_DISTRUSTED = 600.0, 1024
 STORAGE = Tier.STORAGE.value
 
 
-class Announcer(Protocol):
-    """Tells the index what is here; never waits, never fails."""
-
-    def tell(self, changes: Iterable[UnitStored | UnitForgotten]) -> None: ...
-
-
-class LifecycleLog(Protocol):
-    """Says what happened to a request; never waits."""
-
-    def publish(
-        self,
-        request_id: str,
-        attempt: int,
-        name: str,
-        *,
-        traceparent: str = "",
-        **facts: bool | int | float | str,
-    ) -> None: ...
-
-
 class HostCache:
-    """Touched from the event loop only. There is no store before the first worker has attached."""
+    """Used from the event loop only. There is no store before the first worker has attached."""
 
     def __init__(
         self,
@@ -74,19 +56,20 @@ class HostCache:
         limits: StoreLimits,
         snapshot_share: float,
         *,
-        announcer: Announcer,
-        lifecycle: LifecycleLog,
+        publisher: IndexPublisher,
+        lifecycle: LifecyclePublisher,
         clock: Callable[[], float],
         storage: StorageTier,
-        backlog: Backlog,
+        backlog: WritebackBacklog[CallTags],
     ) -> None:
         self.identity, self.arena, self.limits = identity, arena, limits
         self.storage, self._backlog = storage, backlog
         self._snapshot_share = snapshot_share
-        self.workers, self.origins = Workers(arena.is_alive), Origins()
-        self._announcer, self._lifecycle, self._clock = announcer, lifecycle, clock
-        self._stores: dict[str, HostStore] = {}  # by manifest digest: none or one
+        self.workers, self.origins = AttachedWorkers(arena.is_alive), PrefetchOrigins()
+        self._publisher, self._lifecycle, self._clock = publisher, lifecycle, clock
+        self._store: HostStore | None = None  # before the first worker has attached
         self._requests: OrderedDict[str, CallTags] = OrderedDict()
+        self._distrusted: OrderedDict[PageKey, float] = OrderedDict()
 
     @property
     def life(self) -> WorkerLife:
@@ -96,15 +79,14 @@ class HostCache:
     # Attaching.
 
     def attach(self, life: WorkerLife, manifest: StateManifest) -> int:
-        """The index of the byte that this life is to lock. The first manifest is the arena's."""
-        for store in self._stores.values():
-            if store.manifest.digest != manifest.digest:
-                raise ManifestMismatch(store.manifest.differences(manifest) or ("digest",))
-        if not self._stores:
-            self._stores[manifest.digest] = self._make_store(manifest)
+        """The index of the byte that this life must lock. The first manifest is the arena's."""
+        if self._store is None:
+            self._store = self._make_store(manifest)
             self.storage.attach(manifest)
-            self.tell_storage(CallTags())
-        self._bury(self.workers.sweep(self._clock()))
+            self.flush_storage_effects(CallTags())
+        elif self._store.manifest.digest != manifest.digest:
+            raise ManifestMismatch(self._store.manifest.differences(manifest) or ("digest",))
+        self._remove_workers(self.workers.sweep(self._clock()))
         log.info("attached %s", Tail(worker=life.worker_id, epoch=life.epoch))
         return self.workers.attach(life, self._clock())
 
@@ -128,18 +110,18 @@ class HostCache:
 
     @property
     def store(self) -> HostStore:
-        """Stale before the first worker has attached."""
-        for store in self._stores.values():
-            return store
-        raise Stale("no worker has attached; attach first")
+        """Raises Stale before the first worker has attached."""
+        if self._store is None:
+            raise Stale("no worker has attached; attach first")
+        return self._store
 
     @property
     def is_laid_out(self) -> bool:
-        return bool(self._stores)
+        return self._store is not None
 
     # Readers and writers.
 
-    def acquire(self, ask: AcquireAsk, tags: CallTags) -> Grant:
+    def acquire(self, ask: AcquireRequest, tags: CallTags) -> AcquireGrant:
         grant = self.store.acquire(ask, self._clock())
         if grant.units:
             self._remember(ask.lease_id, tags)
@@ -148,26 +130,15 @@ class HostCache:
             for unit in grant.units:
                 counts[unit.kind] += 1
             facts = {f"{kind}_units": count for kind, count in counts.items()}
-            self.say(tags, "loaded", usable_pages=grant.usable_pages, **facts)
-        self._backlog.hit([(unit.kind, unit.key) for unit in grant.units], tags)
-        return self._with_origins(grant, tags)
+            self.log_event(tags, "loaded", usable_pages=grant.usable_pages, **facts)
+        self._backlog.on_hit([(unit.kind, unit.key) for unit in grant.units], tags)
+        return self.origins.label(grant, _attempt(tags))
 
-    def _with_origins(self, grant: Grant, tags: CallTags) -> Grant:
-        """To the attempt whose prefetch brought a unit it came from there; to others from here."""
-        brought = self.origins.of(tags)
-        if not brought:
-            return grant
-        units = (
-            replace(unit, origin=brought.get((unit.kind, unit.key), Tier.HOST))
-            for unit in grant.units
-        )
-        return replace(grant, units=tuple(units))
-
-    def reserve(self, ask: ReserveAsk, tags: CallTags) -> tuple[ReservedUnit, ...]:
+    def reserve(self, ask: ReserveRequest, tags: CallTags) -> tuple[ReservedUnit, ...]:
         room = self.store.reserve(ask, self._clock())
         if room:
             self._remember(ask.lease_id, tags)
-        self.tell(tags)
+        self.flush_effects(tags)
         return room
 
     def commit(self, lease_id: str, digests: Mapping[UnitName, bytes]) -> int:
@@ -175,12 +146,12 @@ class HostCache:
         try:
             stored = self.store.commit(lease_id, digests, self._clock())
         finally:
-            self.tell(tags)
+            self.flush_effects(tags)
         if stored:
-            self.say(tags, "stored", units=stored, reserved_units=len(digests))
+            self.log_event(tags, "stored", units=stored, reserved_units=len(digests))
         return stored
 
-    def commit_brought(
+    def commit_prefetched(
         self,
         lease_id: str,
         digests: Mapping[UnitName, bytes],
@@ -189,121 +160,145 @@ class HostCache:
         *,
         tags: CallTags,
     ) -> None:
-        """Makes visible what of a prefetch has arrived up to a resume point. Raises LeaseLost."""
+        """Makes the arrived units of a prefetch visible up to a resume point. Raises LeaseLost."""
         names = self.store.commit_arrived(lease_id, digests, self._clock())
         units = {(kind, keys[page]): origins[kind, page] for kind, page in names}
-        self._backlog.written(unit for unit, tier in units.items() if tier is Tier.STORAGE)
-        self.origins.remember(tags, units)
-        self.tell(tags)
+        self._backlog.mark_written(unit for unit, tier in units.items() if tier is Tier.STORAGE)
+        self.origins.remember(_attempt(tags), units)
+        self.flush_effects(tags)
         for tier in sorted(set(units.values())):
             count = sum(each is tier for each in units.values())
-            self.say(tags, "stored", units=count, origin=tier.value)
+            self.log_event(tags, "stored", units=count, origin=tier.value)
 
     def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
         return self.store.renew(lease_ids, self._clock())
 
     def release(self, lease_ids: Iterable[str]) -> CallTags:
-        """Ends leases; answers who the last of them was for."""
+        """Ends leases; returns the tags of the last one."""
         tags = CallTags()
         for lease_id in lease_ids:
             self.store.release(lease_id)
             tags = self._requests.pop(lease_id, tags)
         return tags
 
-    async def reported_corrupt(self, kind: Kind, key: PageKey, tags: CallTags) -> None:
-        """Drops the unit if its bytes are not those written. A reader whose lease was over may
-        have read what came after them; then all is well here."""
-        before = self.store.resident(kind, key)
+    async def check_reported_corrupt(self, kind: Kind, key: PageKey, tags: CallTags) -> None:
+        """Drops the unit if its bytes are not those written. If they are, the reader may have read
+        after its lease had ended, when the slot held another unit."""
+        before = self.store.unit(kind, key)
         if before is None:
             return
-        handle, digest = before
-        layout = self.store.layout
-        offset, num_bytes = layout.offset_of(kind, handle.slot), layout.slot_bytes(kind)
-        found = await asyncio.to_thread(self.arena.digest, offset, num_bytes)
-        if found == digest or self.store.resident(kind, key) != before:
+        found = await asyncio.to_thread(self.arena.digest, before.offset, before.num_bytes)
+        if found == before.digest or self.store.unit(kind, key) != before:
             return
-        log.error("corrupt unit %s", Tail(kind=kind, key=key.hex(), slot=handle.slot))
+        log.error("corrupt unit %s", Tail(kind=kind, key=key.hex(), slot=before.index))
         dropped = self.store.drop_corrupt(kind, key)
-        self.tell(tags)
+        self.flush_effects(tags)
         facts = {"key": key.hex(), "kind": kind.value, "dropped": dropped}
-        self.say_trouble(tags, "corrupt", tier=Tier.HOST.value, **facts)
+        self.log_incident(tags, "corrupt", tier=Tier.HOST.value, **facts)
 
-    # Orders.
+    def drop_chain(self, first: PageKey) -> None:
+        """Drops in both tiers the chains that begin with a page, because a row without finite
+        numbers was computed from it. The bytes are those written, so nothing is verified. Peers are
+        not asked for the chain for a while, because they may have the same state."""
+        dropped = {
+            Tier.HOST: self.store.drop_chain(first),
+            Tier.STORAGE: self.storage.drop_chain(first),
+        }
+        self._distrust(first)
+        self.flush_effects(CallTags())
+        self.flush_storage_effects(CallTags())
+        for tier in [tier for tier, num_units in dropped.items() if num_units]:
+            facts = {"tier": tier.value, "key": first.hex(), "dropped": dropped[tier]}
+            log.error("state without numbers %s", Tail(**facts))
+            self.log_incident(CallTags(), "corrupt", cause="non_finite", **facts)
+
+    def _distrust(self, first: PageKey) -> None:
+        self._distrusted.pop(first, None)
+        self._distrusted[first] = self._clock() + DISTRUST_SECONDS
+        while len(self._distrusted) > MAX_DISTRUSTED:
+            self._distrusted.popitem(last=False)
+
+    def is_distrusted(self, first: PageKey) -> bool:
+        """Whether peers may hold the state of this chain that was dropped here."""
+        return self._clock() < self._distrusted.get(first, 0.0)
+
+    # Commands.
 
     def flush(self) -> int:
-        """Gives up everything of the host tier that nobody uses; how many units that were."""
-        if not self._stores:
+        """Drops every unit of the host tier that is not in use; returns how many."""
+        if self._store is None:
             return 0
         dropped = self.store.flush()
-        self.tell(CallTags())
+        self.flush_effects(CallTags())
         return dropped
 
     def flush_all(self) -> int:
-        """And everything of the storage tier that nobody reads."""
+        """Drops also every unit of the storage tier without a reader; returns how many."""
         dropped = self.flush() + self.storage.flush()
-        self.tell_storage(CallTags())
+        self.flush_storage_effects(CallTags())
         return dropped
 
     # Time.
 
     def tick(self) -> None:
-        """Ends what is over; frees what belonged to workers that are gone."""
-        if not self._stores:
+        """Ends leases whose time is over; frees the slots of workers that are gone."""
+        if self._store is None:
             return
         now = self._clock()
         self.store.expire(now)
-        self._bury(self.workers.sweep(now))
+        self._remove_workers(self.workers.sweep(now))
         self.storage.tick()
-        self.tell(CallTags())
-        self.tell_storage(CallTags())
+        self.flush_effects(CallTags())
+        self.flush_storage_effects(CallTags())
 
-    def _bury(self, lives: Iterable[WorkerLife]) -> None:
+    def _remove_workers(self, lives: Iterable[WorkerLife]) -> None:
         for life in lives:
             log.info("worker gone %s", Tail(worker=life.worker_id, epoch=life.epoch))
-            self.store.worker_gone(life)
+            self.store.on_worker_gone(life)
 
-    # Telling.
+    # Reports.
 
-    def tell(self, tags: CallTags) -> None:
-        """What happened in the host tier goes to the index, the storage tier and the log."""
+    def flush_effects(self, tags: CallTags) -> None:
+        """Passes the effects of the host tier to the index, the backlog and the log."""
         effects = self.store.drain_effects()
-        self._announcer.tell(e for e in effects if not isinstance(e, EvictionRefused))
-        self._backlog.host_changed(effects, tags)
+        self._publisher.publish(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
+        self._backlog.on_host_effects(effects, tags)
         for effect in effects:
             if isinstance(effect, EvictionRefused):
                 facts = {"kind": effect.kind.value, "units": effect.num_slots}
-                self.say(tags, "evicted_under_lease_refused", **facts)
+                self.log_event(tags, "evicted_under_lease_refused", **facts)
 
-    def tell_storage(self, tags: CallTags) -> None:
-        """What happened in the storage tier."""
+    def flush_storage_effects(self, tags: CallTags) -> None:
+        """Passes the effects of the storage tier to the index, the backlog and the log."""
         effects = self.storage.drain_effects()
-        self._announcer.tell(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
-        self._backlog.storage_changed(effects)
+        self._publisher.publish(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
+        self._backlog.on_storage_effects(effects)
         for effect in effects:
             match effect:
                 case UnitCorrupt():
                     facts = {"key": effect.key.hex(), "kind": effect.kind.value}
                     dropped = effect.num_dropped
-                    self.say_trouble(tags, "corrupt", tier=STORAGE, dropped=dropped, **facts)
+                    self.log_incident(tags, "corrupt", tier=STORAGE, dropped=dropped, **facts)
                 case FilesCorrupt():
-                    self.say_trouble(tags, "corrupt", tier=STORAGE, files=effect.num_files)
+                    self.log_incident(tags, "corrupt", tier=STORAGE, files=effect.num_files)
                 case StorageFailed():
                     error, operation = effect.error, effect.operation
-                    self.say_trouble(tags, "storage_failed", operation=operation, error=error)
+                    self.log_incident(tags, "storage_failed", operation=operation, error=error)
 
     def holdings(self) -> Iterator[UnitStored]:
-        """Everything here, in both tiers, for an index that was away."""
-        if self._stores:
+        """Every unit in both tiers, for an index that was away."""
+        if self._store is not None:
             yield from self.store.holdings()
             yield from self.storage.holdings()
 
-    def say(self, tags: CallTags, name: str, **facts: int | str) -> None:
-        """What happened to a request; without one nobody would look for it."""
+    def log_event(self, tags: CallTags, name: str, **facts: int | str) -> None:
+        """Logs an event of a request. An event without a request would not be found, so it is left
+        out."""
         if tags.request_id:
             self._publish(tags, name, facts)
 
-    def say_trouble(self, tags: CallTags, name: str, **facts: int | str) -> None:
-        """What somebody has to hear of, request or not."""
+    def log_incident(self, tags: CallTags, name: str, **facts: int | str) -> None:
+        """Logs an event that operators must see, with or without a request."""
         self._publish(tags if tags.request_id else CallTags(NO_REQUEST), name, facts)
 
     def _publish(self, tags: CallTags, name: str, facts: Mapping[str, int | str]) -> None:
@@ -315,3 +310,7 @@ class HostCache:
         self._requests[lease_id] = tags
         while len(self._requests) > MAX_REMEMBERED_REQUESTS:
             self._requests.popitem(last=False)
+
+
+def _attempt(tags: CallTags) -> AttemptName:
+    return tags.request_id, tags.attempt

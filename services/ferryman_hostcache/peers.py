@@ -1,12 +1,18 @@
-"""Other nodes' host-caches: what they hold of a chain, and how its bytes come over here.
+"""Other nodes' host-caches: looks up their units of a chain and fetches them.
 
-A peer that is away, slow, or in another life is a miss. What came is checked against its digest
-before it counts; a unit comes as a whole or not at all.
+A peer that is away, slow, or in another life is a miss, and so is one without the cluster's key,
+which cannot seal its answers. A unit's seal is checked before its first byte is taken, and its
+bytes are checked against the sealed digest before it counts; a unit arrives as a whole or not at
+all.
+
+An answer's tag covers the caller's random challenge, because another process may listen at the
+address in the index. A unit's tag covers the unit's identity.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,76 +22,132 @@ import xxhash
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.errors import CorruptState
-from ferryman.tiers.room import by_kind
+from ferryman.cluster_key import ClusterKey, Purpose
+from ferryman.errors import CorruptState, Unavailable
+from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import UnitName
 from ferryman.wire.codec.ranges import pages_from_ranges, ranges_of
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_from_wire
-from ferryman.wire.host_attachment import context_of
-from ferryman.wire.index import NodeLife
-from ferryman.wire.rpc import CallTags, Channels, ending
-from ferryman.wire.status import typed_errors
+from ferryman.wire.grpc.rpc import CallTags, Channels, ending
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.hostcache.attachment import context_of
+from ferryman.wire.redis.index import NodeLife
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 
+CHALLENGE_BYTES = 16
 
-class Arrivals(Protocol):
-    """Hears of units that came over here."""
 
-    def arrived(self, name: UnitName, digest: bytes) -> None:
-        """All bytes are where they belong, and have this digest."""
+class NotOfThisCluster(Unavailable):
+    """The answering process does not have the cluster's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedUnit:
+    """A unit to send: its model, its place in a chain, and its digest."""
+
+    manifest_digest: str
+    kind: Kind
+    key: PageKey
+    num_bytes: int
+    digest: bytes
+
+
+class PeerSeals:
+    """Makes tags for other nodes, and checks theirs."""
+
+    def __init__(self, key: ClusterKey) -> None:
+        self._answers = key.subkey(Purpose.PEER_ANSWER)
+        self._units = key.subkey(Purpose.PEER_UNIT)
+
+    def seal_answer(
+        self, answer: pb.LookupResponse, request: pb.LookupRequest, node: NodeLife
+    ) -> None:
+        """Adds the proof that `node` gives this answer to this request."""
+        answer.proof = self._answers.tag(*_said(answer, request, node))
+
+    def check_answer(
+        self, answer: pb.LookupResponse, request: pb.LookupRequest, node: NodeLife
+    ) -> None:
+        """Raises NotOfThisCluster unless `node` gave this answer to this request."""
+        if not self._answers.verifies(answer.proof, *_said(answer, request, node)):
+            raise NotOfThisCluster(f"who answers for {node.node_id} is not of this cluster")
+
+    def seal_of(self, unit: NamedUnit) -> bytes:
+        return self._units.tag(*_identity(unit))
+
+    def check_unit(self, unit: NamedUnit, seal: bytes) -> None:
+        """Raises NotOfThisCluster unless a process of this cluster sealed the unit."""
+        if not self._units.verifies(seal, *_identity(unit)):
+            raise NotOfThisCluster(f"a {unit.kind} unit that nobody of this cluster has sealed")
+
+
+def _said(
+    answer: pb.LookupResponse, request: pb.LookupRequest, node: NodeLife
+) -> tuple[bytes, ...]:
+    """The tagged parts of an answer. The last key stands for the whole chain of the request."""
+    ranges = (
+        " ".join(f"{each.kind}:{each.first_page}:{each.end_page}" for each in held)
+        for held in (answer.resident, answer.in_storage)
+    )
+    words = f"{node.owner}|{answer.usable_pages}|{'|'.join(ranges)}"
+    return request.challenge, request.page_keys[-16:], words.encode()
+
+
+def _identity(unit: NamedUnit) -> tuple[bytes, ...]:
+    words = f"{unit.manifest_digest} {unit.kind.value} {unit.num_bytes}"
+    return words.encode(), unit.key, unit.digest
+
+
+class FetchSink(Protocol):
+    """Receives the results of a fetch, unit by unit."""
+
+    def on_unit(self, name: UnitName, digest: bytes) -> None:
+        """All bytes are in their place, and have this digest."""
         ...
 
-    def corrupt(self, name: UnitName) -> None:
-        """What came is not what was stored; the room holds nothing of worth."""
+    def on_corrupt(self, name: UnitName) -> None:
+        """The received bytes are not the stored ones; the contents of the room are invalid."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:
-    """Units of one chain, and where the bytes of each go: a view of just its size."""
+    """Units of one chain, and the memory for the bytes of each: a view of exactly its size."""
 
     manifest_digest: str
     keys: Sequence[PageKey]
     rooms: Mapping[UnitName, memoryview]
 
 
-class PeerPlane(Protocol):
-    """A way to other host-caches. All of it raises FerrymanError where the peer does not answer."""
+class PeerClient:
+    """Asks other host-caches, and copies the frames that they stream. Every call raises
+    FerrymanError if the peer does not answer."""
 
-    async def lookup(self, node: NodeLife, keys: Sequence[PageKey]) -> Mapping[Kind, list[int]]:
-        """Pages of the chain that the peer holds in any tier, by kind."""
-        ...
-
-    async def fetch(
-        self, node: NodeLife, order: FetchOrder, arrivals: Arrivals, *, tags: CallTags
-    ) -> None:
-        """Brings what the peer holds of the order; `arrivals` hears of each unit.
-
-        Nothing writes into the rooms any more once this has ended, however it ended.
-        """
-        ...
-
-
-class GrpcPeers:
-    """The portable plane: frames of a stream, copied by the event loop."""
-
-    def __init__(self, channels: Channels, *, lookup_seconds: float) -> None:
-        self._channels, self._lookup_seconds = channels, lookup_seconds
+    def __init__(self, channels: Channels, seals: PeerSeals, *, lookup_seconds: float) -> None:
+        self._channels, self._seals, self._lookup_seconds = channels, seals, lookup_seconds
 
     def _stub(self, node: NodeLife) -> HostCacheServiceStub:
         return HostCacheServiceStub(self._channels.to(node.address))
 
     async def lookup(self, node: NodeLife, keys: Sequence[PageKey]) -> Mapping[Kind, list[int]]:
-        request = pb.LookupRequest(epoch=node.epoch, page_keys=keys_to_bytes(keys))
+        """Pages of the chain that the peer holds in any tier, by kind."""
+        challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        asked = keys_to_bytes(keys)
+        request = pb.LookupRequest(epoch=node.epoch, page_keys=asked, challenge=challenge)
         with typed_errors():
             answer = await self._stub(node).Lookup(request, timeout=self._lookup_seconds)
+        self._seals.check_answer(answer, request, node)
         held = (*answer.resident, *answer.in_storage)
         return pages_from_ranges(held, len(keys))
 
     async def fetch(
-        self, node: NodeLife, order: FetchOrder, arrivals: Arrivals, *, tags: CallTags
+        self, node: NodeLife, order: FetchOrder, arrivals: FetchSink, *, tags: CallTags
     ) -> None:
+        """Fetches the units of the order that the peer holds; `arrivals` gets each unit.
+
+        Once this has ended, also by an error, nothing writes into the rooms any more.
+        """
         request = pb.FetchRequest(
             epoch=node.epoch,
             context=context_of(tags),
@@ -97,22 +159,24 @@ class GrpcPeers:
                 for each in ranges_of(kind, pages)
             ],
         )
-        intake = _Intake(order.rooms, arrivals)
+        intake = _Intake(order, self._seals, arrivals)
         with typed_errors(), ending(self._stub(node).Fetch(request)) as frames:
             async for frame in frames:
                 await intake.take(frame)
 
 
 class _Intake:
-    """Puts frames where they belong. The frames of a unit come in order and follow each other."""
+    """Copies frames to their places. The frames of a unit come in order and without others between
+    them."""
 
-    def __init__(self, rooms: Mapping[UnitName, memoryview], arrivals: Arrivals) -> None:
-        self._rooms, self._arrivals = rooms, arrivals
+    def __init__(self, order: FetchOrder, seals: PeerSeals, arrivals: FetchSink) -> None:
+        self._order, self._seals, self._arrivals = order, seals, arrivals
         self._filled: dict[UnitName, int] = {}
 
     async def take(self, frame: pb.FetchResponse) -> None:
+        """Raises NotOfThisCluster, or CorruptState for a frame that was not ordered."""
         name = kind_from_wire(frame.kind), frame.page_index
-        room, filled = self._rooms.get(name), self._filled.get(name, 0)
+        room, filled = self._order.rooms.get(name), self._filled.get(name, 0)
         end = frame.offset + len(frame.data)
         if (
             room is None
@@ -123,12 +187,17 @@ class _Intake:
             raise CorruptState(
                 f"a peer sent a frame that nobody asked for: {name} at {frame.offset}"
             )
-        # numpy lets other threads run while it copies; a memoryview does not.
+        # Each frame repeats the digest, so the seal must match each of them.
+        kind, page = name
+        digest = self._order.manifest_digest
+        named = NamedUnit(digest, kind, self._order.keys[page], len(room), frame.digest)
+        self._seals.check_unit(named, frame.seal)
+        # numpy releases the GIL while it copies; a memoryview does not.
         np.copyto(np.frombuffer(room[filled:end], np.uint8), np.frombuffer(frame.data, np.uint8))
         self._filled[name] = end
         if end < len(room):
             return
         if await asyncio.to_thread(xxhash.xxh3_128_digest, room) != frame.digest:
-            self._arrivals.corrupt(name)
+            self._arrivals.on_corrupt(name)
         else:
-            self._arrivals.arrived(name, frame.digest)
+            self._arrivals.on_unit(name, frame.digest)

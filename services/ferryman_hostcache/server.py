@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
-from typing import Protocol
 
 from ferryman.cache.manifest import StateManifest, manifest_from_json
 from ferryman.errors import InvalidRequest, ManifestMismatch
+from ferryman.ids import check_request_id
 from ferryman.tiers.layout import budget_of
-from ferryman.tiers.prefetch_values import PrefetchAsk
-from ferryman.tiers.values import AcquireAsk, ReserveAsk, Residency, UnitName, WorkerLife
+from ferryman.tiers.prefetch_values import PrefetchRequest
+from ferryman.tiers.values import AcquireRequest, ReserveRequest, Residency, UnitName, WorkerLife
 from ferryman.wire.codec.caches import host_unit_to_wire
 from ferryman.wire.codec.prefetch import policy_from_wire, prefetched_to_wire, traffic_to_wire
 from ferryman.wire.codec.ranges import pages_from_ranges, ranges_of
@@ -23,34 +23,35 @@ from ferryman.wire.codec.scalars import (
     milliseconds,
     seconds,
 )
-from ferryman.wire.host_arena import liveness_byte
-from ferryman.wire.rpc import CallTags, Context, remaining_seconds
+from ferryman.wire.grpc.rpc import CallTags, Context, remaining_seconds
+from ferryman.wire.hostcache.arena import liveness_byte
+from ferryman.wire.hostcache.attachment import MAX_DROPPED_CHAINS
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceServicer
-from ferryman_hostcache.fetching import Fetches, frames_of
+from ferryman_hostcache.fetches import Fetches, check_kinds, frames_of
 from ferryman_hostcache.host import HostCache
-from ferryman_hostcache.prefetching import Prefetching
+from ferryman_hostcache.index_publisher import IndexPublisher
+from ferryman_hostcache.peers import CHALLENGE_BYTES, NamedUnit, PeerSeals
+from ferryman_hostcache.prefetch_runner import PrefetchRunner
 
 MAX_LEASE_ID_LEN = 96
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_PREFETCH_SECONDS = 60.0
 
 
-class IndexState(Protocol):
-    """Whether Redis answers."""
-
-    @property
-    def is_away(self) -> bool: ...
-
-
 class HostCacheServicer(HostCacheServiceServicer):
-    """Every rpc but Attach and Stats names the epoch it speaks to."""
+    """Every rpc except Attach and Stats names the epoch that it is meant for."""
 
     def __init__(
-        self, host: HostCache, index: IndexState, prefetching: Prefetching, fetches: Fetches
+        self,
+        host: HostCache,
+        publisher: IndexPublisher,
+        prefetching: PrefetchRunner,
+        fetches: Fetches,
+        seals: PeerSeals,
     ) -> None:
-        self._host, self._index = host, index
+        self._host, self._publisher, self._seals = host, publisher, seals
         self._prefetching, self._fetches = prefetching, fetches
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
@@ -63,10 +64,6 @@ class HostCacheServicer(HostCacheServiceServicer):
             epoch=identity.epoch,
             node_id=identity.node_id,
             lease_ms=self._lease_ms,
-            unit_sizes=[
-                pb.UnitSize(kind=kind_to_wire(layout.kind), num_bytes=layout.slot_bytes)
-                for layout in manifest.layouts
-            ],
             liveness_offset=liveness_byte(index),
         )
 
@@ -78,16 +75,21 @@ class HostCacheServicer(HostCacheServiceServicer):
         self._host.check_epoch(request.epoch)
         keys = keys_from_bytes(request.page_keys)
         found, stored = self._host.store.lookup(keys), self._host.storage.lookup(keys)
-        return pb.LookupResponse(
+        answer = pb.LookupResponse(
             usable_pages=found.usable_pages,
             resident=_ranges(found),
             in_storage=_ranges(stored),
         )
+        if request.challenge:
+            if len(request.challenge) != CHALLENGE_BYTES:
+                raise InvalidRequest(f"a challenge has {CHALLENGE_BYTES} bytes", "challenge")
+            self._seals.seal_answer(answer, request, self._host.identity)
+        return answer
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         self._host.check_epoch(request.epoch)
         keys = keys_from_bytes(request.page_keys)
-        ask = AcquireAsk(
+        ask = AcquireRequest(
             lease_id=_lease_id(request.lease_id),
             worker=self._host.workers.living(request.worker_id),
             keys=keys,
@@ -112,9 +114,15 @@ class HostCacheServicer(HostCacheServiceServicer):
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         self._host.check_epoch(request.epoch)
         corrupt = [(kind_from_wire(u.kind), key_from_bytes(u.key)) for u in request.corrupt]
+        check_kinds((kind for kind, _ in corrupt), self._host.store.manifest)
+        dropped = keys_from_bytes(request.dropped_chains)
+        if len(dropped) > MAX_DROPPED_CHAINS:
+            raise InvalidRequest(f"at most {MAX_DROPPED_CHAINS} chains at once", "dropped_chains")
         tags = self._host.release(_lease_id(name) for name in request.lease_ids)
+        for first in dropped:
+            self._host.drop_chain(first)
         for kind, key in corrupt:
-            await self._host.reported_corrupt(kind, key, tags)
+            await self._host.check_reported_corrupt(kind, key, tags)
         return pb.ReleaseResponse()
 
     async def Reserve(
@@ -122,14 +130,16 @@ class HostCacheServicer(HostCacheServiceServicer):
     ) -> pb.HostCacheServiceReserveResponse:
         self._host.check_epoch(request.epoch)
         keys = keys_from_bytes(request.page_keys)
-        ask = ReserveAsk(
+        units = pages_from_ranges(request.units, len(keys))
+        check_kinds(units, self._host.store.manifest)
+        ask = ReserveRequest(
             lease_id=_lease_id(request.lease_id),
             worker=self._host.workers.living(request.worker_id),
             keys=keys,
-            units=pages_from_ranges(request.units, len(keys)),
+            units=units,
         )
         room = self._host.reserve(ask, _tags(request.context))
-        units = [
+        reserved = [
             pb.ReservedUnit(
                 kind=kind_to_wire(unit.kind),
                 page_index=unit.page_index,
@@ -138,8 +148,8 @@ class HostCacheServicer(HostCacheServiceServicer):
             )
             for unit in room
         ]
-        lease_ms = self._lease_ms if units else 0
-        return pb.HostCacheServiceReserveResponse(lease_ms=lease_ms, units=units)
+        lease_ms = self._lease_ms if reserved else 0
+        return pb.HostCacheServiceReserveResponse(lease_ms=lease_ms, units=reserved)
 
     async def Commit(
         self, request: pb.HostCacheServiceCommitRequest, context: Context
@@ -155,7 +165,7 @@ class HostCacheServicer(HostCacheServiceServicer):
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
         self._host.check_epoch(request.epoch)
         keys = keys_from_bytes(request.page_keys)
-        ask = PrefetchAsk(
+        ask = PrefetchRequest(
             keys=keys,
             have_pages=min(request.have_pages, len(keys)),
             max_pages=min(request.max_pages, len(keys)),
@@ -167,7 +177,9 @@ class HostCacheServicer(HostCacheServiceServicer):
         )
         tags, patience = _tags(request.context), _patience(request)
         if request.phase != pb.PREFETCH_PHASE_FINISH:
-            return prefetched_to_wire(self._prefetching.start(ask, tags, patience).result())
+            return prefetched_to_wire(
+                self._prefetching.start(ask, tags, patience).progress.result()
+            )
         policy = policy_from_wire(request.policy, self._prefetching.wish.policy)
         left = remaining_seconds(context, patience)
         finished = self._prefetching.finish(ask, tags, policy, patience=patience, left=left)
@@ -182,12 +194,16 @@ class HostCacheServicer(HostCacheServiceServicer):
         async with aclosing(self._fetches.units(request.manifest_digest, keys, names)) as units:
             async for unit in units:
                 kind, page = unit.name
+                size = len(unit.content)
+                named = NamedUnit(request.manifest_digest, kind, keys[page], size, unit.digest)
+                seal = self._seals.seal_of(named)
                 for offset, data in frames_of(unit.content):
                     yield pb.FetchResponse(
                         kind=kind_to_wire(kind),
                         page_index=page,
-                        num_bytes=len(unit.content),
+                        num_bytes=size,
                         digest=unit.digest,
+                        seal=seal,
                         offset=offset,
                         data=data,
                     )
@@ -196,7 +212,7 @@ class HostCacheServicer(HostCacheServiceServicer):
         identity = self._host.identity
         said = pb.StatsResponse(
             arena_bytes=self._host.arena.num_bytes,
-            is_index_away=self._index.is_away,
+            is_index_away=self._publisher.is_away,
             epoch=identity.epoch,
             node_id=identity.node_id,
         )
@@ -208,7 +224,7 @@ class HostCacheServicer(HostCacheServiceServicer):
 
 
 def _split(said: pb.StatsResponse, host: HostCache) -> None:
-    """The one total, and what fits it."""
+    """The total budget, and the slots of each kind."""
     budget = budget_of(host.store.manifest, host.store.layout)
     said.budget.tokens, said.budget.snapshots = budget.num_tokens, budget.num_snapshots
     for pool in budget.pools:
@@ -217,7 +233,7 @@ def _split(said: pb.StatsResponse, host: HostCache) -> None:
         )
 
 
-def _count_prefetches(said: pb.StatsResponse, prefetching: Prefetching) -> None:
+def _count_prefetches(said: pb.StatsResponse, prefetching: PrefetchRunner) -> None:
     counts = prefetching.statistics()
     said.prefetch.running, said.prefetch.begun = counts.num_running, counts.num_begun
     said.prefetch.complete, said.prefetch.truncated = counts.num_complete, counts.num_truncated
@@ -273,6 +289,8 @@ def _lease_id(text: str) -> str:
 
 
 def _tags(context: types_pb2.RequestContext) -> CallTags:
+    if context.request_id:  # events are published under it
+        check_request_id(context.request_id)
     return CallTags(context.request_id, context.attempt, context.traceparent)
 
 
@@ -281,13 +299,13 @@ def _ranges(found: Residency) -> list[types_pb2.PageRange]:
 
 
 def _names(ranges: Iterable[types_pb2.PageRange], num_pages: int) -> Iterator[UnitName]:
-    """Units in the order in which they were asked for."""
+    """Units in the order of the request."""
     for each in ranges:
         for kind, pages in pages_from_ranges([each], num_pages).items():
             yield from ((kind, page) for page in pages)
 
 
 def _patience(request: pb.PrefetchRequest) -> float:
-    """How long a prefetch may go on by itself."""
+    """How long a prefetch may go on without a caller."""
     said = seconds(request.context.deadline_ms)
     return min(said, MAX_PREFETCH_SECONDS) if said else MAX_PREFETCH_SECONDS

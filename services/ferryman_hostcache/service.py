@@ -1,8 +1,9 @@
-"""The host-cache as a process: builds the parts, joins them, serves, drains."""
+"""The host-cache as a process: builds and connects the parts, serves, drains."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,33 +11,62 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ferryman.cluster_key import Purpose
+from ferryman.errors import InvalidRequest
 from ferryman.ids import make_epoch, make_worker_id
+from ferryman.runtime.http_server import HttpAnswer, json_answer, observed
+from ferryman.runtime.http_server import listening as http_listening
+from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.listening import Answer, json_answer, observed
-from ferryman.runtime.listening import listening as http_listening
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
-from ferryman.tiers.write_policy import Backups, write_policy_named
-from ferryman.wire.beats import BEAT_SECONDS, beat_to_bytes
-from ferryman.wire.bus import Bus, Discoverable
-from ferryman.wire.host_arena import arena_name, sweep_stale_arenas
-from ferryman.wire.index import NodeLife
-from ferryman.wire.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.redis_index import redis_index
-from ferryman.wire.rpc import listening as grpc_listening
-from ferryman.wire.subjects import Subjects
+from ferryman.tiers.write_policy import write_policy_named
+from ferryman.tiers.writeback import WritebackBacklog
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.grpc.rpc import listening as grpc_listening
+from ferryman.wire.hostcache.arena import arena_name, sweep_stale_arenas
+from ferryman.wire.nats.bus import Bus, BusMessage, Discoverable
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, heartbeat_to_bytes
+from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import ControlSubject, Subjects
+from ferryman.wire.redis.index import NodeLife
+from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import hostcache_pb2_grpc
-from ferryman_hostcache.announcer import IndexAnnouncer
 from ferryman_hostcache.arena import Arena
-from ferryman_hostcache.backlog import Backlog
-from ferryman_hostcache.behind import Behind, joined
 from ferryman_hostcache.gauges import ROLE, ledger, make_beat, watch
 from ferryman_hostcache.host import HostCache
-from ferryman_hostcache.orders import Orders
+from ferryman_hostcache.index_publisher import IndexPublisher
+from ferryman_hostcache.lower_tiers import LowerTiers, open_lower_tiers
+from ferryman_hostcache.peers import PeerSeals
 from ferryman_hostcache.server import HostCacheServicer
-from ferryman_hostcache.settings import Settings
-from ferryman_hostcache.storage.opening import open_storage
+from ferryman_hostcache.storage.factory import open_storage
+
+FLUSH_ALL = "all"
+
+
+class AdminCommands:
+    """Answers commands in JSON. `flush` empties the host tier, with the payload `all` the storage
+    tier too."""
+
+    def __init__(self, host: HostCache, subjects: Subjects, drain: Callable[[], None]) -> None:
+        self._host, self._subjects, self._drain = host, subjects, drain
+
+    async def handle(self, message: BusMessage) -> bytes:
+        """Raises InvalidRequest for an unknown command."""
+        subject = self._subjects.parse(message.subject)
+        assert isinstance(subject, ControlSubject), "only control subjects are answered"
+        match subject.verb, message.payload.decode():
+            case "flush", "" | "host":
+                return json.dumps({"dropped": self._host.flush()}).encode()
+            case "flush", what if what == FLUSH_ALL:
+                return json.dumps({"dropped": self._host.flush_all()}).encode()
+            case "drain", _:
+                self._drain()
+                return b'{"draining": true}'
+        raise InvalidRequest(f"no order is called {subject.verb!r}", "verb")
+
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +76,20 @@ TICK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A host-cache that serves, and where."""
+class RunningHostCache:
+    """A host-cache that is serving, with its addresses."""
 
     worker_id: str
     address: str
     http_port: int
     host: HostCache
-    announcer: IndexAnnouncer
-    behind: Behind
+    publisher: IndexPublisher
+    lower_tiers: LowerTiers
 
 
-async def serve(settings: Settings, stopping: asyncio.Event) -> None:
-    """Until `stopping` is set; calls under way are finished."""
-    async with running(settings, stopping.set) as service:
+async def serve(settings: HostCacheServiceSettings, stopping: asyncio.Event) -> None:
+    """Serves until `stopping` is set; finishes running calls."""
+    async with running_host_cache(settings, stopping.set) as service:
         identity = service.host.identity
         observe = f"{settings.observe.host}:{service.http_port}"
         announce_ready(
@@ -76,56 +106,67 @@ async def serve(settings: Settings, stopping: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def running(
-    settings: Settings, order_drain: Callable[[], None] = lambda: None
-) -> AsyncIterator[Running]:
+async def running_host_cache(
+    settings: HostCacheServiceSettings, order_drain: Callable[[], None] = lambda: None
+) -> AsyncIterator[RunningHostCache]:
     """A host-cache for the length of a block."""
+    key = read_key_file(settings.cluster_key_file)
     worker_id, identity = make_worker_id(ROLE), NodeLife(settings.node, make_epoch())
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         arena = await stack.enter_async_context(_arena(settings, identity))
         bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
         index = await stack.enter_async_context(
-            redis_index(settings.index.url, lookup_seconds=settings.index.lookup_seconds)
+            redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
         )
         lifecycle = LifecyclePublisher(bus, subjects, Publisher(ROLE, worker_id, identity.epoch))
-        announcer = IndexAnnouncer(index, identity, lambda: host.holdings(), clock=time.monotonic)
-        stack.push_async_callback(announcer.leave)
+        publisher = IndexPublisher(index, identity, lambda: host.holdings(), clock=time.monotonic)
+        stack.push_async_callback(publisher.unregister)
         storage = await stack.enter_async_context(
-            open_storage(settings.storage, clock=time.monotonic)
+            open_storage(settings.storage, key.subkey(Purpose.STORED_UNIT), clock=time.monotonic)
         )
-        backlog = Backlog(Backups(write_policy_named(settings.write_policy)))
+        has_backlog = asyncio.Event()
+        policy = write_policy_named(settings.write_policy)
+        backlog = WritebackBacklog[CallTags](policy, wake=has_backlog.set)
         limits = StoreLimits(lease_seconds=settings.lease_seconds)
         host = HostCache(
             identity,
             arena,
             limits,
             settings.snapshot_share,
-            announcer=announcer,
+            publisher=publisher,
             lifecycle=lifecycle,
             clock=time.monotonic,
             storage=storage,
             backlog=backlog,
         )
-        behind = await stack.enter_async_context(joined(settings, host, backlog, index))
-        service = await _open_doors(stack, settings, worker_id, host, announcer, behind)
+        seals = PeerSeals(key)
+        lower_tiers = await stack.enter_async_context(
+            open_lower_tiers(settings, host, backlog, has_backlog, index, seals)
+        )
+        service = await _open_doors(stack, settings, worker_id, host, publisher, lower_tiers)
         about = {"grpc": service.address, "worker_id": worker_id, "node": identity.node_id}
         found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
         await stack.enter_async_context(bus.discoverable(found))
-        orders = Orders(host, subjects, order_drain)
-        obeying = bus.answering(subjects.all_control_of(worker_id), orders.obey)
+        orders = AdminCommands(host, subjects, order_drain)
+        obeying = bus.answering(subjects.all_control_of(worker_id), orders.handle)
         await stack.enter_async_context(obeying)
-        jobs = (announcer.run(), _tick(service), _beat(bus, subjects, service), behind.writer.run())
+        jobs = (
+            publisher.run(),
+            _tick(service),
+            _beat(bus, subjects, service),
+            lower_tiers.writer.run(),
+        )
         await stack.enter_async_context(alongside(*jobs))
-        stack.callback(announcer.stop)
+        stack.callback(publisher.stop)
         yield service
 
 
 @asynccontextmanager
-async def _arena(settings: Settings, identity: NodeLife) -> AsyncIterator[Arena]:
-    """Allocated before anything is served; its name is gone when the block ends.
+async def _arena(settings: HostCacheServiceSettings, identity: NodeLife) -> AsyncIterator[Arena]:
+    """The arena, allocated before the service starts; its file is unlinked when the block ends.
 
-    A life before this one that was killed could not take its arena away: that is done first.
+    An earlier life that was killed could not unlink its arena, so that is done first.
     """
     name = arena_name(settings.bus.cluster, identity.node_id, identity.epoch)
     path = settings.arena_folder / name
@@ -142,22 +183,24 @@ async def _arena(settings: Settings, identity: NodeLife) -> AsyncIterator[Arena]
 
 async def _open_doors(
     stack: AsyncExitStack,
-    settings: Settings,
+    settings: HostCacheServiceSettings,
     worker_id: str,
     host: HostCache,
-    announcer: IndexAnnouncer,
-    behind: Behind,
-) -> Running:
+    publisher: IndexPublisher,
+    lower_tiers: LowerTiers,
+) -> RunningHostCache:
     metrics = Metrics(ROLE)
-    watch(metrics, host, announcer, behind)
+    watch(metrics, host, publisher, lower_tiers)
     endpoints = {
-        "/metrics": lambda: Answer(metrics.render(), CONTENT_TYPE),
-        "/health": lambda: json_answer({"status": "ready", "index_away": announcer.is_away}),
+        "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
+        "/health": lambda: json_answer({"status": "ready", "index_away": publisher.is_away}),
         "/debug/ledger": lambda: ledger(host),
     }
     app = observed(endpoints)
     http_port = await stack.enter_async_context(http_listening(app, settings.observe))
-    servicer = HostCacheServicer(host, announcer, behind.prefetching, behind.fetches)
+    servicer = HostCacheServicer(
+        host, publisher, lower_tiers.prefetching, lower_tiers.fetches, lower_tiers.seals
+    )
 
     def register(server: Any) -> None:
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(servicer, server)
@@ -166,28 +209,28 @@ async def _open_doors(
     door = grpc_listening(address, register, grace=GRPC_GRACE_SECONDS, services=(SERVICE,))
     listening = await stack.enter_async_context(door)
     where = f"{settings.advertise}:{listening.port}"
-    announcer.speaks_at(where)
-    return Running(worker_id, where, http_port, host, announcer, behind)
+    publisher.set_address(where)
+    return RunningHostCache(worker_id, where, http_port, host, publisher, lower_tiers)
 
 
-async def _tick(service: Running) -> None:
+async def _tick(service: RunningHostCache) -> None:
     while True:
         if service.host.is_laid_out:
-            service.behind.tick()
+            service.lower_tiers.tick()
         service.host.tick()
         await asyncio.sleep(TICK_SECONDS)
 
 
-async def _beat(bus: Bus, subjects: Subjects, service: Running) -> None:
+async def _beat(bus: Bus, subjects: Subjects, service: RunningHostCache) -> None:
     beats = 0
     while True:
         beats += 1
         beat = make_beat(
             service.host,
-            service.behind.prefetching,
+            service.lower_tiers.prefetching,
             worker_id=service.worker_id,
             address=service.address,
             beats=beats,
         )
-        bus.offer(subjects.beat(ROLE, service.worker_id), beat_to_bytes(beat))
-        await asyncio.sleep(BEAT_SECONDS)
+        bus.offer(subjects.beat(ROLE, service.worker_id), heartbeat_to_bytes(beat))
+        await asyncio.sleep(HEARTBEAT_SECONDS)

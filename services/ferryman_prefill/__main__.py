@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ferryman.runtime.main import run_main
-from ferryman_prefill.service import PrefillSettings, serve
+from ferryman.settings.workers import PrefillSettings
+from ferryman_prefill.service import ROLE, serve
 
 if __name__ == "__main__":
-    run_main(PrefillSettings, serve)
+    run_main(PrefillSettings, ROLE, serve)

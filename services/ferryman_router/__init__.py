@@ -1,6 +1,8 @@
-"""The router: the public door, and who of the fleet answers.
+"""The router: takes requests in, chooses workers for them, and joins the answers.
 
-Thinking rooms (pure): `fleet`, `policy`, `queue`, `budget`. Shells: `journey` and `tokens` follow
-a request through the workers (a journey has a `placing`, an `attempt` with its `prefill_call` at a
-time, and an `answer`), `api` and `grpc_api` speak with clients, `service` joins them.
+Pure: `fleet`, `routing_policy`, `prefix_sources`, `queue`, `forecast`, `attempt_result`,
+`generate_request`. Shells: `request_runner` follows a request through the workers (with a
+`placement`, one `attempt` at a time, and a `response`), `token_streams` and `worker_client` speak
+with workers, `http` and `grpc_server` with clients, `service` joins them. `reader` is a process of
+its own, which reads large bodies.
 """

@@ -1,10 +1,10 @@
-"""`python -m ferryman_router`: settings from FERRYMAN_ROUTER_*, then serve until told to stop."""
+"""`python -m ferryman_router`: settings from FERRYMAN_*, then serve until told to stop."""
 
 from __future__ import annotations
 
 from ferryman.runtime.main import run_main
+from ferryman.settings.router import RouterSettings
 from ferryman_router.service import serve
-from ferryman_router.settings import RouterSettings
 
 if __name__ == "__main__":
-    run_main(RouterSettings, serve)
+    run_main(RouterSettings, "router", serve)

@@ -1,33 +1,54 @@
-"""One try: a prefill worker, a decode worker, and how it ended."""
+"""One try: a prefill worker, a decode worker, the call to the first of them, and how it ended."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
-from ferryman.errors import FerrymanError
-from ferryman.wire.values import Usage
+from ferryman.errors import FerrymanError, Unavailable, Unreachable, WrongEpoch
+from ferryman.wire.values import PrefillOrder, PrefillProgress, RouterAbort, Usage
+from ferryman_router.attempt_result import (
+    AttemptFinished,
+    AttemptStopped,
+    CallBroken,
+    CutOff,
+    Fatal,
+    LostAttempt,
+    NoCapacity,
+    Verdict,
+    WorkerGone,
+    WorkerLost,
+    classify,
+)
+from ferryman_router.context import RouterContext
+from ferryman_router.dispatcher import attempt_name
 from ferryman_router.fleet import WorkerName
-from ferryman_router.verdict import Hopeless, Verdict
+from ferryman_router.routing_policy import RouteChoice
 
 log = logging.getLogger(__name__)
 
 FIRST_PATIENCE_SECONDS = 1.0
 MAX_PATIENCE_SECONDS = 16.0
+# A hand-off whose tokens have come already has this long to be told as one.
+FAREWELL_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Attempt:
-    """`is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
+class RouterAttempt:
+    """`name` is what its claims on workers are called, `begun` when it was sent to them.
+    `is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
     decode has been heard of: from then on the prefill worker may go. `planned` is what prefill
     has said of the prompt so far.
     """
 
+    name: str
     number: int
     prefill: WorkerName
     decode: WorkerName
-    num_prefill_tokens: int
+    begun: float
     verdict: asyncio.Future[Verdict]
     is_taken: bool = False
     has_begun: bool = False
@@ -36,9 +57,16 @@ class Attempt:
     patience: float = FIRST_PATIENCE_SECONDS
     planned: Usage | None = None
 
+    @classmethod
+    def begin(cls, request_id: str, number: int, chosen: RouteChoice, now: float) -> RouterAttempt:
+        """The attempt with this pair of workers, sent to them now."""
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        name = attempt_name(request_id, number)
+        return cls(name, number, chosen.prefill, chosen.decode, now, verdict)
+
     @property
     def refused_by(self) -> WorkerName:
-        """Who has no room for it, when it is turned away: decode is asked by prefill."""
+        """The worker without room for it, when it is turned away: decode is asked by prefill."""
         return self.decode if self.is_taken else self.prefill
 
     def heard(self, now: float) -> None:
@@ -59,17 +87,109 @@ class Attempt:
             self.verdict.set_result(verdict)
 
     def follower_ended(self, follower: asyncio.Task[None]) -> None:
-        """What follows prefill fails by a bug only; then nobody waits for it in vain."""
+        """The follower task fails only through a bug; then nothing waits for the attempt."""
         if not follower.cancelled() and (bug := follower.exception()) is not None:
             log.error("following prefill failed attempt=%d", self.number, exc_info=bug)
-            self.settle(Hopeless(FerrymanError("internal error")))
+            self.settle(Fatal(FerrymanError("internal error")))
 
     def is_settled_as(self, kinds: tuple[type, ...]) -> bool:
         over = self.verdict.done() and not self.verdict.cancelled()
         return over and isinstance(self.verdict.result(), kinds)
+
+    def is_running_on(self, name: WorkerName) -> bool:
+        """Whether that worker is at work on it: slots promised at decode are no work yet."""
+        if self.is_handed_off:
+            return name == self.decode
+        return name == self.prefill and self.has_begun
 
     def needs(self, name: WorkerName) -> bool:
         """Whether the attempt is lost without that worker."""
         if self.verdict.done():
             return False
         return name == self.decode or (name == self.prefill and not self.is_handed_off)
+
+
+class PrefillCall:
+    """The call to an attempt's prefill worker, followed beside the attempt. Progress goes to
+    `heard`; a failure before the hand-off is the attempt's verdict."""
+
+    def __init__(
+        self,
+        attempt: RouterAttempt,
+        order: PrefillOrder,
+        ctx: RouterContext,
+        heard: Callable[[PrefillProgress], None],
+    ) -> None:
+        self._attempt, self._ctx, self._heard = attempt, ctx, heard
+        self._request_id = order.request.request_id
+        self._task = asyncio.ensure_future(self._follow(order))
+        self._task.add_done_callback(attempt.follower_ended)
+
+    def leave(self, cause: str) -> None:
+        """The attempt is over, or the request ends by `cause` before it is. Decode has room again,
+        and the worker that may still work on the attempt hears of it."""
+        attempt, ctx = self._attempt, self._ctx
+        # Cancelling a hand-off that decode has taken would only have prefill call it cancelled:
+        # its end is near, and is waited for a little.
+        is_lost = attempt.is_settled_as(get_args(LostAttempt))
+        if attempt.is_handed_off and not is_lost and not self._task.done():
+            ctx.outlive(self._farewell())
+        else:
+            self._task.cancel()
+        ctx.fleet.release(attempt.decode, attempt.name)
+        if not attempt.is_settled_as((AttemptFinished, NoCapacity)):
+            if attempt.is_settled_as((AttemptStopped,)):
+                cause = "stop"
+            elif attempt.verdict.done() and not attempt.verdict.cancelled():
+                cause = "attempt_lost"
+            abort = RouterAbort(self._request_id, attempt.number, cause, ctx.router_id)
+            ctx.outlive(ctx.workers.abort(attempt.decode, abort))
+
+    async def _farewell(self) -> None:
+        try:
+            await asyncio.wait({self._task}, timeout=FAREWELL_SECONDS)
+        finally:
+            self._task.cancel()
+
+    async def _follow(self, order: PrefillOrder) -> None:
+        """Until the hand-off; a failure counts unless decode has been heard of already."""
+        attempt, fleet = self._attempt, self._ctx.fleet
+        try:
+            async for progress in self._ctx.workers.prefill(attempt.prefill, order):
+                self._heard(progress)
+            error: FerrymanError = Unavailable("prefill ended without a hand-off")
+        except FerrymanError as caught:
+            error = caught
+            if isinstance(error, Unreachable):  # before its place is given to the next one
+                fleet.suspect(self._unreachable(error))
+        finally:
+            fleet.release(attempt.prefill, attempt.name)
+            self._ctx.dispatcher.serve()
+        if not attempt.is_handed_off:
+            verdict = await self._verdict(error)
+            if not attempt.is_handed_off:  # tokens may have come in the meantime
+                attempt.settle(verdict)
+
+    async def _verdict(self, error: FerrymanError) -> Verdict:
+        """A death is told to all requests of the worker at once, so here it only has to be found
+        out; mostly the attempt is settled when this returns."""
+        attempt, liveness = self._attempt, self._ctx.liveness
+        match error:
+            case WrongEpoch():
+                liveness.lost(attempt.refused_by, "restarted")
+                return self._lost(attempt.refused_by, error)
+            case Unreachable():
+                name = self._unreachable(error)
+                is_alive = await liveness.is_alive(name)
+                return CutOff(error) if is_alive else self._lost(name, error)
+            case WorkerGone():
+                return self._lost(attempt.prefill, error)
+        return classify(error)
+
+    def _unreachable(self, error: Unreachable) -> WorkerName:
+        """Prefill, or the decode worker that prefill says it cannot reach."""
+        attempt = self._attempt
+        return attempt.prefill if isinstance(error, CallBroken) else attempt.decode
+
+    def _lost(self, name: WorkerName, error: FerrymanError) -> WorkerLost:
+        return WorkerLost(WorkerGone(str(error)), name, self._attempt.is_running_on(name))

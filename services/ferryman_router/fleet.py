@@ -1,4 +1,4 @@
-"""What the router believes of the workers: who is there, how loaded, holding which prefixes.
+"""The router's beliefs about the workers: which are there, how loaded, holding which prefixes.
 
 Pure. Beats and cache events come in as values, `now` as an argument; what should be done about
 them goes out as effects. Beliefs are hints: a worker that is asked may still refuse.
@@ -7,13 +7,16 @@ them goes out as effects. Beliefs are hints: a worker that is asked may still re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ferryman.wire.beats import Beat, ServedState
-from ferryman_router.holdings import CacheChange, Holdings, Snapshot
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
+from ferryman_router.prefix_sources import CacheSnapshotUpdate, CacheUpdate, WorkerCacheIndex
 
 SERVING = ("prefill", "decode")
 HOSTCACHE = "hostcache"
+UNREACHABLE = "unreachable"
+# Beats that came while this process stood still longer than this are not read yet.
+MAX_DEAF_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +28,14 @@ class WorkerName:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class WorkerJoined:
     """A life of a worker that was not known before."""
 
-    beat: Beat
+    beat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class WorkerLeft:
     """This life is over, or must be taken for over."""
 
     name: WorkerName
@@ -47,19 +50,30 @@ class AskSnapshot:
     name: WorkerName
 
 
-Effect = Joined | Lost | AskSnapshot
+@dataclass(frozen=True, slots=True)
+class WorkerUnproven:
+    """It beats, but could not be reached before: connect to it, then `welcome` it."""
+
+    beat: Heartbeat
+
+
+Effect = WorkerJoined | WorkerLeft | AskSnapshot | WorkerUnproven
 
 
 @dataclass(slots=True)
-class Worker:
-    """A worker as last heard of, and what its last beat cannot know: sent less settled since then.
+class FleetWorker:
+    """A worker as last heard of, what this router has there, and what its last beat cannot know.
 
-    Below zero when more was settled than sent: the beat had counted it.
+    `claims` are this router's own: by attempt, the prompt tokens still to be computed. They are
+    exact, but know nothing of other routers; beats know of all, but are up to a second old, so
+    `requests_since` and `tokens_since` say what came and went since the last one. They are below
+    zero when more went than came: the beat had counted it.
     """
 
-    beat: Beat
+    beat: Heartbeat
     last_heard: float
-    holdings: Holdings
+    cache_index: WorkerCacheIndex
+    claims: dict[str, int] = field(default_factory=dict)
     requests_since: int = 0
     tokens_since: int = 0
     is_suspect: bool = False
@@ -72,17 +86,18 @@ class Worker:
     @property
     def num_requests(self) -> int:
         """Running, queued and on their way."""
-        return max(0, self.beat.num_running + self.beat.num_queued + self.requests_since)
+        told = self.beat.num_running + self.beat.num_queued + self.requests_since
+        return max(len(self.claims), told)
 
     @property
-    def num_queued(self) -> int:
-        """Queued and on their way."""
-        return max(0, self.beat.num_queued + self.requests_since)
+    def claimed_tokens(self) -> int:
+        """Prefill work that this router has sent and has not heard to be done."""
+        return sum(self.claims.values())
 
     @property
     def queue_tokens(self) -> int:
         """Prefill work that waits, runs or is on its way."""
-        return max(0, self.beat.queue_tokens + self.tokens_since)
+        return max(self.claimed_tokens, self.beat.queue_tokens + self.tokens_since)
 
 
 class Fleet:
@@ -90,17 +105,19 @@ class Fleet:
 
     def __init__(self, beat_timeout: float) -> None:
         self._beat_timeout = beat_timeout
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, FleetWorker] = {}
+        self._looked_at: float | None = None
+        self._unreached: dict[WorkerName, float] = {}
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[FleetWorker]:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.beat.worker_id))
 
-    def get(self, name: WorkerName) -> Worker | None:
+    def get(self, name: WorkerName) -> FleetWorker | None:
         """The worker, while that very life of it is believed to go on."""
         worker = self._workers.get(name.worker_id)
         return worker if worker is not None and worker.name == name else None
 
-    def usable(self, role: str, now: float) -> tuple[Worker, ...]:
+    def usable(self, role: str, now: float) -> tuple[FleetWorker, ...]:
         """Those a new request may be sent to, in a stable order."""
         return tuple(
             worker
@@ -111,7 +128,14 @@ class Fleet:
             and worker.avoid_until <= now
         )
 
-    def host_caches(self) -> dict[str, Beat]:
+    def is_served(self, role: str) -> bool:
+        """Whether some worker takes requests; one that is merely full for the moment does."""
+        return any(
+            worker.beat.role == role and worker.beat.is_ready and not worker.is_suspect
+            for worker in self
+        )
+
+    def host_caches(self) -> dict[str, Heartbeat]:
         """The last beat of each node's host-cache: of two lives, of the one heard of last."""
         caches = (worker for worker in self if worker.beat.role == HOSTCACHE and worker.beat.node)
         return {one.beat.node: one.beat for one in sorted(caches, key=lambda one: one.last_heard)}
@@ -121,13 +145,13 @@ class Fleet:
         return next((w.beat.state for w in self if w.beat.role in SERVING), None)
 
     def page_size(self) -> int:
-        """Of the state that is served; 1 while nobody is known."""
+        """Of the state that is served; 1 while no worker is known."""
         state = self.state()
         return state.page_size if state is not None else 1
 
-    # What is heard.
+    # News from workers.
 
-    def hear_beat(self, beat: Beat, now: float) -> tuple[Effect, ...]:
+    def on_heartbeat(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
         """A beat: an old acquaintance, a new one, or a new life behind a known name."""
         known = self._workers.get(beat.worker_id)
         if known is not None and known.beat.epoch == beat.epoch:
@@ -135,68 +159,121 @@ class Fleet:
             known.requests_since = known.tokens_since = 0
             known.is_suspect = False
             return ()
-        effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
-        holdings = Holdings(beat.state.kinds, beat.state.window_len, beat.state.page_size)
-        self._workers[beat.worker_id] = Worker(beat, now, holdings)
-        asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * (beat.role in SERVING)
-        return (*effects, *self._replaced_at(beat), Joined(beat), *asks)
+        if (name := WorkerName(beat.worker_id, beat.epoch)) in self._unreached:
+            self._unreached[name] = now
+            return (WorkerUnproven(beat),)
+        return self._join(beat, now)
 
-    def hear_change(self, name: WorkerName, change: CacheChange) -> tuple[Effect, ...]:
+    def welcome(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
+        """A life that was unreachable can be reached again."""
+        is_awaited = WorkerName(beat.worker_id, beat.epoch) in self._unreached
+        return self._join(beat, now) if is_awaited else ()
+
+    def _join(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
+        known = self._workers.get(beat.worker_id)
+        for name in [name for name in self._unreached if name.worker_id == beat.worker_id]:
+            del self._unreached[name]
+        effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
+        cache_index = WorkerCacheIndex(beat.state.resume_shape)
+        self._workers[beat.worker_id] = FleetWorker(beat, now, cache_index)
+        asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * (beat.role in SERVING)
+        return (*effects, *self._replaced_at(beat), WorkerJoined(beat), *asks)
+
+    def on_cache_change(self, name: WorkerName, change: CacheUpdate) -> tuple[Effect, ...]:
         """A cache event; one of an unknown life waits for that life's first beat and snapshot."""
         worker = self.get(name)
-        if worker is None or worker.holdings.apply(change):
+        if worker is None or worker.cache_index.apply(change):
             return ()
         return (AskSnapshot(name),)
 
-    def hear_snapshot(self, name: WorkerName, snapshot: Snapshot) -> tuple[Effect, ...]:
+    def on_cache_snapshot(
+        self, name: WorkerName, snapshot: CacheSnapshotUpdate
+    ) -> tuple[Effect, ...]:
         worker = self.get(name)
-        if worker is None or worker.holdings.replace(snapshot):
+        if worker is None or worker.cache_index.replace(snapshot):
             return ()
         return (AskSnapshot(name),)
 
-    # What time and calls tell.
+    # News from time and from calls.
 
     def expire(self, now: float) -> tuple[Effect, ...]:
-        """Workers that have been silent too long are lost."""
+        """Workers that have been silent too long are lost.
+
+        This is called often. If it was not, this process stood still and read no beats.
+        """
+        looked_at, self._looked_at = self._looked_at, now
+        if looked_at is not None and now - looked_at > MAX_DEAF_SECONDS:
+            self.reset_timeouts(now)
+        for name, heard in tuple(self._unreached.items()):
+            if now - heard > self._beat_timeout:
+                del self._unreached[name]
         silent = [w for w in self if now - w.last_heard > self._beat_timeout]
         return tuple(e for w in silent for e in self._lose(w.beat.worker_id, "silent"))
 
-    def forgive_silence(self, now: float) -> None:
-        """The broker was away: nobody could be heard, so nobody's silence counts."""
+    def reset_timeouts(self, now: float) -> None:
+        """No beat could be heard, so no silence counts: the broker or this process was away."""
         for worker in self._workers.values():
             worker.last_heard = now
 
     def lose(self, name: WorkerName, cause: str) -> tuple[Effect, ...]:
-        """This life is known to be over, by other means than silence."""
-        return self._lose(name.worker_id, cause) if self.get(name) is not None else ()
+        """This life is known to be over, by other means than silence.
+
+        If no connection reaches it and it beats on, it has to be reached before it counts again:
+        else requests would be sent to it, and lost, once a second.
+        """
+        if (worker := self.get(name)) is None:
+            return ()
+        if cause == UNREACHABLE:
+            self._unreached[name] = worker.last_heard
+        return self._lose(name.worker_id, cause)
 
     def suspect(self, name: WorkerName) -> None:
         """A call failed: nothing new goes there until the next beat."""
         if worker := self.get(name):
             worker.is_suspect = True
 
+    def trust(self, name: WorkerName) -> None:
+        """It answers after all."""
+        if worker := self.get(name):
+            worker.is_suspect = False
+
     def avoid(self, name: WorkerName, until: float) -> None:
         """It said that it is full: nothing new goes there for a while."""
         if worker := self.get(name):
             worker.avoid_until = until
 
-    def sent(self, name: WorkerName, num_tokens: int) -> None:
-        """Counts what its last beat cannot know of yet."""
+    def claim(self, name: WorkerName, attempt: str, num_tokens: int) -> None:
+        """An attempt goes there; so many tokens of its prompt are to be computed."""
         if worker := self.get(name):
+            worker.claims[attempt] = num_tokens
             worker.requests_since += 1
             worker.tokens_since += num_tokens
 
-    def settled(self, name: WorkerName, num_tokens: int) -> None:
-        """What was sent is done with, whether a beat has counted it since or not."""
-        if worker := self.get(name):
+    def computed(self, name: WorkerName, attempt: str, num_left: int) -> None:
+        """The worker has said how much of a claim is left to compute."""
+        worker = self.get(name)
+        if worker is not None and (known := worker.claims.get(attempt)) is not None:
+            num_left = min(known, num_left)
+            worker.claims[attempt] = num_left
+            worker.tokens_since -= known - num_left
+
+    def release(self, name: WorkerName, attempt: str) -> None:
+        """An attempt is done with, whether a beat has counted it or not; a second time is absorbed.
+
+        After an end there may be room again, so an earlier report of a full worker no longer
+        counts.
+        """
+        worker = self.get(name)
+        if worker is not None and (num_left := worker.claims.pop(attempt, None)) is not None:
             worker.requests_since -= 1
-            worker.tokens_since -= num_tokens
+            worker.tokens_since -= num_left
+            worker.avoid_until = 0.0
 
     def _lose(self, worker_id: str, cause: str) -> tuple[Effect, ...]:
         worker = self._workers.pop(worker_id)
-        return (Lost(worker.name, worker.beat.role, cause),)
+        return (WorkerLeft(worker.name, worker.beat.role, cause),)
 
-    def _replaced_at(self, beat: Beat) -> tuple[Effect, ...]:
+    def _replaced_at(self, beat: Heartbeat) -> tuple[Effect, ...]:
         """Another worker that answered at this address cannot be alive any more."""
         gone = [
             worker.beat.worker_id

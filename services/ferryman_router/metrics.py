@@ -1,20 +1,24 @@
-"""What `/metrics` shows. Per token only a bisection and two additions are spent on it."""
+"""The figures in `/metrics`. Per token only a bisection and two additions are spent on it."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ferryman.runtime.metrics import Metrics
 from ferryman.wire.values import Usage
-from ferryman_router.usage import uncached_tokens
+from ferryman_router.attempt_result import uncached_tokens
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+TICK_SECONDS = 0.02
 
 
 class Buckets(Collector):
@@ -38,34 +42,51 @@ class Buckets(Collector):
         )
 
 
-class RouterMetrics:
-    """All figures of one router, in a registry of its own."""
+@dataclass(frozen=True, slots=True)
+class RouterStatistics:
+    """The gauges: `index_away` is 1 while Redis does not answer, `index_misses_away` counts lookups
+    that were not answered so far, `index_forged` what strangers left in the index; requests that
+    wait for a worker, and requests under way."""
+
+    index_away: bool
+    index_misses_away: int
+    index_forged: int
+    queue_requests: int
+    in_flight_requests: int
+
+
+class RouterMetrics(Metrics):
+    """Counters and histograms of one router, in a registry of its own. Gauges are `watch`ed."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.first_token = Buckets(
-            "ferryman_router_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_SECONDS
+        super().__init__("router")
+        self.first_token = self._buckets(
+            "first_token_seconds", "Arrival to first token.", FIRST_TOKEN_SECONDS
         )
-        self.gap = Buckets(
-            "ferryman_router_token_gap_seconds", "Between tokens of one answer.", GAP_SECONDS
+        self.gap = self._buckets("token_gap_seconds", "Between tokens of one answer.", GAP_SECONDS)
+        self.loop_held = self._buckets(
+            "loop_held_seconds",
+            "For how long the router's own work kept the event loop from its next.",
+            GAP_SECONDS,
         )
-        self._registry.register(self.first_token)
-        self._registry.register(self.gap)
-        self.requests = self._counter("requests", "Requests ended, by outcome.", "outcome")
-        self.responses = self._counter("responses", "Responses begun.", "door", "status")
-        self.tokens = self._counter("tokens", "Tokens, prompt or output.", "kind")
-        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens reused.", "tier")
-        self.uncached_tokens = self._counter(
-            "uncached_tokens", "Prompt tokens computed, and why.", "reason"
+        counter = self.counter
+        self.requests = counter("requests", "Requests ended, by outcome.", ["outcome"])
+        self.responses = counter("responses", "Responses begun.", ["door", "status"])
+        self.tokens = counter("tokens", "Tokens, prompt or output.", ["kind"])
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens reused.", ["tier"])
+        self.uncached_tokens = counter(
+            "uncached_tokens", "Prompt tokens computed, and why.", ["reason"]
         )
-        self.draft_tokens = self._counter("draft_tokens", "Drafts verified.", "outcome")
-        self.retries = self._counter("retries", "Attempts after the first, by cause.", "cause")
-        self.prefetches = self._counter("prefetches", "Prefetches, by how they began.", "outcome")
-        self.lost_workers = self._counter("lost_workers", "Workers lost.", "role", "cause")
-        self.refused_tokens = self._counter("refused_token_frames", "Frames not taken.", "why")
+        self.draft_tokens = counter("draft_tokens", "Drafts verified.", ["outcome"])
+        self.retries = counter("retries", "Attempts after the first, by cause.", ["cause"])
+        self.prefetches = counter("prefetches", "Prefetches, by how they began.", ["outcome"])
+        self.lost_workers = counter("lost_workers", "Workers lost.", ["role", "cause"])
+        self.refused_tokens = counter("refused_token_frames", "Frames not taken.", ["why"])
 
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(f"ferryman_router_{name}", documentation, labels, registry=self._registry)
+    def _buckets(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Buckets:
+        made = Buckets(f"ferryman_router_{name}", documentation, bounds)
+        self.registry.register(made)
+        return made
 
     def count_usage(self, usage: Usage, page_size: int) -> None:
         """The tokens of one finished request, and where its prompt's came from."""
@@ -78,10 +99,22 @@ class RouterMetrics:
         for reason, tokens in uncached_tokens(usage, page_size).items():
             self.uncached_tokens.labels(reason).inc(tokens)
 
-    def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when somebody looks."""
-        gauge = Gauge(f"ferryman_router_{name}", documentation, registry=self._registry)
-        gauge.set_function(read)
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+class SecondsHistogram(Protocol):
+    """Where the measurements go."""
+
+    def observe(self, value: float) -> None: ...
+
+
+async def watch_loop(holds: SecondsHistogram) -> None:
+    """Measures, a few dozen times a second, until it is cancelled.
+
+    It counts the lateness of a tick, but no more than the CPU time that this process used
+    meanwhile: a machine that runs others instead does not hold up the loop.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        begun, worked = clock(), time.process_time()
+        await asyncio.sleep(TICK_SECONDS)
+        late = clock() - begun - TICK_SECONDS
+        holds.observe(max(0.0, min(late, time.process_time() - worked)))

@@ -6,117 +6,310 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from ferryman.cluster_key import ClusterKey
+from ferryman.errors import Stopping
+from ferryman.grammar.background_compiler import BackgroundCompiler
+from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.runtime.background import Background
+from ferryman.runtime.connections import ConnectionLimits, raise_file_limit, within_file_limit
+from ferryman.runtime.http_server import listening as http_listening
+from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.listening import listening as http_listening
-from ferryman.wire.bus import Bus, Discoverable
-from ferryman.wire.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.redis_index import redis_index
-from ferryman.wire.rpc import Channels
-from ferryman.wire.rpc import listening as grpc_listening
-from ferryman.wire.subjects import Subjects
+from ferryman.settings.adapters import folders_of
+from ferryman.settings.router import LimitSettings, RouterSettings
+from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.grpc.rpc import listening as grpc_listening
+from ferryman.wire.nats.bus import Bus, Discoverable
+from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.redis.index import PrefixIndex
+from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import inference_pb2_grpc
-from ferryman_router.api.app import Door, make_app
-from ferryman_router.api.callers import Callers
-from ferryman_router.grpc_api import SERVICE, Inference
-from ferryman_router.room import Room, Ways, make_room
-from ferryman_router.served import ServedModel
-from ferryman_router.settings import RouterSettings
+from ferryman_router.attempt_result import RetryBudget
+from ferryman_router.context import RouterContext
+from ferryman_router.dispatcher import Dispatcher
+from ferryman_router.fleet import Fleet
+from ferryman_router.fleet_listener import FleetListener, Liveness
+from ferryman_router.frontend import Frontend
+from ferryman_router.grpc_server import SERVICE, InferenceServicer
+from ferryman_router.http.auth import Authenticator
+from ferryman_router.http.cors import CorsPolicy
+from ferryman_router.http.server import HttpApp, HttpDeps
+from ferryman_router.intake import BodyMemory, Intake, ReaderProcess
+from ferryman_router.metrics import RouterMetrics, RouterStatistics, watch_loop
+from ferryman_router.queue import WaitQueue
+from ferryman_router.request_table import RequestTable
+from ferryman_router.routing_policy import RoutingCosts
+from ferryman_router.served_model import ServedModel
+from ferryman_router.token_streams import WorkerStreams
+from ferryman_router.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
 
 GRPC_GRACE_SECONDS = 1.0
+MAX_MESSAGE_FIELDS = 16_384  # three for each message of a chat
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class Components:
+    """The parts that others need to reach."""
+
+    fleet: Fleet
+    frontend: Frontend
+    dispatcher: Dispatcher
+    listener: FleetListener
+
+
+@dataclass(frozen=True, slots=True)
+class Transports:
+    """How the router reaches others."""
+
+    bus: Bus
+    subjects: Subjects
+    channels: Channels
+    lifecycle: LifecyclePublisher
+    index: PrefixIndex
+
+
+def make_components(
+    limits: LimitSettings,
+    model: ServedModel,
+    router_id: str,
+    transports: Transports,
+    background: Background,
+    intake: Intake,
+) -> Components:
+    """Builds everything from plain values and the ways to others."""
+    clock, patience = time.monotonic, limits.stream_patience_seconds
+    fleet, requests, metrics = Fleet(limits.beat_timeout_seconds), RequestTable(), RouterMetrics()
+    dispatcher = Dispatcher(
+        fleet,
+        WaitQueue(limits.max_queued, limits.max_queued_per_tenant),
+        costs=RoutingCosts(),
+        patience=limits.no_worker_seconds,
+        clock=clock,
+    )
+    streams = WorkerStreams(
+        router_id,
+        fleet,
+        requests=requests,
+        dispatcher=dispatcher,
+        channels=transports.channels,
+        background=background,
+        metrics=metrics,
+        patience=patience,
+    )
+    liveness = Liveness(fleet, patience=patience, start=background.start, lost=streams.lose)
+    ctx = RouterContext(
+        router_id=router_id,
+        model=model,
+        fleet=fleet,
+        dispatcher=dispatcher,
+        budget=RetryBudget(limits.retry_share, limits.retry_floor),
+        workers=WorkerClient(fleet, transports.channels, metrics, background.start),
+        liveness=liveness,
+        ask_again=streams.ask_again,
+        lifecycle=transports.lifecycle,
+        index=transports.index,
+        metrics=metrics,
+        clock=clock,
+        outlive=background.start,
+        num_in_flight=requests.__len__,
+    )
+    grammars = GrammarCompiler.for_tokenizer(model.tokenizer)
+    grammars.warm_up()
+    frontend = Frontend(ctx, requests, background, intake, limits, BackgroundCompiler(grammars))
+    listener = FleetListener(
+        transports.bus,
+        transports.subjects,
+        fleet,
+        liveness,
+        happened=streams.on_fleet_effect,
+        background=background,
+        clock=clock,
+    )
+    metrics.watch("", partial(_statistics, transports.index, dispatcher, requests))
+    return Components(fleet, frontend, dispatcher, listener)
+
+
+def _statistics(
+    index: PrefixIndex, dispatcher: Dispatcher, requests: RequestTable
+) -> RouterStatistics:
+    now = index.statistics()
+    return RouterStatistics(
+        index_away=now.is_away,
+        index_misses_away=now.num_misses_away,
+        index_forged=now.num_forged,
+        queue_requests=len(dispatcher),
+        in_flight_requests=len(requests),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
     """A router that serves. `stop_health` has gRPC's health say NOT_SERVING."""
 
     worker_id: str
     epoch: int
     http_port: int
     grpc_port: int
-    room: Room
+    components: Components
     stop_health: Callable[[], Awaitable[None]]
 
     async def drain(self) -> None:
         """Takes nothing new and waits for the streams under way."""
         await self.stop_health()
-        await self.room.desk.drained()
+        await self.components.frontend.drained()
+
+    async def break_off(self) -> None:
+        """Ends the streams under way with an error, and waits until that was sent."""
+        await self.components.frontend.end_all(
+            Stopping("this router had to end before the answer did")
+        )
 
 
 async def serve(settings: RouterSettings, stopping: asyncio.Event) -> None:
     """Until `stopping` is set and every stream has ended."""
+    raise_file_limit()
     async with running(settings) as router:
         http = f"{settings.http.host}:{router.http_port}"
         grpc = f"{settings.grpc.host}:{router.grpc_port}"
+        router.components.frontend.intake.start_reader()
         announce_ready("router", router.worker_id, http, router.epoch, http=http, grpc=grpc)
         await stopping.wait()
-        log.info("draining in_flight=%d", len(router.room.desk.journeys))
-        await router.drain()
+        log.info("draining in_flight=%d", len(router.components.frontend.requests))
+        try:
+            await router.drain()
+        except asyncio.CancelledError:
+            # The time for draining is over. The doors are still open: readers hear of it.
+            await router.break_off()
+            raise
+
+
+def _served_model(settings: RouterSettings) -> ServedModel:
+    adapters: dict[str, str] = {}
+    if settings.lora:
+        # It needs torch, which a router without adapters runs without.
+        from ferryman.model.lora import adapter_names
+
+        named = adapter_names(folders_of(settings.lora))
+        adapters = {adapter.name: adapter.digest for adapter in named}
+    created = int(time.time())
+    return ServedModel.load(settings.model, settings.served_name, created, adapters)
 
 
 @asynccontextmanager
-async def running(settings: RouterSettings) -> AsyncIterator[Router]:
+async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     """A router for the length of a block, with both doors open."""
-    load = ServedModel.load
-    model = await asyncio.to_thread(load, settings.model, settings.served_name, int(time.time()))
+    key = read_key_file(settings.cluster_key_file)
+    model = await asyncio.to_thread(_served_model, settings)
     worker_id, epoch = make_worker_id("router"), make_epoch()
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
         index = await stack.enter_async_context(
-            redis_index(settings.index.url, lookup_seconds=settings.index.lookup_seconds)
+            redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
         )
         channels = await stack.enter_async_context(Channels())
         background = await stack.enter_async_context(Background())
         lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))
-        ways = Ways(bus, subjects, channels, lifecycle, index)
-        room = make_room(settings.limits, model, worker_id, ways, background)
-        await stack.enter_async_context(room.listener.listening())
-        await stack.enter_async_context(alongside(room.dispatcher.run(room.desk.journeys.look)))
-        yield await _open_doors(stack, settings, room, ways, (worker_id, epoch))
+        transports = Transports(bus, subjects, channels, lifecycle, index)
+        reader = ReaderProcess.for_model(settings.model, model.model_id)
+        intake = stack.enter_context(closing(Intake(stack.enter_context(closing(reader)))))
+        components = make_components(
+            settings.limits, model, worker_id, transports, background, intake
+        )
+        await stack.enter_async_context(components.listener.listening())
+        await stack.enter_async_context(
+            alongside(watch_loop(components.frontend.ctx.metrics.loop_held))
+        )
+        await stack.enter_async_context(
+            alongside(components.dispatcher.run(components.frontend.requests.check_stalled))
+        )
+        yield await _open_doors(stack, settings, key, components, transports, (worker_id, epoch))
 
 
 async def _open_doors(
     stack: AsyncExitStack,
     settings: RouterSettings,
-    room: Room,
-    ways: Ways,
+    key: ClusterKey,
+    components: Components,
+    transports: Transports,
     life: tuple[str, int],
-) -> Router:
+) -> RunningRouter:
     """Opens HTTP and gRPC, and lets itself be discovered."""
-    callers = Callers(settings.keys, settings.limits.deadline_seconds)
-    door = Door(room.desk, callers, _readiness(room, ways.bus), settings.limits.max_body_bytes)
-    http_port = await stack.enter_async_context(http_listening(make_app(door), settings.http))
-    servicer = Inference(room.desk, callers, ways.bus, ways.subjects)
+    callers = Authenticator(settings.keys, settings.limits.deadline_seconds, key)
+    readiness = _readiness(components, transports.bus)
+    memory = BodyMemory()
+    syntax = _syntax(settings, components.frontend.ctx.model)
+    door = HttpDeps(
+        components.frontend,
+        callers,
+        readiness,
+        memory,
+        syntax,
+        settings.limits.max_body_bytes,
+        CorsPolicy(settings.origins),
+    )
+    http_port = await stack.enter_async_context(
+        http_listening(HttpApp(door), settings.http, limits=_connection_limits(settings.limits))
+    )
+    servicer = InferenceServicer(
+        components.frontend, callers, memory, transports.bus, transports.subjects
+    )
 
     def register(server: Any) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
     address = f"{settings.grpc.host}:{settings.grpc.port}"
     listening = await stack.enter_async_context(
-        grpc_listening(address, register, grace=GRPC_GRACE_SECONDS, services=(SERVICE,))
+        grpc_listening(
+            address,
+            register,
+            grace=GRPC_GRACE_SECONDS,
+            services=(SERVICE,),
+            max_fields=MAX_MESSAGE_FIELDS,
+            max_connections=within_file_limit(settings.limits.max_connections),
+        )
     )
     where = {"http": str(http_port), "grpc": str(listening.port), "worker_id": life[0]}
     found = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)
-    await stack.enter_async_context(ways.bus.discoverable(found))
+    await stack.enter_async_context(transports.bus.discoverable(found))
     log.info("serving http=%d grpc=%d", http_port, listening.port)
-    return Router(*life, http_port, listening.port, room, listening.drain)
+    return RunningRouter(*life, http_port, listening.port, components, listening.drain)
 
 
-def _readiness(room: Room, bus: Bus) -> Callable[[], tuple[bool, Mapping[str, Any]]]:
+def _syntax(settings: RouterSettings, model: ServedModel) -> OutputSyntax:
+    """How the model writes calls and thoughts. Raises ConfigError for a format not known."""
+    template = model.tokenizer.chat_template
+    source = template.tool_source if template is not None else ""
+    return OutputSyntax.chosen(settings.tool_parser, settings.reasoning_parser, source)
+
+
+def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=limits.max_connections,
+        max_per_address=limits.max_connections_per_address,
+        header_seconds=limits.header_seconds,
+        body_seconds=limits.body_seconds,
+        drain_bytes=2 * limits.max_body_bytes,
+    )
+
+
+def _readiness(components: Components, bus: Bus) -> Callable[[], tuple[bool, Mapping[str, Any]]]:
     def readiness() -> tuple[bool, Mapping[str, Any]]:
         """Ready with one usable worker of each role; degraded while the broker is away."""
         now = time.monotonic()
-        workers = {role: len(room.fleet.usable(role, now)) for role in ("prefill", "decode")}
-        is_draining = room.desk.is_draining
+        workers = {role: len(components.fleet.usable(role, now)) for role in ("prefill", "decode")}
+        is_draining = components.frontend.is_draining
         is_ready = all(workers.values()) and not is_draining
         state = "draining" if is_draining else "ready" if is_ready else "waiting for workers"
         if is_ready and not bus.is_connected:

@@ -1,24 +1,33 @@
-"""Every error that may reach a caller, by what the caller should do next.
+"""Every error that may reach a caller, grouped by the caller's next action.
 
     FerrymanError
     ├── InvalidRequest     change the request                         INVALID_ARGUMENT     400
     │   ├── TooLarge       send less                                  INVALID_ARGUMENT     413
+    │   ├── ContextLengthExceeded  shorten the prompt                 INVALID_ARGUMENT     400
+    │   ├── GrammarDeadEnd  the output's grammar leaves no token      INVALID_ARGUMENT     400
     │   └── UnknownModel   name a model that is served                NOT_FOUND            404
-    ├── NotFound           the thing named is not here                NOT_FOUND            404
+    ├── NotFound           the named thing is not here                NOT_FOUND            404
     ├── Exhausted          back off, then try here again              RESOURCE_EXHAUSTED   429
     │   ├── OutOfSlots     a pool has no room for the demand
-    │   └── QueueFull      a bounded queue is full
+    │   ├── QueueFull      a bounded queue is full
+    │   └── Overloaded     the answer would come after the caller's deadline
     ├── Stale              start again one level up                   ABORTED              503
     │   ├── LeaseLost      the lease or reservation is gone
-    │   └── WrongEpoch     the message speaks to an earlier process
-    ├── ManifestMismatch   nobody retries; model or layout differ     FAILED_PRECONDITION  503
+    │   └── WrongEpoch     the message is for an earlier process
+    ├── ManifestMismatch   do not retry; model or layout differ       FAILED_PRECONDITION  503
     ├── Unavailable        same call, other worker                    UNAVAILABLE          503
-    ├── CorruptState       recompute, and tell someone                DATA_LOSS            503
+    │   ├── Unreachable    the called process did not answer
+    │   ├── NoWorker       a role has no worker, and none came in time
+    │   ├── Stopping       this process ends; its successor may serve the call
+    │   ├── Suspect        do not send it again: workers died while they ran it
+    │   └── NonFiniteLogits   the named worker computes NaN or infinity
+    ├── CorruptState       recompute, and report it                   DATA_LOSS            503
+    │   └── NonFiniteState reused state gave NaN or infinity, and is dropped
     ├── DeadlineExceeded   the caller's time is over                  DEADLINE_EXCEEDED    504
     └── Cancelled          the caller went away                       CANCELLED            499
 
 Configuration mistakes (`ConfigError`) never travel: the process that finds one prints it and exits
-with 2. Anything else is a bug: INTERNAL, message withheld, traceback in the log.
+with 2. Any other exception is a bug: INTERNAL, message withheld, traceback in the log.
 """
 
 from __future__ import annotations
@@ -53,6 +62,14 @@ class TooLarge(InvalidRequest):
     http_status = 413
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and output together do not fit the model, or any pair of workers."""
+
+
+class GrammarDeadEnd(InvalidRequest):
+    """The request's grammar leaves no token of this vocabulary, or is too complex to go on with."""
+
+
 class UnknownModel(InvalidRequest):
     """No such model is served here."""
 
@@ -68,7 +85,7 @@ class NotFound(FerrymanError):
 
 
 class Exhausted(FerrymanError):
-    """There is no room now; `retry_after_seconds` is a guess at when there will be."""
+    """There is no room now; `retry_after_seconds` is a guess at when there will be room."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 429
@@ -79,15 +96,19 @@ class Exhausted(FerrymanError):
 
 
 class OutOfSlots(Exhausted):
-    """A pool cannot give what a plan demands."""
+    """A pool has fewer free slots than a plan demands."""
 
 
 class QueueFull(Exhausted):
-    """A bounded queue refuses one more."""
+    """A bounded queue is full."""
+
+
+class Overloaded(Exhausted):
+    """The work that waits before the request would delay its answer past the caller's deadline."""
 
 
 class Stale(FerrymanError):
-    """What the message refers to has been replaced; start again one level up."""
+    """The object that the message refers to was replaced; start again one level up."""
 
     code = "ABORTED"
     http_status = 503
@@ -98,11 +119,11 @@ class LeaseLost(Stale):
 
 
 class WrongEpoch(Stale):
-    """The message speaks to an earlier life of this process."""
+    """The message is for an earlier life of this process."""
 
 
 class ManifestMismatch(FerrymanError):
-    """Two sides describe cached state differently; `differences` says how, one line each."""
+    """Two sides describe cached state differently; `differences` has one line for each."""
 
     code = "FAILED_PRECONDITION"
     http_status = 503
@@ -119,11 +140,35 @@ class Unavailable(FerrymanError):
     http_status = 503
 
 
+class Unreachable(Unavailable):
+    """A call got no answer: the called process died, or the connection to it broke."""
+
+
+class NoWorker(Unavailable):
+    """A role has had no worker for longer than the router's patience."""
+
+
+class Stopping(Unavailable):
+    """This process is ending: it cannot serve the call, or cannot finish it."""
+
+
+class Suspect(Unavailable):
+    """Workers died again and again while they ran this request; it is not sent to another one."""
+
+
+class NonFiniteLogits(Unavailable):
+    """The named worker computed NaN or infinity instead of logits."""
+
+
 class CorruptState(FerrymanError):
     """Cached or transferred bytes are not the bytes that were written."""
 
     code = "DATA_LOSS"
     http_status = 503
+
+
+class NonFiniteState(CorruptState):
+    """Reused state gave NaN or infinity instead of logits; no tier keeps that state."""
 
 
 class DeadlineExceeded(FerrymanError):

@@ -1,7 +1,8 @@
 """The names of processes, requests and reservations.
 
-Every name but an epoch is one NATS token and needs no escaping in a URL, a log line or a file name.
-Makers take their source of randomness as an argument, so that a test can say what they make.
+Every name except an epoch is one NATS token and needs no escaping in a URL, a log line or a file
+name. The makers take their source of randomness as an argument, so that a test can choose the
+result.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from ferryman.errors import InvalidRequest
 RandomBits = Callable[[int], int]
 
 MAX_REQUEST_ID_LEN = 64
-NO_REQUEST = "_"  # stands for the request in events that belong to none
+MAX_CORRELATION_BYTES = 128
+NO_REQUEST = "_"  # the request id of events that belong to no request
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_REQUEST_ID_LEN}}}")
 _WORKER_ID = re.compile(r"[a-z]+-[0-9a-f]{8}")
 
 
 def make_epoch(random_bits: RandomBits = secrets.randbits) -> int:
-    """The number of one life of a process: 1 to 2**63 - 1. Zero is left to mean "not said"."""
+    """The number of one life of a process: 1 to 2**63 - 1. Zero is reserved for "not given"."""
     return random_bits(63) or 1
 
 
@@ -31,7 +33,7 @@ def make_worker_id(role: str, random_bits: RandomBits = secrets.randbits) -> str
 
 
 def make_request_id(random_bits: RandomBits = secrets.randbits) -> str:
-    """A request id for a caller that brought none."""
+    """A request id for a caller that gave none."""
     return f"req-{random_bits(96):024x}"
 
 
@@ -41,13 +43,32 @@ def make_reservation_id(random_bits: RandomBits = secrets.randbits) -> str:
 
 
 def check_request_id(text: str) -> str:
-    """The id itself, or InvalidRequest: 1 to 64 of letters, digits, underscore and hyphen."""
-    if not _REQUEST_ID.fullmatch(text):
+    """The id itself: 1 to 64 letters, digits, underscores and hyphens, but not NO_REQUEST. Raises
+    InvalidRequest for any other text."""
+    if not is_request_id(text):
         shown = text if len(text) <= MAX_REQUEST_ID_LEN else text[:MAX_REQUEST_ID_LEN] + "…"
         raise InvalidRequest(
             f"request id {shown!r} must be 1 to {MAX_REQUEST_ID_LEN} letters, digits, _ or -",
             "request_id",
         )
+    return text
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a request may have this id."""
+    return text != NO_REQUEST and _REQUEST_ID.fullmatch(text) is not None
+
+
+def check_correlation_id(text: str) -> str:
+    """The caller's own name for a request: printable, 1 to 128 bytes. Raises InvalidRequest for any
+    other text. Callers and proxies may use a name twice; each request has a unique id besides."""
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        num_bytes = 0
+    if not text.isprintable() or not 1 <= num_bytes <= MAX_CORRELATION_BYTES:
+        message = f"a request is named by 1 to {MAX_CORRELATION_BYTES} printable bytes"
+        raise InvalidRequest(message, "request_id")
     return text
 
 

@@ -14,36 +14,47 @@ from itertools import count
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ferryman.cache.keys import TokenIds, as_token_ids, page_keys, root_key
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import Ledger
-from ferryman.engine.assembly import EngineOptions, running_engine
-from ferryman.engine.drafting import DraftOptions
-from ferryman.errors import ConfigError, InvalidRequest
+from ferryman.engine.engine import build_engine
+from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
+from ferryman.grammar.compiler import CompiledGrammar
+from ferryman.hub import model_folder
+from ferryman.memory_plan import complete_options
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import DraftCounts
-from ferryman.schedule.events import Admitted, Drawn, Event, Finished, Retracted
-from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.events import (
+    Drawn,
+    Event,
+    Finished,
+    RequestFailed,
+    Retracted,
+    SequenceAdmitted,
+)
+from ferryman.schedule.request import NO_ADAPTER, Adapter, Request, SamplingParams
 from ferryman.schedule.sequence import Goal
+from ferryman.settings.declaration import suggestion
+from ferryman.settings.engine import engine_options
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
-GIGABYTE = 1 << 30
+DEFAULTS: Mapping[str, object] = {"dtype": "bfloat16", "max_running": 8}
 UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of one prompt.
+    """The result of one prompt.
 
-    `logprobs` has one dict per token, token id → natural log probability (empty when not asked
-    for). `cached_tokens` counts reused prompt tokens by tier; `uncached_reasons` counts the pages
-    that were computed, by reason.
+    `logprobs` has one dict per token, token id → natural log probability (empty if not requested).
+    `cached_tokens` counts reused prompt tokens by tier; `uncached_reasons` counts the computed
+    pages by reason.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -57,7 +68,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """How often things happened since the engine started; tests read these as proof."""
+    """Counts of events since the engine started; tests use them as proof."""
 
     prefill_steps: int
     decode_steps: int
@@ -68,55 +79,25 @@ class EngineCounts:
 class LLM:
     """A model, loaded and ready. Use it in a `with`, or call `close`.
 
-    `memory_bytes` caps all state pools together; `snapshot_grid` is the distance in tokens of the
-    coarse snapshots of a prompt, a multiple of the page size (0: none). `draft` proposes up to
-    `draft_tokens` tokens a step: "ngram" from the text itself, or the folder of a small model with
-    the same vocabulary; what is generated stays the same, token for token. `tp_size` processes
-    share the model. Raises ConfigError, saying what to change, for a folder or a size that cannot
-    work.
+    `model` is a folder, or an id on the hub, of which `revision=` is a branch, a tag or a commit.
+
+    `options` are those of `ferryman.settings.engine.EngineOptions`, and mean the same: `page_size`,
+    `memory_bytes`, `draft`, `tp_size`, and so on; `lora` may be a mapping from name to folder.
+    `dtype` is bfloat16 and `max_running` 8 by default; all prompts of a call may wait. Raises
+    ConfigError, saying what to change, for an option or a model that cannot work.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        dtype: str = "bfloat16",
-        page_size: int = 64,
-        chunk_tokens: int = 512,
-        max_running: int = 8,
-        memory_bytes: int = GIGABYTE,
-        recurrent_slots: int = 0,
-        snapshot_grid: int = 0,
-        prefix_cache: bool = True,
-        overlap: bool = True,
-        device: str = "cpu",
-        num_threads: int = 0,
-        tp_size: int = 1,
-        draft: str | Path = "",
-        draft_tokens: int = 4,
-    ) -> None:
-        options = EngineOptions(
-            model=Path(model),
-            dtype=dtype,
-            page_size=page_size,
-            chunk_tokens=chunk_tokens,
-            max_running=max_running,
-            max_prealloc=0,
-            max_waiting=UNLIMITED,
-            memory_bytes=memory_bytes,
-            recurrent_slots=recurrent_slots,
-            prefix_cache=prefix_cache,
-            overlap=overlap,
-            device=device,
-            num_threads=num_threads,
-            snapshot_grid=snapshot_grid,
-            tp_size=tp_size,
-            draft=DraftOptions(str(draft), draft_tokens),
-        )
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        folder = model_folder(str(model), str(options.pop("revision", "")))
+        asked = engine_options(model=folder, **{**DEFAULTS, **options})
+        chosen, notes = complete_options(asked)
+        for note in notes:
+            log.info(note)
+        waiting = chosen.model_copy(update={"max_waiting": UNLIMITED})
         self._exit = ExitStack()
-        self._engine = self._exit.enter_context(running_engine(options))
+        self._engine = self._exit.enter_context(build_engine(waiting))
         self._root = root_key(self._engine.manifest)
-        self._tokenizer = _tokenizer_if_there(Path(model))
+        self._tokenizer = _tokenizer_if_there(folder)
         self._ids = count()
         self._retractions = 0
         for warning in self._engine.capacity.warnings:
@@ -142,13 +123,23 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | Sequence[str] = "",
     ) -> list[Completion]:
-        """Completes every prompt, in the order given. Raises InvalidRequest before any work."""
+        """Completes every prompt, in the order given. Raises InvalidRequest before any work.
+
+        `adapter` is the name of one in `lora=`, for all prompts or for each; empty for the model
+        alone. Raises UnknownModel for another name.
+        """
         many = _as_prompts(prompts)
         params = _one_each(sampling, len(many))
+        names = [adapter] * len(many) if isinstance(adapter, str) else list(adapter)
+        if len(names) != len(many):
+            raise InvalidRequest(f"{len(names)} adapters for {len(many)} prompts", "adapter")
+        adapters = [self._adapter(name) for name in names]
         answers = {
             answer.request.request_id: answer
-            for answer in (self._answer(*pair) for pair in zip(many, params, strict=True))
+            for answer in (self._answer(*each) for each in zip(many, params, adapters, strict=True))
         }
         for answer in answers.values():
             self._engine.scheduler.check(answer.request)
@@ -175,7 +166,7 @@ class LLM:
         )
 
     def ledgers(self) -> Mapping[str, Ledger]:
-        """Who holds how many slots, per pool."""
+        """The slots of each pool by role."""
         return {str(kind): ledger for kind, ledger in self._engine.scheduler.ledgers().items()}
 
     def check_integrity(self) -> None:
@@ -184,21 +175,42 @@ class LLM:
 
     # From prompt to request.
 
-    def _answer(self, prompt: Prompt, params: SamplingParams) -> _Answer:
+    def _adapter(self, name: str) -> Adapter:
+        adapters = self._engine.adapters
+        if name and name not in adapters:
+            near = suggestion(name, adapters)
+            raise UnknownModel(f"adapter {name[:80]!r} is not served here{near}", "adapter")
+        return adapters.get(name, NO_ADAPTER)
+
+    def _answer(self, prompt: Prompt, params: SamplingParams, adapter: Adapter) -> _Answer:
         token_ids = self._token_ids(prompt)
+        params.rules.check_vocabulary(self._engine.vocab_size)
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= self._engine.eos_token_ids
         if params.stop:
             self._text_tokenizer()
+        grammar = self._compiled(params)
+        if grammar is not None:
+            stops |= grammar.eos_token_ids
+        root = self._root
+        if adapter.digest:
+            root = root_key(self._engine.manifest, adapter=adapter.digest)
         request = Request(
             request_id=f"llm-{next(self._ids)}",
             token_ids=token_ids,
-            keys=page_keys(self._root, token_ids, self._engine.manifest.page_size),
+            keys=page_keys(root, token_ids, self._engine.manifest.page_size),
             sampling=params,
             stop_token_ids=stops,
+            adapter=adapter,
         )
-        return _Answer(request, self._tokenizer)
+        return _Answer(request, self._tokenizer, grammar)
+
+    def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
+        """Raises InvalidRequest for a grammar that cannot be served."""
+        if params.grammar is None:
+            return None
+        return self._engine.grammars.compiled(params.grammar)
 
     def _token_ids(self, prompt: Prompt) -> TokenIds:
         if isinstance(prompt, str):
@@ -212,7 +224,7 @@ class LLM:
             raise ConfigError("this model folder has no tokenizer.json: give prompts as token ids")
         return self._tokenizer
 
-    # Running.
+    # The run.
 
     def _submit(self, request: Request) -> None:
         self._engine.scheduler.submit(request, Goal.DECODE)
@@ -221,39 +233,51 @@ class LLM:
         pipeline, scheduler = self._engine.pipeline, self._engine.scheduler
         while scheduler.has_work:
             pipeline.fill(monotonic())
-            flight = pipeline.oldest
-            assert flight is not None, "work is waiting, yet the scheduler stands still"
-            flight.outcome.exception()  # waits; commit raises it
-            pipeline.commit_oldest(monotonic())
+            assert pipeline.flights, "work is waiting, yet the scheduler stands still"
+            # Waits before the step is taken: an interrupt leaves it for the next call to commit.
+            pipeline.flights[0].outcome.exception()
+            flight = pipeline.flights.popleft()
+            scheduler.commit(flight.plan, flight.outcome.result(), monotonic())
             for event in scheduler.take_events():
                 self._apply(event, answers)
 
     def _apply(self, event: Event, answers: Mapping[str, _Answer]) -> None:
         match event:
-            case Admitted(request_id, plan, is_resumed) if not is_resumed:
+            case SequenceAdmitted(request_id, plan, is_resumed) if not is_resumed:
                 answers[request_id].admitted(plan, self._engine.manifest.page_size)
             case Drawn(request_id, _, sampled):
                 if answers[request_id].drawn(sampled):
                     self._engine.scheduler.cancel(request_id, monotonic())
             case Finished(request_id, reason, _):
                 answers[request_id].finished(str(reason))
+            case RequestFailed(error=error):
+                raise error
             case Retracted():
                 self._retractions += 1
             case _:
                 pass
 
     def _abandon(self, answers: Mapping[str, _Answer]) -> None:
-        """After an error or an interrupt: nothing of this call stays behind."""
+        """Cancels what remains of this call after an error or an interrupt."""
         for request_id in answers:
             self._engine.scheduler.cancel(request_id, monotonic())
         self._engine.scheduler.take_events()
 
 
 class _Answer:
-    """What one request has said so far. A stop string ends it, whatever is drawn afterwards."""
+    """The output of one request so far. A stop string ends it; later tokens are ignored.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+    It holds its grammar, so that the engine finds it compiled.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
         self.request = request
+        self._grammar = grammar
         self._detokenizer = tokenizer.detokenizer(request.token_ids.tolist()) if tokenizer else None
         self._stops = StopStrings(request.sampling.stop)
         self._text: list[str] = []
@@ -270,7 +294,7 @@ class _Answer:
             self._uncached[str(span.reason)] = pages
 
     def drawn(self, sampled: Sampled) -> bool:
-        """Takes a token; True when a stop string is complete with it."""
+        """Takes a token; True when it completes a stop string."""
         if self._finish_reason:
             return False
         self._sampled.append(sampled)
@@ -289,6 +313,8 @@ class _Answer:
         if self._detokenizer is not None:
             released = self._stops.feed(self._detokenizer.flush())
             self._text += [released.text, self._stops.flush()]
+            if released.stop is not None:
+                self._finish_reason = "stop"
 
     def completion(self) -> Completion:
         return Completion(

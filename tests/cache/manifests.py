@@ -6,7 +6,7 @@ from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 
 
 def small_manifest(*kinds: Kind, page_size: int = 4, window_len: int = 0) -> StateManifest:
-    """One tiny section a kind; sizes do not matter to the core."""
+    """One tiny section a kind; the core does not depend on its size."""
     specs = {
         Kind.FULL: SectionSpec("key", 0, (1, page_size, 4), "float32", 0),
         Kind.WINDOW: SectionSpec("key", 1, (1, page_size, 4), "float32", 0),

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.cache.manifests import small_manifest
 
-from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
+from ferryman.cache.capacity import (
+    Concurrency,
+    StateDemand,
+    bytes_for,
+    plan_capacity,
+    requests_at,
+    share_memory,
+    tracking_slots,
+)
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.errors import ConfigError
 
@@ -68,3 +78,108 @@ def test_the_budget_is_the_total_over_all_pools() -> None:
     manifest = small_manifest(Kind.FULL, Kind.WINDOW, Kind.RECURRENT, window_len=8)
     for memory in (MEGABYTE, 10 * MEGABYTE):
         assert plan_capacity(manifest, memory, Concurrency(4, 4, 2), 16).num_bytes <= memory
+
+
+def test_prefill_has_no_tracking_slots() -> None:
+    """A worker that only prefills keeps states along prompts, which it takes from its cache."""
+    assert tracking_slots(prefix_cache=True, overlap=True, decodes=False) == 0
+    prefill = Concurrency(8, 8, 0, keeps_prompts=True)
+    decode = Concurrency(8, 8, 2, keeps_prompts=True)
+    assert prefill.recurrent_slots == 16
+    assert decode.recurrent_slots == 48
+    assert prefill.uncertain_len == decode.uncertain_len == 0, "windows are kept by both"
+
+
+KINDS = st.sampled_from(
+    [
+        (Kind.FULL,),
+        (Kind.FULL, Kind.RECURRENT),
+        (Kind.FULL, Kind.WINDOW),
+        (Kind.FULL, Kind.WINDOW, Kind.RECURRENT),
+        (Kind.RECURRENT,),
+    ]
+)
+CONCURRENCY = st.builds(
+    Concurrency,
+    max_running=st.integers(1, 9),
+    max_prealloc=st.integers(0, 5),
+    tracking=st.integers(0, 2),
+    drafts=st.integers(0, 3),
+    keeps_prompts=st.booleans(),
+)
+
+
+@given(
+    kinds=KINDS,
+    concurrency=CONCURRENCY,
+    num_full=st.integers(0, 9),
+    context=st.integers(1, 300),
+    recurrent_slots=st.integers(0, 200),
+)
+def test_the_bytes_for_some_requests_hold_them(
+    kinds: tuple[Kind, ...],
+    concurrency: Concurrency,
+    num_full: int,
+    context: int,
+    recurrent_slots: int,
+) -> None:
+    manifest = small_manifest(*kinds, window_len=6 if Kind.WINDOW in kinds else 0)
+    num_bytes = bytes_for(
+        manifest, concurrency, 8, recurrent_slots, num_full=num_full, context=context
+    )
+    plan = plan_capacity(manifest, num_bytes, concurrency, 8, recurrent_slots)
+    assert plan.num_bytes <= num_bytes
+    if Kind.FULL in kinds:
+        assert plan.slots[Kind.FULL] >= num_full * -(-context // manifest.page_size)
+    least = bytes_for(manifest, concurrency, 8, recurrent_slots)
+    with pytest.raises(ConfigError):
+        plan_capacity(manifest, least - 1, concurrency, 8, recurrent_slots)
+
+
+@given(kinds=KINDS, concurrency=CONCURRENCY, spare=st.integers(0, 1 << 16))
+def test_as_many_requests_are_promised_as_their_slots_add_up_to(
+    kinds: tuple[Kind, ...], concurrency: Concurrency, spare: int
+) -> None:
+    """Against a naive count: requests are added while their slots are there."""
+    manifest = small_manifest(*kinds, window_len=6 if Kind.WINDOW in kinds else 0)
+    memory = bytes_for(manifest, concurrency, 8) + spare
+    plan = plan_capacity(manifest, memory, concurrency, 8)
+    context = 23
+    free, count = dict(plan.slots), 0
+    while count < concurrency.max_running:
+        needs = {Kind.FULL: 6, Kind.RECURRENT: concurrency.slots_per_request}
+        taken = {k: needs[k] for k in free if k in needs}
+        if any(free[kind] < number for kind, number in taken.items()):
+            break
+        free |= {kind: free[kind] - number for kind, number in taken.items()}
+        count += 1
+    if Kind.WINDOW not in kinds:
+        assert requests_at(context, manifest, plan.slots, concurrency, 8) == count
+    else:
+        assert requests_at(context, manifest, plan.slots, concurrency, 8) <= count
+
+
+DEMANDS = st.lists(
+    st.builds(
+        lambda least, more: StateDemand(least, least + more),
+        st.integers(1, 1000),
+        st.integers(0, 10_000),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(demands=DEMANDS, budget=st.integers(0, 40_000))
+def test_memory_is_shared_without_a_byte_too_many(demands: list[StateDemand], budget: int) -> None:
+    least = sum(demand.least for demand in demands)
+    if budget < least:
+        with pytest.raises(ConfigError, match=f"need {least} bytes"):
+            share_memory(budget, demands)
+        return
+    shares = share_memory(budget, demands)
+    assert sum(shares) <= budget
+    for share, demand in zip(shares, demands, strict=True):
+        assert demand.least <= share <= demand.useful
+    useful = sum(demand.useful for demand in demands)
+    assert sum(shares) > min(budget, useful) - len(demands), "little is left lying"

@@ -1,4 +1,4 @@
-"""What goes first: value and recency in one number, and what serves nothing before all else."""
+"""The order of eviction: value and recency in one number, and useless units before all others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.test_tree import KINDS, PATHS, alone, keys_of
 
-from ferryman.cache.branch import Branch
 from ferryman.cache.manifest import Kind
+from ferryman.cache.node import Branch
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
 
@@ -19,7 +19,7 @@ HYBRID = (Kind.FULL, Kind.RECURRENT)
 
 
 class Slots:
-    """Fresh handles, and the pages they were given to."""
+    """Makes fresh handles, and remembers the page of each."""
 
     def __init__(self) -> None:
         self.names: dict[SlotHandle, tuple[Kind, tuple[int, ...]]] = {}
@@ -38,7 +38,7 @@ def grow(
     snapshots: Sequence[int] = (),
     windows: Sequence[int] = (),
 ) -> tuple[SlotHandle, ...]:
-    """Adds a path; `snapshots` are depths, `windows` pages. Returns what was thinned out."""
+    """Adds a path; `snapshots` are depths, `windows` pages. Returns the dropped snapshots."""
     units: Mapping[Kind, dict[int, SlotHandle]] = {
         Kind.FULL: {p: slots.fresh(Kind.FULL, path[: p + 1]) for p in range(len(path))},
         Kind.RECURRENT: {d - 1: slots.fresh(Kind.RECURRENT, path[:d]) for d in snapshots},
@@ -68,7 +68,7 @@ def test_a_snapshot_saves_only_what_the_one_before_it_does_not() -> None:
 
 
 def test_a_valuable_snapshot_that_nobody_uses_goes_in_the_end() -> None:
-    """Each eviction raises the clock, and what comes later starts above it."""
+    """Each eviction raises the clock, and later units start above it."""
     tree, slots = PrefixTree(HYBRID), Slots()
     grow(tree, slots, [9] * 6, 0.0, snapshots=[6])
     for index in range(20):
@@ -128,7 +128,7 @@ def test_using_a_resume_point_keeps_its_whole_window() -> None:
 
 
 def test_a_path_keeps_its_newest_snapshot_and_those_that_save_most() -> None:
-    """Row 44: one conversation of many turns does not take the snapshots of all others."""
+    """Row 44: one conversation of many turns does not take all snapshots of the others."""
     tree, slots = PrefixTree(HYBRID, path_snapshots=4), Slots()
     dropped: list[SlotHandle] = []
     for depth in range(1, 33):

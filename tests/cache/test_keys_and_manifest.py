@@ -1,4 +1,4 @@
-"""Page keys name tokens, model, layout and tenant; manifests say what differs."""
+"""Page keys depend on tokens, model, layout and tenant; manifests name their differences."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def test_another_tenant_model_or_page_size_has_another_root() -> None:
         root_key(small_manifest(Kind.FULL, Kind.RECURRENT)),
     }
     assert len(roots) == 5
+
+
+def test_an_adapter_has_another_root_that_no_salt_can_stand_for() -> None:
+    manifest, one, two = small_manifest(), "1" * 32, "2" * 32
+    salts = [b"", b"t", one.encode(), bytes.fromhex(one)]
+    roots = [root_key(manifest, salt, adapter) for adapter in ("", one, two) for salt in salts]
+    assert len(set(roots)) == len(roots)
+    assert root_key(manifest, b"t", "") == root_key(manifest, b"t")
 
 
 def test_a_key_chain_of_a_transposed_view_hashes_the_values_not_the_memory() -> None:

@@ -1,4 +1,4 @@
-"""Where a plan puts snapshots, how it asks for less, and what it says of loads and shortfalls."""
+"""The snapshots of a plan, its smaller alternatives, and its figures on loads and shortfalls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cache.test_resume import ALL, Device, keys_for, planner, unit
 from ferryman.cache.manifest import Kind
 from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST, CopyFrom, HostView, LoadFrom, Reason, Shortfall
+from ferryman.cache.resume import EMPTY_HOST, CopyState, HostView, LoadState, Reason, Shortfall
 from ferryman.cache.window_budget import WindowPool, WindowUse, fitting_chunk, window_demand
 from ferryman.errors import ConfigError
 
@@ -96,7 +96,7 @@ def test_fewer_snapshots_ask_for_fewer_windows() -> None:
 
 @pytest.mark.parametrize("num_slots", range(3, 12))
 def test_a_plan_leaves_room_for_the_window_pages_it_reuses(num_slots: int) -> None:
-    """They cannot be had a second time: chunks are as long as the rest of the pool allows."""
+    """Reused pages are already taken: chunks are as long as the rest of the pool allows."""
     keys = keys_for(40)
     device = Device(keys, 6, frozenset(range(6)), frozenset({5}))
     roomy = planner(*ALL, window_len=9)
@@ -138,9 +138,9 @@ def test_a_load_brings_the_one_kind_that_the_device_lacks(lacking: Kind) -> None
     assert plan.position == 16
     loaded = {unit.kind for unit in plan.loads}
     assert loaded == (set(ALL) if lacking is Kind.FULL else {lacking})
-    loads_state = isinstance(plan.initialiser, LoadFrom)
+    loads_state = isinstance(plan.initialiser, LoadState)
     assert loads_state == (lacking is not Kind.WINDOW)
-    assert isinstance(plan.initialiser, LoadFrom | CopyFrom)
+    assert isinstance(plan.initialiser, LoadState | CopyState)
     bare = planner(*ALL, window_len=6).plan(keys_for(18), 18, device, EMPTY_HOST)
     loaded_windows = sum(unit.kind is Kind.WINDOW for unit in plan.loads)
     assert plan.demand[Kind.WINDOW] >= loaded_windows + 1, "loads count against their pool"

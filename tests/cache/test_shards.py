@@ -1,4 +1,4 @@
-"""A slot that is cut for ranks and joined again is the slot it was: any shape, any ranks."""
+"""A slot that is divided among ranks and joined again is unchanged, for any shape and any ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ferryman.cache.manifest import (
     SectionSpec,
     lay_out,
 )
-from ferryman.cache.shards import Recut, Run, recut
+from ferryman.cache.shards import ReshardPlan, ShardRun, reshard
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """A layout, and what each of `num_ranks` ranks keeps of it: `pieces[i]` of section i."""
+    """A layout, and the share of each of `num_ranks` ranks: section i has `pieces[i]` pieces."""
 
     whole: KindLayout
     of_rank: KindLayout
@@ -35,8 +35,8 @@ class Cutting:
     pieces: tuple[int, ...]
 
     @property
-    def recut(self) -> Recut:
-        return recut(self.whole, self.of_rank, self.num_ranks)
+    def reshard(self) -> ReshardPlan:
+        return reshard(self.whole, self.of_rank, self.num_ranks)
 
 
 @st.composite
@@ -59,7 +59,7 @@ def cuttings(draw: st.DrawFn) -> Cutting:
 
 
 def random_slot(cutting: Cutting, seed: int) -> Bytes:
-    """Random bytes in every section, zero between them."""
+    """Random bytes in every section, and zeros between them."""
     slot = np.zeros(cutting.whole.slot_bytes, np.uint8)
     rng = np.random.default_rng(seed)
     for section in cutting.whole.sections:
@@ -72,20 +72,20 @@ def content_of(slot: Bytes, section: Section) -> Bytes:
 
 
 def as_array(slot: Bytes, section: Section) -> NDArray[np.void]:
-    """The section by its axes, its elements as so many bytes."""
+    """The section by its axes, with elements of its dtype's size."""
     element = np.dtype((np.void, DTYPE_BYTES[section.dtype]))
     return content_of(slot, section).view(element).reshape(section.shape)
 
 
-def scatter(slot: Bytes, ranks: Sequence[Bytes], runs: Sequence[Run]) -> None:
+def scatter(slot: Bytes, ranks: Sequence[Bytes], runs: Sequence[ShardRun]) -> None:
     for run in runs:
         target = ranks[run.rank][run.rank_offset : run.rank_offset + run.num_bytes]
         target[:] = slot[run.offset : run.end]
 
 
-def gather(ranks: Sequence[Bytes], recut: Recut) -> Bytes:
-    slot = np.zeros(recut.slot_bytes, np.uint8)
-    for run in recut.gathered:
+def gather(ranks: Sequence[Bytes], reshard: ReshardPlan) -> Bytes:
+    slot = np.zeros(reshard.slot_bytes, np.uint8)
+    for run in reshard.gathered:
         source = ranks[run.rank][run.rank_offset : run.rank_offset + run.num_bytes]
         slot[run.offset : run.end] = source
     return slot
@@ -98,14 +98,14 @@ def empty_ranks(cutting: Cutting) -> list[Bytes]:
 @given(cuttings(), st.integers(0, 2**32 - 1))
 def test_a_slot_that_was_scattered_gathers_to_itself(cutting: Cutting, seed: int) -> None:
     slot, ranks = random_slot(cutting, seed), empty_ranks(cutting)
-    scatter(slot, ranks, cutting.recut.scattered)
-    assert np.array_equal(gather(ranks, cutting.recut), slot)
+    scatter(slot, ranks, cutting.reshard.scattered)
+    assert np.array_equal(gather(ranks, cutting.reshard), slot)
 
 
 @given(cuttings(), st.integers(0, 2**32 - 1))
 def test_a_rank_keeps_what_splitting_each_section_gives_it(cutting: Cutting, seed: int) -> None:
     slot, ranks = random_slot(cutting, seed), empty_ranks(cutting)
-    scatter(slot, ranks, cutting.recut.scattered)
+    scatter(slot, ranks, cutting.reshard.scattered)
     pairs = zip(cutting.whole.sections, cutting.of_rank.sections, cutting.pieces, strict=True)
     for section, share, pieces in pairs:
         parts = np.split(as_array(slot, section), pieces, axis=section.shard_axis or 0)
@@ -119,14 +119,14 @@ def test_gathered_runs_cover_every_byte_once_and_come_from_the_first_that_keeps_
     cutting: Cutting,
 ) -> None:
     covered = np.zeros(cutting.whole.slot_bytes, np.int64)
-    for run in cutting.recut.gathered:
+    for run in cutting.reshard.gathered:
         covered[run.offset : run.end] += 1
     for section in cutting.whole.sections:
         assert (covered[section.offset : section.offset + section.num_bytes] == 1).all()
         covered[section.offset : section.offset + section.num_bytes] = 0
     assert not covered.any(), "padding travels with nobody"
     if set(cutting.pieces) == {1}:
-        assert {run.rank for run in cutting.recut.gathered} == {0}
+        assert {run.rank for run in cutting.reshard.gathered} == {0}
 
 
 @given(cuttings(), st.integers(0, 2**32 - 1), st.data())
@@ -136,17 +136,17 @@ def test_bytes_that_come_in_frames_land_where_the_whole_would(
     slot, ranks = random_slot(cutting, seed), empty_ranks(cutting)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(slot)), max_size=4)) | {0, len(slot)})
     for begin, end in pairwise(cuts):
-        runs = list(cutting.recut.scattered_within(begin, end))
+        runs = list(cutting.reshard.scattered_within(begin, end))
         assert all(begin <= run.offset and run.end <= end for run in runs)
         scatter(slot, ranks, runs)
-    assert np.array_equal(gather(ranks, cutting.recut), slot)
+    assert np.array_equal(gather(ranks, cutting.reshard), slot)
 
 
 def test_fewer_heads_than_ranks_are_kept_by_neighbours() -> None:
-    """Defect row 46: a factor of replication is at least one, and divides nothing by zero."""
+    """Defect row 46: the replication factor is at least one, so nothing is divided by zero."""
     whole = lay_out(Kind.FULL, [SectionSpec("key", 0, (2, 4, 8), "float32", 0)])
     of_rank = lay_out(Kind.FULL, [SectionSpec("key", 0, (1, 4, 8), "float32", 0)])
-    found = recut(whole, of_rank, 4)
+    found = reshard(whole, of_rank, 4)
     assert [run.offset for run in found.scattered] == [0, 0, 128, 128]
     assert [run.rank for run in found.gathered] == [0, 2]
 
@@ -154,18 +154,18 @@ def test_fewer_heads_than_ranks_are_kept_by_neighbours() -> None:
 def test_sections_side_by_side_in_both_slots_travel_as_one_run() -> None:
     specs = [SectionSpec("key", i, (2, 8), "float64", None) for i in range(3)]
     layout = lay_out(Kind.FULL, specs)
-    found = recut(layout, layout, 3)
-    assert found.gathered == (Run(0, 0, 0, layout.slot_bytes),)
+    found = reshard(layout, layout, 3)
+    assert found.gathered == (ShardRun(0, 0, 0, layout.slot_bytes),)
     assert len(found.scattered) == 3
 
 
 def test_what_is_no_cut_is_refused_by_section() -> None:
     whole = lay_out(Kind.FULL, [SectionSpec("key", 0, (4, 8), "float32", 0)])
     with pytest.raises(ValueError, match="is no cut of"):
-        recut(whole, lay_out(Kind.FULL, [SectionSpec("key", 0, (3, 8), "float32", 0)]), 4)
+        reshard(whole, lay_out(Kind.FULL, [SectionSpec("key", 0, (3, 8), "float32", 0)]), 4)
     with pytest.raises(ValueError, match="is no cut of"):
-        recut(whole, lay_out(Kind.FULL, [SectionSpec("value", 0, (4, 8), "float32", 0)]), 1)
+        reshard(whole, lay_out(Kind.FULL, [SectionSpec("value", 0, (4, 8), "float32", 0)]), 1)
     with pytest.raises(ValueError, match="4 pieces cannot be kept by 2 ranks"):
-        recut(whole, lay_out(Kind.FULL, [SectionSpec("key", 0, (1, 8), "float32", 0)]), 2)
+        reshard(whole, lay_out(Kind.FULL, [SectionSpec("key", 0, (1, 8), "float32", 0)]), 2)
     with pytest.raises(ValueError, match="sections are no cut"):
-        recut(whole, replace(whole, sections=()), 1)
+        reshard(whole, replace(whole, sections=()), 1)

@@ -1,4 +1,4 @@
-"""The prefix tree against a naive model: nothing lost, nothing owned twice, held paths survive."""
+"""The prefix tree against a naive model: no slot is lost or owned twice, and held paths survive."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ferryman.cache.branch import Branch, CacheChange
 from ferryman.cache.keys import as_token_ids, page_keys
 from ferryman.cache.manifest import Kind
+from ferryman.cache.node import Branch, TreeChange
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
 
@@ -83,16 +83,16 @@ def test_pages_that_come_together_are_one_change_for_each_kind() -> None:
     window = {Kind.WINDOW: {2: SlotHandle(Kind.WINDOW, 7, 1)}}
     tree.insert(Branch(branch.keys, {**branch.units, **window}), 1.0)
     assert tree.drain_changes() == (
-        CacheChange(Kind.FULL, keys, True),
-        CacheChange(Kind.WINDOW, keys[2:], True),
+        TreeChange(Kind.FULL, keys, True),
+        TreeChange(Kind.WINDOW, keys[2:], True),
     )
     tree.evict(Kind.FULL, 1, alone)
-    gone = [CacheChange(kind, keys[2:], False) for kind in (Kind.FULL, Kind.WINDOW)]
+    gone = [TreeChange(kind, keys[2:], False) for kind in (Kind.FULL, Kind.WINDOW)]
     assert list(tree.drain_changes()) == gone
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Random branches, holds and evictions against a dictionary of what must be there."""
+    """Random branches, holds and evictions against a dictionary of the expected content."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,12 +27,12 @@ def manifest_of(window_len: int, page_size: int, grid: int) -> StateManifest:
 
 
 def window_pages(manifest: StateManifest, position: int) -> set[int]:
-    """All pages that a query at `position` reads, or whoever resumes there."""
+    """All pages that a query at `position`, or a request that resumes there, reads."""
     return set(range(*resume_set(manifest, position).window))
 
 
 def held_in_chunks(manifest: StateManifest, use: WindowUse, chunk_len: int) -> Iterator[set[int]]:
-    """The pages of each chunk that any way of cutting can have."""
+    """The pages held by each chunk, for every possible division."""
     for start in range(use.start, use.prompt_len, manifest.scan_chunk):
         end = chunk_end(start, chunk_len, use.prompt_len, manifest.scan_chunk)
         chunk = set(range(start // manifest.page_size, -(-end // manifest.page_size)))
@@ -40,7 +40,7 @@ def held_in_chunks(manifest: StateManifest, use: WindowUse, chunk_len: int) -> I
 
 
 def held_while_decoding(manifest: StateManifest, use: WindowUse) -> Iterator[set[int]]:
-    """A page end counts as soon as nothing in flight can undo it; from then on it is kept."""
+    """A page end counts as soon as no step in flight can undo it; from then on it is kept."""
     tree = in_tree(manifest, use, use.prompt_len)
     yield window_pages(manifest, use.prompt_len) | tree
     for position in range(use.prompt_len, use.final_len):
@@ -53,7 +53,7 @@ def held_while_decoding(manifest: StateManifest, use: WindowUse) -> Iterator[set
 
 
 def in_tree(manifest: StateManifest, use: WindowUse, end: int) -> set[int]:
-    """What was given to the tree, or will be when the step that ends at `end` is done."""
+    """The pages given to the tree before the step that ends at `end` is done, or by it."""
     points = [point for point in use.points if point <= end]
     return {page for point in points for page in window_pages(manifest, point)}
 

@@ -1,12 +1,12 @@
-"""What a cluster said of one request, as recorded."""
+"""The lifecycle events of one request in a cluster, as recorded."""
 
 from __future__ import annotations
 
-from ferryman.handoff.lifecycle import LifecycleEvent
+from ferryman.handoff.lifecycle import LifecycleEntry
 
 START_MS = 1_800_000_000_000
 
-# Who, its clock's beginning after START_MS, and what it said at which of its own milliseconds.
+# Role, worker id, start of its clock after START_MS, and its events with their times in its own ms.
 _SAID = (
     ("router", "router-0000000a", 0, (("received", 0.0), ("routed", 2.0), ("finished", 100.0))),
     (
@@ -24,10 +24,10 @@ _SAID = (
 )
 
 
-def recorded_request(request_id: str) -> list[LifecycleEvent]:
+def recorded_request(request_id: str) -> list[LifecycleEntry]:
     """Eleven events of one attempt that went well, publisher by publisher."""
     return [
-        LifecycleEvent(
+        LifecycleEntry(
             role=role,
             worker_id=worker_id,
             epoch=7,

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.stamps import fake_manifest
+from ferryman.testing.stamps import fake_manifest
+from ferryman_bench import core
+from ferryman_bench.loads import load_bandwidth
+from ferryman_bench.report import ReportRow, comparison_row, show, target_row
+from ferryman_bench.timer import Timing, time_in_turn
 from ferryman_cli.app import run
-from ferryman_cli.bench import core
-from ferryman_cli.bench.loads import load_bandwidth
-from ferryman_cli.bench.report import Row, aimed, compared, show
-from ferryman_cli.bench.timing import Timing, time_in_turn
 
 
 def test_jobs_are_timed_in_turn_after_one_run_each_to_warm_up() -> None:
@@ -30,16 +30,16 @@ def test_jobs_are_timed_in_turn_after_one_run_each_to_warm_up() -> None:
 
 def test_a_ratio_above_one_is_in_our_favour() -> None:
     found = {"ours": Timing(2.0, 1.0, 1.0), "peer": Timing(4.0, 3.0, 5.0)}
-    row = compared("decode", "tok/s", 12.0, "peer", found)
+    row = comparison_row("decode", "tok/s", 12.0, "peer", found)
     assert (row.median, row.best, row.against_median, row.against_best) == (6.0, 12.0, 3.0, 4.0)
     assert (row.ratio, row.cpu_ratio) == (3.0, 5.0)
-    assert aimed("plan", "µs", (4.0, 3.0), 5.0).ratio == 1.25
+    assert target_row("plan", "µs", (4.0, 3.0), 5.0).ratio == 1.25
 
 
 def test_rows_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        Row("plan", "µs", 4.0, 3.0, "aim", 5.0, 5.0, 1.25),
-        aimed("keys", "µs", (9.0, 8.0), None),
+        ReportRow("plan", "µs", 4.0, 3.0, "aim", 5.0, 5.0, 1.25),
+        target_row("keys", "µs", (9.0, 8.0), None),
     ]
     show("bench", rows, as_json=True)
     said = json.loads(capsys.readouterr().out)

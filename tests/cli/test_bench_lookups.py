@@ -1,8 +1,8 @@
-"""The bench of the index finds what it put there; how quickly is for who runs it to read."""
+"""The bench of the index finds the units that it put there; its times are not tested."""
 
 from __future__ import annotations
 
-from ferryman_cli.bench.index_lookup import EARLY_PAGE, measure_lookups
+from ferryman_bench.index_lookup import EARLY_PAGE, measure_lookups
 
 
 def test_lookups_find_the_snapshot_that_was_put_there() -> None:

@@ -21,7 +21,7 @@ ANSWER = " word0 word1 word2 word3 word4."
 
 @contextmanager
 def chatting(router: FakeRouter, *lines: str) -> Iterator[str]:
-    """What the terminal shows after these lines and the end of the input."""
+    """The terminal's text after these lines and the end of the input."""
     typed, shown = iter(lines), io.StringIO()
 
     def read_line() -> str:
@@ -56,7 +56,7 @@ async def _opened(address: str) -> Client:
 
 
 def contents(router: FakeRouter) -> list[list[str]]:
-    """What each request had for turns."""
+    """The contents of the turns of each request."""
     return [[m.content for m in request.prompt.chat.messages] for request in router.requests]
 
 

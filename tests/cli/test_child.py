@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import signal
@@ -9,17 +11,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.skipped_time import skipped_time
 
 from ferryman.errors import ConfigError
-from ferryman_cli.child import Child, Ended, Job, ready_event, ready_words, spawn
+from ferryman_launcher.child import Child, ChildEnded, ChildSpec, spawn
+from ferryman_launcher.readiness import WeightsReport, ready_event, ready_words, weights_report
 
 READY = 'print(\'{"event": "ready", "address": "here:1"}\', flush=True);'
 WAIT = "import signal; signal.pause()"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 
 
-def job(program: str, name: str = "thing") -> Job:
-    return Job(name, (sys.executable, "-c", program), 0, ready_event)
+def job(program: str, name: str = "thing") -> ChildSpec:
+    return ChildSpec(name, (sys.executable, "-c", program), 0, ready_event)
 
 
 async def started(program: str, folder: Path) -> Child:
@@ -38,7 +42,7 @@ async def test_a_service_is_ready_when_it_says_so(tmp_path: Path) -> None:
 async def test_a_server_is_ready_when_its_output_fits(tmp_path: Path) -> None:
     program = f"import sys; print('Server is up', file=sys.stderr, flush=True); {WAIT}"
     argv = (sys.executable, "-c", program)
-    server = Job("thing", argv, 0, ready_words(re.compile("is up")))
+    server = ChildSpec("thing", argv, 0, ready_words(re.compile("is up")))
     child = await spawn(server, tmp_path / "thing.log", os.environ)
     assert await child.ready(30) == {}
     child.kill()
@@ -56,19 +60,19 @@ async def test_a_service_that_is_set_up_wrongly_says_what_to_change(tmp_path: Pa
 
 async def test_a_service_that_ends_before_it_is_ready_is_named(tmp_path: Path) -> None:
     child = await started("raise SystemExit('oh dear')", tmp_path)
-    with pytest.raises(Ended, match="thing exited with status 1 before it was ready: oh dear"):
+    with pytest.raises(ChildEnded, match="thing exited with status 1 before it was ready: oh dear"):
         await child.ready(30)
 
 
 async def test_a_silent_end_is_told_too(tmp_path: Path) -> None:
     child = await started("raise SystemExit(3)", tmp_path)
-    with pytest.raises(Ended, match="said nothing"):
+    with pytest.raises(ChildEnded, match="said nothing"):
         await child.ready(30)
 
 
 async def test_a_service_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     child = await started(WAIT, tmp_path)
-    with pytest.raises(Ended, match="not ready within"):
+    with pytest.raises(ChildEnded, match="not ready within"):
         await child.ready(0.01)
     child.kill()
     await child.ended()
@@ -91,3 +95,69 @@ async def test_a_polite_service_ends_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["", "[]", "{", '{"event": "other"}', "ready", "{]"])
 def test_other_lines_are_not_ready(line: str) -> None:
     assert ready_event(line) is None
+
+
+def loading(done: int) -> bytes:
+    fields = {"model": "llama", "stage": "weights", "done_bytes": done, "total_bytes": 9}
+    return json.dumps({"event": "loading", "role": "decode", **fields}).encode() + b"\n"
+
+
+async def test_a_service_that_loads_is_waited_for_while_it_advances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[WeightsReport] = []
+    child = await spawn(job(WAIT), tmp_path / "thing.log", os.environ, heard.append)
+    time = skipped_time(monkeypatch)
+    waiting = asyncio.create_task(child.ready(1000))
+    for done in range(10):
+        await time.skip(900)
+        child.pipe_data_received(1, loading(done))
+    assert heard == [WeightsReport("llama", "weights", done, 9) for done in range(10)]
+    await time.skip(900)
+    child.pipe_data_received(1, b'{"event": "ready", "address": "here:1"}\n')
+    assert (await waiting)["address"] == "here:1"
+    child.kill()
+    await child.ended()
+
+
+async def test_a_service_that_repeats_itself_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, time = await started(WAIT, tmp_path), skipped_time(monkeypatch)
+    waiting = asyncio.create_task(child.ready(1000))
+    for _ in range(3):
+        await time.skip(400)
+        child.pipe_data_received(1, loading(4))
+    assert not waiting.done(), "the first report was progress"
+    await time.skip(400)
+    with pytest.raises(ChildEnded, match="stood still for 1000 s after it had read 4 of 9 bytes"):
+        await waiting
+    child.kill()
+    await child.ended()
+
+
+async def test_reports_do_not_hide_the_last_words_in_the_log(tmp_path: Path) -> None:
+    said = loading(4).decode().strip()
+    child = await started(
+        f"import sys; print('before'); print({said!r}); sys.stdout.write('the end'); sys.exit(2)",
+        tmp_path,
+    )
+    with pytest.raises(ConfigError, match=r"^thing: the end$"):
+        await child.ready(30)
+    assert (tmp_path / "thing.log").read_text() == "before\nthe end"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "[]",
+        '{"event": "loading"}',
+        '{"event": "loading", "model": "a", "stage": "b", "done_bytes": 3, "total_bytes": 2}',
+        '{"event": "loading", "model": "a", "stage": "b", "done_bytes": -1, "total_bytes": 2}',
+        '{"event": "loading", "model": "a", "stage": "b", "done_bytes": "1", "total_bytes": 2}',
+    ],
+)
+def test_another_line_is_no_report(line: str) -> None:
+    assert weights_report(line) is None

@@ -11,13 +11,19 @@ import pytest
 from tests.tiny_models import save_tiny_model
 
 from ferryman.errors import ConfigError
+from ferryman.settings.cluster import DoorOptions, UpOptions
+from ferryman.settings.engine import EngineOptions
 from ferryman_cli.app import run
-from ferryman_cli.choices import Choices, Doors, EngineChoices, check, demo_model
-from ferryman_cli.state_folder import Cluster, StateFolder, running_cluster
-from ferryman_cli.where import grpc_address, nats_and_name
+from ferryman_cli.endpoints import grpc_address, nats_and_name
+from ferryman_launcher.option_checks import check
+from ferryman_launcher.options import demo_model, up_options, up_sources
+from ferryman_launcher.state_folder import RunningCluster, StateFolder, running_cluster
 
+DEMO = EngineOptions(model=demo_model())
 ANY = "--http-port 0 --grpc-port 0"
-CLUSTER = Cluster("http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", os.getpid())
+CLUSTER = RunningCluster(
+    "http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", os.getpid()
+)
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +81,15 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(f"up {ANY} --prefetch-policy x", "best_effort", id="unknown prefetch policy"),
         pytest.param(f"up {ANY} --prefetch-threshold -1", "--prefetch-threshold", id="below 0"),
         pytest.param(f"up {ANY} --snapshot-grid 24", "multiple of a page", id="a grid off pages"),
-        pytest.param(f"up {ANY} --draft nowhere", "should be ngram, or a folder", id="a draft"),
+        pytest.param(
+            f"up {ANY} --draft nowhere", "should be ngram, mtp, or a folder", id="a draft"
+        ),
         pytest.param(f"up {ANY} --nodes 2", "--prefill is 1", id="a node without a worker"),
         pytest.param("nonsense", "No such command", id="unknown command"),
         pytest.param("trace", "Missing argument", id="no id"),
-        pytest.param("trace a.b --nats nats://h:1", "request id", id="an id that cannot be"),
+        pytest.param(
+            f"trace {'x' * 129} --nats nats://h:1", "printable", id="an id that cannot be"
+        ),
         pytest.param("explain x --grpc http://h:1", "HOST:PORT", id="a URL of another kind"),
         pytest.param("trace x", "no cluster runs in .ferryman", id="no cluster"),
         pytest.param("chat", "no cluster runs", id="nobody to chat with"),
@@ -111,7 +121,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(ConfigError, match="GPT2LMHeadModel is not supported"):
-        check(Choices(tmp_path, "x"))
+        check(UpOptions(engine=EngineOptions(model=tmp_path)))
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_starts(
@@ -120,39 +130,59 @@ def test_a_draft_model_of_another_vocabulary_is_refused_before_anything_starts(
     folder = str(save_tiny_model(tmp_path, "granite_nope"))
     with pytest.raises(ConfigError, match="the draft model has a vocabulary of 131 tokens"):
         check(
-            Choices(demo_model(), "x", EngineChoices(draft=folder), Doors(http_port=0, grpc_port=0))
+            UpOptions(
+                engine=EngineOptions(model=demo_model(), draft=folder),
+                doors=DoorOptions(http_port=0, grpc_port=0),
+            )
         )
+
+
+def test_a_model_without_a_drafting_layer_is_refused_before_anything_starts() -> None:
+    options = EngineOptions(model=demo_model(), draft="mtp")
+    with pytest.raises(ConfigError, match="--draft mtp needs a model with a layer for multi-token"):
+        check(UpOptions(engine=options, doors=DoorOptions(http_port=0, grpc_port=0)))
+
+
+def test_roles_whose_weights_differ_are_refused_before_anything_starts() -> None:
+    """They would start, and refuse every hand-off."""
+    choices = UpOptions(
+        engine=EngineOptions(model=demo_model(), quantize="int8"),
+        doors=DoorOptions(http_port=0, grpc_port=0),
+        told={"decode": {"quantize": "none"}},
+    )
+    with pytest.raises(ConfigError, match="quantize is int8 for prefill workers and none for dec"):
+        check(choices)
 
 
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        doors = Doors(http_port=0, grpc_port=port)
+        doors = DoorOptions(http_port=0, grpc_port=port)
         with pytest.raises(ConfigError, match=rf"--grpc-port {port} on 127.0.0.1: is taken"):
-            check(Choices(demo_model(), "x", doors=doors))
+            check(UpOptions(engine=DEMO, doors=doors))
 
 
 def test_an_address_that_is_not_ours_is_named() -> None:
-    doors = Doors("192.0.2.1", _free_port(), 0)
+    doors = DoorOptions(host="192.0.2.1", http_port=_free_port(), grpc_port=0)
     with pytest.raises(ConfigError, match=r"--http-port \d+ on 192\.0\.2\.1"):
-        check(Choices(demo_model(), "x", doors=doors))
+        check(UpOptions(engine=DEMO, doors=doors))
 
 
 @pytest.mark.parametrize(
-    ("engine", "words"),
+    ("flags", "words"),
     [
-        (EngineChoices(page_size=24), "power of two"),
-        (EngineChoices(page_size=64, chunk_tokens=32), "less than a page"),
+        ({"page_size": "24"}, "power of two"),
+        ({"page_size": "64", "chunk_tokens": "32"}, "less than a page"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(engine: EngineChoices, words: str) -> None:
+def test_sizes_that_do_not_fit_are_named(flags: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check(Choices(demo_model(), "x", engine, Doors(http_port=0, grpc_port=0)))
+        up_options(up_sources(flags, {}))
 
 
 def test_two_doors_on_one_port_are_refused() -> None:
     with pytest.raises(ConfigError, match="are both 9"):
-        check(Choices(demo_model(), "x", doors=Doors(http_port=9, grpc_port=9)))
+        check(UpOptions(engine=DEMO, doors=DoorOptions(http_port=9, grpc_port=9)))
 
 
 def test_two_clusters_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -169,6 +199,43 @@ def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         StateFolder(tmp_path / "file")
 
 
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_state_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.write(CLUSTER)
+    assert mode_of(folder.path) == mode_of(folder.logs) == 0o700
+    assert mode_of(folder.path / "cluster.json") == 0o600
+
+
+def test_a_folder_of_somebody_s_own_stays_open_and_what_is_ours_in_it_is_closed(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "logs").mkdir(mode=0o755)
+    folder = StateFolder(tmp_path)
+    assert mode_of(tmp_path) == 0o755
+    assert mode_of(folder.logs) == 0o700
+
+
+def test_the_key_command_makes_a_key_once_and_checks_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.key"
+    assert run(["key", str(path)]) == 0
+    assert mode_of(path) == 0o600
+    made = path.read_text()
+    assert run(["key", str(path)]) == 0
+    assert path.read_text() == made
+    path.write_text("no key")
+    assert run(["key", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert made.strip() not in out + err
+    assert err == f"error: cluster key {path}: a cluster key is 64 hexadecimal digits\n"
+
+
 def test_commands_find_the_running_cluster(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     folder.write(CLUSTER)
@@ -181,7 +248,7 @@ def test_commands_find_the_running_cluster(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_was_killed_is_no_cluster(tmp_path: Path) -> None:
-    StateFolder(tmp_path).write(Cluster("", "", "", "", "", "", _dead_pid()))
+    StateFolder(tmp_path).write(RunningCluster("", "", "", "", "", "", _dead_pid()))
     with pytest.raises(ConfigError, match="no cluster runs"):
         running_cluster(tmp_path)
 

@@ -6,25 +6,28 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from tests.cli.recorded import recorded_request
 from tests.servers import nats_server
 
 from ferryman.cache.manifest import Kind
-from ferryman.handoff.lifecycle import LifecycleEvent
+from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
-from ferryman.wire.beats import Beat, ServedState, beat_to_bytes
-from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.events import event_line
-from ferryman_cli.lifecycle_reader import follow_events
-from ferryman_cli.top import GONE_SECONDS, Roll
+from ferryman_cli.lifecycle_reader import follow_events, ids_of_call
+from ferryman_cli.top import GONE_SECONDS, SeenWorkers
 
 SUBJECTS = Subjects("local")
 STATE = ServedState("f", 16, "d", (Kind.FULL,))
-BEAT = Beat("decode", "decode-0000000c", 1, "h:1", True, STATE, 4096, free_slots={Kind.FULL: 77})
+BEAT = Heartbeat(
+    "decode", "decode-0000000c", 1, "h:1", True, STATE, 4096, free_slots={Kind.FULL: 77}
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +36,13 @@ def nats_url() -> Iterator[str]:
         yield url
 
 
-def publish(bus: NatsBus, events: list[LifecycleEvent]) -> None:
+def publish(bus: NatsBus, events: list[LifecycleEntry]) -> None:
     for event in events:
         subject = SUBJECTS.life(event.role, event.worker_id, event.request_id, event.name)
         bus.publish(subject, encode_event(event))
 
 
-def logged(url: str, events: list[LifecycleEvent]) -> None:
+def logged(url: str, events: list[LifecycleEntry]) -> None:
     """Puts events into the lifecycle log and waits until they are there."""
 
     pattern = SUBJECTS.all_life_of(events[0].request_id)
@@ -63,6 +66,58 @@ def test_a_legal_request_is_drawn_and_passes(
     said = capsys.readouterr().out
     assert "good: 11 events, 100.0 ms" in said
     assert "legal: 11 events" in said
+
+
+def twice_sent() -> list[LifecycleEntry]:
+    """A call that outlived its router: the first life has no end."""
+    cut = [one for one in recorded_request("twice") if one.name in ("received", "routed", "queued")]
+    again = [
+        replace(one, epoch=8, unix_ms=one.unix_ms + 5000) for one in recorded_request("req-again")
+    ]
+    again[0] = replace(again[0], facts={"correlation_id": "twice", "sent_before": 1})
+    return [*cut, *again]
+
+
+def test_both_lives_of_a_call_that_outlived_its_router_are_drawn(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = twice_sent()
+    logged(nats_url, events[:3])
+    logged(nats_url, events[3:])
+    for name in ("twice", "req-again"):
+        assert run(["trace", name, "--check", "--nats", nats_url]) == 0
+        said = capsys.readouterr().out
+        assert "twice: 3 events" in said
+        assert "twice: no end; the call was sent again" in said
+        assert "req-again: 11 events, from 5000.0 ms, 100.0 ms" in said
+        assert "legal: 14 events of 2 requests" in said
+    assert run(["trace", "twice", "--check", "--json", "--nats", nats_url]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["request_ids"] == ["twice", "req-again"]
+    assert told["is_over"]
+    assert [each["at_ms"] for each in told["events"] if each["name"] == "received"] == [0, 5000]
+
+
+def begun(request_id: str, name: str, sent_before: int = 0) -> LifecycleEntry:
+    facts = {"correlation_id": name, "sent_before": sent_before}
+    return LifecycleEntry("router", "router-1", 1, request_id, 1, 1, "received", facts)
+
+
+def test_a_call_is_what_was_sent_again_and_not_what_was_named_the_same() -> None:
+    log = [
+        begun("name", "name"),
+        begun("r1", "other"),
+        begun("r2", "name", 1),
+        begun("r3", "name", 2),
+        begun("r4", "name"),
+        begun("r5", "name", 1),
+    ]
+    assert ids_of_call(log, "name") == ("name", "r2", "r3"), "an id before a name"
+    assert ids_of_call(log, "r3") == ("name", "r2", "r3")
+    assert ids_of_call(log, "r4") == ("r4", "r5")
+    assert ids_of_call(log[1:], "name") == ("r4", "r5"), "the latest of a name"
+    assert ids_of_call(log, "other") == ("r1",)
+    assert ids_of_call(log, "nobody") == ()
 
 
 def test_an_illegal_request_fails_the_check(
@@ -100,7 +155,7 @@ async def test_the_fleet_is_shown_by_its_beats(
     async with nats_bus(NatsOptions(nats_url)) as bus:
         shown = asyncio.ensure_future(asyncio.to_thread(run, ["top", "--json", "--nats", nats_url]))
         while not shown.done():
-            bus.offer(SUBJECTS.beat(BEAT.role, BEAT.worker_id), beat_to_bytes(BEAT))
+            bus.offer(SUBJECTS.beat(BEAT.role, BEAT.worker_id), heartbeat_to_bytes(BEAT))
             await asyncio.wait([shown], timeout=0.1)
     assert await shown == 0
     (worker,) = json.loads(capsys.readouterr().out)["workers"]
@@ -109,7 +164,7 @@ async def test_the_fleet_is_shown_by_its_beats(
 
 
 def test_the_silent_are_struck_off() -> None:
-    roll = Roll()
-    roll.heard(BEAT, 0.0)
-    assert [one.beat for one in roll.workers(GONE_SECONDS - 1)] == [BEAT]
-    assert roll.workers(GONE_SECONDS + 1) == []
+    seen = SeenWorkers()
+    seen.on_heartbeat(BEAT, 0.0)
+    assert [one.beat for one in seen.workers(GONE_SECONDS - 1)] == [BEAT]
+    assert seen.workers(GONE_SECONDS + 1) == []

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from tests.cli.recorded import recorded_request
 
-from ferryman.handoff.lifecycle import LifecycleEvent, check
-from ferryman_cli.trace import as_object, print_waterfall
-from ferryman_cli.waterfall import Row, bar, facts_text, rows
+from ferryman.handoff.lifecycle import LifecycleEntry, check
+from ferryman_cli.trace import as_object, print_lives
+from ferryman_cli.waterfall import WaterfallRow, bar, facts_text, rows
 
 
 def test_rows_come_in_the_order_of_their_time() -> None:
@@ -44,8 +44,8 @@ def test_a_bar_runs_to_the_next_event_of_the_same_process() -> None:
 
 
 def test_attempts_of_a_worker_are_lines_of_their_own() -> None:
-    first = LifecycleEvent("prefill", "prefill-00000001", 1, "r", 1, 1, "queued", {}, 1000, 0.0)
-    again = LifecycleEvent("prefill", "prefill-00000001", 1, "r", 2, 2, "queued", {}, 1050, 50.0)
+    first = LifecycleEntry("prefill", "prefill-00000001", 1, "r", 1, 1, "queued", {}, 1000, 0.0)
+    again = LifecycleEntry("prefill", "prefill-00000001", 1, "r", 2, 2, "queued", {}, 1050, 50.0)
     assert [row.end_ms for row in rows([first, again])] == [0.0, 50.0]
 
 
@@ -60,19 +60,19 @@ def test_attempts_of_a_worker_are_lines_of_their_own() -> None:
     ],
 )
 def test_bars(begin: float, end: float, drawn: str) -> None:
-    assert bar(Row(begin, end, recorded_request("r")[0]), 100.0, 8) == drawn
+    assert bar(WaterfallRow(begin, end, recorded_request("r")[0]), 100.0, 8) == drawn
 
 
 def test_every_bar_has_its_width() -> None:
     drawn = rows(recorded_request("r"))
     assert {len(bar(row, 100.0, 17)) for row in drawn} == {17}
-    assert bar(Row(0.0, 0.0, drawn[0].event), 0.0, 5) == "▏    "
+    assert bar(WaterfallRow(0.0, 0.0, drawn[0].event), 0.0, 5) == "▏    "
 
 
 def test_the_table_shows_every_event_and_no_markup_of_its_facts() -> None:
     text = io.StringIO()
     events = recorded_request("req-[bold]1")
-    print_waterfall(Console(file=text, width=160), "req-[bold]1", events)
+    print_lives(Console(file=text, width=160), events)
     lines = text.getvalue().splitlines()
     assert lines[0].startswith("req-[bold]1: 11 events, 100.0 ms, attempts 1")
     assert len(lines) == 2 + len(events)

@@ -1,7 +1,7 @@
-"""A router without workers behind a real gRPC server, and a wire to it that can be cut.
+"""A router without workers behind a real gRPC server, and a connection to it that can be cut.
 
-It answers with tokens that are a function of their position, remembers requests by id as the real
-one does, and does to a stream what its script says.
+Its tokens are a function of their position. It remembers requests by id as the real one does, and
+disturbs a stream as its script says.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ferryman.wire.codec.inference import (
     model_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_to_bytes
-from ferryman.wire.rpc import Context, listening
+from ferryman.wire.grpc.rpc import Context, listening
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import inference_pb2_grpc
 
-QUICK = Retries(max_failures=3, first_seconds=0.001, max_seconds=0.002)
+QUICK = Retries(max_failures=3, first_seconds=0.001, max_seconds=0.002, outage_seconds=20.0)
 CARD = ModelCard("demo", "GraniteMoeHybridForCausalLM", "float32", 4096, 16, "d" * 32, 1, 512)
 ROUTE = RouteExplanation(
     1,
@@ -74,12 +74,12 @@ def text_of(position: int) -> str:
 
 
 async def nothing(_offset: int) -> None:
-    """A stream that nothing happens to."""
+    """A hook that leaves the stream undisturbed."""
 
 
 @dataclass
 class FakeRouter(inference_pb2_grpc.InferenceServiceServicer):
-    """`before` is called before the token at each offset is sent, and may break or fail things."""
+    """`before` gets the offset of each token before it is sent; it may break or fail things."""
 
     num_tokens: int = 5
     before: Hook = nothing
@@ -95,6 +95,11 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer):
     @property
     def ids(self) -> list[str]:
         return [request.request_id for request in self.requests]
+
+    @property
+    def sent(self) -> list[tuple[str, int]]:
+        """The ids, each with the number of times that its caller sent it before."""
+        return [(request.request_id, request.num_sent_before) for request in self.requests]
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
@@ -137,7 +142,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer):
 
 
 class Wire:
-    """A TCP relay: bytes go both ways until it is cut, then they go nowhere."""
+    """A TCP relay: bytes pass both ways until it is cut, and then no more."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -146,7 +151,7 @@ class Wire:
         self.num_cuts = 0
 
     def cut(self) -> None:
-        """Ends all connections at once, without a word."""
+        """Ends all connections at once, without a closing message."""
         assert self._writers, "there is no connection to cut"
         self._abort()
         self.num_cuts += 1
@@ -184,7 +189,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def serving(router: FakeRouter) -> AsyncIterator[str]:
-    """The router behind a server; gives host:port."""
+    """The router behind a server; yields host:port."""
 
     def register(server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(router, server)
@@ -194,13 +199,13 @@ async def serving(router: FakeRouter) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def wired(router: FakeRouter) -> AsyncIterator[tuple[Client, Wire]]:
+async def wired(router: FakeRouter, retries: Retries = QUICK) -> AsyncIterator[tuple[Client, Wire]]:
     """A client that reaches the router over a wire."""
     async with serving(router) as address:
         wire = Wire(int(address.rpartition(":")[2]))
         relay = await asyncio.start_server(wire.relay, "127.0.0.1", 0)
         port = relay.sockets[0].getsockname()[1]
-        async with Client(f"127.0.0.1:{port}", retries=QUICK, chance=lambda: 0.5) as client:
+        async with Client(f"127.0.0.1:{port}", retries=retries, chance=lambda: 0.5) as client:
             yield client, wire
         relay.close()
         await relay.wait_closed()

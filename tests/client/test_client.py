@@ -1,9 +1,10 @@
-"""The SDK against a real gRPC server: what it asks, what it gives, and how it bears failures."""
+"""The SDK against a real gRPC server: its requests, its results, and its handling of failures."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from tests.client.fake_router import (
@@ -27,6 +28,7 @@ from ferryman.client import (
     GenerateEvent,
     GenerateFinished,
     GenerateStarted,
+    NotResumable,
     SamplingParams,
     TokenChunk,
 )
@@ -38,7 +40,7 @@ from ferryman.errors import (
     InvalidRequest,
     NotFound,
     QueueFull,
-    Stale,
+    Stopping,
 )
 
 FOUR = SamplingParams(max_tokens=4, seed=3)
@@ -49,7 +51,7 @@ async def collected(client: Client, request_id: str = "") -> list[GenerateEvent]
 
 
 def assert_whole(events: list[GenerateEvent], num_tokens: int = 5) -> None:
-    """Started, then every token once and in order, then the end."""
+    """Asserts: started, then every token once and in order, then the end."""
     assert isinstance(events[0], GenerateStarted)
     chunks = [event for event in events if isinstance(event, TokenChunk)]
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -98,10 +100,10 @@ async def test_a_broken_connection_is_taken_up_behind_the_last_token(offset: int
         assert_whole(await collected(client))
         assert wire.num_cuts == 1
     assert len(router.requests) == 2
-    # What was sent last may have been lost with the connection.
+    # The message sent last may have been lost with the connection.
     assert router.offsets[0] == 0
     assert router.offsets[1] <= offset
-    assert len(set(router.ids)) == 1
+    assert router.sent == [(router.ids[0], 0), (router.ids[0], 1)]
 
 
 async def test_every_break_with_progress_in_between_is_borne() -> None:
@@ -120,7 +122,7 @@ async def test_every_break_with_progress_in_between_is_borne() -> None:
 
 async def test_a_connection_that_always_breaks_is_given_up() -> None:
     router = FakeRouter()
-    async with wired(router) as (client, wire):
+    async with wired(router, replace(QUICK, outage_seconds=0.05)) as (client, wire):
 
         async def before(_: int) -> None:
             wire.cut()
@@ -129,7 +131,46 @@ async def test_a_connection_that_always_breaks_is_given_up() -> None:
         router.before = before
         with pytest.raises(ConnectionBroken):
             await collected(client)
-    assert len(router.requests) == QUICK.max_failures + 1
+    assert len(router.requests) > 1
+
+
+async def test_a_router_that_does_not_come_back_ends_an_answer_with_what_was_delivered() -> None:
+    router, got, has_some = FakeRouter(), list[int](), asyncio.Event()
+
+    async def read(client: Client) -> None:
+        async for event in client.generate("hello", FOUR):
+            if isinstance(event, TokenChunk):
+                got.extend(event.token_ids)
+                has_some.set()
+
+    async with wired(router, replace(QUICK, outage_seconds=0.05)) as (client, wire):
+
+        async def before(at: int) -> None:
+            if at == 2:
+                await has_some.wait()
+            if at == 2 or len(router.requests) > 1:
+                wire.cut()
+                await asyncio.Event().wait()
+
+        router.before = before
+        with pytest.raises(NotResumable) as caught:
+            await read(client)
+    assert caught.value.num_tokens == len(got) > 0
+    assert f"{len(got)} tokens were delivered" in str(caught.value)
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+async def test_an_answer_goes_on_at_the_router_that_comes_after_one_that_ends(offset: int) -> None:
+    router = FakeRouter()
+    fail_with(router, offset, *[Stopping("this router is ending")] * (QUICK.max_failures + 2))
+    async with wired(router) as (client, _):
+        assert_whole(await collected(client))
+    num_sent = QUICK.max_failures + 3
+    assert router.sent == [(router.ids[0], n) for n in range(num_sent)], "one call, one name"
+    assert set(router.offsets) == {0}, "no other router could resume it"
+    first, *later = router.requests
+    assert first.sampling.seed == FOUR.seed
+    assert {request.sampling.seed for request in later} == {7}, "what the first router drew by"
 
 
 async def test_a_router_that_forgot_the_request_gets_it_anew() -> None:
@@ -160,8 +201,9 @@ async def test_an_answer_that_differs_when_begun_anew_is_refused() -> None:
 
     router.before = before
     async with wired(router) as (client, _):
-        with pytest.raises(Stale):
+        with pytest.raises(NotResumable) as caught:
             await collected(client)
+        assert caught.value.num_tokens == 2
     assert router.offsets == [0, 0]
 
 
@@ -172,6 +214,7 @@ async def test_a_full_queue_is_asked_again_under_a_new_id() -> None:
         events = await collected(client)
         assert_whole(events)
     assert len(set(router.ids)) == 3
+    assert {num_before for _, num_before in router.sent} == {0}, "nobody has had these ids"
     assert isinstance(events[0], GenerateStarted)
     assert events[0].request_id == router.ids[-1]
 
@@ -181,7 +224,7 @@ async def test_an_id_that_was_given_is_kept() -> None:
     fail_with(router, 0, QueueFull("full", 0.001))
     async with wired(router) as (client, _):
         assert_whole(await collected(client, "mine"))
-    assert router.ids == ["mine", "mine"]
+    assert router.sent == [("mine", 0), ("mine", 1)]
 
 
 async def test_room_that_comes_after_the_deadline_is_not_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""Sides whose state differs are told apart at Reserve, by name and with both values."""
+"""Workers whose manifests differ are refused at Reserve; the error has both values of the field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def with_pages_of(num_tokens: int) -> StateManifest:
 
 
 def in_dtype(dtype: str) -> StateManifest:
-    """What the layout says of another dtype; a real one has another fingerprint, too."""
+    """The manifest with another dtype; a real one would have another fingerprint too."""
     kind = MANIFEST.kinds[0]
     layout = MANIFEST.layout(kind)
     sections = tuple(replace(section, dtype=dtype) for section in layout.sections)

@@ -18,48 +18,45 @@ from tests.worker.late_agents import late_agent_of
 from tests.worker.lone import Lone, lone_worker
 from tests.worker.pair import (
     PATIENT_SECONDS,
-    Pair,
-    Worker,
+    PairWorker,
+    WorkerPair,
     expected,
     pair_of_workers,
     until,
     worker,
 )
 
-from ferryman.errors import CorruptState, FerrymanError, LeaseLost, Unavailable
+from ferryman.errors import CorruptState, FerrymanError, LeaseLost, Unavailable, WrongEpoch
 from ferryman.handoff.effects import StopWriter
 from ferryman.wire.codec.prefill import prefill_order_to_wire
-from ferryman.wire.nixl_agent import has_nixl
-from ferryman.wire.rpc import channel, ending
-from ferryman.wire.status import typed_errors
+from ferryman.wire.grpc.rpc import channel, ending
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
-from ferryman.wire.values import PrefillOrder, RequestContext, WorkerAddress
-from ferryman.worker.shell import Parts
-from ferryman_decode.quarantine import Quarantine
-from ferryman_decode.server import Decode
-from ferryman_prefill.server import Prefill
+from ferryman.wire.values import PrefillOrder, RequestContext, RouterAbort, WorkerAddress
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode.aborts import Quarantine
+from ferryman_decode.server import DecodeServicer
+from ferryman_prefill.server import PrefillServicer
 
 pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
 
 PROMPT = [3] * 21
 
 
-async def nothing_is_held(pair: Pair) -> None:
+async def nothing_is_held(pair: WorkerPair) -> None:
     await until(lambda: not pair.prefill.leased() | pair.decode.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
 
 
-async def given_up(pair: Pair, request_id: str) -> decode_pb2.AbortResponse:
-    """What decode says when the router gives the attempt up."""
-    order = decode_pb2.AbortRequest(request_id=request_id, attempt=1, cause="client_gone")
-    with typed_errors():
-        answer: decode_pb2.AbortResponse = await pair.decode_stub.Abort(order, timeout=10)
-    return answer
+async def given_up(pair: WorkerPair, request_id: str) -> decode_pb2.AbortResponse:
+    """Decode's answer when the router aborts the attempt."""
+    return await pair.abort(RouterAbort(request_id, 1, "client_gone", "router-1"))
 
 
 async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> None:
-    """A write that cannot be recalled arrives after its attempt was given up."""
+    """A write that cannot be recalled arrives after its attempt was aborted."""
     async with pair_of_workers(planes="nixl") as pair:
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
@@ -69,7 +66,7 @@ async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> 
         pair.decode.clock.ahead = 10 * PATIENT_SECONDS
         promise = await pair.reserve(pair.wish(request("r2", [5] * 21)))
         assert "transfer_in" in pair.decode.leased()
-        slots = pair.decode.service._receiving._slots[promise.reservation_id]
+        slots = pair.decode.service._receiver._slots[promise.reservation_id]
         places = pair.decode.engine.places
         theirs = {places[kind].address_of(at.slot) for (kind, _), at in slots.items()}
         assert not theirs & written, "the next tenant has other slots"
@@ -105,22 +102,63 @@ async def test_a_write_whose_fate_is_unknown_closes_the_agent_it_was_made_to() -
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
-        (strip,) = pair.decode.service._landing.strips()
+        (writer_agent,) = pair.decode.service._nixl_receiver.agents()
         late.lose()
         with pytest.raises(FerrymanError):
             await running
         await nothing_is_held(pair)
         with pytest.raises(Unavailable, match="closed"):
-            await strip.agent.notifications()
+            await writer_agent.agent.notifications()
         late.arrive()
         asked = request("r1", PROMPT)
-        progress = await pair.run_prefill(pair.order(asked, attempt=2))
-        assert progress[-1].handed_off.path == "nixl", "the next one has an agent of its own"
+        await pair.run_prefill(pair.order(asked, attempt=2))
+        path = pair.prefill.facts("handed_off")[-1]["path"]
+        assert path == "nixl", "the next one has an agent of its own"
         tokens, _ = await pair.read_tokens("r1", attempt=2)
         assert tokens == expected(asked)
 
 
-class FlipsOneBit(Decode):
+class AnotherLife(PrefillServicer):
+    """Another process at the writer's address answers in the writer's place, until `is_gone`."""
+
+    how = ""
+    is_gone = False
+    num_answers = 0
+
+    async def StopWriting(
+        self, request: prefill_pb2.StopWritingRequest, context: object
+    ) -> prefill_pb2.StopWritingResponse:
+        if self.is_gone:
+            return await super().StopWriting(request, context)
+        self.num_answers += 1
+        if self.how == "refuses":
+            raise WrongEpoch("this is another life")
+        epoch = request.worker_epoch + 1 if self.how == "says who it is" else 0
+        return prefill_pb2.StopWritingResponse(is_stopped=True, worker_epoch=epoch)
+
+
+@pytest.mark.parametrize("how", ["refuses", "says who it is", "says nothing of itself"])
+async def test_another_life_at_the_writers_address_frees_nothing(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 60: only an answer of the process that was granted the slots counts."""
+    monkeypatch.setattr(AnotherLife, "how", how)
+    async with pair_of_workers(planes="nixl", make_prefill=AnotherLife) as pair:
+        other = pair.prefill.service
+        late = late_agent_of(pair.prefill)
+        running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
+        await until(lambda: late.num_waiting > 0)
+        assert (await given_up(pair, "r1")).has_pending_writes
+        await until(lambda: other.num_answers >= 2)
+        assert "transfer_in" in pair.decode.leased(), "the writer itself has said nothing"
+        other.is_gone = True
+        late.arrive()
+        with suppress(FerrymanError):
+            await running
+        await nothing_is_held(pair)
+
+
+class FlipsBitWhenWritten(DecodeServicer):
     """A byte changes between landing and commit, once."""
 
     num_flipped = 0
@@ -129,25 +167,25 @@ class FlipsOneBit(Decode):
         self, request: decode_pb2.CommitRequest, context: object
     ) -> decode_pb2.CommitResponse:
         if not self.num_flipped:
-            slots = self._receiving._slots[request.reservation_id]
+            slots = self._receiver._slots[request.reservation_id]
             (kind, _), at = next(iter(slots.items()))
             content = self._parts.engine.transfer.read(kind, at.slot)
             content[0] ^= 1
-            self._receiving._granted[request.reservation_id].examined.clear()
+            self._receiver.granted[request.reservation_id].examined.clear()
             self.num_flipped += 1
         return await super().Commit(request, context)
 
 
 async def test_other_bytes_than_were_sent_are_recomputed_not_answered() -> None:
-    """The second time without NIXL: whose fault it was nobody knows."""
-    async with pair_of_workers(FlipsOneBit, planes="auto") as pair:
+    """The second attempt does not use NIXL, because the cause of the damage is unknown."""
+    async with pair_of_workers(FlipsBitWhenWritten, planes="auto") as pair:
         asked = request("r1", PROMPT)
         with pytest.raises(CorruptState):
             await pair.run_prefill(pair.order(asked))
         assert pair.decode.service.num_flipped == 1
         await nothing_is_held(pair)
-        progress = await pair.run_prefill(pair.order(asked, attempt=2))
-        assert progress[-1].handed_off.path == "grpc"
+        await pair.run_prefill(pair.order(asked, attempt=2))
+        assert pair.prefill.facts("handed_off")[-1]["path"] == "grpc"
         tokens, _ = await pair.read_tokens("r1", attempt=2)
         assert tokens == expected(asked)
 
@@ -167,7 +205,7 @@ async def test_row_29_a_reservation_given_up_before_its_writer_knows_it_is_never
         await nothing_is_held(pair)
 
 
-class OvertakesItself(Decode):
+class OvertakesItself(DecodeServicer):
     """Asks for a stop before it answers."""
 
     prefill: prefill_pb2_grpc.PrefillServiceStub
@@ -200,20 +238,21 @@ def order_for(prefill: WorkerAddress, decode: WorkerAddress) -> PrefillOrder:
 
 async def run_order(order: PrefillOrder, address: str) -> list[prefill_pb2.PrefillResponse]:
     async with channel(address) as connection:
+        await connection.channel_ready()
         stub = prefill_pb2_grpc.PrefillServiceStub(connection)
         with typed_errors(), ending(stub.Prefill(prefill_order_to_wire(order))) as call:
             return [progress async for progress in call]
 
 
-class CountsSilence(Decode):
+class CountsSilence(DecodeServicer):
     """Notes how often its writer did not answer."""
 
     num_unanswered = 0
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: WorkerContext) -> None:
         super().__init__(parts)
         self._quarantine = CountingQuarantine(
-            self._receiving, self._landing, parts.channels, self._count
+            self._receiver, self._nixl_receiver, parts.channels, self._count
         )
 
     def _count(self) -> None:
@@ -232,14 +271,14 @@ class CountingQuarantine(Quarantine):
 
 
 @asynccontextmanager
-async def half_written() -> AsyncIterator[tuple[Lone, Worker, asyncio.Task[object]]]:
+async def half_written() -> AsyncIterator[tuple[Lone, PairWorker, asyncio.Task[object]]]:
     """A prefill process that has written its first chunk into this process, and holds."""
     with lone_worker("prefill", "nixl", num_steps=2) as prefill:
         async with worker("decode", CountsSilence, planes="nixl") as decode:
             here = WorkerAddress(decode.parts.worker_id, decode.address, decode.parts.epoch)
             order = order_for(prefill.where, here)
             running = asyncio.create_task(run_order(order, prefill.where.address))
-            table = decode.service._receiving.table
+            table = decode.service._receiver.table
             await until(lambda: any(each.received for each in table._live.values()))
             try:
                 yield prefill, decode, running
@@ -252,7 +291,7 @@ async def test_row_28_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_an
     async with half_written() as (prefill, decode, _running):
         os.kill(prefill.process.pid, signal.SIGSTOP)
         decode.clock.ahead = 100 * PATIENT_SECONDS
-        table = decode.service._receiving.table
+        table = decode.service._receiver.table
         await until(lambda: table.statistics().num_quarantined == 1)
         asking = decode.service
         await until(lambda: asking.num_unanswered >= 2)
@@ -274,7 +313,7 @@ async def test_row_28_a_dead_writer_frees_its_slots() -> None:
 
 async def test_a_dead_receiver_frees_what_was_sent_to_it() -> None:
     with lone_worker("decode", "nixl") as decode:
-        async with worker("prefill", Prefill, planes="nixl") as prefill:
+        async with worker("prefill", PrefillServicer, planes="nixl") as prefill:
             await until(lambda: prefill.service.load().planes[0] == "nixl")
             late = late_agent_of(prefill)
             parts = prefill.parts

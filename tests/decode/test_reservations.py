@@ -1,4 +1,4 @@
-"""What decode promises: the same answer twice, refusals by fence, and slots that come back."""
+"""Reservations of decode: the same answer twice, refusals by fence, and slots that come back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 from tests.worker.fake_engine import request
-from tests.worker.pair import PATIENT_SECONDS, Pair, pair_of_workers, until
+from tests.worker.pair import PATIENT_SECONDS, WorkerPair, pair_of_workers, until
 
 from ferryman.errors import LeaseLost, Stale, WrongEpoch
-from ferryman.wire.status import typed_errors
-from ferryman.wire.v1 import decode_pb2
+from ferryman.handoff.effects import WriterId
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.v1 import decode_pb2, types_pb2
 
 PROMPT = [1] * 13
 
@@ -22,14 +23,16 @@ def renewal(promise: decode_pb2.ReserveResponse) -> decode_pb2.RenewRequest:
     )
 
 
-async def renewed(pair: Pair, asked: decode_pb2.RenewRequest) -> decode_pb2.RenewResponse:
+async def renewed(pair: WorkerPair, asked: decode_pb2.RenewRequest) -> decode_pb2.RenewResponse:
     with typed_errors():
-        answer: decode_pb2.RenewResponse = await pair.decode_stub.Renew(asked, timeout=10)
+        answer: decode_pb2.RenewResponse = await pair.decode_stub.Renew(
+            asked, timeout=PATIENT_SECONDS
+        )
     return answer
 
 
-async def renewed_for_ever(pair: Pair, asked: decode_pb2.RenewRequest) -> None:
-    async with asyncio.timeout(10):
+async def renewed_for_ever(pair: WorkerPair, asked: decode_pb2.RenewRequest) -> None:
+    async with asyncio.timeout(2 * PATIENT_SECONDS):
         while True:
             await renewed(pair, asked)
 
@@ -41,7 +44,46 @@ async def test_a_repeated_reserve_is_answered_as_the_first_was() -> None:
         wish = pair.wish(request("r1", PROMPT))
         first, second = await pair.reserve(wish), await pair.reserve(wish)
         assert first == second
-        assert first.reused_tokens == 12, "the first request left three pages here"
+        full = next(each for each in first.wanted if each.kind == types_pb2.KIND_FULL)
+        assert full.first_page == 3, "the first request left three pages here"
+
+
+async def test_two_routers_with_one_id_are_two_requests() -> None:
+    """The second is refused: it would be given the reservation, and the answer, of the first."""
+    async with pair_of_workers() as pair:
+        wish = pair.wish(request("r1", PROMPT))
+        first = await pair.reserve(wish)
+        others = replace(wish, router_id="router-9", request=request("r1", [2] * 13))
+        for attempt in (1, 2):
+            context = replace(others.context, attempt=attempt)
+            with pytest.raises(Stale, match="another router"):
+                await pair.reserve(replace(others, context=context))
+        assert await pair.reserve(wish) == first, "the first goes on"
+
+
+async def test_a_second_router_that_asks_meanwhile_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its Reserve was let in before the first one was promised anything."""
+    async with pair_of_workers() as pair:
+        wish = pair.wish(request("r1", PROMPT))
+        others = replace(wish, router_id="router-9", request=request("r1", [2] * 13))
+        receiver = type(pair.decode.service._nixl_receiver)
+        is_let_in, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def waits(_: object, writer: WriterId) -> None:
+            if not is_let_in.is_set():
+                is_let_in.set()
+                await may_go_on.wait()
+
+        monkeypatch.setattr(receiver, "close_other_lives", waits)
+        late = asyncio.create_task(pair.reserve(others))
+        await is_let_in.wait()
+        first = await pair.reserve(wish)
+        may_go_on.set()
+        with pytest.raises(Stale, match="another router"):
+            await late
+        assert await pair.reserve(wish) == first
 
 
 async def test_what_decode_holds_already_is_not_sent_and_counted() -> None:
@@ -92,7 +134,7 @@ async def test_a_piece_for_another_generation_of_a_slot_is_refused() -> None:
             epoch=promise.epoch,
             request_id="r1",
             attempt=1,
-            manifest_digest=promise.manifest_digest,
+            manifest_digest=pair.digest,
         )
         piece = decode_pb2.UnitPiece(
             kind=wanted.kind,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.defects.hosts import worker_for
-from tests.defects.pair import Pair, pair_of
+from tests.defects.pair import StampedPair, pair_of
 from tests.defects.watch import ALL_KINDS
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair() -> Iterator[StampedPair]:
     with pair_of(worker_for(ALL_KINDS), worker_for(ALL_KINDS)) as both:
         yield both

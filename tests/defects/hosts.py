@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tests.defects.watch import MANIFESTS, WatchedWorker
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import EMPTY_HOST, HostView
@@ -16,7 +16,7 @@ from ferryman.schedule.events import Cached
 
 SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 STEMS = ([1] * 9, [1] * 17, [2] * 13)
-"""What prompts begin with, so that prefixes are shared, forked and evicted."""
+"""Beginnings of prompts, so that prefixes are shared, forked and evicted."""
 
 
 def worker_for(manifest: StateManifest, **sizes: int) -> WatchedWorker:
@@ -25,12 +25,12 @@ def worker_for(manifest: StateManifest, **sizes: int) -> WatchedWorker:
 
 
 class Host:
-    """What another worker wrote through: an arena, and its units by key."""
+    """An arena that another worker wrote by write-through, and its units by key."""
 
     def __init__(self, manifest: StateManifest) -> None:
         self.arena = bytearray()
         self.units: dict[tuple[Kind, bytes], HostUnit] = {}
-        writer = FakeWorker(manifest, {kind: SIZES[kind] for kind in manifest.kinds})
+        writer = ScheduledWorker(manifest, {kind: SIZES[kind] for kind in manifest.kinds})
         for index, stem in enumerate(STEMS):
             writer.submit(request(manifest, f"w{index}", [*stem, 2, 2, 1], 2))
             writer.drain()

@@ -1,7 +1,7 @@
 """A prefill and a decode worker in one process: the services' own hand-off over stamped engines.
 
-No sockets: what `DecodeSide` would send is handed to decode's `Receiving` directly, either at once
-or, for a writer that cannot be recalled, as late as the test says.
+No sockets: what `DecodeClient` would send is handed to decode's `HandoffReceiver` directly, either
+at once or, for a writer that cannot be recalled, as late as the test says.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from tests.defects.watch import WatchedWorker
-from tests.schedule.cluster import MAX_LEN, VOCAB, FakeWorker
+from tests.schedule.cluster import MAX_LEN, VOCAB, ScheduledWorker
 
 from ferryman.cache.capacity import CapacityPlan
-from ferryman.engine.assembly import Engine
+from ferryman.engine.engine import Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import digest_of
-from ferryman.handoff.effects import Fence
+from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.handoff.effects import WriteFence, WriterId, fence_of
+from ferryman.handoff.reservation import ReservationState
 from ferryman.handoff.values import Reservation, UnitDigest
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import Metrics
 from ferryman.schedule.request import Request
+from ferryman.testing.memory_bus import MemoryBus
 from ferryman.wire.codec.handoff import ReserveAnswer
 from ferryman.wire.codec.pieces import Piece, WriteHeader
-from ferryman.wire.data_plane import OutgoingUnit, Sent
-from ferryman.wire.memory_bus import MemoryBus
-from ferryman.wire.planes import GrpcPlane, PlaneOffer
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
+from ferryman.wire.handoff.planes import GrpcOnly, PlaneOffer
+from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.values import (
     CommitOrder,
     PrefillOrder,
@@ -38,20 +41,25 @@ from ferryman.wire.values import (
     Usage,
     WorkerAddress,
 )
-from ferryman.worker.host import HostTierClient, NoHostTier
-from ferryman.worker.reuse import Reuse
-from ferryman_decode.receiving import Receiving
-from ferryman_prefill.attempt import Attempt, Surroundings
-from ferryman_prefill.decode_side import DecodeSide
-from ferryman_prefill.holding import Holding, Word
+from ferryman.worker.cache_metrics import CacheMetrics
+from ferryman.worker.host import HostTier, NoHostTier
+from ferryman_decode.handoff_receiver import HandoffReceiver
+from ferryman_prefill.attempt import PrefillAttempt, PrefillContext
+from ferryman_prefill.decode_client import DecodeClient
+from ferryman_prefill.handoff_transport import HandoffTransport
+from ferryman_prefill.send_leases import SendLeases, WriterStatus
 
 EPOCH = 9
 PREFILL = WorkerAddress("prefill-00000001", "", 4)
 DECODE = WorkerAddress("decode-00000001", "", EPOCH)
 
 
+def ignore(_: object) -> None:
+    """Drops a report that no test here reads."""
+
+
 @contextmanager
-def engine_of(worker: FakeWorker) -> Iterator[Engine]:
+def engine_of(worker: ScheduledWorker) -> Iterator[Engine]:
     """The worker's scheduler and stamped slots as the engine that services are given."""
     with ForwardStream(worker.engine) as stream:
         yield Engine(
@@ -65,15 +73,16 @@ def engine_of(worker: FakeWorker) -> Iterator[Engine]:
             pipeline=Pipeline(worker.scheduler, stream.submit),
             transfer=worker.engine.transfer,
             host_tier=worker.engine.host_tier,
+            grammars=GrammarCompiler.for_folder(Path("no-model")),
         )
 
 
-class DirectDecode(DecodeSide):
-    """Decode's side of one attempt, without a network. `commits` and `aborts` are what it heard."""
+class DirectDecode(DecodeClient):
+    """Decode's side of one attempt, without a network; keeps the `commits` and `aborts` it got."""
 
-    def __init__(self, order: PrefillOrder, receiving: Receiving) -> None:
+    def __init__(self, order: PrefillOrder, receiver: HandoffReceiver) -> None:
         self.order = order
-        self.receiving = receiving
+        self.receiver = receiver
         self.reservations: list[Reservation] = []
         self.offered: list[tuple[OutgoingUnit, bytes]] = []
         self.commits: list[CommitOrder] = []
@@ -81,97 +90,96 @@ class DirectDecode(DecodeSide):
         self.arrives = asyncio.Event()
         self.arrives.set()
 
-    async def offer(self) -> PlaneOffer:
-        return GrpcPlane()
-
     async def reserve(self, offer: PlaneOffer, deadline_seconds: float) -> ReserveAnswer:
         order = self.order
         wish = ReserveOrder(
             order.context, EPOCH, PREFILL, order.router_id, order.request, order.manifest_digest, ""
         )
-        self.receiving.reserve(wish)
+        self.receiver.reserve(wish)
         context = order.context
-        reservation = self.receiving.table.reserved(context.request_id, context.attempt)
+        reservation = self.receiver.table.reserved(context.request_id, context.attempt)
         assert reservation is not None
         self.reservations.append(reservation)
-        return ReserveAnswer(reservation, order.manifest_digest)
+        return ReserveAnswer(reservation)
 
     async def renew(self, reservation: Reservation) -> None:
-        self.receiving.table.renew(fence_of(reservation), 0.0)
+        self.receiver.table.renew(fence_of(reservation), 0.0)
 
     async def write(
         self, reservation: Reservation, units: AsyncIterator[Sequence[OutgoingUnit]]
     ) -> Sent:
         """Notes each unit's bytes when it is offered; they are read when they `arrive`."""
         digest, fence = self.order.manifest_digest, fence_of(reservation)
-        self.receiving.begin(WriteHeader(fence, self.order.context.request_id, digest))
+        self.receiver.begin(WriteHeader(fence, self.order.context.request_id, digest))
         sent: list[UnitDigest] = []
         async for batch in units:
             for unit in batch:
                 self.offered.append((unit, bytes(unit.content)))
                 await self.arrives.wait()
-                sent.append(write_unit(self.receiving, fence, unit))
+                sent.append(write_unit(self.receiver, fence, unit))
         return Sent(tuple(sent), len(sent))
 
     async def commit(self, commit: CommitOrder) -> None:
         self.commits.append(commit)
-        fence = Fence(commit.epoch, commit.reservation_id, commit.context.attempt)
-        if self.receiving.commit(fence, commit):
-            self.receiving._engine.scheduler.adopt(commit.reservation_id, commit.first, 0.0)
+        fence = WriteFence(commit.epoch, commit.reservation_id, commit.context.attempt)
+        if self.receiver.commit(fence, commit):
+            self.receiver._engine.scheduler.adopt(commit.reservation_id, commit.first, 0.0)
 
-    async def abort(self, reservation: Reservation, cause: str, word: Word) -> None:
+    async def abort(self, reservation: Reservation, cause: str, word: WriterStatus) -> bool:
         self.aborts.append(cause)
-        self.receiving.carry_out(self.receiving.table.writer_stopped(fence_of(reservation)))
+        table, fence = self.receiver.table, fence_of(reservation)
+        self.receiver.carry_out(table.give_up(fence))
+        self.receiver.carry_out(table.writer_stopped(fence))
+        return table.state_of(reservation.reservation_id) is ReservationState.COMMITTED
 
 
-def fence_of(reservation: Reservation) -> Fence:
-    return Fence(reservation.epoch, reservation.reservation_id, reservation.attempt)
-
-
-def write_unit(receiving: Receiving, fence: Fence, unit: OutgoingUnit) -> UnitDigest:
+def write_unit(receiver: HandoffReceiver, fence: WriteFence, unit: OutgoingUnit) -> UnitDigest:
     """One unit in one piece, as the data plane's sink does it."""
-    receiving.write(fence, Piece(unit.unit, 0, bytes(unit.content)))
-    receiving.written(fence, unit.unit)
+    receiver.write(fence, Piece(unit.unit, 0, bytes(unit.content)))
+    receiver.finish(fence, unit.unit)
     return UnitDigest(unit.unit.kind, unit.unit.index, digest_of(unit.content))
 
 
-def order_for(worker: FakeWorker, asked: Request, attempt: int = 1) -> PrefillOrder:
+def order_for(worker: ScheduledWorker, asked: Request, attempt: int = 1) -> PrefillOrder:
     context = RequestContext(asked.request_id, attempt, deadline_seconds=100.0)
     return PrefillOrder(context, 4, DECODE, "router-1", asked, worker.manifest.digest)
 
 
-class Pair:
+class StampedPair:
     """One prefill and one decode worker, driven by the test."""
 
     def __init__(
-        self, prefill: WatchedWorker, decode: FakeWorker, engines: tuple[Engine, Engine]
+        self, prefill: WatchedWorker, decode: ScheduledWorker, engines: tuple[Engine, Engine]
     ) -> None:
         self.prefill, self.decode = prefill, decode
         self.engine, decode_engine = engines
         self.now = 0.0
-        self.receiving = Receiving(decode_engine, EPOCH, lambda: self.now, lambda name: None)
-        self.holding = Holding(self.engine.scheduler, lambda: self.now)
-        self.attempts: dict[str, Attempt] = {}
+        self.receiver = HandoffReceiver(decode_engine, EPOCH, lambda: self.now, ignore, ignore)
+        self.send_leases = SendLeases(self.engine.scheduler, lambda: self.now)
+        self.attempts: dict[str, PrefillAttempt] = {}
         self._seen = 0
 
     def attempt(
-        self, asked: Request, host: HostTierClient | None = None, number: int = 1
-    ) -> tuple[Attempt, DirectDecode]:
+        self, asked: Request, host: HostTier | None = None, number: int = 1
+    ) -> tuple[PrefillAttempt, DirectDecode]:
         order = order_for(self.prefill, asked, number)
-        around = Surroundings(
+        around = PrefillContext(
             engine=self.engine,
-            bell=asyncio.Event(),
+            wake=asyncio.Event(),
             host=host or NoHostTier(),
-            reuse=Reuse(self.engine.manifest, Metrics("prefill")),
+            cache_metrics=CacheMetrics(self.engine.manifest, Metrics("prefill")),
             lifecycle=LifecyclePublisher(
                 MemoryBus(), Subjects("local"), Publisher("prefill", "prefill-00000001", 4)
             ),
-            turnstile=asyncio.Semaphore(4),
-            holding=self.holding,
+            run_limit=asyncio.Semaphore(4),
+            send_leases=self.send_leases,
+            transport=HandoffTransport(
+                GrpcOnly(), WriterId(PREFILL.worker_id, 4), lambda: self.now
+            ),
             clock=lambda: self.now,
         )
-        side = DirectDecode(order, self.receiving)
-        attempt = Attempt(order, side, around)
+        side = DirectDecode(order, self.receiver)
+        attempt = PrefillAttempt(order, side, around)
         self.attempts[attempt.name] = attempt
         self.prefill.requests[attempt.name] = replace(asked, request_id=attempt.name)
         self.decode.requests[attempt.name] = replace(asked, request_id=attempt.name)
@@ -193,7 +201,7 @@ class Pair:
         self._seen = len(self.prefill.events)
 
     async def step(self) -> None:
-        """Plans, then runs: what is planned can be heard of before it has run."""
+        """Plans, then runs: the attempt can see a plan's events before the plan has run."""
         await self.settle()
         self.prefill.plan()
         await self.settle()
@@ -202,13 +210,13 @@ class Pair:
 
 
 @contextmanager
-def pair_of(prefill: WatchedWorker, decode: FakeWorker) -> Iterator[Pair]:
+def pair_of(prefill: WatchedWorker, decode: ScheduledWorker) -> Iterator[StampedPair]:
     with engine_of(prefill) as first, engine_of(decode) as second:
-        yield Pair(prefill, decode, (first, second))
+        yield StampedPair(prefill, decode, (first, second))
 
 
-async def hand_off(pair: Pair, asked: Request, host: NoHostTier | None = None) -> Usage:
-    """One request from queue to commit; what decode was told of its prompt."""
+async def hand_off(pair: StampedPair, asked: Request, host: NoHostTier | None = None) -> Usage:
+    """Runs one request from queue to commit; returns the usage in the commit."""
     attempt, side = pair.attempt(asked, host)
     running = asyncio.create_task(attempt.run(0))
     for _ in range(20):

@@ -14,7 +14,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView
 from ferryman.cache.slots import TREE
 from ferryman.cache.window_budget import most_window_pages
-from ferryman.schedule.events import Admitted, Retracted
+from ferryman.schedule.events import Retracted, SequenceAdmitted
 
 CHUNK = 8
 WITH_WINDOWS = ("all kinds", "attention")
@@ -27,14 +27,14 @@ def some_of(view: HostView, rng: Random) -> HostView:
 
 
 def bury(worker: WatchedWorker, rng: Random) -> None:
-    """Tombstones: the device forgets units that nobody uses, of one kind, nodes standing."""
+    """Evicts unused units of one kind from the device; their tree nodes stay."""
     kind = rng.choice(worker.manifest.kinds)
-    residence = worker.scheduler.residence
-    dropped = residence.tree.evict(kind, rng.randint(1, 6), residence._is_only_tree)
-    residence.pools.release(dropped, TREE)
+    allocator = worker.scheduler.allocator
+    dropped = allocator.tree.evict(kind, rng.randint(1, 6), allocator._is_only_tree)
+    allocator.pools.release(dropped, TREE)
 
 
-class Schedule:
+class DefectSchedule:
     """One random schedule. `counts` says what happened on the way, so that a test can insist."""
 
     def __init__(self, seed: int) -> None:
@@ -91,7 +91,7 @@ class Schedule:
             self.counts["offered"] += offered
 
     def _count(self) -> None:
-        for event in self.worker.seen(Admitted):
+        for event in self.worker.seen(SequenceAdmitted):
             kinds = {unit.kind for unit in event.plan.loads}
             self.counts["admitted"] += 1
             self.counts["resumed"] += event.is_resumed
@@ -106,5 +106,5 @@ def play_many(first: int, count: int) -> Counter[str]:
     """Schedules `first`.. of `count`, and all that happened in them."""
     total: Counter[str] = Counter()
     for seed in range(first, first + count):
-        total += Schedule(seed).run()
+        total += DefectSchedule(seed).run()
     return total

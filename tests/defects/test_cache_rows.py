@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from tests.cache.manifests import small_manifest
 from tests.defects.hosts import host_of, worker_for
 from tests.defects.watch import ALL_KINDS, HYBRID, MANIFESTS, WatchedWorker, books
-from tests.schedule.cluster import FakeWorker, request
-from tests.schedule.gambling import Gambling
+from tests.schedule.cluster import ScheduledWorker, request
+from tests.schedule.random_drafts import RandomDrafts
 
 from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import Costs
+from ferryman.cache.resume import ResumeCosts
 from ferryman.cache.slots import TREE, Holder, Role, SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.errors import ConfigError
 from ferryman.schedule.batch import DecodeStep
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.limits import SchedulerLimits
-from ferryman.schedule.residence import Residence
 from ferryman.schedule.rows import RowTable
+from ferryman.schedule.slot_allocator import SlotAllocator
 
 SIZED = small_manifest(Kind.FULL, Kind.WINDOW, Kind.RECURRENT, window_len=6)
 
@@ -55,12 +55,14 @@ def test_row_5_the_least_pools_hold_every_row_with_its_tracks(
     max_running: int, overlap: bool, drafts: int
 ) -> None:
     """Decode fills all rows, reserved ones included, and never lacks a recurrent slot."""
-    drafting: Drafting = Gambling(drafts) if drafts else NO_DRAFTS
+    drafting: Drafting = RandomDrafts(drafts) if drafts else NO_DRAFTS
     tracking = tracking_slots(prefix_cache=True, overlap=overlap)
     concurrency = Concurrency(max_running, 4, tracking, drafts)
     plan = least_plan(concurrency)
     sizes = {Kind.FULL: 60, Kind.RECURRENT: plan.slots[Kind.RECURRENT]}
-    worker = FakeWorker(HYBRID, sizes, overlap=overlap, max_running=max_running, drafting=drafting)
+    worker = ScheduledWorker(
+        HYBRID, sizes, overlap=overlap, max_running=max_running, drafting=drafting
+    )
     assert worker.scheduler.limits.concurrency == concurrency
     for index in range(max_running):
         worker.submit(request(HYBRID, f"r{index}", [index] * 3, 16))
@@ -98,8 +100,8 @@ def test_rows_5_and_6_slots_suffice_and_bytes_stay_within_the_cap(
 def test_row_7_the_last_row_works_however_small_the_state_pool_is() -> None:
     rows = RowTable(8, 16, HYBRID.kinds)
     limits = SchedulerLimits(Concurrency(8, 0, 0), 8, 32, 1, 1, prefix_cache=False)
-    residence = Residence(HYBRID, {Kind.FULL: 8, Kind.RECURRENT: 1}, limits)
-    for table in (rows, residence.rows):
+    allocator = SlotAllocator(HYBRID, {Kind.FULL: 8, Kind.RECURRENT: 1}, limits)
+    for table in (rows, allocator.rows):
         taken = [table.take() for _ in range(8)]
         assert sorted(taken) == list(range(8))
         table.states[max(taken), 0] = 0
@@ -140,11 +142,11 @@ def test_row_46_sizes_and_offsets_do_not_wrap(memory_bytes: int, max_len: int) -
     assert RowTable(1, 4, SIZED.kinds).positions.dtype.itemsize == 8
 
 
-# Row 48: eviction goes on unless somebody holds what is left.
+# Row 48: eviction continues until all remaining units are held.
 
 
-def evictable(worker: FakeWorker, kind: Kind) -> int:
-    pool = worker.scheduler.residence.pools[kind]
+def evictable(worker: ScheduledWorker, kind: Kind) -> int:
+    pool = worker.scheduler.allocator.pools[kind]
     return sum(pool.holders(h) == (TREE,) for h in books(worker) if h.kind is kind)
 
 
@@ -155,9 +157,9 @@ def test_row_48_without_a_host_tier_all_that_is_cached_can_be_evicted(name: str)
         worker.submit(request(worker.manifest, f"r{index}", [index % 2] * 9 + [index] * 5, 3))
         worker.drain()
     for kind in worker.manifest.kinds:
-        pool = worker.scheduler.residence.pools[kind]
+        pool = worker.scheduler.allocator.pools[kind]
         while left := evictable(worker, kind):
-            worker.scheduler.residence.make_room({kind: pool.num_free + 1})
+            worker.scheduler.allocator.make_room({kind: pool.num_free + 1})
             assert evictable(worker, kind) < left, "eviction stands still"
     assert books(worker) == {}
 
@@ -170,15 +172,15 @@ def test_row_48_leaves_that_are_being_copied_out_do_not_keep_the_others(held: se
         worker.submit(request(HYBRID, f"r{index}", [index] * 5, 1))
         worker.drain()
     leased = [
-        worker.scheduler.residence.tree.slot(Kind.FULL, worker.requests[f"r{index}"].keys[0])
+        worker.scheduler.allocator.tree.slot(Kind.FULL, worker.requests[f"r{index}"].keys[0])
         for index in sorted(held)
     ]
     worker.scheduler.lease(leased, holder)
     worker.scheduler.flush()
-    assert worker.scheduler.residence.pools[Kind.FULL].num_free == 40 - len(held)
+    assert worker.scheduler.allocator.pools[Kind.FULL].num_free == 40 - len(held)
     worker.scheduler.release(leased, holder)
     worker.scheduler.flush()
-    assert worker.scheduler.residence.pools[Kind.FULL].num_free == 40
+    assert worker.scheduler.allocator.pools[Kind.FULL].num_free == 40
 
 
 # Row 49: matching and planning change nothing, not even the order of eviction.
@@ -215,11 +217,11 @@ def test_row_49_a_plan_that_is_not_carried_out_leaves_no_trace(
     for index in range(3):
         worker.submit(request(ALL_KINDS, f"r{index}", [1] * 9 + [index] * 8, 3))
         worker.drain()
-    tree, before = worker.scheduler.residence.tree, books(worker)
+    tree, before = worker.scheduler.allocator.tree, books(worker)
     tree.drain_changes()
     untouched = deepcopy(tree)
     for index in (2, 0, 0, 1):
-        ask(Planner(ALL_KINDS, Costs(1.0, 0.0), 8), tree, worker.requests[f"r{index}"].keys)
+        ask(Planner(ALL_KINDS, ResumeCosts(1.0, 0.0), 8), tree, worker.requests[f"r{index}"].keys)
     assert books(worker) == before
     assert tree.drain_changes() == ()
     assert [node.holds for node in tree._nodes.values()] == [0] * len(tree)

@@ -19,19 +19,19 @@ from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Demand, Holder, Role, SlotHandle
-from ferryman.engine.fake import WrongStamp
-from ferryman.engine.recording import SCHEDULER, StepRecorder
-from ferryman.engine.sanitizer import Operation, Recorder
-from ferryman.schedule import residence
+from ferryman.schedule import slot_allocator
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.events import Cached
-from ferryman.schedule.residence import Residence
+from ferryman.schedule.slot_allocator import SlotAllocator
+from ferryman.testing.fake_engine import WrongStamp
+from ferryman.testing.sanitizer import Operation, Recorder
+from ferryman.testing.step_recorder import SCHEDULER, StepRecorder
 
 STORES = "stores"
 
 
 class TellingPool(CountingPool):
-    """Tells of each slot that became free."""
+    """Reports each slot that became free to a callback."""
 
     def __init__(self, kind: Kind, num_slots: int, freed: Callable[[SlotHandle], None]) -> None:
         super().__init__(kind, num_slots)
@@ -51,7 +51,7 @@ class RecordedWorker(WatchedWorker):
         super().__init__(manifest, sizes, overlap=overlap)
         self.recorder = Recorder()
         self.steps = StepRecorder(self.recorder, self.handle_of, page_size=PAGE)
-        pools = self.scheduler.residence.pools.by_kind
+        pools = self.scheduler.allocator.pools.by_kind
         for kind, pool in pools.items():
             telling = TellingPool(kind, pool.num_slots, lambda slot: self.steps.freed([slot]))
             self.pools[kind] = pools[kind] = telling
@@ -120,7 +120,7 @@ SCRIPTS = st.lists(st.one_of(ARRIVALS, STEPS), max_size=25)
 
 
 def play(worker: RecordedWorker, host: Host, script: list[tuple[object, ...]]) -> set[str]:
-    """Runs a script, then the worker until it is idle; who was cancelled."""
+    """Runs a script, then the worker until it is idle; returns the cancelled requests."""
     worker.engine.host_tier.attach(memoryview(bytes(host.arena)))
     cancelled: set[str] = set()
     for line in script:
@@ -162,7 +162,7 @@ def advance(worker: RecordedWorker, step: str) -> None:
 def test_rows_4_35_47_every_two_uses_of_a_slot_are_ordered_by_an_edge(
     name: str, overlap: bool, full: int, script: list[tuple[object, ...]]
 ) -> None:
-    """Loads begin when a step is submitted: by then nobody reads or writes their slots."""
+    """Loads begin when a step is submitted: by then no other operation uses their slots."""
     manifest = MANIFESTS[name]
     sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
     worker = RecordedWorker(
@@ -212,14 +212,14 @@ def slots_that_come_back_at_once() -> Iterator[None]:
     """The planted defect: a request's slots are free although steps in flight name them."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def give_back_now(self: Residence, *what: object, **more: object) -> None:
+        def give_back_now(self: SlotAllocator, *what: object, **more: object) -> None:
             original = self._submitted
             self._submitted = self._committed
             retire(self, *what, **more)  # type: ignore[arg-type]
             self._submitted = original
 
-        retire = residence.Residence.retire
-        patch.setattr(residence.Residence, "retire", give_back_now)
+        retire = slot_allocator.SlotAllocator.retire
+        patch.setattr(slot_allocator.SlotAllocator, "retire", give_back_now)
         yield
 
 
@@ -248,7 +248,7 @@ def test_a_load_into_slots_that_came_back_too_early_is_named_and_seen() -> None:
 
 
 class LeaselessStores(RecordedWorker):
-    """The planted defect: a copy to the host that nobody knows of."""
+    """The planted defect: a copy to the host that holds no lease on its slots."""
 
     def begin_store(self, handles: list[SlotHandle]) -> None:
         self.stores.append((Holder(Role.STORE, "unknown"), handles))

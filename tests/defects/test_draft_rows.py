@@ -17,7 +17,7 @@ from tests.defects.watch import HYBRID, MANIFESTS, WatchedWorker, is_all_cached
 from tests.engine.plans import Guest, full_pages, prefill, verify
 from tests.engine.toy_model import SIZES, ToyModel
 from tests.schedule.cluster import request
-from tests.schedule.gambling import Gambling
+from tests.schedule.random_drafts import RandomDrafts
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
@@ -27,7 +27,7 @@ from ferryman.engine.slabs import Slabs
 from ferryman.model.batch import DecodeBatch
 from ferryman.model.ranks import Group
 from ferryman.model.state import ModelState
-from ferryman.schedule.batch import DecodeStep, SlotOps, Snapshot
+from ferryman.schedule.batch import DecodeStep, SlotOps, SlotSnapshot
 from ferryman.schedule.drafting import ON_DEVICE, Drafting, ModelDrafts
 from ferryman.schedule.events import Retracted
 
@@ -36,10 +36,10 @@ STEMS = ([1] * 9, [1] * 14, [2] * 11)
 
 
 def a_drafting(rng: Random, seed: int) -> Drafting:
-    """Short runs and long ones, mostly right; or a draft model that lies now and then."""
+    """Short or long runs of drafts, mostly right; or a draft model that is sometimes wrong."""
     choices: list[Drafting] = [
-        Gambling(rng.randint(1, 4), 0.7, seed),
-        Gambling(rng.randint(5, 9), 0.9, seed),
+        RandomDrafts(rng.randint(1, 4), 0.7, seed),
+        RandomDrafts(rng.randint(5, 9), 0.9, seed),
         ModelDrafts(rng.randint(1, 6)),
     ]
     return rng.choice(choices)
@@ -89,12 +89,14 @@ class Play:
                 self.worker.plan()
             for plan in self.worker.queued:
                 self.counts["saves"] += len(plan.ops.saves)
-                self.counts["verifying"] += isinstance(plan, DecodeStep) and len(plan.waves) > 1
+                self.counts["verifying"] += (
+                    isinstance(plan, DecodeStep) and len(plan.verify_depths) > 1
+                )
             self.worker.run_oldest()
-        self.worker.plan()  # so that whatever comes next finds a step on its way
+        self.worker.plan()  # so that the next event finds a step in flight
 
     def _cancel(self) -> None:
-        """Mostly of a request in a step on its way."""
+        """Cancels a request, mostly one that is in a step in flight."""
         flying = [n for p in self.worker.queued if isinstance(p, DecodeStep) for n in p.request_ids]
         names = flying or sorted(self.worker.requests)
         name = self.rng.choice(names) if names else ""
@@ -141,7 +143,7 @@ def test_row_3_slot_operations_run_once_whatever_the_number_of_draft_passes(
     runner = Runner(model, slabs, max_rows=2, max_len=32, drafter=drafter)
     runner.run(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))))
     before = slabs.tensors[Kind.RECURRENT][2].clone()
-    saves = SlotOps(saves=(Snapshot(2, 6, 9),))
+    saves = SlotOps(saves=(SlotSnapshot(2, 6, 9),))
     verification = verify(1, ANNA, 9, [ON_DEVICE] * 2, scratch=(3, 4), ops=saves)
     outcome = runner.run(verification)
     assert (outcome.drafts, drafter.num_passes) == ((7, 7), 3)
@@ -153,9 +155,9 @@ def test_row_3_slot_operations_run_once_whatever_the_number_of_draft_passes(
 
 
 def test_row_40_a_request_that_was_freed_under_verification_gives_back_only_its_own() -> None:
-    """Its run still lands in slots that nobody else has been given."""
+    """Its step in flight still writes to slots that no other request has been given."""
     worker = WatchedWorker(
-        HYBRID, {Kind.FULL: 20, Kind.RECURRENT: 12}, drafting=Gambling(3, chance=1.0)
+        HYBRID, {Kind.FULL: 20, Kind.RECURRENT: 12}, drafting=RandomDrafts(3, chance=1.0)
     )
     for index in range(2):
         worker.submit(request(HYBRID, f"r{index}", [index] * 5, 20))

@@ -16,15 +16,15 @@ from tests.defects.watch import (
     check_books,
     is_all_cached,
 )
-from tests.schedule.cluster import VOCAB, FakeWorker, request
+from tests.schedule.cluster import VOCAB, ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import Holder, Role
-from ferryman.engine.stamps import fake_tokens
 from ferryman.errors import OutOfSlots
 from ferryman.schedule.events import Finished
 from ferryman.schedule.request import FinishReason
 from ferryman.schedule.sequence import Goal
+from ferryman.testing.stamps import fake_tokens
 
 # Row 21: a rejection and an abort give back what was taken, and nothing else.
 
@@ -37,12 +37,12 @@ def cached_worker(manifest: StateManifest) -> WatchedWorker:
     return worker
 
 
-def fill_up(worker: FakeWorker) -> None:
+def fill_up(worker: ScheduledWorker) -> None:
     """Takes every slot that the tree does not hold; it is not given back."""
     holder = Holder(Role.TRANSFER_IN, "filler")
-    for handle in worker.scheduler.residence.tree.handles():
+    for handle in worker.scheduler.allocator.tree.handles():
         worker.scheduler.lease((handle,), holder)
-    for pool in worker.scheduler.residence.pools.by_kind.values():
+    for pool in worker.scheduler.allocator.pools.by_kind.values():
         pool.try_allocate(pool.num_free, holder)
 
 
@@ -84,7 +84,7 @@ def test_row_21_an_abort_at_any_point_leaves_only_what_is_cached(
     assert len([event for event in worker.seen(Finished) if event.request_id == "r1"]) == 1
 
 
-# Row 24: a window page is freed once, by whoever of slide, swap and eviction is the last.
+# Row 24: a window page is freed once, by the last of slide, swap and eviction.
 
 
 @pytest.mark.parametrize("manifest", [ALL_KINDS, ATTENTION], ids=["all kinds", "attention"])
@@ -140,14 +140,14 @@ def test_row_39_a_stop_that_is_found_while_the_next_step_runs_ends_once(last: in
 
 
 def test_row_39_a_request_that_ends_while_it_is_being_pushed_back_leaves_once() -> None:
-    """Its last token is on its way when a neighbour needs its pages; then somebody cancels it."""
+    """Its last token is in flight when another request needs its pages; then it is cancelled."""
     for max_tokens in range(2, 16):
         for cancels in (False, True):
             worker = WatchedWorker(HYBRID, {Kind.FULL: 6, Kind.RECURRENT: 12})
             worker.submit(request(HYBRID, "r0", [1] * 7, 14))
             worker.submit(request(HYBRID, "r1", [2] * 7, max_tokens))
             while worker.plan() or worker.run_oldest():
-                if cancels and not worker.scheduler.roster.decoding:
+                if cancels and not worker.scheduler.sequences.decoding:
                     worker.scheduler.cancel("r1", worker.now)
             worker.drain()
             ended = sorted(event.request_id for event in worker.seen(Finished))

@@ -10,19 +10,18 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.defects.pair import Pair, hand_off, unwrapped
+from tests.defects.pair import StampedPair, hand_off, unwrapped
 from tests.defects.watch import ALL_KINDS, PAGE, books, is_all_cached
 from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.stamps import fake_manifest
 from ferryman.errors import CorruptState, FerrymanError
-from ferryman.handoff.offer import offered_ranges
+from ferryman.handoff.offer import UnitsToSend, offered_ranges
 from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import Reservation, WantedUnit, num_units, units_of
+from ferryman.testing.stamps import fake_manifest
 from ferryman.wire.values import Usage
-from ferryman_prefill.outgoing import Outgoing
-from ferryman_router.usage import settled_usage
+from ferryman_router.attempt_result import settled_usage
 
 # Rows 8 and 9: units are paired by absolute name, and a reservation is a value.
 
@@ -40,9 +39,9 @@ def test_rows_8_and_9_what_leaves_is_what_was_wanted_once_and_by_name(
     for _ in range(2):  # a retry finds the reservation as it was
         if names - set(units_of(offered)):
             with pytest.raises(CorruptState, match="decode wants"):
-                Outgoing(reservation, offered, PAGE)
+                UnitsToSend(reservation, offered, PAGE)
             continue
-        outgoing = Outgoing(reservation, offered, PAGE)
+        outgoing = UnitsToSend(reservation, offered, PAGE)
         assert outgoing.num_superfluous == num_units(offered) - len(names) - 1
         early = outgoing.up_to(position)
         assert {unit.name for unit in early} == {
@@ -52,20 +51,20 @@ def test_rows_8_and_9_what_leaves_is_what_was_wanted_once_and_by_name(
         }
         assert outgoing.up_to(position) == []
         lacking = {unit.name for unit in wanted} - {unit.name for unit in early}
-        rest = outgoing.rest()
+        rest = outgoing.remaining()
         assert {unit.name for unit in rest} == lacking | {(Kind.RECURRENT, prompt_len)}
         assert rest[-1].kind is Kind.RECURRENT, "the state goes last"
         assert outgoing.num_waiting == 0
 
 
-async def test_row_8_lists_of_different_length_pair_equal_pages(pair: Pair) -> None:
-    """Prefill has everything, decode wants what lies beyond its own prefix."""
+async def test_row_8_lists_of_different_length_pair_equal_pages(pair: StampedPair) -> None:
+    """Prefill has all units; decode wants those beyond its own prefix."""
     await hand_off(pair, request(ALL_KINDS, "r0", [1] * 10, 3))
     await hand_off(pair, request(ALL_KINDS, "r1", [1] * 10 + [2] * 11, 3))
     await hand_off(pair, request(ALL_KINDS, "r2", [1] * 10 + [2] * 11 + [1] * 6, 3))
 
 
-# Row 33: every end on one side is heard on the other.
+# Row 33: each side learns of every end on the other side.
 
 
 # After four steps the prompt is held: then the schedule has done its part.
@@ -74,7 +73,9 @@ ENDS += [("schedule gives up", n) for n in range(4)]
 
 
 @pytest.mark.parametrize(("end", "steps"), ENDS)
-async def test_row_33_an_end_on_one_side_frees_the_other(pair: Pair, end: str, steps: int) -> None:
+async def test_row_33_an_end_on_one_side_frees_the_other(
+    pair: StampedPair, end: str, steps: int
+) -> None:
     attempt, side = pair.attempt(request(ALL_KINDS, "r0", [1] * 25, 9))
     running = asyncio.create_task(attempt.run(0))
     side.arrives.clear()
@@ -86,7 +87,7 @@ async def test_row_33_an_end_on_one_side_frees_the_other(pair: Pair, end: str, s
     elif end == "schedule gives up":
         pair.prefill.scheduler.cancel(attempt.name, pair.now)
     else:
-        pair.receiving.carry_out(pair.receiving.table.abort("r0", 1, pair.now).effects)
+        pair.receiver.carry_out(pair.receiver.table.abort("r0", 1, pair.now).effects)
     side.arrives.set()
     for _ in range(8):
         await pair.step()
@@ -102,7 +103,7 @@ async def test_row_33_an_end_on_one_side_frees_the_other(pair: Pair, end: str, s
 
 
 async def test_row_34_cached_tokens_stay_within_the_prompt_when_both_sides_have_it(
-    pair: Pair,
+    pair: StampedPair,
 ) -> None:
     for index, prompt in enumerate([[1] * 17, [1] * 17, [1] * 17 + [2] * 9, [1] * 21]):
         usage = await hand_off(pair, request(ALL_KINDS, f"r{index}", prompt, 2))

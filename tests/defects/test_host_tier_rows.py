@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 from tests.defects.hosts import host_of
-from tests.defects.pair import Pair, engine_of
+from tests.defects.pair import StampedPair, engine_of
 from tests.defects.watch import ALL_KINDS, HYBRID, WatchedWorker, books
 from tests.schedule.cluster import request
 
@@ -19,8 +19,9 @@ from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request
 from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
 from ferryman.tiers.write_policy import WriteThrough
-from ferryman.wire.host_client import HostLease, UnitSource
-from ferryman.wire.rpc import NO_TAGS, CallTags
+from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
+from ferryman.wire.hostcache.arena_copy import UnitSource
+from ferryman.wire.hostcache.client import HostLease
 from ferryman.worker.backup import DeviceBackup
 from ferryman.worker.host import NoHostTier
 
@@ -46,9 +47,9 @@ class HostOfOne(NoHostTier):
 @pytest.mark.parametrize("how", ["host", "corrupt"])
 @pytest.mark.parametrize("tail", [1, 6, 20])
 async def test_row_35_pages_that_a_load_is_writing_are_not_sent_before_it_is_done(
-    pair: Pair, tail: int, how: str
+    pair: StampedPair, tail: int, how: str
 ) -> None:
-    """Admission is heard of before the step with the loads has run."""
+    """The attempt learns of its admission before the step with the loads has run."""
     pair.prefill.engine.host_tier.attach(memoryview(bytes(host_of("all kinds").arena)))
     asked = request(ALL_KINDS, "r0", [1] * 17 + [2] * tail, 3)
     attempt, side = pair.attempt(asked, host := HostOfOne(how))
@@ -69,8 +70,8 @@ async def test_row_35_pages_that_a_load_is_writing_are_not_sent_before_it_is_don
     assert pair.decode.tokens[attempt.name] == pair.decode.expected(attempt.name)
 
 
-async def test_row_35_a_device_prefix_below_a_load_goes_early(pair: Pair) -> None:
-    """What the tree holds was written long ago: it is offered on admission, the loads are not."""
+async def test_row_35_a_device_prefix_below_a_load_goes_early(pair: StampedPair) -> None:
+    """Units in the tree were computed earlier: they are offered on admission. Loads are not."""
     pair.prefill.engine.host_tier.attach(memoryview(bytes(host_of("all kinds").arena)))
     pair.prefill.submit(request(ALL_KINDS, "warm", [1] * 6, 1))
     pair.prefill.drain()
@@ -94,7 +95,7 @@ async def test_row_35_a_device_prefix_below_a_load_goes_early(pair: Pair) -> Non
 
 
 class SlowHost:
-    """A host-cache whose stores wait for the test, and then copy or give up."""
+    """A host-cache whose stores wait for the test, and then copy or fail."""
 
     node_id, num_attaches = "local", 1
 
@@ -115,6 +116,9 @@ class SlowHost:
             self.stored[unit.kind, unit.page_index] = bytes(room)
         return len(units)
 
+    def drop_chain(self, first: PageKey) -> None:
+        raise AssertionError("nothing here is without numbers")
+
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["copied", "host away"])
 async def test_rows_47_and_48_a_slot_that_is_copied_out_is_not_reused_until_the_copy_ends(
@@ -124,7 +128,8 @@ async def test_rows_47_and_48_a_slot_that_is_copied_out_is_not_reused_until_the_
     with engine_of(worker) as engine:
         client = SlowHost()
         client.is_away = is_away
-        backup = DeviceBackup(engine, client, WriteThrough(), lambda: None)
+        store_unit = engine.transfer.store_unit
+        backup = DeviceBackup(engine.scheduler, store_unit, client, WriteThrough(), lambda: None)
         worker.submit(request(HYBRID, "r0", [1] * 9, 1))
         worker.drain()
         units = [unit for event in worker.seen(Cached) for unit in event.units]

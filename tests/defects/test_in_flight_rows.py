@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.defects.watch import HYBRID, MANIFESTS, PAGE, WatchedWorker, is_all_cached
 from tests.schedule.cluster import request
-from tests.schedule.gambling import Gambling
+from tests.schedule.random_drafts import RandomDrafts
 
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS
@@ -39,7 +39,7 @@ def test_row_37_two_prompts_planned_before_either_is_cached_share_one_chain(
     for request_id in worker.requests:
         assert worker.tokens[request_id] == worker.expected(request_id)
     assert is_all_cached(worker)
-    tree, keys = worker.scheduler.residence.tree, worker.requests["r0"].keys
+    tree, keys = worker.scheduler.allocator.tree, worker.requests["r0"].keys
     slots = [tree.slot(Kind.FULL, key).slot for key in keys[:4]]
     assert len(set(slots)) == 4
     chains = {worker.requests[name].keys[:4] for name in worker.requests}
@@ -53,7 +53,7 @@ def test_row_37_two_prompts_planned_before_either_is_cached_share_one_chain(
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_row_40_a_request_freed_under_way_writes_to_nobodys_slot(name: str, drafts: int) -> None:
     """Cancelled with a step in flight; the next takes its row and its slots, slot 0 among them."""
-    drafting = Gambling(drafts) if drafts else NO_DRAFTS
+    drafting = RandomDrafts(drafts) if drafts else NO_DRAFTS
     for steps, overlap in product(range(1, 8), (True, False)):
         worker = worker_for(name, overlap=overlap, drafting=drafting)
         worker.submit(request(worker.manifest, "goes", [1] * 6, 20))
@@ -72,7 +72,7 @@ def test_row_40_a_request_freed_under_way_writes_to_nobodys_slot(name: str, draf
 
 
 def assert_rows_name_nothing(worker: WatchedWorker) -> None:
-    rows = worker.scheduler.residence.rows
+    rows = worker.scheduler.allocator.rows
     everybody = np.arange(rows.num_free)
     for table in rows.page_tables(everybody, 10).values():
         assert (table == NO_SLOT).all()
@@ -98,7 +98,7 @@ def test_row_41_what_is_cached_is_never_a_slot_that_a_step_still_writes(
             HYBRID,
             {Kind.FULL: 40, Kind.RECURRENT: recurrent},
             overlap=overlap,
-            drafting=Gambling(drafts) if drafts else NO_DRAFTS,
+            drafting=RandomDrafts(drafts) if drafts else NO_DRAFTS,
         )
         worker.submit(request(HYBRID, "r0", [1] * 6, 18))
         for _ in range(steps):
@@ -109,7 +109,7 @@ def test_row_41_what_is_cached_is_never_a_slot_that_a_step_still_writes(
         worker.collect()
         worker.drain()
         assert is_all_cached(worker)
-        tree = worker.scheduler.residence.tree
+        tree = worker.scheduler.allocator.tree
         held = [key for kind, key in tree.units() if kind is Kind.RECURRENT]
         snapshots |= {tree.node(key).depth * PAGE for key in held}
     if recurrent > 1 + drafts:

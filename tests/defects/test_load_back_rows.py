@@ -9,7 +9,7 @@ from tests.schedule.cluster import request
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import Reason
-from ferryman.schedule.events import Admitted
+from ferryman.schedule.events import SequenceAdmitted
 
 SCHEDULES, PARTS = 150, 3
 
@@ -53,7 +53,7 @@ def test_row_44_branches_of_a_shared_stem_go_on_hitting_beside_long_prompts() ->
         name = f"branch{index}"
         worker.submit(request(HYBRID, name, [*stem, index, index, 3], 1))
         worker.drain()
-        (plan,) = [e.plan for e in worker.seen(Admitted) if e.request_id == name]
+        (plan,) = [e.plan for e in worker.seen(SequenceAdmitted) if e.request_id == name]
         positions.append(plan.position)
         assert worker.tokens[name] == worker.expected(name)
     assert positions[0] == 0
@@ -65,8 +65,8 @@ def test_row_44_pages_without_a_state_are_reported_as_such() -> None:
     for name in ("first", "again"):
         worker.submit(request(HYBRID, name, [1] * 18, 1))
         worker.drain()
-        residence = worker.scheduler.residence
-        residence.make_room({Kind.RECURRENT: residence.pools[Kind.RECURRENT].num_slots})
-    plan = worker.seen(Admitted)[-1].plan
+        allocator = worker.scheduler.allocator
+        allocator.make_room({Kind.RECURRENT: allocator.pools[Kind.RECURRENT].num_slots})
+    plan = worker.seen(SequenceAdmitted)[-1].plan
     assert plan.position == 0
     assert plan.uncached[0] == (Reason.NO_SNAPSHOT, 0, 4)

@@ -1,4 +1,4 @@
-"""Rows 30 and 46: who speaks for a worker of several ranks, and heads that are fewer than they."""
+"""Rows 30 and 46: the messages of a worker of several ranks, and fewer heads than ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from ferryman.cache.shards import piece_of
 from ferryman.errors import ConfigError
-from ferryman.model.ranks import divided, kept
+from ferryman.model.ranks import per_rank, per_rank_replicated
 
-# Whoever knows these decides something, or says something to other processes.
+# A module that imports these decides something, or sends messages to other processes.
 DECIDES_OR_SPEAKS = (
     "ferryman.schedule.scheduler",
     "ferryman.schedule.reservations",
@@ -25,9 +25,9 @@ DECIDES_OR_SPEAKS = (
 
 
 def test_row_30_ranks_beside_the_first_have_nothing_to_decide_or_say() -> None:
-    """One writer for all that a hand-off says: the others know no module that could."""
+    """Only rank 0 sends a hand-off's messages: the other ranks import no module that could."""
     graph = grimp.build_graph("ferryman")
-    known = graph.find_upstream_modules("ferryman.engine.rank")
+    known = graph.find_upstream_modules("ferryman.engine.tensor_parallel.rank")
     assert "ferryman.engine.step" in known, "the question must find what a rank does know"
     found = [n for n in known if n.startswith(DECIDES_OR_SPEAKS)]
     assert found == []
@@ -38,9 +38,9 @@ def test_row_46_every_rank_keeps_at_least_one_head_or_the_model_is_refused() -> 
     for heads, num_ranks in product(range(1, 17), repeat=2):
         if heads % num_ranks and num_ranks % heads:
             with pytest.raises(ConfigError, match=f"tp_size={num_ranks} does not divide kv_heads"):
-                kept("kv_heads", heads, num_ranks)
+                per_rank_replicated("kv_heads", heads, num_ranks)
             continue
-        own = kept("kv_heads", heads, num_ranks)
+        own = per_rank_replicated("kv_heads", heads, num_ranks)
         assert own >= 1
         pieces = heads // own
         keepers = [piece_of(pieces, rank, num_ranks) for rank in range(num_ranks)]
@@ -49,6 +49,6 @@ def test_row_46_every_rank_keeps_at_least_one_head_or_the_model_is_refused() -> 
 
 
 def test_row_46_heads_that_are_computed_are_never_replicated() -> None:
-    assert divided("q_heads", 8, 4) == 2
+    assert per_rank("q_heads", 8, 4) == 2
     with pytest.raises(ConfigError, match="tp_size=4 does not divide q_heads 2"):
-        divided("q_heads", 2, 4)
+        per_rank("q_heads", 2, 4)

@@ -30,8 +30,18 @@ from ferryman_kernels.causal_conv import (
     causal_conv_prefill_reference,
     causal_conv_prefill_triton,
 )
+from ferryman_kernels.channel_delta_scan import (
+    channel_delta_runs_compiled,
+    channel_delta_runs_reference,
+)
 from ferryman_kernels.delta_chunk_scan import delta_chunk_scan_reference
 from ferryman_kernels.delta_decode import delta_decode_reference, delta_decode_triton
+from ferryman_kernels.selective_scan import (
+    rounds_of,
+    selective_runs_compiled,
+    selective_runs_reference,
+    selective_runs_triton,
+)
 from ferryman_kernels.ssd_chunk_scan import chunk_scan_reference
 from ferryman_kernels.ssd_decode import (
     selective_state_update_compiled,
@@ -104,6 +114,60 @@ def _mamba(name: str, scan: Any, step: Any) -> Backend:
     )
 
 
+def _mamba1(name: str, run: Any) -> Backend:
+    A, D = -torch.rand(DIM, 16) * 4, torch.randn(DIM)
+
+    def draw(tokens: int) -> Rows:
+        return torch.randn(tokens, DIM), torch.rand(tokens, DIM), *torch.randn(2, tokens, 16)
+
+    def go(which: Any, rows: Rows, states: Tensor, runs: Tensor) -> None:
+        x, dt, B, C = rows
+        which((x, dt, A, B, C, D), states, runs, torch.empty_like(x))
+
+    reference = selective_runs_reference
+    return _in_runs(f"Mamba-1, {name}", (DIM, 16), draw, reference, run, go)
+
+
+def _kimi_delta(name: str, run: Any) -> Backend:
+    def draw(tokens: int) -> Rows:
+        q, k = F.normalize(torch.randn(2, tokens, HEADS, 16), dim=-1)
+        g, beta = -torch.rand(tokens, HEADS, 16), torch.rand(tokens, HEADS)
+        return q, k, torch.randn(tokens, HEADS, DIM), g, beta
+
+    def go(which: Any, rows: Rows, states: Tensor, runs: Tensor) -> None:
+        which(rows, states, runs, torch.empty_like(rows[2]))
+
+    reference = channel_delta_runs_reference
+    return _in_runs(f"Kimi delta, {name}", (HEADS, 16, DIM), draw, reference, run, go)
+
+
+def _in_runs(
+    name: str,
+    state_shape: tuple[int, ...],
+    draw: Callable[[int], Rows],
+    reference: Any,
+    run: Any,
+    go: Callable[[Any, Rows, Tensor, Tensor], None],
+) -> Backend:
+    """A backend whose scan and step are one op over runs; `go` calls such an op."""
+
+    def scanned(which: Any) -> Scan:
+        def scan(
+            rows: Rows, states: Tensor, spans: Sequence[Span], slots: Tensor, at: Sequence[Track]
+        ) -> None:
+            for parts in rounds_of(spans, at):
+                runs = [(low, n, int(slots[i]), int(slots[i]), copy) for low, n, i, copy in parts]
+                go(which, rows, states, torch.tensor(runs))
+
+        return scan
+
+    def advance(rows: Rows, states: Tensor, slots: Tensor, into: Tensor) -> None:
+        steps = [(i, 1, int(slots[i]), int(into[i]), -1) for i in range(len(slots))]
+        go(run, rows, states, torch.tensor(steps))
+
+    return Backend(name, state_shape, draw, scanned(reference), scanned(run), advance)
+
+
 def _delta(name: str, scan: Any, step: Any) -> Backend:
     def draw(tokens: int) -> Rows:
         q, k = F.normalize(torch.randn(2, tokens, 2, 16), dim=-1)
@@ -132,6 +196,11 @@ def _backends() -> list[Backend]:
         _mamba("torch", chunk_scan_reference, selective_state_update_reference),
         _mamba("compiled", chunk_scan_reference, selective_state_update_compiled),
         _mamba("Triton", chunk_scan_triton, selective_state_update_triton),
+        _mamba1("torch", selective_runs_reference),
+        _mamba1("compiled", selective_runs_compiled),
+        _mamba1("Triton", selective_runs_triton),
+        _kimi_delta("torch", channel_delta_runs_reference),
+        _kimi_delta("compiled", channel_delta_runs_compiled),
         _delta("torch", delta_chunk_scan_reference, delta_decode_reference),
         _delta("compiled", delta_chunk_scan_reference, delta_decode_compiled),
         _delta("Triton", delta_chunk_scan_triton, delta_decode_triton),

@@ -10,13 +10,11 @@ from tests.defects.watch import PAGE
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.units import HostUnit
-from ferryman.engine.copy_side import HostSide
-from ferryman.engine.copy_stream import CopyStream
-from ferryman.engine.device_transfer import DeviceTransfer, transfer_of
-from ferryman.engine.loads import HostTier
+from ferryman.engine.copy_stream import CopyStream, HostSide
+from ferryman.engine.loads import LoadQueue
 from ferryman.engine.slabs import Slabs
-from ferryman.engine.transfer import Transfer
-from ferryman.schedule.batch import Load
+from ferryman.engine.transfer import DeviceTransfer, Transfer, transfer_of
+from ferryman.schedule.batch import SlotLoad
 
 LARGE = StateManifest(
     "large",
@@ -54,11 +52,11 @@ def test_rows_16_17_units_of_every_kind_come_back_bit_for_bit(
         room = bytearray(len(content))
         digest = writer.store_unit(kind, 1, memoryview(room))
         unit = HostUnit(kind, 0, bytes(16), len(arena), len(content), digest)
-        loads.append(Load("r0", unit, 2))
+        loads.append(SlotLoad("r0", unit, 2))
         written[kind] = content
         arena += room
     with CopyStream() as copies:
-        tier = HostTier(reader, copies)
+        tier = LoadQueue(reader, copies)
         tier.attach(memoryview(arena))
         tier.begin(0, loads)
         loaded = tier.arrived(0, loads)

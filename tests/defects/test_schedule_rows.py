@@ -15,7 +15,7 @@ from tests.defects.watch import (
     WatchedWorker,
     is_all_cached,
 )
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
@@ -34,8 +34,8 @@ STEPS = st.tuples(st.sampled_from(["plan", "run", "both", "cancel"]), st.integer
 SCRIPTS = st.lists(st.one_of(ARRIVALS, STEPS), max_size=30)
 
 
-def play(worker: FakeWorker, host: Host, script: list[tuple[object, ...]]) -> set[str]:
-    """Runs a script to its end, and then the worker until it is idle; who was cancelled."""
+def play(worker: ScheduledWorker, host: Host, script: list[tuple[object, ...]]) -> set[str]:
+    """Runs a script, and then the worker until it is idle; returns the cancelled requests."""
     worker.engine.host_tier.attach(memoryview(bytes(host.arena)))
     cancelled: set[str] = set()
     for line in script:
@@ -122,13 +122,13 @@ def test_row_2_a_request_pushed_back_is_cleared_anew_in_its_replacement_slot() -
 # Row 38: whether there is room is asked each time, never remembered.
 
 
-def free_by_reservation(worker: FakeWorker) -> Callable[[], object]:
+def free_by_reservation(worker: ScheduledWorker) -> Callable[[], object]:
     worker.scheduler.reservations.reserve("res", request(HYBRID, "other", [3] * 30, 2), 1.0)
     return lambda: worker.scheduler.reservations.free("res")
 
 
-def free_by_transfer(worker: FakeWorker) -> Callable[[], object]:
-    pools, holder = worker.scheduler.residence.pools, Holder(Role.TRANSFER_OUT, "t")
+def free_by_transfer(worker: ScheduledWorker) -> Callable[[], object]:
+    pools, holder = worker.scheduler.allocator.pools, Holder(Role.TRANSFER_OUT, "t")
     taken = pools.try_allocate({Kind.FULL: 8}, holder)
     assert taken is not None
     return lambda: worker.scheduler.release(taken[Kind.FULL], holder)
@@ -136,9 +136,9 @@ def free_by_transfer(worker: FakeWorker) -> Callable[[], object]:
 
 @pytest.mark.parametrize("hold", [free_by_reservation, free_by_transfer])
 def test_row_38_an_idle_worker_admits_as_soon_as_somebody_else_frees_slots(
-    hold: Callable[[FakeWorker], Callable[[], object]],
+    hold: Callable[[ScheduledWorker], Callable[[], object]],
 ) -> None:
-    worker = FakeWorker(HYBRID, {Kind.FULL: 9, Kind.RECURRENT: 9})
+    worker = ScheduledWorker(HYBRID, {Kind.FULL: 9, Kind.RECURRENT: 9})
     free = hold(worker)
     worker.submit(request(HYBRID, "r0", [1] * 14, 2))
     assert not worker.plan(), "there is no room yet"
@@ -150,7 +150,7 @@ def test_row_38_an_idle_worker_admits_as_soon_as_somebody_else_frees_slots(
 
 
 def test_row_38_a_full_worker_that_is_emptied_by_cancelling_admits_at_once() -> None:
-    worker = FakeWorker(HYBRID, {Kind.FULL: 40, Kind.RECURRENT: 24}, max_running=1)
+    worker = ScheduledWorker(HYBRID, {Kind.FULL: 40, Kind.RECURRENT: 24}, max_running=1)
     worker.submit(request(HYBRID, "r0", [1] * 6, 9))
     worker.submit(request(HYBRID, "r1", [2] * 6, 2))
     for _ in range(3):

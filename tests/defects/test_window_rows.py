@@ -15,17 +15,17 @@ from tests.cache.test_tree import alone, full_branch, keys_of
 from tests.defects.hosts import worker_for
 from tests.defects.test_giving_back import fill_up
 from tests.defects.watch import ALL_KINDS, MANIFESTS, PAGE, WatchedWorker, books, is_all_cached
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import Holder, Role
 from ferryman.cache.tree import PrefixTree
-from ferryman.engine.stamps import fake_manifest
 from ferryman.errors import OutOfSlots
-from ferryman.schedule.events import Admitted
+from ferryman.schedule.events import SequenceAdmitted
 from ferryman.schedule.rows import NO_SLOT
+from ferryman.testing.stamps import fake_manifest
 
-# Row 23: who is turned away gives back what the attempt took, not what was there before it.
+# Row 23: a rejected request frees the slots that the attempt took, not those from before it.
 
 
 @pytest.mark.parametrize("name", sorted(MANIFESTS))
@@ -50,7 +50,7 @@ def test_row_23_a_rejection_leaves_a_conversations_slots_alone(
     assert books(worker) == before
     assert worker.scheduler.cancel("next", worker.now)
     assert books(worker) == before
-    tree = worker.scheduler.residence.tree
+    tree = worker.scheduler.allocator.tree
     assert all(tree.node(key).holds == 0 for _, key in tree.units()), "a path stays locked"
 
 
@@ -79,21 +79,21 @@ def test_row_24_a_page_behind_the_window_that_the_tree_has_too_is_freed_once() -
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(0, 8))
 def test_row_25_slots_let_go_in_a_group_are_those_of_then(pages: list[int], flush: int) -> None:
     """Pages of a table are let go and pointed at other slots while a step is on its way."""
-    worker = FakeWorker(ALL_KINDS, {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 4})
-    residence, holder = worker.scheduler.residence, Holder(Role.REQUEST, "r")
-    pool, row = residence.pools[Kind.WINDOW], residence.rows.take()
+    worker = ScheduledWorker(ALL_KINDS, {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 4})
+    allocator, holder = worker.scheduler.allocator, Holder(Role.REQUEST, "r")
+    pool, row = allocator.pools[Kind.WINDOW], allocator.rows.take()
     table = {page: (pool.try_allocate(1, holder) or ())[0] for page in range(5)}
-    residence.submitted(1)
+    allocator.submitted(1)
     let_go = []
     for nth, page in enumerate(pages):
         if nth == flush:
-            residence.committed(1)
-            residence.submitted(2)
+            allocator.committed(1)
+            allocator.submitted(2)
         let_go.append(table[page])
-        residence.retire((table[each] for each in (page,)), holder)
+        allocator.retire((table[each] for each in (page,)), holder)
         table[page] = (pool.try_allocate(1, holder) or ())[0]
-        residence.rows.set_page(Kind.WINDOW, row, page, table[page].slot)
-    residence.committed(2)
+        allocator.rows.set_page(Kind.WINDOW, row, page, table[page].slot)
+    allocator.committed(2)
     assert all(pool.holders(handle) == (holder,) for handle in table.values())
     assert pool.num_free == 40 - 5
     reused = {handle.slot for handle in table.values()}
@@ -150,7 +150,7 @@ def test_row_27_a_path_that_is_held_stays_whole_wherever_another_leaves_it(fork:
     assert len(tree) == 0
 
 
-# Row 43: nobody is charged more than there will be, and nobody waits alone (see `schedules.py`).
+# Row 43: no request is charged more than it will use, and none waits alone (see `schedules.py`).
 
 
 @pytest.mark.parametrize("kinds", [[Kind.FULL, Kind.WINDOW], list(Kind), [Kind.WINDOW]])
@@ -162,7 +162,7 @@ def test_row_43_a_short_request_is_not_charged_a_whole_window(kinds: list[Kind])
     worker.submit(request(manifest, "r0", [1] * 5, 7))
     worker.drain()
     assert worker.tokens["r0"] == worker.expected("r0")
-    assert [event.plan.demand[Kind.WINDOW] for event in worker.seen(Admitted)] == [3]
+    assert [event.plan.demand[Kind.WINDOW] for event in worker.seen(SequenceAdmitted)] == [3]
 
 
 def test_row_43_a_request_that_comes_back_is_charged_what_is_left_of_it() -> None:
@@ -172,11 +172,11 @@ def test_row_43_a_request_that_comes_back_is_charged_what_is_left_of_it() -> Non
     for index in range(3):
         worker.submit(request(manifest, f"r{index}", [index] * 6, max_tokens=18))
     worker.drain()
-    for event in worker.seen(Admitted):
+    for event in worker.seen(SequenceAdmitted):
         assert event.plan.final_len == 6 + 18 - 1
         assert event.plan.demand[Kind.WINDOW] == 6 - len(event.plan.window_pages)
     for request_id in worker.requests:
         assert worker.tokens[request_id] == worker.expected(request_id)
     assert (
-        worker.scheduler.residence.rows.page_tables(np.arange(3), 3)[Kind.WINDOW].max() == NO_SLOT
+        worker.scheduler.allocator.rows.page_tables(np.arange(3), 3)[Kind.WINDOW].max() == NO_SLOT
     )

@@ -1,11 +1,11 @@
-"""A worker that is watched: after every step what it says must be true.
+"""A worker that is checked: after every step its claims must be true.
 
-books         whoever says that it holds a slot is in the ledger, and nobody else is
+books         the ledger has exactly the holders that claim a slot
 tree          every cached unit holds the state of the prefix that its key names
-initialisers  a working slot is given its first state once in each generation, or was written
-              behind a draft before
-endings       of a request that has ended nothing more is heard
-in flight     no slot that a step on its way names is free
+initialisers  a working slot gets its first state once in each generation, or was written before
+              as a scratch slot behind a draft
+endings       a request that has ended has no more events
+in flight     no slot that a step in flight names is free
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
-from tests.schedule.cluster import FakeWorker
+from tests.schedule.cluster import ScheduledWorker
 
 from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import Receive
+from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
-from ferryman.engine.stamps import extended, fake_manifest
 from ferryman.schedule.batch import DecodeStep, StepPlan
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import Cached, Finished, LoadsDone
-from ferryman.schedule.residence import slot_op_holder
-from ferryman.schedule.sequence import Running
+from ferryman.schedule.sequence import RunningSequence
+from ferryman.schedule.slot_allocator import slot_op_holder
+from ferryman.testing.stamps import extended, fake_manifest
 
 PAGE = 4
 HYBRID = fake_manifest(PAGE)
@@ -37,7 +37,7 @@ MANIFESTS = {"hybrid": HYBRID, "all kinds": ALL_KINDS, "attention": ATTENTION}
 Holders = dict[SlotHandle, list[Holder]]
 
 BESIDE = (Role.TRANSFER_OUT, Role.STORE)
-"""Who holds slots beside the schedule, which therefore cannot say so."""
+"""Roles that hold slots without the schedule, so its claims do not include them."""
 
 
 class CountingPool(SlotPool):
@@ -53,7 +53,7 @@ class CountingPool(SlotPool):
         return is_free
 
 
-class WatchedWorker(FakeWorker):
+class WatchedWorker(ScheduledWorker):
     """Fails at the first step after which something is not as it must be."""
 
     def __init__(
@@ -78,7 +78,7 @@ class WatchedWorker(FakeWorker):
             snapshot_grid=snapshot_grid,
             drafting=drafting,
         )
-        pools = self.scheduler.residence.pools.by_kind
+        pools = self.scheduler.allocator.pools.by_kind
         self.pools = {kind: CountingPool(kind, pools[kind].num_slots) for kind in pools}
         pools.update(self.pools)
         self.initialised: Counter[SlotHandle] = Counter()
@@ -103,14 +103,14 @@ class WatchedWorker(FakeWorker):
             self._check_in_flight(plan)
 
     def _check_initialisers(self, plan: StepPlan) -> None:
-        ops, now = plan.ops, self.scheduler.residence.pools
+        ops, now = plan.ops, self.scheduler.allocator.pools
         named = [*ops.clears, *(copy.dst for copy in ops.copies)]
         named += [load.dst for load in ops.loads if load.unit.kind is Kind.RECURRENT]
         self.initialised.update(current(now[Kind.RECURRENT], slot) for slot in named)
         received = {
             sequence.working
-            for sequence in self.scheduler.roster.by_id.values()
-            if isinstance(sequence.plan.initialiser, Receive)
+            for sequence in self.scheduler.sequences.by_id.values()
+            if isinstance(sequence.plan.initialiser, ReceiveState)
         }
         for slot in _entered(plan):
             if slot >= 0:
@@ -119,11 +119,11 @@ class WatchedWorker(FakeWorker):
                 is_right = times == 1 or (times == 0 and handle in self.behind_drafts)
                 assert is_right, f"{handle} was given a first state {times} times"
         if isinstance(plan, DecodeStep):
-            drafted = plan.write_slots[plan.waves[0] :].tolist()
+            drafted = plan.write_slots[plan.verify_depths[0] :].tolist()
             self.behind_drafts |= {current(now[Kind.RECURRENT], s) for s in drafted if s >= 0}
 
     def _check_endings(self) -> None:
-        """What has ended says nothing more."""
+        """A request that has ended has no more events."""
         for event in self.events[self._num_heard :]:
             passes = isinstance(event, Cached | LoadsDone)  # both are about slots
             assert passes or event.request_id not in self.ended, event
@@ -132,7 +132,7 @@ class WatchedWorker(FakeWorker):
         self._num_heard = len(self.events)
 
     def _check_in_flight(self, plan: StepPlan) -> None:
-        """Whoever is given a slot may write it at once, so no step on its way may name it."""
+        """A free slot may get a new writer at once, so no step in flight may name one."""
         states = {snapshot.dst for snapshot in snapshots_of(plan)} | set(advanced_slots_of(plan))
         states |= {copy.src for copy in plan.ops.copies}
         named = {kind: set(table.ravel().tolist()) for kind, table in plan.page_tables.items()}
@@ -144,7 +144,7 @@ class WatchedWorker(FakeWorker):
 
     def _check_tree(self) -> None:
         self._name_prefixes()
-        tree = self.scheduler.residence.tree
+        tree = self.scheduler.allocator.tree
         for kind, key in tree.units():
             token_ids = self.prefixes[key]
             hashes = extended(0, token_ids)
@@ -167,7 +167,7 @@ class WatchedWorker(FakeWorker):
 def _entered(plan: StepPlan) -> list[int]:
     """The states that requests bring into a step; those behind drafts come about in it."""
     if isinstance(plan, DecodeStep):
-        return [int(slot) for slot in plan.read_slots[: plan.waves[0]]]
+        return [int(slot) for slot in plan.read_slots[: plan.verify_depths[0]]]
     return [chunk.working_slot for chunk in plan.chunks]
 
 
@@ -176,18 +176,18 @@ def current(pool: SlotPool, slot: int) -> SlotHandle:
     return SlotHandle(pool.kind, slot, pool._generations[slot])
 
 
-def books(worker: FakeWorker) -> Holders:
-    """What the pools say: every leased slot and who holds it, in a fixed order."""
+def books(worker: ScheduledWorker) -> Holders:
+    """Every leased slot of the pools with its holders, in a fixed order."""
     return {
         current(pool, slot): sorted(holders)
-        for pool in worker.scheduler.residence.pools.by_kind.values()
+        for pool in worker.scheduler.allocator.pools.by_kind.values()
         for slot, holders in enumerate(pool._holders)
         if holders
     }
 
 
-def check_books(worker: FakeWorker) -> None:
-    """The ledger, recounted from the other side: from those who hold."""
+def check_books(worker: ScheduledWorker) -> None:
+    """Compares the ledger with a recount from the other side: from the holders' claims."""
     said: Holders = defaultdict(list)
     for handle, holder in _claims(worker):
         said[handle].append(holder)
@@ -200,21 +200,21 @@ def check_books(worker: FakeWorker) -> None:
     }
 
 
-def _claims(worker: FakeWorker) -> Iterator[tuple[SlotHandle, Holder]]:
+def _claims(worker: ScheduledWorker) -> Iterator[tuple[SlotHandle, Holder]]:
     scheduler = worker.scheduler
-    yield from ((handle, TREE) for handle in scheduler.residence.tree.handles())
-    for sequence in (*scheduler.roster.by_id.values(), *scheduler.roster.reserved.values()):
+    yield from ((handle, TREE) for handle in scheduler.allocator.tree.handles())
+    for sequence in (*scheduler.sequences.by_id.values(), *scheduler.sequences.reserved.values()):
         yield from _claims_of(sequence)
-    for retired in scheduler.residence._retired:
+    for retired in scheduler.allocator._retired:
         yield from ((handle, retired.holder) for handle in retired.slots)
 
 
-def _claims_of(sequence: Running) -> Iterator[tuple[SlotHandle, Holder]]:
+def _claims_of(sequence: RunningSequence) -> Iterator[tuple[SlotHandle, Holder]]:
     yield from ((handle, sequence.holder) for handle in sequence.slots())
     source = slot_op_holder(sequence.request_id)
     yield from ((handle, source) for handle in sequence.copy_source)
 
 
-def is_all_cached(worker: FakeWorker) -> bool:
-    """Whether nobody but the tree holds anything."""
+def is_all_cached(worker: ScheduledWorker) -> bool:
+    """Whether only the tree holds slots."""
     return all(set(ledger.by_role) <= {"tree"} for ledger in worker.scheduler.ledgers().values())

@@ -8,16 +8,17 @@ from typing import Any, cast
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from pydantic_settings import BaseSettings
+from pydantic import BaseModel
 
-from ferryman.runtime.settings import read_settings
-from ferryman_decode.service import DecodeSettings
-from ferryman_hostcache.settings import Settings as HostCacheSettings
-from ferryman_prefill.service import PrefillSettings
-from ferryman_router.settings import RouterSettings
+from ferryman.settings.declaration import parse_size
+from ferryman.settings.hostcache import HostCacheServiceSettings as HostCacheSettings
+from ferryman.settings.names import names_of
+from ferryman.settings.router import RouterSettings
+from ferryman.settings.sources import Sources, read_settings
+from ferryman.settings.workers import DecodeSettings, PrefillSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS: dict[str, type[BaseSettings]] = {
+SETTINGS: dict[str, type[BaseModel]] = {
     "host-cache": HostCacheSettings,
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
@@ -33,32 +34,36 @@ def compose() -> dict[str, Any]:
 
 
 def environment(service: str) -> dict[str, str]:
-    """What compose gives a service when nobody chooses anything, its command's own included."""
+    """A service's environment by compose's defaults, with variables that its command sets."""
     described = compose()["services"][service]
     given = {name: CHOICE.sub(r"\2", value) for name, value in described["environment"].items()}
     assigned = dict.fromkeys(ASSIGNED.findall(" ".join(described["command"])), "a-container")
     return {**given, **assigned}
 
 
+def role_of(service: str) -> str:
+    return service.replace("-", "")
+
+
 @pytest.mark.parametrize("service", SETTINGS)
-def test_every_variable_of_a_service_is_one_of_its_settings(
-    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment(service).items():
-        monkeypatch.setenv(name, str(tmp_path) if value == "/models/demo" else value)
-    read_settings(SETTINGS[service])
+def test_every_variable_of_a_service_is_one_of_its_settings(service: str, tmp_path: Path) -> None:
+    given = {
+        name: str(tmp_path) if value == "/models/demo" else value
+        for name, value in environment(service).items()
+    }
+    read_settings(SETTINGS[service], role_of(service), Sources.of(given))
 
 
 @pytest.mark.parametrize("service", SETTINGS)
 def test_no_service_is_given_the_variables_of_another(service: str) -> None:
-    prefix = SETTINGS[service].model_config.get("env_prefix", "")
-    assert all(name.startswith(prefix) for name in environment(service))
+    names = {name.removeprefix("FERRYMAN_").lower() for name in environment(service)}
+    assert names <= names_of(role_of(service))
 
 
 @pytest.mark.parametrize("service", WORKERS)
 def test_a_worker_maps_the_arena_under_the_path_that_the_host_cache_gives(service: str) -> None:
     services = compose()["services"]
-    folder = environment("host-cache")["FERRYMAN_HOSTCACHE_ARENA_FOLDER"]
+    folder = environment("host-cache")["FERRYMAN_ARENA_FOLDER"]
     mount = f"arena:{folder}"
     assert mount in services[service]["volumes"]
     assert mount in services["host-cache"]["volumes"]
@@ -69,27 +74,29 @@ def test_the_arena_s_volume_holds_the_arena_twice() -> None:
     megabytes = re.search(r"size=(\d+)m", options["o"])
     assert options["type"] == "tmpfs"
     assert megabytes is not None
-    arena_bytes = int(environment("host-cache")["FERRYMAN_HOSTCACHE_MEMORY_BYTES"])
+    arena_bytes = parse_size(environment("host-cache")["FERRYMAN_HOST_MEMORY"])
+    assert isinstance(arena_bytes, int)
     assert int(megabytes[1]) << 20 >= 2 * arena_bytes
 
 
 @pytest.mark.parametrize("service", WORKERS)
 def test_workers_find_the_host_cache_where_it_listens(service: str) -> None:
-    address = environment(service)[f"FERRYMAN_{service.upper()}_HOSTCACHE__ADDRESS"]
-    assert address == f"host-cache:{environment('host-cache')['FERRYMAN_HOSTCACHE_LISTEN__PORT']}"
+    address = environment(service)["FERRYMAN_HOSTCACHE_ADDRESS"]
+    assert address == f"host-cache:{environment('host-cache')['FERRYMAN_PORT']}"
 
 
 def test_the_host_cache_says_where_others_reach_it() -> None:
-    """A router told 0.0.0.0 asked itself for prefetches."""
-    told = environment("host-cache")["FERRYMAN_HOSTCACHE_ADVERTISE"]
+    """A router that was given 0.0.0.0 sent its prefetches to itself."""
+    told = environment("host-cache")["FERRYMAN_ADVERTISE"]
     assert told in compose()["services"], "a name that the network resolves"
 
 
 @pytest.mark.parametrize("service", SETTINGS)
 def test_a_service_may_drain_before_it_is_killed(service: str, tmp_path: Path) -> None:
     grace = compose()["services"][service]["stop_grace_period"]
-    given = {"worker": {"model": tmp_path}} if service in WORKERS else {"model": tmp_path}
-    settings: Any = SETTINGS[service](**({} if service == "host-cache" else given))
+    key = {"cluster_key_file": tmp_path / "cluster.key"}
+    given = {"worker": {"model": tmp_path}} if service in WORKERS else {"model": tmp_path, **key}
+    settings: Any = SETTINGS[service](**(key if service == "host-cache" else given))
     assert float(grace.removesuffix("s")) > settings.life.drain_seconds
 
 
@@ -103,6 +110,23 @@ def test_every_container_is_confined_and_watched(service: str) -> None:
     assert described["healthcheck"]["test"]
 
 
+def test_the_key_is_made_by_the_first_service_and_given_to_none_that_does_not_need_it() -> None:
+    services = compose()["services"]
+    paths = {
+        environment("host-cache")["FERRYMAN_CLUSTER_KEY_FILE"],
+        environment("router")["FERRYMAN_CLUSTER_KEY_FILE"],
+    }
+    (path,) = paths
+    assert f"ferryman key {path} && exec " in services["host-cache"]["command"][-1]
+    mount = f"key:{path.rpartition('/')[0]}"
+    assert mount in services["host-cache"]["volumes"]
+    assert f"{mount}:ro" in services["router"]["volumes"]
+    for worker in WORKERS:
+        assert not any("key:" in volume for volume in services[worker]["volumes"])
+        assert "host-cache" in services[worker]["depends_on"], "so it has come first"
+        assert worker in services["router"]["depends_on"]
+
+
 def test_ports_are_published_on_loopback_unless_chosen_otherwise() -> None:
     ports = [port for each in compose()["services"].values() for port in each.get("ports", ())]
     assert len(ports) == 3
@@ -112,13 +136,13 @@ def test_ports_are_published_on_loopback_unless_chosen_otherwise() -> None:
 @pytest.mark.parametrize("door", ["HTTP", "GRPC"])
 def test_the_router_listens_where_its_published_port_leads(door: str) -> None:
     published = [port.rpartition(":")[2] for port in compose()["services"]["router"]["ports"]]
-    assert environment("router")[f"FERRYMAN_ROUTER_{door}__PORT"] in published
+    assert environment("router")[f"FERRYMAN_{door}_PORT"] in published
 
 
 def test_the_image_has_the_demo_model_where_compose_looks() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "ferryman_cli/demo_model /models/demo" in dockerfile
-    assert environment("router")["FERRYMAN_ROUTER_MODEL"] == "/models/demo"
+    assert environment("router")["FERRYMAN_MODEL"] == "/models/demo"
 
 
 def test_the_image_runs_as_the_user_who_owns_its_volumes() -> None:

@@ -1,4 +1,4 @@
-"""README.md and docs/: links lead somewhere, snippets import what exists, commands are commands."""
+"""The documents: links have targets, snippets import existing names, commands exist."""
 
 from __future__ import annotations
 
@@ -13,17 +13,28 @@ from ferryman.schedule.request import SamplingParams
 from ferryman_cli.app import run
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#:]*)(#[^)]*)?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"\.venv/bin/ferryman (\w+)")
 README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files(document: Path) -> None:
-    for target in LINK.findall(document.read_text()):
-        assert (document.parent / target).exists(), target
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for name, heading in LINK.findall(document.read_text()):
+        target = document.parent / name if name else document
+        assert target.exists(), name
+        if heading:
+            assert heading[1:] in _anchors(target), f"{name}{heading}"
+
+
+def _anchors(document: Path) -> set[str]:
+    """The names of headings in links: small letters, without marks, dashes for spaces."""
+    headings = HEADING.findall(CODE.sub("", document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_snippets_import_names_that_exist() -> None:

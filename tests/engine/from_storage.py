@@ -13,12 +13,12 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Reason, Shortfall
 from ferryman.cache.units import Tier
 from ferryman.engine.transfer import digest_of
-from ferryman.tiers.layout import ArenaLayout, Region
-from ferryman.tiers.prefetch import Grant, Prefetcher, Source, Truncate
-from ferryman.tiers.prefetch_values import PrefetchAsk
+from ferryman.tiers.layout import ArenaLayout, PoolRegion
+from ferryman.tiers.prefetch import PrefetchGrant, PrefetchPlanner, PrefetchSource, Truncate
+from ferryman.tiers.prefetch_values import PrefetchRequest
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import AcquireAsk, StoreLimits, WorkerLife
-from ferryman_hostcache.storage.tier import OfferedUnit, StorageTier, UnitRead
+from ferryman.tiers.values import AcquireRequest, StoreLimits, WorkerLife
+from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 
 HOST = WorkerLife("host-cache", 1)
 READER = WorkerLife("prefill", 1)
@@ -28,7 +28,7 @@ LEASE = "lease"
 async def bring_from_storage(
     there: HostMemory, keys: Sequence[PageKey], host: HostStore, folder: Path
 ) -> HostMemory:
-    """What of a chain that `there` holds comes into a host store, after a life of the folder."""
+    """The units of `there`'s chain that come into a host store from a folder that was reopened."""
     manifest = host.manifest
     async with opened(folder) as storage:
         storage.attach(manifest)
@@ -44,14 +44,14 @@ async def bring_from_storage(
 
 
 async def _prefetched(storage: StorageTier, keys: Sequence[PageKey], host: HostStore) -> HostMemory:
-    source = Source(Tier.STORAGE, "", storage.lookup(keys).pages)
-    ask = PrefetchAsk(keys, 0, len(keys), 1)
-    prefetcher = Prefetcher(HOST, Truncate, 1.0)
+    source = PrefetchSource(Tier.STORAGE, "", storage.lookup(keys).pages)
+    ask = PrefetchRequest(keys, 0, len(keys), 1)
+    prefetcher = PrefetchPlanner(HOST, Truncate, 1.0)
     grant = prefetcher.reserve(host, ask, [source], lease_id=LEASE, bytes_under_way=0, now=0.0)
     content = await _read(storage, keys, grant)
     host.commit_arrived(LEASE, {name: digest_of(data) for name, data in content.items()}, 0.0)
     brought = HostMemory()
-    for unit in host.acquire(AcquireAsk(LEASE, READER, keys, 0, 0, len(keys)), 0.0).units:
+    for unit in host.acquire(AcquireRequest(LEASE, READER, keys, 0, 0, len(keys)), 0.0).units:
         data = content[unit.kind, unit.page_index]
         brought.put(unit.kind, unit.page_index, unit.key, data, Tier.STORAGE)
     if grant.lack:
@@ -60,7 +60,7 @@ async def _prefetched(storage: StorageTier, keys: Sequence[PageKey], host: HostS
 
 
 async def _read(
-    storage: StorageTier, keys: Sequence[PageKey], grant: Grant
+    storage: StorageTier, keys: Sequence[PageKey], grant: PrefetchGrant
 ) -> Mapping[tuple[Kind, int], bytes]:
     room = {(unit.kind, unit.page_index): bytearray(unit.num_bytes) for unit in grant.room}
     units = storage.lease(LEASE, keys, list(room))
@@ -72,9 +72,9 @@ async def _read(
 
 
 def host_store(manifest: StateManifest, num_slots: Mapping[Kind, int]) -> HostStore:
-    """With room for so many units of each kind."""
+    """A host store with room for the given number of units of each kind."""
     regions, offset = {}, 0
     for kind in manifest.kinds:
-        regions[kind] = Region(offset, manifest.layout(kind).slot_bytes, num_slots[kind])
+        regions[kind] = PoolRegion(offset, manifest.layout(kind).slot_bytes, num_slots[kind])
         offset += regions[kind].slot_bytes * num_slots[kind]
     return HostStore(manifest, ArenaLayout(regions), StoreLimits())

@@ -15,7 +15,7 @@ from ferryman.cache.resume import NO_SHORTFALL, HostView, ResumePlan, Shortfall
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.engine.transfer import digest_of
 from ferryman.llm import LLM, Completion
-from ferryman.schedule.events import Admitted, CachedUnit, Event, Retracted
+from ferryman.schedule.events import CachedUnit, Event, Retracted, SequenceAdmitted
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.sequence import Goal
 
@@ -36,6 +36,8 @@ class Cell:
     snapshot_grid: int = 0
     tp_size: int = 1
     draft: str = ""
+    dtype: str = "float64"
+    quantize: str = "none"
 
 
 @dataclass
@@ -95,7 +97,7 @@ class HostFed(LLM):
     def arrive(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
     ) -> list[tuple[Completion, ResumePlan]]:
-        """What became of all of them at once, and by which plan each was admitted first."""
+        """The completions of all prompts at once, each with the plan of its first admission."""
         self._plans.clear()
         found = self.generate(prompts, sampling)
         assert len(self._plans) == len(prompts)
@@ -103,7 +105,7 @@ class HostFed(LLM):
         return list(zip(found, (self._plans[name] for name in in_order), strict=True))
 
     def write_through(self, prompt: Sequence[int]) -> None:
-        """Copies what the device has of a prompt to the arena."""
+        """Copies a prompt's units from the device to the arena."""
         self.copy(self._engine.scheduler.chain_units(self.keys_of(prompt)))
 
     def copy(self, units: Iterable[CachedUnit]) -> None:
@@ -118,39 +120,39 @@ class HostFed(LLM):
         scheduler = self._engine.scheduler
         if kind is None:
             return scheduler.flush()
-        pool = scheduler.residence.pools[kind]
+        pool = scheduler.allocator.pools[kind]
         before = pool.num_free
-        scheduler.residence.make_room({kind: pool.num_slots})
+        scheduler.allocator.make_room({kind: pool.num_slots})
         return pool.num_free - before
 
     def _submit(self, request: Request) -> None:
         self._engine.scheduler.submit(request, Goal.DECODE, self.host.view(request.keys))
 
     def _apply(self, event: Event, answers: Any) -> None:
-        if isinstance(event, Admitted) and not event.is_resumed:
+        if isinstance(event, SequenceAdmitted) and not event.is_resumed:
             self._plans[event.request_id] = event.plan
         super()._apply(event, answers)
 
 
 class PutsAway(HostFed):
-    """What a retracted request would resume from goes to the host, and the device forgets it."""
+    """Moves the state of a retracted request from the device to the host."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.resumed: list[ResumePlan] = []
-        self._engine.scheduler.retraction.keep_retracted()
+        self._engine.scheduler.retraction.pin_retracted()
 
     def _apply(self, event: Event, answers: Any) -> None:
         if isinstance(event, Retracted):
             self._put_away(event)
-        elif isinstance(event, Admitted) and event.is_resumed:
+        elif isinstance(event, SequenceAdmitted) and event.is_resumed:
             self.resumed.append(event.plan)
         super()._apply(event, answers)
 
     def _put_away(self, event: Retracted) -> None:
         scheduler, keys = self._engine.scheduler, event.request.keys
         self.copy(scheduler.resume_units(keys))
-        scheduler.retraction.let_go(event.request_id)
+        scheduler.retraction.release_retracted(event.request_id)
         self.forget()
         assert scheduler.offer_host(event.request_id, self.host.view(keys))
 
@@ -161,7 +163,8 @@ Fed = TypeVar("Fed", bound=HostFed)
 def engine_of(kind: type[Fed], folder: Path, cell: Cell, page_size: int = PAGE_SIZE) -> Fed:
     return kind(
         folder,
-        dtype="float64",
+        dtype=cell.dtype,
+        quantize=cell.quantize,
         page_size=page_size,
         chunk_tokens=cell.chunk_tokens,
         max_running=cell.max_running,

@@ -13,12 +13,12 @@ from ferryman.cache.units import HostUnit
 from ferryman.schedule.batch import (
     Chunk,
     DecodeStep,
-    Draw,
     Ints,
-    Load,
     PrefillStep,
+    SampleRequest,
+    SlotLoad,
     SlotOps,
-    Snapshot,
+    SlotSnapshot,
 )
 from ferryman.schedule.request import SamplingParams
 
@@ -45,8 +45,8 @@ def full_pages(*slots: int) -> Mapping[Kind, Sequence[int]]:
     return {Kind.FULL: slots}
 
 
-def draw(guest: Guest, position: int) -> Draw:
-    return Draw(guest.row, position, len(guest.tokens), guest.params)
+def draw(guest: Guest, position: int) -> SampleRequest:
+    return SampleRequest(guest.row, position, len(guest.tokens), guest.params)
 
 
 def chunk(guest: Guest, start: int, end: int, snapshots: Sequence[tuple[int, int]] = ()) -> Chunk:
@@ -58,7 +58,7 @@ def chunk(guest: Guest, start: int, end: int, snapshots: Sequence[tuple[int, int
         end,
         as_token_ids(guest.tokens[start:end]),
         guest.working_slot,
-        tuple(Snapshot(guest.working_slot, slot, position) for position, slot in snapshots),
+        tuple(SlotSnapshot(guest.working_slot, slot, position) for position, slot in snapshots),
         (draw(guest, end),) if end == len(guest.tokens) else (),
     )
 
@@ -73,7 +73,7 @@ def prefill(
 def with_snapshots(step: PrefillStep, *snapshots: tuple[int, int]) -> PrefillStep:
     """The same step, whose first chunk snapshots at these (position, slot)."""
     first = step.chunks[0]
-    made = tuple(Snapshot(first.working_slot, slot, position) for position, slot in snapshots)
+    made = tuple(SlotSnapshot(first.working_slot, slot, position) for position, slot in snapshots)
     return replace(step, chunks=(replace(first, snapshots=made), *step.chunks[1:]))
 
 
@@ -131,6 +131,8 @@ def tables(guests: Sequence[Guest]) -> dict[Kind, Ints]:
     return found
 
 
-def load(guest: Guest, kind: Kind, dst: int, offset: int, content: bytes, digest: bytes) -> Load:
+def load(
+    guest: Guest, kind: Kind, dst: int, offset: int, content: bytes, digest: bytes
+) -> SlotLoad:
     unit = HostUnit(kind, 0, bytes(16), offset, len(content), digest)
-    return Load(guest.request_id, unit, dst)
+    return SlotLoad(guest.request_id, unit, dst)

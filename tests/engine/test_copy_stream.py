@@ -15,13 +15,13 @@ from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_sn
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.engine.copy_stream import CopyStream
-from ferryman.engine.fake import FakeEngine, WrongStamp, at_once
-from ferryman.engine.loads import NO_LOADS, HostTier, Loaded
-from ferryman.engine.stamps import fake_manifest, fake_tokens
+from ferryman.engine.loads import NO_LOADS, LoadedUnits, LoadQueue
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
 from ferryman.engine.transfer import HostTransfer, digest_of
 from ferryman.errors import QueueFull
-from ferryman.schedule.batch import Load, PrefillStep, RowSeed, SlotOps, StepPlan
+from ferryman.schedule.batch import PrefillStep, RowSeed, SlotLoad, SlotOps, StepPlan
+from ferryman.testing.fake_engine import FakeEngine, WrongStamp, no_delay
+from ferryman.testing.stamps import fake_manifest, fake_tokens
 
 PAGE = 4
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -30,7 +30,7 @@ ANNA = Guest("anna", PROMPT, row=0, working_slot=2, pages=full_pages(7, 3, 5))
 
 
 def passes(_: int) -> None:
-    """Loads that nobody holds up."""
+    """Lets loads run without a delay."""
 
 
 class HeldTransfer(HostTransfer):
@@ -50,10 +50,10 @@ class HeldTransfer(HostTransfer):
 
 
 @dataclass
-class House:
-    """An engine with both streams, and the arena that another engine's state lies in."""
+class CopyHouse:
+    """An engine with both streams, and the arena with another engine's state."""
 
-    pace: Callable[[StepPlan], None] = at_once
+    pace: Callable[[StepPlan], None] = no_delay
     gate: Callable[[int], None] = passes
     depth: int = 64
     arena: bytearray = field(default_factory=bytearray)
@@ -62,7 +62,7 @@ class House:
         self.engine = FakeEngine(fake_manifest(PAGE), SIZES, max_rows=4, max_len=40, pace=self.pace)
         self.transfer = HeldTransfer(self.engine, self.gate)
         self.copies = CopyStream(depth=self.depth)
-        self.engine.host_tier = HostTier(self.transfer, self.copies)
+        self.engine.host_tier = LoadQueue(self.transfer, self.copies)
         self.forward = ForwardStream(self.engine)
         self.units = self._store()
         self.engine.host_tier.attach(memoryview(self.arena))
@@ -95,11 +95,11 @@ class House:
 
 @contextmanager
 def open_house(
-    pace: Callable[[StepPlan], None] = at_once,
+    pace: Callable[[StepPlan], None] = no_delay,
     gate: Callable[[int], None] = passes,
     depth: int = 64,
-) -> Iterator[House]:
-    house = House(pace, gate, depth)
+) -> Iterator[CopyHouse]:
+    house = CopyHouse(pace, gate, depth)
     yield house
     house.close()
 
@@ -142,10 +142,10 @@ def test_a_step_waits_for_its_loads_however_late_they_are() -> None:
         assert step.result(60).sampled[0].token_id == EXPECTED[0]
 
 
-class Impatient(HostTier):
+class Impatient(LoadQueue):
     """The planted defect: a launch that does not wait for its loads."""
 
-    def arrived(self, step_id: int, loads: object) -> Loaded:
+    def arrived(self, step_id: int, loads: object) -> LoadedUnits:
         return NO_LOADS
 
 
@@ -199,7 +199,7 @@ def test_corrupt_bytes_are_told_of_their_request_and_of_no_other() -> None:
 def test_a_load_that_fails_poisons_its_step_and_what_comes_after() -> None:
     with open_house() as house:
         plan = house.resume(1, BERT)
-        nowhere = Load("guest 0", plan.ops.loads[0].unit, dst=99)
+        nowhere = SlotLoad("guest 0", plan.ops.loads[0].unit, dst=99)
         hold = threading.Event()
         house.forward.call(lambda: wait_for(hold))
         before = house.forward.submit(prefill(0, [(ANNA, 0, 10)], SlotOps(clears=(2,))))

@@ -13,7 +13,7 @@ from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import digest_of
-from ferryman.schedule.batch import RowSeed, SlotOps, Snapshot
+from ferryman.schedule.batch import RowSeed, SlotOps, SlotSnapshot
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))
 
@@ -29,7 +29,7 @@ def test_steps_in_flight_on_a_card_say_what_the_processor_says() -> None:
     with ForwardStream(runner, context=device.entered()) as stream:
         steps = [
             stream.submit(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,)))),
-            stream.submit(decode(1, [(ANNA, 9)], SlotOps(snapshots=(Snapshot(2, 4, 10),)))),
+            stream.submit(decode(1, [(ANNA, 9)], SlotOps(snapshots=(SlotSnapshot(2, 4, 10),)))),
             stream.submit(decode(2, [(ANNA, 10)])),
         ]
         found = [step.result(60).sampled[0].token_id for step in steps]

@@ -1,8 +1,8 @@
 """An engine of several ranks, each a process, answers as one rank does: cold, hit, fork, loaded.
 
-What one engine stored, the other loads, whichever of them is cut: units are the whole model's. All
-of it with drafts, which rank 0 names and all ranks verify. With FERRYMAN_TEST_RANKS set, for a
-mixture of experts, too.
+One engine stores units and the other loads them, whichever of the two has several ranks: a unit is
+the whole model's. All runs use drafts, which rank 0 proposes and all ranks verify. With
+FERRYMAN_TEST_RANKS set, the tests run for a mixture of experts too.
 """
 
 from __future__ import annotations

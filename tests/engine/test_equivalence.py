@@ -8,7 +8,7 @@ happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,11 @@ from tests.tiny_models import save_tiny_model
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest
-from ferryman.llm import Completion
+from ferryman.llm import LLM, Completion
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.token_rules import TokenRules
 
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=5, ignore_eos=True)
@@ -66,8 +68,8 @@ def test_cold_then_hit_then_fork_then_mixed_are_exact(
         assert [one.cached_tokens["device"] for one in forked] == [64, 64, 64]
         assert_same(forked[2], cold)
 
-        others = [PROMPT[:n] for n in (1, 16, 17, 40)]
-        mixed = llm.generate([*others, PROMPT], GREEDY)
+        ranks = [PROMPT[:n] for n in (1, 16, 17, 40)]
+        mixed = llm.generate([*ranks, PROMPT], GREEDY)
         assert_same(mixed[-1], cold)
         llm.check_integrity()
         assert all(set(ledger.by_role) <= {"tree"} for ledger in llm.ledgers().values())
@@ -171,33 +173,69 @@ def scarce(folder: Path, chunk_tokens: int, overlap: bool) -> Cell:
     return Cell(chunk_tokens, overlap, memory_bytes=memory, max_running=4, recurrent_slots=12)
 
 
-def scarce_bytes(folder: Path) -> int:
+def scarce_bytes(folder: Path, num_states: int = 12) -> int:
     """Room for 14 pages, where four requests that share 4 need 16 at their ends."""
-    manifest = load_model(folder, "float64", page_size=16).manifest
+    manifest = load_model(folder, LoadOptions("float64", page_size=16)).manifest
     slot_bytes = {kind: manifest.layout(kind).slot_bytes for kind in manifest.kinds}
-    return 14 * slot_bytes[Kind.FULL] + 12 * slot_bytes[Kind.RECURRENT]
+    return 14 * slot_bytes[Kind.FULL] + num_states * slot_bytes[Kind.RECURRENT]
 
 
-def test_penalties_and_seeds_survive_overlap_and_retraction(folder: Path) -> None:
-    sampling = [
-        SamplingParams(
-            max_tokens=24,
-            temperature=0.8,
-            top_p=0.9,
-            seed=seed,
-            repetition_penalty=1.3,
-            frequency_penalty=0.4,
-            ignore_eos=True,
-        )
-        for seed in range(4)
-    ]
-    prompts: Sequence[Sequence[int]] = [PROMPT[: 30 + seed] for seed in range(4)]
+WEIGHED = [
+    SamplingParams(
+        max_tokens=40,
+        temperature=0.8,
+        top_p=0.9,
+        seed=seed,
+        repetition_penalty=1.3,
+        presence_penalty=0.6,
+        frequency_penalty=0.4,
+        logprobs=3,
+        ignore_eos=True,
+        stop_token_ids=tuple(range(3, 40)),
+        rules=TokenRules(
+            min_tokens=30,
+            logit_bias=((50 + seed, 4.0), (60, -100.0)),
+            allowed_token_ids=tuple(range(3, 125)) if seed % 2 else (),
+            bad_words=((70,), (50 + seed, 50 + seed)),
+        ),
+    )
+    for seed in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("prefix_cache", "overlap", "draft"),
+    [
+        pytest.param(False, False, "ngram", id="no cache, one step at a time, drafts"),
+        pytest.param(True, False, "", id="cache, one step at a time"),
+        pytest.param(False, True, "", id="no cache, overlap"),
+        pytest.param(True, True, "ngram", id="cache, overlap, drafts"),
+    ],
+)
+def test_penalties_and_seeds_survive_retraction(
+    folder: Path, prefix_cache: bool, overlap: bool, draft: str
+) -> None:
+    """Generated tokens that come back as prompt still count as output."""
+    prompts = [[(5 * i + 17 * n) % 120 + 3 for i in range(40 + n)] for n in range(4)]
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
-        alone = [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, sampling, strict=True)]
-    with engine(folder, Cell(32, overlap=True)) as llm:
-        together = [one.token_ids for one in llm.generate(prompts, sampling)]
-        again = [one.token_ids for one in llm.generate(prompts, sampling)]
-    assert together == alone == again
+        alone = [llm.generate([p], w)[0] for p, w in zip(prompts, WEIGHED, strict=True)]
+    with LLM(
+        folder,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        max_running=4,
+        memory_bytes=scarce_bytes(folder, num_states=40),
+        recurrent_slots=40,
+        prefix_cache=prefix_cache,
+        overlap=overlap,
+        draft=draft,
+        draft_tokens=3,
+    ) as llm:
+        together = llm.generate(prompts, WEIGHED)
+        assert llm.counts.retractions > 0, "the pages were meant to run out"
+        assert bool(draft) == (llm.counts.drafts.drafted > 0)
+    for found, wanted in zip(together, alone, strict=True):
+        assert_same(found, wanted)
 
 
 def test_bad_prompts_are_refused_before_any_work(folder: Path) -> None:

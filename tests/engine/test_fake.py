@@ -1,4 +1,4 @@
-"""The fake engine tells right state from wrong: each way to be wrong is planted here."""
+"""The fake engine detects wrong state: each kind of error is planted here."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.engine.plans import Guest, decode, load, prefill, with_snapshots
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.fake import FakeEngine, WrongStamp
-from ferryman.engine.stamps import fake_manifest, fake_tokens
-from ferryman.schedule.batch import Copy, RowSeed, SlotOps, Snapshot, StepOutcome
+from ferryman.schedule.batch import RowSeed, SlotCopy, SlotOps, SlotSnapshot, StepOutcome
 from ferryman.schedule.request import SamplingParams
+from ferryman.testing.fake_engine import FakeEngine, WrongStamp
+from ferryman.testing.stamps import fake_manifest, fake_tokens
 
 PAGE = 4
 WINDOW = 6
@@ -94,10 +94,12 @@ def test_a_snapshot_can_be_resumed_and_only_at_its_position() -> None:
     fake.run(with_snapshots(prefill(0, [(ANNA, 0, 10)], CLEAR), (4, 5), (8, 6)))
     seed = RowSeed(1, as_token_ids(PROMPT[:8]))
     fork = replace(ANNA, request_id="fork", row=1, working_slot=4)
-    resumed = fake.run(prefill(1, [(fork, 8, 10)], SlotOps(copies=(Copy(6, 4),), seeds=(seed,))))
+    resumed = fake.run(
+        prefill(1, [(fork, 8, 10)], SlotOps(copies=(SlotCopy(6, 4),), seeds=(seed,)))
+    )
     assert token(resumed) == fake_tokens(PROMPT, 1, fake.vocab_size)[0]
     with pytest.raises(WrongStamp, match=r"of position 4, not .* of position 8"):
-        fake.run(prefill(2, [(fork, 8, 10)], SlotOps(copies=(Copy(5, 4),), seeds=(seed,))))
+        fake.run(prefill(2, [(fork, 8, 10)], SlotOps(copies=(SlotCopy(5, 4),), seeds=(seed,))))
 
 
 def test_a_row_that_was_not_seeded_is_noticed() -> None:
@@ -105,7 +107,7 @@ def test_a_row_that_was_not_seeded_is_noticed() -> None:
     fake.run(with_snapshots(prefill(0, [(ANNA, 0, 10)], CLEAR), (8, 6)))
     fork = replace(ANNA, request_id="fork", row=1, working_slot=4)
     with pytest.raises(WrongStamp, match="row 1 knows 0 of at most 40 tokens"):
-        fake.run(prefill(1, [(fork, 8, 10)], SlotOps(copies=(Copy(6, 4),))))
+        fake.run(prefill(1, [(fork, 8, 10)], SlotOps(copies=(SlotCopy(6, 4),))))
 
 
 def test_a_decode_snapshot_filed_under_another_length_is_noticed() -> None:
@@ -114,7 +116,7 @@ def test_a_decode_snapshot_filed_under_another_length_is_noticed() -> None:
     fake.run(prefill(0, [(ANNA, 0, 10)], CLEAR))
     fake.run(decode(1, [(ANNA, 10)]))
     with pytest.raises(WrongStamp, match="of a state at 12"):
-        fake.run(decode(2, [(ANNA, 11)], SlotOps(snapshots=(Snapshot(2, 5, 11),))))
+        fake.run(decode(2, [(ANNA, 11)], SlotOps(snapshots=(SlotSnapshot(2, 5, 11),))))
 
 
 def test_a_snapshot_off_the_page_grid_is_noticed() -> None:

@@ -9,7 +9,7 @@ from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_sn
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.ops import OnceOnly, SlotConflict, check_slots
-from ferryman.schedule.batch import Copy, SlotOps, Snapshot
+from ferryman.schedule.batch import SlotCopy, SlotOps, SlotSnapshot
 
 ANNA = Guest("anna", [1, 2, 3, 4], row=0, working_slot=2, pages=full_pages(0, 1))
 DIGEST = bytes(16)
@@ -28,7 +28,7 @@ def test_a_slot_with_two_initialisers_is_an_error_naming_both() -> None:
     found = conflict_of(SlotOps(loads=(loaded,), clears=(5,)))
     assert found.operations == ("the load of page 0 for anna", "the clear")
     assert "step 3: recurrent slot 5" in str(found)
-    assert conflict_of(SlotOps(copies=(Copy(1, 5),), clears=(5,))).slot == 5
+    assert conflict_of(SlotOps(copies=(SlotCopy(1, 5),), clears=(5,))).slot == 5
 
 
 def test_equal_slot_numbers_of_two_kinds_are_two_slots() -> None:
@@ -37,9 +37,9 @@ def test_equal_slot_numbers_of_two_kinds_are_two_slots() -> None:
 
 
 def test_a_snapshot_may_not_land_on_a_slot_in_use() -> None:
-    found = conflict_of(SlotOps(snapshots=(Snapshot(2, 2, 5),)))
+    found = conflict_of(SlotOps(snapshots=(SlotSnapshot(2, 2, 5),)))
     assert found.operations[0] == "the forward of part 0"
-    assert conflict_of(SlotOps(clears=(4,), snapshots=(Snapshot(2, 4, 5),))).slot == 4
+    assert conflict_of(SlotOps(clears=(4,), snapshots=(SlotSnapshot(2, 4, 5),))).slot == 4
 
 
 def test_two_snapshots_of_a_scan_need_two_slots() -> None:
@@ -49,7 +49,7 @@ def test_two_snapshots_of_a_scan_need_two_slots() -> None:
 
 
 def test_a_copy_may_not_read_what_another_copy_writes() -> None:
-    assert conflict_of(SlotOps(copies=(Copy(0, 1), Copy(1, 3)))).slot == 1
+    assert conflict_of(SlotOps(copies=(SlotCopy(0, 1), SlotCopy(1, 3)))).slot == 1
 
 
 def test_two_requests_may_not_share_a_working_slot() -> None:
@@ -63,7 +63,7 @@ def test_a_step_is_accepted_exactly_when_all_destinations_differ(
 ) -> None:
     ops = SlotOps(
         loads=tuple(load(ANNA, Kind.RECURRENT, slot, 0, b"", DIGEST) for slot in loaded),
-        copies=tuple(Copy(9, slot) for slot in copied),
+        copies=tuple(SlotCopy(9, slot) for slot in copied),
         clears=tuple(cleared),
     )
     destinations = loaded + copied + cleared

@@ -15,10 +15,11 @@ from tests.engine.toy_model import SIZES, ToyModel
 from tests.lockstep import Lockstep, LockstepGroup
 
 from ferryman.cache.keys import as_token_ids
-from ferryman.engine.packing import PackedStep, StepTensors, from_vector, pack
+from ferryman.engine.packed_step import PackedStep, from_vector, pack
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import StepRunner
-from ferryman.schedule.batch import Copy, RowSeed, SlotOps, Snapshot, StepPlan
+from ferryman.engine.step_tensors import unpack
+from ferryman.schedule.batch import RowSeed, SlotCopy, SlotOps, SlotSnapshot, StepPlan
 from ferryman.schedule.request import SamplingParams
 
 DRAWN = SamplingParams(temperature=0.9, top_p=0.8, seed=5, repetition_penalty=1.2, logprobs=2)
@@ -29,11 +30,11 @@ CARL = Guest("carl", ANNA.tokens, 1, 0, full_pages(7, 3, 8))
 STEPS: list[StepPlan] = [
     with_snapshots(prefill(0, [(ANNA, 0, 8), (BERT, 0, 5)], SlotOps(clears=(2, 6))), (8, 4)),
     prefill(1, [(ANNA, 8, 9)]),
-    decode(2, [(BERT, 5), (ANNA, 9)], SlotOps(snapshots=(Snapshot(2, 3, 10),))),
+    decode(2, [(BERT, 5), (ANNA, 9)], SlotOps(snapshots=(SlotSnapshot(2, 3, 10),))),
     prefill(
         3,
         [(CARL, 8, 9)],
-        SlotOps(copies=(Copy(4, 0),), seeds=(RowSeed(1, as_token_ids(ANNA.tokens[:8])),)),
+        SlotOps(copies=(SlotCopy(4, 0),), seeds=(RowSeed(1, as_token_ids(ANNA.tokens[:8])),)),
     ),
     decode(4, [(CARL, 9), (ANNA, 10), (BERT, 6)]),
 ]
@@ -53,35 +54,35 @@ def test_steps_without_draws_or_with_several_waves_come_back_too() -> None:
     first = prefill(0, [(ANNA, 0, 4)])
     assert from_vector(pack(first).as_vector()).array("draw_rows").shape == (0,)
     step = decode(1, [(ANNA, 9), (BERT, 5)])
-    waves = replace(step, waves=(1, 1))
+    waves = replace(step, verify_depths=(1, 1))
     assert from_vector(pack(waves).as_vector()).array("waves").tolist() == [1, 1]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What a rank drew or heard, and what its slots hold."""
+class VectorRun:
+    """The tokens that a rank drew or received, and the content of its slots."""
 
     tokens: list[list[int]]
     slots: list[bytes]
 
 
-def ran(group: LockstepGroup, steps: list[PackedStep]) -> Ran:
-    """A rank that knows the vectors alone."""
+def ran(group: LockstepGroup, steps: list[PackedStep]) -> VectorRun:
+    """Runs a rank that is given the packed vectors only."""
     model = ToyModel()
     slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
     runner = StepRunner(model, slabs, group, max_rows=4, max_len=64)
     tokens = [
         found[0].tolist()
         for step in steps
-        if (found := runner.run(StepTensors(step, torch.from_numpy(step.buffer))))
+        if (found := runner.run(unpack(step, torch.from_numpy(step.buffer))))
     ]
-    return Ran(tokens, [slab.numpy().tobytes() for slab in slabs.tensors.values()])
+    return VectorRun(tokens, [slab.numpy().tobytes() for slab in slabs.tensors.values()])
 
 
 def test_ranks_that_get_vectors_alone_draw_the_same_and_keep_the_same() -> None:
     steps = [from_vector(pack(step).as_vector()) for step in STEPS]
     lockstep = Lockstep(3)
-    first, *others = lockstep.run(lambda group: ran(group, steps))
+    first, *ranks = lockstep.run(lambda group: ran(group, steps))
     assert [len(tokens) for tokens in first.tokens] == [1, 1, 2, 1, 3]
-    assert all(other == first for other in others)
+    assert all(other == first for other in ranks)
     assert [call.operation for call in lockstep.calls] == ["tell"] * len(STEPS)

@@ -13,21 +13,28 @@ from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_sn
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
-from ferryman.engine.fake import FakeEngine
 from ferryman.engine.ops import without_ops
-from ferryman.engine.recording import FORWARD, RecordingStream, RecordingTransfer, step_event
-from ferryman.engine.sanitizer import FREED, TWO_INITIALISERS, UNORDERED, Operation, Recorder, check
-from ferryman.engine.stamps import fake_manifest, fake_tokens
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import digest_of
-from ferryman.schedule.batch import Copy, SlotOps, Snapshot, StepPlan
+from ferryman.schedule.batch import SlotCopy, SlotOps, SlotSnapshot, StepPlan
+from ferryman.testing.fake_engine import FakeEngine
+from ferryman.testing.sanitizer import (
+    FREED,
+    TWO_INITIALISERS,
+    UNORDERED,
+    Operation,
+    Recorder,
+    check,
+)
+from ferryman.testing.stamps import fake_manifest, fake_tokens
+from ferryman.testing.step_recorder import FORWARD, RecordingStream, RecordingTransfer, step_event
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5, 6))
 FIRST = with_snapshots(prefill(0, [(ANNA, 0, 6)], SlotOps(clears=(2,))), (4, 5))
 
 
-class House:
+class RecordingHouse:
     """A recorded engine, and the generation that each slot has now."""
 
     def __init__(self) -> None:
@@ -53,22 +60,22 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def house() -> Iterator[RecordingHouse]:
+    made = RecordingHouse()
     yield made
     made.stream.close()
 
 
-def test_plan_run_commit_is_clean(house: House) -> None:
+def test_plan_run_commit_is_clean(house: RecordingHouse) -> None:
     tokens = [house.run(FIRST), house.run(decode(1, [(ANNA, 6)]))]
     house.transfer.store_unit(Kind.FULL, 7, memoryview(bytearray(64)))
     house.reuse(Kind.RECURRENT, 5)
-    tokens.append(house.run(decode(2, [(ANNA, 7)], SlotOps(snapshots=(Snapshot(2, 5, 8),)))))
+    tokens.append(house.run(decode(2, [(ANNA, 7)], SlotOps(snapshots=(SlotSnapshot(2, 5, 8),)))))
     assert house.recorder.findings() == ()
     assert tokens == fake_tokens(ANNA.tokens, 3, house.engine.vocab_size)
 
 
-def test_storing_a_page_of_a_step_that_was_not_committed_is_named(house: House) -> None:
+def test_storing_a_page_of_a_step_that_was_not_committed_is_named(house: RecordingHouse) -> None:
     future = house.recorded.submit(FIRST)
     # The value happens to be there already; the edge is not.
     future.result(60)
@@ -78,7 +85,7 @@ def test_storing_a_page_of_a_step_that_was_not_committed_is_named(house: House) 
     assert "'forward of anna of step 0' on forward" in str(found)
 
 
-def test_a_transfer_on_another_stream_needs_the_steps_event(house: House) -> None:
+def test_a_transfer_on_another_stream_needs_the_steps_event(house: RecordingHouse) -> None:
     house.run(FIRST)
     copies = RecordingTransfer(
         house.engine.transfer, house.recorder, house.handle_of, stream="copies"
@@ -90,26 +97,26 @@ def test_a_transfer_on_another_stream_needs_the_steps_event(house: House) -> Non
     assert [f.second.name for f in house.recorder.findings()] == ["read"]
 
 
-def test_a_copy_from_a_slot_that_was_given_away_is_named(house: House) -> None:
+def test_a_copy_from_a_slot_that_was_given_away_is_named(house: RecordingHouse) -> None:
     house.run(FIRST)
     meant = house.handle_of(Kind.RECURRENT, 5)
     house.reuse(Kind.RECURRENT, 5)
     house.generations[Kind.RECURRENT, 5] = meant.generation
     fork = Guest("fork", ANNA.tokens, row=0, working_slot=4, pages=ANNA.pages)
-    house.run(prefill(1, [(fork, 4, 6)], SlotOps(copies=(Copy(5, 4),))))
+    house.run(prefill(1, [(fork, 4, 6)], SlotOps(copies=(SlotCopy(5, 4),))))
     assert {(f.problem, f.second.name) for f in house.recorder.findings()} == {
         (FREED, "copy of step 1")
     }
 
 
-def test_freeing_a_slot_of_a_step_in_flight_is_named(house: House) -> None:
+def test_freeing_a_slot_of_a_step_in_flight_is_named(house: RecordingHouse) -> None:
     house.recorded.submit(FIRST).result(60)
     house.reuse(Kind.FULL, 7)
     (found,) = house.recorder.findings()
     assert (found.problem, found.first.stream, found.second.name) == (UNORDERED, FORWARD, "free")
 
 
-def test_a_replay_has_no_slot_operations_to_record(house: House) -> None:
+def test_a_replay_has_no_slot_operations_to_record(house: RecordingHouse) -> None:
     house.run(FIRST)
     recorded = house.recorded.operations(FIRST)
     again = house.recorded.operations(without_ops(FIRST))
@@ -131,14 +138,16 @@ def check_all(operations: Iterable[Operation]) -> set[tuple[str, str, str]]:
     return {(f.problem, f.first.name, f.second.name) for f in check(operations)}
 
 
-def test_a_load_into_a_slot_that_came_back_after_its_last_reader_is_clean(house: House) -> None:
+def test_a_load_into_a_slot_that_came_back_after_its_last_reader_is_clean(
+    house: RecordingHouse,
+) -> None:
     house.run(FIRST)
     house.reuse(Kind.FULL, 1)
     house.recorded.planned(resumed(SlotOps(loads=(LOAD,), clears=(4,))))
     assert house.recorder.findings() == ()
 
 
-def test_a_load_that_its_step_does_not_wait_for_is_named(house: House) -> None:
+def test_a_load_that_its_step_does_not_wait_for_is_named(house: RecordingHouse) -> None:
     found = house.recorded.operations(resumed(SlotOps(loads=(LOAD,))))
     assert check_all(found) == set()
     waits = [step for step in found if "loads 1" in step.waits]
@@ -149,7 +158,9 @@ def test_a_load_that_its_step_does_not_wait_for_is_named(house: House) -> None:
     }
 
 
-def test_a_load_into_a_slot_that_a_step_in_flight_still_reads_is_named(house: House) -> None:
+def test_a_load_into_a_slot_that_a_step_in_flight_still_reads_is_named(
+    house: RecordingHouse,
+) -> None:
     house.recorded.planned(FIRST)
     into_seven = load(BERT, Kind.FULL, 7, 0, UNIT, digest_of(UNIT))
     house.generations[Kind.FULL, 7] += 1  # given away as if nobody held it
@@ -163,7 +174,7 @@ def test_a_load_into_a_slot_that_a_step_in_flight_still_reads_is_named(house: Ho
     assert "copies waits for before" in found[0].remedy
 
 
-def test_a_clear_after_a_load_is_named(house: House) -> None:
+def test_a_clear_after_a_load_is_named(house: RecordingHouse) -> None:
     """Defect 4. Within one step it is refused, so the clear is the next step's."""
     into_working = load(BERT, Kind.RECURRENT, 4, 0, UNIT, digest_of(UNIT))
     house.recorded.planned(replace(resumed(SlotOps(loads=(into_working,))), step_id=0))
@@ -173,12 +184,12 @@ def test_a_clear_after_a_load_is_named(house: House) -> None:
     ]
 
 
-def test_sending_a_page_before_its_load_is_committed_is_named(house: House) -> None:
+def test_sending_a_page_before_its_load_is_committed_is_named(house: RecordingHouse) -> None:
     """Defect 35."""
     house.recorded.planned(replace(resumed(SlotOps(loads=(LOAD,), clears=(4,))), step_id=0))
     house.transfer.read(Kind.FULL, 1)
     assert {(f.problem, f.second.name) for f in house.recorder.findings()} == {(UNORDERED, "read")}
-    again = House()
+    again = RecordingHouse()
     again.recorded.planned(replace(resumed(SlotOps(loads=(LOAD,), clears=(4,))), step_id=0))
     again.recorded.committed(0)
     again.transfer.read(Kind.FULL, 1)
@@ -191,7 +202,7 @@ def test_sending_a_page_before_its_load_is_committed_is_named(house: House) -> N
 def test_any_schedule_of_two_steps_in_flight_that_commits_before_it_touches_is_clean(
     wishes: list[str],
 ) -> None:
-    house, position, flying = House(), 6, [0]
+    house, position, flying = RecordingHouse(), 6, [0]
     house.recorded.submit(FIRST)
     for wish in wishes:
         if len(flying) == 2 or (wish != "step" and flying):
@@ -202,7 +213,7 @@ def test_any_schedule_of_two_steps_in_flight_that_commits_before_it_touches_is_c
             house.reuse(Kind.RECURRENT, 5)
         if wish in ("step", "snapshot") and position < 16 and len(flying) < 2:
             frozen = wish == "snapshot" and not flying
-            ops = SlotOps(snapshots=(Snapshot(2, 5, position + 1),)) if frozen else SlotOps()
+            ops = SlotOps(snapshots=(SlotSnapshot(2, 5, position + 1),)) if frozen else SlotOps()
             step_id = position - 5
             house.recorded.submit(decode(step_id, [(ANNA, position)], ops))
             flying.append(step_id)

@@ -19,7 +19,7 @@ from ferryman.engine.ops import SlotConflict
 from ferryman.engine.runner import Runner
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import digest_of
-from ferryman.schedule.batch import Copy, Ints, RowSeed, SlotOps, Snapshot
+from ferryman.schedule.batch import Ints, RowSeed, SlotCopy, SlotOps, SlotSnapshot
 from ferryman.schedule.request import SamplingParams
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))
@@ -27,7 +27,7 @@ BERT = Guest("bert", [2, 7, 1, 8, 2], row=3, working_slot=6, pages=full_pages(1,
 
 
 def tokens_of(runner: Runner, *steps: object) -> list[int]:
-    """What each step draws for its first request."""
+    """The token that each step draws for its first request."""
     outcomes = [runner.run(step) for step in steps]  # type: ignore[arg-type]
     return [outcome.sampled[0].token_id for outcome in outcomes if outcome.sampled]
 
@@ -85,7 +85,7 @@ def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads(
     )
     seeds = (RowSeed(1, as_token_ids(ANNA.tokens[:8])),)
     # The load of slot 5 must come before the copy from it.
-    ops = SlotOps(loads=loads, copies=(Copy(5, 0),), seeds=seeds)
+    ops = SlotOps(loads=loads, copies=(SlotCopy(5, 0),), seeds=seeds)
     params = SamplingParams(temperature=0.0, repetition_penalty=3.0)
     with ForwardStream(other) as stream:
         step = prefill(7, [(replace(carl, params=params), 8, 9)], ops)
@@ -102,13 +102,13 @@ def test_the_prologue_loads_before_it_copies_and_seeds_before_the_forward_reads(
 def test_the_epilogue_freezes_the_state_behind_the_token_of_the_step() -> None:
     runner = toy_runner()
     runner.run(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))))
-    runner.run(decode(1, [(ANNA, 9)], SlotOps(snapshots=(Snapshot(2, 4, 10),))))
+    runner.run(decode(1, [(ANNA, 9)], SlotOps(snapshots=(SlotSnapshot(2, 4, 10),))))
     frozen = bytes(runner.transfer.read(Kind.RECURRENT, 4))
     assert frozen == bytes(runner.transfer.read(Kind.RECURRENT, 2))
     runner.run(decode(2, [(ANNA, 10)]))
     assert frozen == bytes(runner.transfer.read(Kind.RECURRENT, 4))
     fork = replace(ANNA, request_id="fork", working_slot=7)
-    again = runner.run(decode(3, [(fork, 10)], SlotOps(copies=(Copy(4, 7),))))
+    again = runner.run(decode(3, [(fork, 10)], SlotOps(copies=(SlotCopy(4, 7),))))
     assert again.sampled[0].token_id == toy_tokens(ANNA.tokens, 3)[2]
 
 
@@ -117,7 +117,7 @@ def test_a_snapshot_of_the_scan_is_the_state_at_its_position() -> None:
     runner.run(with_snapshots(prefill(0, [(ANNA, 0, 9)], SlotOps(clears=(2,))), (4, 0), (8, 1)))
     at_four = toy_runner()
     at_four.run(prefill(0, [(ANNA, 0, 4)], SlotOps(clears=(2,))))
-    # The scan writes sections; what pads a slot behind them is nobody's.
+    # The scan writes sections; the padding of a slot after them is unused.
     used = slice(0, 3 * 64 + 8)
     expected = bytes(at_four.transfer.read(Kind.RECURRENT, 2)[used])
     assert bytes(runner.transfer.read(Kind.RECURRENT, 0)[used]) == expected
@@ -126,7 +126,7 @@ def test_a_snapshot_of_the_scan_is_the_state_at_its_position() -> None:
 def test_running_a_plan_again_finds_no_slot_operation_left() -> None:
     """Defect 3: the lists stayed on a batch that a second pass reused."""
     runner = toy_runner()
-    ops = SlotOps(clears=(2,), copies=(Copy(0, 5),), snapshots=(Snapshot(2, 3, 9),))
+    ops = SlotOps(clears=(2,), copies=(SlotCopy(0, 5),), snapshots=(SlotSnapshot(2, 3, 9),))
     step = with_snapshots(prefill(0, [(ANNA, 0, 9)], ops), (4, 1))
     runner.run(step)
     assert runner.once.num_consumed == 4
@@ -194,7 +194,7 @@ def test_every_step_is_one_transfer() -> None:
     seeds = (RowSeed(3, as_token_ids([1, 2])),)
     runner.run(prefill(0, [(warm, 0, 9)], SlotOps(clears=(2, 0), seeds=seeds)))
     assert device.num_uploads == 1
-    ops = SlotOps(copies=(Copy(0, 6),), snapshots=(Snapshot(2, 4, 10),))
+    ops = SlotOps(copies=(SlotCopy(0, 6),), snapshots=(SlotSnapshot(2, 4, 10),))
     runner.run(decode(1, [(warm, 9)], ops))
     assert device.num_uploads == 2
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
-from ferryman.engine.sanitizer import (
+from ferryman.testing.sanitizer import (
     FREED,
     TWO_INITIALISERS,
     UNORDERED,

@@ -12,9 +12,9 @@ import pytest
 from tests.model.cuttable import cuttable
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.shards import recut
-from ferryman.engine.sharded_transfer import ShardedTransfer
+from ferryman.cache.shards import reshard
 from ferryman.engine.slabs import POISON, Slabs
+from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer
 from ferryman.engine.transfer import HostTransfer, digest_of
 from ferryman.errors import CorruptState, InvalidRequest
 from ferryman.model.config import load_config
@@ -39,7 +39,7 @@ def manifests(
 @pytest.fixture
 def cut(manifests: tuple[StateManifest, StateManifest]) -> ShardedTransfer:
     whole, of_rank = manifests
-    recuts = {k: recut(whole.layout(k), of_rank.layout(k), NUM_RANKS) for k in whole.kinds}
+    recuts = {k: reshard(whole.layout(k), of_rank.layout(k), NUM_RANKS) for k in whole.kinds}
     ranks = [Slabs.allocate(of_rank, sizes(of_rank), "cpu") for _ in range(NUM_RANKS)]
     return ShardedTransfer(recuts, [slabs.tensors for slabs in ranks])
 
@@ -49,7 +49,7 @@ def sizes(manifest: StateManifest) -> Mapping[Kind, int]:
 
 
 def contents(manifest: StateManifest) -> Mapping[Kind, bytes]:
-    """What a slot of an uncut worker holds, gaps and all: random bytes in every section."""
+    """The bytes of a slot of a single-rank worker, with gaps: random bytes in every section."""
     slabs = Slabs.allocate(manifest, sizes(manifest), "cpu")
     rng = np.random.default_rng(7)
     for kind in manifest.kinds:

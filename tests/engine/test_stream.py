@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.engine.plans import Guest, decode, full_pages, prefill
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.fake import FakeEngine
-from ferryman.engine.stamps import extended, fake_manifest, fake_tokens
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
 from ferryman.errors import QueueFull
-from ferryman.schedule.batch import DecodeStep, SlotOps, Snapshot, StepOutcome, StepPlan
+from ferryman.schedule.batch import DecodeStep, SlotOps, SlotSnapshot, StepOutcome, StepPlan
+from ferryman.testing.fake_engine import FakeEngine
+from ferryman.testing.stamps import extended, fake_manifest, fake_tokens
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5))
@@ -109,7 +109,7 @@ def test_a_closure_sees_what_the_steps_before_it_wrote_and_nothing_later() -> No
         stream.submit(prefill(0, [(ANNA, 0, 6)], SlotOps(clears=(2,))))
         ordered = stream.call(lambda: engine.slabs.stamps(Kind.RECURRENT)[2, :2].tolist())
         stream.submit(decode(1, [(ANNA, 6)]))
-        # The scheduler's own side, out of order: what lies there is nobody's state yet.
+        # Read from the scheduler's thread, out of order: the slot has no valid state yet.
         unordered = engine.slabs.stamps(Kind.RECURRENT)[2, :2].tolist()
         release.set()
         assert ordered.result(60) == [prompt[-1], 6]
@@ -123,7 +123,7 @@ def test_two_steps_in_flight_pass_the_token_on_the_device() -> None:
         steps = [
             stream.submit(prefill(0, [(ANNA, 0, 6)], SlotOps(clears=(2,)))),
             stream.submit(decode(1, [(ANNA, 6)])),
-            stream.submit(decode(2, [(ANNA, 7)], SlotOps(snapshots=(Snapshot(2, 4, 8),)))),
+            stream.submit(decode(2, [(ANNA, 7)], SlotOps(snapshots=(SlotSnapshot(2, 4, 8),)))),
         ]
         release.set()
         found = [step.result(60).sampled[0].token_id for step in steps]
@@ -162,14 +162,14 @@ def test_a_failed_step_poisons_the_stream() -> None:
 
 
 def test_a_step_that_fails_when_its_values_are_fetched_poisons_too() -> None:
-    class Broken(Later):
+    class BrokenStep(Later):
         def outcome(self) -> StepOutcome:
             raise RuntimeError("device-side assert")
 
     class BrokenEngine(RecordingEngine):
         def launch(self, plan: StepPlan) -> Later:
             super().launch(plan)
-            return Broken(plan.step_id, self.arrived[plan.step_id])
+            return BrokenStep(plan.step_id, self.arrived[plan.step_id])
 
     engine = BrokenEngine(1)
     with ForwardStream(engine) as stream:
@@ -206,6 +206,29 @@ def test_a_full_queue_refuses() -> None:
         with pytest.raises(QueueFull, match="2 jobs wait on the forward stream"):
             stream.call(lambda: None)
         hold.set()
+
+
+def test_a_step_is_taken_however_many_closures_wait_before_it() -> None:
+    """The step was planned, and a plan cannot be undone."""
+    hold, held = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        held.set()
+        assert_set(hold)
+
+    engine = RecordingEngine(1)
+    engine.arrived[0].set()
+    with ForwardStream(engine, depth=2) as stream:
+        stream.call(wait)
+        assert_set(held)
+        while True:
+            try:
+                stream.call(lambda: None)
+            except QueueFull:
+                break
+        step = stream.submit(empty_step(0))
+        hold.set()
+        assert step.result(60).step_id == 0
 
 
 def test_closing_drains_and_then_refuses() -> None:

@@ -7,19 +7,20 @@ import pytest
 import xxhash
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_side import Fence, HostSide, Run
-from ferryman.engine.device_transfer import DeviceTransfer, transfer_of
+from ferryman.engine.copy_stream import CopyFence, CopyRun, HostSide
 from ferryman.engine.slabs import Slabs
-from ferryman.engine.stamps import StampSlabs, fake_manifest
 from ferryman.engine.transfer import (
     ONE_PIECE_BYTES,
     PIECE_BYTES,
+    DeviceTransfer,
     HostTransfer,
     Transfer,
     copied,
     digest_of,
+    transfer_of,
 )
 from ferryman.errors import CorruptState, InvalidRequest
+from ferryman.testing.stamps import StampSlabs, fake_manifest
 
 MANIFEST = fake_manifest(16)
 SIZES = {Kind.FULL: 4, Kind.RECURRENT: 3}
@@ -105,13 +106,13 @@ def test_a_copy_in_pieces_has_the_digest_of_the_whole(num_bytes: int) -> None:
 
 
 class SlowSide(HostSide):
-    """Copies that have ended only when somebody has waited for them."""
+    """Copies that have ended only after a wait for them."""
 
     def __init__(self) -> None:
         self.waits: list[int] = []
         self._runs = 0
 
-    def begin(self) -> Run:
+    def begin(self) -> CopyRun:
         self._runs += 1
         return _SlowRun(self, self._runs)
 
@@ -120,7 +121,7 @@ class _SlowRun:
     def __init__(self, side: SlowSide, number: int) -> None:
         self._side, self._number = side, number
 
-    def end(self) -> Fence:
+    def end(self) -> CopyFence:
         return self
 
     def wait(self) -> None:

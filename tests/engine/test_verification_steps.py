@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.engine.plans import Guest, decode, full_pages, prefill, verify
-from tests.engine.test_recording import House
+from tests.engine.test_recording import RecordingHouse
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.fake import FakeEngine, WrongStamp
 from ferryman.engine.ops import SlotConflict, check_slots
-from ferryman.engine.sanitizer import FREED, UNORDERED
-from ferryman.engine.stamps import fake_manifest, fake_tokens
-from ferryman.schedule.batch import SlotOps, Snapshot, StepOutcome
+from ferryman.schedule.batch import SlotOps, SlotSnapshot, StepOutcome
 from ferryman.schedule.drafting import ON_DEVICE
+from ferryman.testing.fake_engine import FakeEngine, WrongStamp
+from ferryman.testing.sanitizer import FREED, UNORDERED
+from ferryman.testing.stamps import fake_manifest, fake_tokens
 
 PAGE = 4
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9], row=0, working_slot=2, pages=full_pages(7, 3, 5, 6))
@@ -70,11 +70,13 @@ def test_a_state_is_saved_as_the_step_before_left_it() -> None:
     fake = engine()
     fake.run(verify(1, ANNA, 6, RIGHT[1:2], scratch=(3,)))
     moved = replace(ANNA, working_slot=3)
-    fake.run(verify(2, moved, 8, RIGHT[3:4], (2,), SlotOps(saves=(Snapshot(3, 5, 8),))))
+    fake.run(verify(2, moved, 8, RIGHT[3:4], (2,), SlotOps(saves=(SlotSnapshot(3, 5, 8),))))
     assert fake.slabs.stamps(Kind.RECURRENT)[5, 1] == 8
     with pytest.raises(WrongStamp, match="of a state at 10"):
         fake.run(
-            decode(3, [(replace(ANNA, working_slot=2), 10)], SlotOps(saves=(Snapshot(2, 5, 8),)))
+            decode(
+                3, [(replace(ANNA, working_slot=2), 10)], SlotOps(saves=(SlotSnapshot(2, 5, 8),))
+            )
         )
 
 
@@ -89,17 +91,17 @@ def test_two_drafts_that_write_one_slot_are_refused() -> None:
 
 
 def test_a_save_into_a_slot_of_scratch_is_refused() -> None:
-    ops = SlotOps(saves=(Snapshot(2, 3, 6),))
+    ops = SlotOps(saves=(SlotSnapshot(2, 3, 6),))
     with pytest.raises(SlotConflict, match="part 1 and by the snapshot of slot 2"):
         check_slots(verify(1, ANNA, 6, RIGHT[1:3], (3, 4), ops))
 
 
-# The sanitizer: who reads and writes what.
+# The sanitizer: the slots that each operation reads and writes.
 
 
 def test_the_recorder_hears_of_every_state_of_a_run() -> None:
-    house = House()
-    step = verify(1, ANNA, 6, RIGHT[1:3], (3, 4), SlotOps(saves=(Snapshot(2, 5, 6),)))
+    house = RecordingHouse()
+    step = verify(1, ANNA, 6, RIGHT[1:3], (3, 4), SlotOps(saves=(SlotSnapshot(2, 5, 6),)))
     heard = [
         (
             operation.name,
@@ -119,18 +121,18 @@ def test_the_recorder_hears_of_every_state_of_a_run() -> None:
 
 
 def test_a_run_whose_states_change_places_when_it_commits_is_clean() -> None:
-    house = House()
+    house = RecordingHouse()
     house.run(prefill(0, [(ANNA, 0, 6)], CLEAR))
     house.run(verify(1, ANNA, 6, [RIGHT[1], 5], scratch=(3, 4)))
     moved = replace(ANNA, working_slot=3)
-    house.run(verify(2, moved, 8, RIGHT[3:4], (2,), SlotOps(saves=(Snapshot(3, 5, 8),))))
+    house.run(verify(2, moved, 8, RIGHT[3:4], (2,), SlotOps(saves=(SlotSnapshot(3, 5, 8),))))
     house.transfer.store_unit(Kind.RECURRENT, 5, memoryview(bytearray(64)))
     house.stream.close()
     assert house.recorder.findings() == ()
 
 
 def test_a_scratch_slot_given_away_while_its_run_is_on_its_way_is_named() -> None:
-    house = House()
+    house = RecordingHouse()
     house.run(prefill(0, [(ANNA, 0, 6)], CLEAR))
     house.recorded.submit(verify(1, ANNA, 6, [RIGHT[1], 5], scratch=(3, 4))).result(60)
     house.transfer.store_unit(Kind.RECURRENT, 3, memoryview(bytearray(64)))

@@ -1,7 +1,7 @@
 """Every way to arrive at a prompt's state × chunkings × overlap × alone and in one batch, exact.
 
-What is loaded was computed by another engine with another chunking; what comes from storage went
-through files. Plans prove that each prompt arrived in the way it was meant to.
+Another engine, with another chunking, computed the loaded units; units from storage went through
+files. Plans prove that each prompt arrived in the intended way.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import Reason, ResumePlan
 from ferryman.cache.units import Tier
 from ferryman.llm import Completion
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
 
@@ -39,7 +40,7 @@ FIRST_TURN = tokens(7, 41)
 
 
 @dataclass(frozen=True)
-class Way:
+class ArrivalWay:
     """How far a prompt is not computed: pages of the device, and what is loaded from where."""
 
     prompt: list[int]
@@ -67,11 +68,11 @@ class World:
     folder: Path
     lost: Kind
     host: HostMemory
-    ways: Mapping[str, Way]
+    ways: Mapping[str, ArrivalWay]
     cold: Mapping[str, Completion]
 
 
-def ways_behind(turn: Completion, kinds: Sequence[Kind]) -> dict[str, Way]:
+def ways_behind(turn: Completion, kinds: Sequence[Kind]) -> dict[str, ArrivalWay]:
     """By name, for a model with state of these kinds, full pages first; `turn` is what another
     engine answered to the first turn."""
     history = [*FIRST_TURN, *turn.token_ids]
@@ -79,22 +80,22 @@ def ways_behind(turn: Completion, kinds: Sequence[Kind]) -> dict[str, Way]:
     assert known > len(FIRST_TURN), "decode left a point of its own"
     host, storage = (each(kinds, tier) for tier in (Tier.HOST, Tier.STORAGE))
     return {
-        "cold": Way(tokens(0), 0, 0),
-        "device hit": Way(tokens(1), 4, 64),
-        "fork": Way([*tokens(1, 66), 5, 5], 4, 64),
-        "partial hit": Way([*STEM[:33], 8, 8], 2, 32),
-        "host hit": Way(tokens(3), 0, 64, host),
-        "storage hit": Way(tokens(4), 0, 64, storage),
-        "truncated prefetch": Way(TURNS[1], 0, 48, storage, Reason.HOST_FULL),
-        "one kind loaded": Way(tokens(6), 4, 64, each(kinds[-1:], Tier.HOST)),
-        "next turn": Way([*history, 9, 9, 9], 0, known, host),
+        "cold": ArrivalWay(tokens(0), 0, 0),
+        "device hit": ArrivalWay(tokens(1), 4, 64),
+        "fork": ArrivalWay([*tokens(1, 66), 5, 5], 4, 64),
+        "partial hit": ArrivalWay([*STEM[:33], 8, 8], 2, 32),
+        "host hit": ArrivalWay(tokens(3), 0, 64, host),
+        "storage hit": ArrivalWay(tokens(4), 0, 64, storage),
+        "truncated prefetch": ArrivalWay(TURNS[1], 0, 48, storage, Reason.HOST_FULL),
+        "one kind loaded": ArrivalWay(tokens(6), 4, 64, each(kinds[-1:], Tier.HOST)),
+        "next turn": ArrivalWay([*history, 9, 9, 9], 0, known, host),
     }
 
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = save_variant(tmp_path_factory.mktemp(request.param), request.param)
-    manifest = load_model(folder, "float64", page_size=PAGE_SIZE).manifest
+    manifest = load_model(folder, LoadOptions("float64", page_size=PAGE_SIZE)).manifest
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
         turn = llm.generate([FIRST_TURN], GREEDY)[0]
         ways = ways_behind(turn, manifest.kinds)

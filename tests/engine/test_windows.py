@@ -2,7 +2,7 @@
 
 Families with windows arrive in all ways in `test_ways_to_arrive`, `test_equivalence_of_families`.
 Here pages behind the window are given away as fast as they can be, to others that write at once.
-FERRYMAN_WINDOW_ROUNDS raises the number of rounds on tiny pools, and of random models on them.
+FERRYMAN_TEST_WINDOW_ROUNDS raises the number of rounds on tiny pools, and of random models on them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ferryman.model.config import load_config
 from ferryman.model.manifest import state_manifest
 from ferryman.schedule.request import SamplingParams
 
-ROUNDS = int(os.environ.get("FERRYMAN_WINDOW_ROUNDS", "1"))
-VARIANTS = os.environ.get("FERRYMAN_WINDOW_VARIANTS", "gpt_oss native").split()
+ROUNDS = int(os.environ.get("FERRYMAN_TEST_WINDOW_ROUNDS", "1"))
+VARIANTS = os.environ.get("FERRYMAN_TEST_WINDOW_VARIANTS", "gpt_oss native").split()
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5, ignore_eos=True)
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedByWindows:
     """A tiny model with windows."""
 
     folder: Path
@@ -43,9 +43,11 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ServedByWindows:
     folder = save_variant(tmp_path_factory.mktemp(request.param), request.param)
-    return Served(folder, state_manifest(load_config(folder), "float64", PAGE_SIZE, ""))
+    return ServedByWindows(folder, state_manifest(load_config(folder), "float64", PAGE_SIZE, ""))
 
 
 def tokens(stem: int, length: int) -> list[int]:
@@ -54,7 +56,7 @@ def tokens(stem: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one at a time", "overlap"])
 def test_a_junction_keeps_its_window_for_those_who_come_by_later(
-    served: Served, overlap: bool
+    served: ServedByWindows, overlap: bool
 ) -> None:
     """At page 2 the first request gave its window back: all pages are there, and no point."""
     stem, last = tokens(1, 40), [*tokens(1, 33), 6, 6]
@@ -72,7 +74,7 @@ def test_a_junction_keeps_its_window_for_those_who_come_by_later(
         assert_same(found, cold)
 
 
-def test_at_every_prefix_length_a_hit_equals_what_is_recomputed(served: Served) -> None:
+def test_at_every_prefix_length_a_hit_equals_what_is_recomputed(served: ServedByWindows) -> None:
     """From the device, from the host, and the window alone from the host."""
     prefixes = [tokens(2, n) for n in range(1, 3 * (served.manifest.window_len + PAGE_SIZE))]
     with engine(served.folder, Cell(1024, overlap=True, prefix_cache=False)) as llm:
@@ -102,7 +104,7 @@ def test_at_every_prefix_length_a_hit_equals_what_is_recomputed(served: Served) 
 
 
 def least_cell(manifest: StateManifest, cell: Cell, max_len: int) -> Cell:
-    """With the least memory in which so many requests run, and one can become `max_len` long."""
+    """The cell with the least memory for its requests, one of which can reach `max_len`."""
     tracking = tracking_slots(prefix_cache=cell.prefix_cache, overlap=cell.overlap)
     concurrency = Concurrency(cell.max_running, 0, tracking)
     memory = next(
@@ -134,7 +136,7 @@ def _longest(
     ],
 )
 def test_pools_with_nothing_to_spare_answer_as_roomy_ones(
-    served: Served, cell: Cell, seed: int
+    served: ServedByWindows, cell: Cell, seed: int
 ) -> None:
     cell = least_cell(served.manifest, cell, 256)
     rng = random.Random(f"{seed} {cell.chunk_tokens}")

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.engine.copy_stream import Copies
-from ferryman.engine.device import Device, HostDevice
+from ferryman.engine.device import ComputeDevice, HostDevice
 from ferryman.engine.loads import AT_ONCE
-from ferryman.engine.others import NO_OTHERS, Others
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
+from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.state import ModelState
 
@@ -59,8 +59,8 @@ class ToyModel:
             heard[index] = _consume(state, table, (slot, slot), position, token)
             for owner, at, dst in batch.snapshots:
                 if (owner, at) == (request, position + 1):
-                    state.recurrent[1].ssm_states[dst] = state.recurrent[1].ssm_states[slot]
-                    state.recurrent[1].conv_states[dst] = state.recurrent[1].conv_states[slot]
+                    state.ssm[1][dst] = state.ssm[1][slot]
+                    state.conv[1][dst] = state.conv[1][slot]
         return _logits(heard[batch.last_tokens])
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
@@ -87,7 +87,7 @@ def _consume(
     keys = state.attention[0].key_pages
     keys[table[position // PAGE_SIZE], 0, position % PAGE_SIZE, 0] = token
     read, write = slots
-    states = state.recurrent[1].ssm_states
+    states = state.ssm[1]
     states[write] = states[read] * 0.5 + token
     ssm = states[write]
     places = torch.arange(position + 1, device=table.device)
@@ -101,7 +101,7 @@ def _logits(heard: Tensor) -> Tensor:
 
 
 def toy_logits(tokens: Sequence[int]) -> Tensor:
-    """What the model says after `tokens`, computed from nothing but them [vocab]."""
+    """The model's logits after `tokens` [vocab], computed from the tokens alone."""
     state, seen = 0.0, 0.0
     for token in tokens:
         state = state / 2 + token
@@ -122,8 +122,8 @@ HOST = HostDevice()
 
 
 def toy_runner(
-    device: Device = HOST, copies: Copies = AT_ONCE, others: Others = NO_OTHERS
+    device: ComputeDevice = HOST, copies: Copies = AT_ONCE, ranks: TpGroup | None = None
 ) -> Runner:
     model = ToyModel()
     slabs = Slabs.allocate(model.manifest, SIZES, device.torch_device)
-    return Runner(model, slabs, max_rows=4, max_len=64, device=device, copies=copies, others=others)
+    return Runner(model, slabs, max_rows=4, max_len=64, device=device, copies=copies, ranks=ranks)

@@ -1,7 +1,7 @@
 """Known ways to get a hand-off wrong (the catalogue's rows 28, 29, 31, 32 and 33).
 
-Memory is a list of stamps: a slot holds what was last written to it, and whoever owns the slot
-asserts that it is theirs. Rows 8 and 9 are in test_values, row 34 in test_usage.
+Memory is a list of stamps: a slot holds its last write, and the owner of the slot asserts that the
+stamp is its own. Rows 8 and 9 are in test_values, row 34 in test_usage.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import LeaseLost, Stale
 from ferryman.handoff.effects import (
     Effect,
-    Fence,
     FreeSlots,
     ReceiverLimits,
     StartDecoding,
     StopWriter,
-    Writer,
+    WriteFence,
+    WriterId,
 )
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.reservation import TERMINAL, ReservationState
 from ferryman.handoff.values import Reservation, WantedUnit
 
 EPOCH = 9
-PREFILL = Writer("prefill-00000001", 4)
+PREFILL = WriterId("prefill-00000001", 4)
 
 
 def reservation(name: str, generation: int = 1) -> Reservation:
     return Reservation(name, EPOCH, 1, (WantedUnit(Kind.FULL, 0, generation),), 5.0)
 
 
-def fence(name: str) -> Fence:
-    return Fence(EPOCH, name, 1)
+def fence(name: str) -> WriteFence:
+    return WriteFence(EPOCH, name, 1)
 
 
 class OneSlot:
@@ -98,7 +98,7 @@ def test_row_29_an_acknowledgement_counts_for_the_reservation_it_names_and_no_ot
     assert table.writer_stopped(fence("res-1")) == ()
     assert table.state_of("res-2") is ReservationState.EXPIRING
     with pytest.raises(Stale):
-        table.writer_stopped(Fence(EPOCH - 1, "res-2", 1))
+        table.writer_stopped(WriteFence(EPOCH - 1, "res-2", 1))
     assert table.state_of("res-2") is ReservationState.EXPIRING
 
 

@@ -1,4 +1,4 @@
-"""Prefill keeps its slots until nobody reads them, and releases them once."""
+"""Prefill keeps its slots until no writer reads them, and releases them once."""
 
 from __future__ import annotations
 
@@ -83,13 +83,14 @@ def test_the_number_of_holds_is_bounded() -> None:
         table.hold(hold("res-2"), 0.0)
 
 
-class Holds(RuleBasedStateMachine):
+class HoldMachine(RuleBasedStateMachine):
     """Any order of answers, sends, cancels and waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = HoldTable()
         self.sends: dict[str, int] = {}
+        self.lease_ends: dict[str, float] = {}
         self.released: set[str] = set()
         self.now = 0.0
 
@@ -104,14 +105,21 @@ class Holds(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def begin(self, name: str) -> None:
         if name not in self.sends:
-            self.sends[name] = 0
+            self.sends[name], self.lease_ends[name] = 0, self.now + 5.0
             self.table.hold(hold(name, f"req-{name[-1]}"), self.now)
 
     @rule(name=st.sampled_from(NAMES))
     def send(self, name: str) -> None:
         if self.table.try_send(name, self.now):
             assert name not in self.released
+            assert self.now < self.lease_ends[name], "a send began behind the lease"
             self.sends[name] += 1
+
+    @rule(name=st.sampled_from(NAMES))
+    def renew(self, name: str) -> None:
+        self.table.renew(name, self.now)
+        if name in self.lease_ends:
+            self.lease_ends[name] = self.now + 5.0
 
     @rule(name=st.sampled_from(NAMES))
     def end_a_send(self, name: str) -> None:
@@ -128,21 +136,29 @@ class Holds(RuleBasedStateMachine):
         self.take(self.table.cancel(f"req-{name[-1]}", 1))
 
     @rule(seconds=st.sampled_from([1.0, 5.0]))
-    def wait(self, seconds: float) -> None:
+    def let_time_pass(self, seconds: float) -> None:
+        """Leases end here; what follows may come before anybody has looked."""
         self.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
         self.take(self.table.expire(self.now))
+        over = {name for name, end in self.lease_ends.items() if self.now >= end}
+        reading = {name for name, num_sends in self.sends.items() if num_sends}
+        assert over <= self.released | reading, "a lease that is over releases what is not read"
 
     @invariant()
     def what_is_not_released_is_held(self) -> None:
         assert len(self.table) == len(self.sends.keys() - self.released)
 
     def teardown(self) -> None:
-        self.wait(1e6)
+        self.let_time_pass(1e6)
+        self.sweep()
         for name in list(self.sends):
             while self.sends[name]:
                 self.end_a_send(name)
         assert self.released == self.sends.keys()
 
 
-TestHolds = Holds.TestCase
+TestHolds = HoldMachine.TestCase
 TestHolds.settings = settings(max_examples=80, stateful_step_count=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,23 +14,23 @@ from ferryman.handoff.lifecycle import (
     FOLLOWS,
     NEEDS,
     START,
-    LifecycleEvent,
+    LifecycleEntry,
     Violation,
     check,
     is_over,
 )
 
 
-def said(role: str, *names: str, attempt: int = 1, first_seq: int = 1) -> list[LifecycleEvent]:
+def said(role: str, *names: str, attempt: int = 1, first_seq: int = 1) -> list[LifecycleEntry]:
     return [
-        LifecycleEvent(role, f"{role}-1", 5, "req-1", attempt, seq, name, {})
+        LifecycleEntry(role, f"{role}-1", 5, "req-1", attempt, seq, name, {})
         for seq, name in enumerate(names, first_seq)
     ]
 
 
-def gap(role: str, first: int, last: int) -> LifecycleEvent:
+def gap(role: str, first: int, last: int) -> LifecycleEntry:
     facts = {"from": first, "to": last}
-    return LifecycleEvent(role, f"{role}-1", 5, "req-1", 1, last + 1, "gap", facts)
+    return LifecycleEntry(role, f"{role}-1", 5, "req-1", 1, last + 1, "gap", facts)
 
 
 ROUTER = said("router", "received", "routed", "finished")
@@ -38,7 +39,7 @@ DECODE = said("decode", "reserved", "verified", "first_token", "progress", "fini
 WHOLE = [*ROUTER, *PREFILL, *DECODE]
 
 
-def rules(events: list[LifecycleEvent]) -> list[str]:
+def rules(events: list[LifecycleEntry]) -> list[str]:
     return [violation.rule for violation in check(events)]
 
 
@@ -60,6 +61,13 @@ def test_a_retracted_and_resumed_request_is_legal() -> None:
     assert check([*ROUTER, *PREFILL, *said("decode", *names)]) == []
 
 
+def test_a_request_of_which_decode_loaded_a_part_is_legal() -> None:
+    names = ["reserved", "loaded", "verified", "first_token", "finished"]
+    assert check([*ROUTER, *PREFILL, *said("decode", *names)]) == []
+    late = said("decode", "reserved", "verified", "loaded", "first_token", "finished")
+    assert "illegal_order" in rules([*ROUTER, *PREFILL, *late])
+
+
 def test_a_migrated_request_is_legal_though_its_first_worker_died_unheard() -> None:
     router = [
         *said("router", "received", "routed"),
@@ -75,6 +83,13 @@ def test_a_request_that_was_ended_owes_no_causes(end: str) -> None:
     assert check([*said("router", "received", "routed", end), *PREFILL]) == []
 
 
+def test_a_router_that_was_killed_may_have_said_less_than_it_did() -> None:
+    """Its order reached prefill, and what it had published was still on its way."""
+    assert check([*said("router", "received"), *PREFILL[:2]]) == []
+    assert check(PREFILL[:2]) == []
+    assert rules([*said("router", "received", "routed"), *DECODE[:1]]) == ["missing_cause"]
+
+
 def test_order_within_a_publisher_is_by_its_numbers() -> None:
     wrong = said("decode", "reserved", "first_token", "verified", "finished")
     found = check([*ROUTER, *PREFILL, *wrong])
@@ -84,12 +99,12 @@ def test_order_within_a_publisher_is_by_its_numbers() -> None:
 
 
 def test_nothing_follows_an_end_even_across_a_gap() -> None:
-    late = LifecycleEvent("decode", "decode-1", 5, "req-1", 1, 9, "progress", {})
+    late = LifecycleEntry("decode", "decode-1", 5, "req-1", 1, 9, "progress", {})
     assert rules([*WHOLE, gap("decode", 6, 7), late]) == ["illegal_order"]
 
 
 def test_a_gap_excuses_what_it_covers() -> None:
-    finished = LifecycleEvent("decode", "decode-1", 5, "req-1", 1, 5, "finished", {})
+    finished = LifecycleEntry("decode", "decode-1", 5, "req-1", 1, 5, "finished", {})
     assert check([*ROUTER, *PREFILL, *DECODE[:1], gap("decode", 2, 3), finished]) == []
 
 
@@ -144,3 +159,80 @@ def test_every_walk_through_a_table_is_legal_in_itself(role: str, data: st.DataO
         name = data.draw(st.sampled_from(FOLLOWS[role][name]))
         names.append(name)
     assert not {"illegal_order", "missing_seq"} & set(rules(said(role, *names)))
+
+
+# Recorded from a cluster whose prefill worker stood still between Commit and its answer, and came
+# back: decode obeyed it, and the client got 155 of 600 tokens with status 200.
+CUT: tuple[tuple[str, int, str, Mapping[str, object]], ...] = (
+    ("router", 1, "received", {"tokens": 60, "tenant": "public", "deadline_ms": 300000}),
+    ("router", 2, "routed", {"prefill": "prefill-1", "decode": "decode-1", "plane": "grpc"}),
+    ("prefill", 1, "queued", {"position": 0}),
+    ("decode", 1, "reserved", {"wanted_full": [0, 4], "wanted_recurrent": [60, 61]}),
+    ("prefill", 2, "admitted", {"position": 0, "prompt_len": 60, "recurrent": "clear"}),
+    ("prefill", 3, "chunk", {"index": 1, "count": 2, "start": 0, "end": 32}),
+    ("prefill", 4, "chunk", {"index": 2, "count": 2, "start": 32, "end": 60}),
+    ("hostcache", 1, "stored", {"units": 4, "reserved_units": 4}),
+    ("decode", 2, "verified", {"units": 5}),
+    ("decode", 3, "first_token", {"offset": 0}),
+    ("decode", 4, "progress", {"tokens": 64}),
+    ("decode", 5, "progress", {"tokens": 128}),
+    ("decode", 6, "aborted", {"reason": "prefill_failed"}),
+    ("prefill", 5, "failed", {"reason": "Unavailable"}),
+    ("hostcache", 2, "stored", {"units": 11, "reserved_units": 11}),
+    ("router", 3, "finished", {"reason": "cancelled", "prompt": 60, "tokens": 155}),
+)
+
+
+def recorded(*changes: tuple[str, str, dict[str, str]]) -> list[LifecycleEntry]:
+    """The recorded life, with other facts for some (role, event)."""
+    others: dict[tuple[str, str], Mapping[str, object]] = {
+        (role, name): facts for role, name, facts in changes
+    }
+    return [
+        LifecycleEntry(role, f"{role}-1", 5, "req-1", 1, seq, name, others.get((role, name), facts))
+        for role, seq, name, facts in CUT
+    ]
+
+
+def test_an_answer_that_prefill_cut_is_illegal() -> None:
+    assert rules(recorded()) == ["ended_by_prefill", "cut_answer"]
+
+
+@pytest.mark.parametrize("reason", ["prefill_failed", "cancelled", "reservation_ended"])
+def test_prefill_cannot_end_what_was_committed_whatever_the_router_makes_of_it(reason: str) -> None:
+    by_prefill = ("decode", "aborted", {"reason": reason})
+    finished = ("router", "finished", {"reason": "stop"})
+    assert rules(recorded(by_prefill, finished)) == ["ended_by_prefill"]
+
+
+def test_an_answer_is_not_complete_when_decode_was_made_to_end_it() -> None:
+    by_router = ("decode", "aborted", {"reason": "client_gone"})
+    assert rules(recorded(by_router)) == ["cut_answer"]
+    finished = ("router", "finished", {"reason": "length"})
+    assert rules(recorded(by_router, finished)) == ["cut_answer"]
+
+
+def test_a_stop_string_ends_what_decode_was_at() -> None:
+    by_router = ("decode", "aborted", {"reason": "stop"})
+    finished = ("router", "finished", {"reason": "stop"})
+    assert rules(recorded(by_router, finished)) == []
+
+
+def test_a_reservation_may_be_ended_by_its_writer() -> None:
+    log = [*said("router", "received", "routed", "failed"), *said("prefill", "queued", "admitted")]
+    decode = said("decode", "reserved", "aborted")
+    decode[-1] = replace(decode[-1], facts={"reason": "prefill_failed"})
+    assert check([*log, *decode]) == []
+
+
+def test_an_attempt_that_was_lost_does_not_spoil_the_next() -> None:
+    router = [
+        *said("router", "received", "routed"),
+        *said("router", "migrated", "routed", "finished", attempt=2, first_seq=3),
+    ]
+    router[-1] = replace(router[-1], facts={"reason": "length"})
+    first = said("decode", "reserved", "verified", "first_token", "aborted")
+    first[-1] = replace(first[-1], facts={"reason": "attempt_lost"})
+    second = [replace(event, attempt=2, worker_id="decode-2") for event in DECODE]
+    prefill = [replace(event, attempt=2, seq=event.seq + 5) for event in PREFILL]
+    assert check([*router, *first, *PREFILL, *second, *prefill]) == []

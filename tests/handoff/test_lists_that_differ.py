@@ -15,8 +15,16 @@ import pytest
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, LeaseLost
-from ferryman.handoff.effects import CommitAnswer, Fence, ReceiverLimits, StartDecoding, Writer
+from ferryman.handoff.commit_check import Gaps, Verified
+from ferryman.handoff.effects import (
+    CommitAnswer,
+    ReceiverLimits,
+    StartDecoding,
+    WriteFence,
+    WriterId,
+)
 from ferryman.handoff.holder import Hold, HoldTable
+from ferryman.handoff.offer import UnitsToSend
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.values import (
     PageRange,
@@ -27,7 +35,6 @@ from ferryman.handoff.values import (
     ranges_of,
     units_of,
 )
-from ferryman.handoff.verdict import Gaps, Verified
 from ferryman.schedule.batch import Sampled
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
@@ -37,10 +44,9 @@ from ferryman.wire.codec.handoff import (
     reserve_answer_to_wire,
 )
 from ferryman.wire.values import CommitOrder, RequestContext, Usage
-from ferryman_prefill.outgoing import Outgoing
 
 EPOCH, MOST = 7, 4
-PREFILL = Writer("prefill-00000001", 5)
+PREFILL = WriterId("prefill-00000001", 5)
 LENGTHS = list(product(range(MOST + 1), range(MOST + 1)))
 """(units lacking at the front, at the end) of MOST + 1 pages."""
 
@@ -48,12 +54,12 @@ Span = tuple[int, int]
 
 
 def names_of(kind: Kind, lacking: Span) -> set[UnitName]:
-    """Of pages 3 to 3 + MOST what is left when so many lack at the front and at the end."""
+    """Pages 3 to 3 + MOST without the given numbers of pages at the front and at the end."""
     return {(kind, index) for index in range(3 + lacking[0], 4 + MOST - lacking[1])}
 
 
 @dataclass
-class Decode:
+class DecodeLists:
     """Decode's table, with one reservation of exactly these units, each in a slot of its own."""
 
     wanted: set[UnitName]
@@ -66,16 +72,16 @@ class Decode:
         self.slots: dict[UnitName, str] = {}
 
     def answer(self) -> Reservation:
-        """What prefill reads of the answer to its Reserve."""
-        message = reserve_answer_to_wire(ReserveAnswer(self.reservation, "ab" * 16))
+        """The reservation as prefill reads it from the answer to its Reserve."""
+        message = reserve_answer_to_wire(ReserveAnswer(self.reservation))
         return reserve_answer_from_wire(message, attempt=1).reservation
 
-    def write(self, fence: Fence, unit: WantedUnit, content: str) -> None:
+    def write(self, fence: WriteFence, unit: WantedUnit, content: str) -> None:
         if self.table.try_write(fence, unit, 1.0):
             self.slots[unit.name] = content
             self.table.record(fence, digest_of(unit.name, content), 1.0)
 
-    def commit(self, fence: Fence, sent: list[UnitDigest]) -> CommitAnswer:
+    def commit(self, fence: WriteFence, sent: list[UnitDigest]) -> CommitAnswer:
         order = CommitOrder(
             context=RequestContext("req", 1, deadline_seconds=9.0),
             reservation_id="res",
@@ -97,19 +103,21 @@ def content_of(name: UnitName) -> str:
     return f"{name[0].value[:4]} {name[1]}"
 
 
-def fence_of(reservation: Reservation) -> Fence:
-    return Fence(reservation.epoch, reservation.reservation_id, reservation.attempt)
+def fence_of(reservation: Reservation) -> WriteFence:
+    return WriteFence(reservation.epoch, reservation.reservation_id, reservation.attempt)
 
 
-def hand_over(decode: Decode, offered: tuple[PageRange, ...]) -> tuple[Outgoing, CommitAnswer]:
+def hand_over(
+    decode: DecodeLists, offered: tuple[PageRange, ...]
+) -> tuple[UnitsToSend, CommitAnswer]:
     """As prefill does it: what is wanted leaves once, while it is held."""
     reservation = decode.answer()
     holds = HoldTable()
     holds.hold(Hold("req", 1, "res", EPOCH, 5.0), 0.0)
-    outgoing = Outgoing(reservation, offered, page_size=4)
+    outgoing = UnitsToSend(reservation, offered, page_size=4)
     assert holds.try_send("res", 1.0)
     sent = []
-    for unit in [*outgoing.up_to(4 * 5), *outgoing.rest()]:
+    for unit in [*outgoing.up_to(4 * 5), *outgoing.remaining()]:
         decode.write(fence_of(reservation), unit, content_of(unit.name))
         sent.append(digest_of(unit.name, content_of(unit.name)))
     assert holds.send_ended("res") == ()
@@ -127,7 +135,7 @@ def test_lists_that_differ_at_either_end_pair_equal_units_or_fail(kind: Kind, wa
     for offers, state in product(LENGTHS, STATES):
         wanted = names_of(kind, wants) | set(state)
         offered = ranges_of(names_of(kind, offers) | {(Kind.RECURRENT, 40)})
-        decode = Decode(wanted)
+        decode = DecodeLists(wanted)
         before = repr(decode.reservation), decode.answer()
         if wanted - set(units_of(offered)):
             for _ in range(2):
@@ -152,7 +160,7 @@ def test_a_writer_that_sends_all_it_has_is_taken_by_name_and_counted(
         wanted, offered = names_of(kind, wants), names_of(kind, offers)
         if not wanted:
             continue
-        decode = Decode(wanted)
+        decode = DecodeLists(wanted)
         known = {unit.name: unit.slot_generation for unit in decode.answer().wanted}
         fence, sent = fence_of(decode.reservation), []
         for name in sorted(offered):
@@ -169,11 +177,11 @@ def test_a_writer_that_sends_all_it_has_is_taken_by_name_and_counted(
 
 
 def test_row_30_a_second_writer_of_the_first_token_is_not_heard() -> None:
-    """The commit alone carries it; who comes later, or from elsewhere, changes nothing."""
-    decode = Decode(names_of(Kind.FULL, (0, 0)))
+    """Only the commit carries it; a later commit, or one of another writer, changes nothing."""
+    decode = DecodeLists(names_of(Kind.FULL, (0, 0)))
     others = [
-        Fence(EPOCH, "res", 2),
-        Fence(EPOCH, "other", 1),
+        WriteFence(EPOCH, "res", 2),
+        WriteFence(EPOCH, "other", 1),
     ]
     for fence in others:
         with pytest.raises(LeaseLost):

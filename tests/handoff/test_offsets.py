@@ -23,7 +23,7 @@ token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
 
 def frame(tokens: list[int], first: int, end: int, attempt: int = 1) -> TokenFrame:
-    """What a worker that drew `tokens` says about [first, end)."""
+    """The frame of tokens [first, end) from a worker that drew `tokens`."""
     hash_to_end = extend_hash(0, tokens[:end])
     return TokenFrame(attempt, first, tuple(tokens[first:end]), hash_to_end)
 

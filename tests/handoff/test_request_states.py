@@ -13,21 +13,19 @@ from ferryman.handoff.request import RequestEvent, RequestState, next_state, rea
 from ferryman.handoff.transitions import IllegalTransition, terminal_states
 
 PATH: list[RequestEvent] = [
-    r.Queued(),
+    r.RequestQueued(),
     r.Routed(1),
     r.Reserved(),
     r.PrefillStarted(),
     r.TransferStarted(),
     r.Committed(),
     r.DecodeStarted(),
-    r.Finished(),
+    r.RequestFinished(),
 ]
 ALL_EVENTS: list[RequestEvent] = [
     *PATH,
-    r.Retracted(),
-    r.Resumed(),
     r.Migrated(),
-    r.Cancelled(),
+    r.RequestCancelled(),
     r.Failed("Unavailable"),
 ]
 TERMINAL = {RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED}
@@ -51,7 +49,7 @@ def test_every_state_has_a_row_and_three_are_terminal() -> None:
 
 @pytest.mark.parametrize("state", [s for s in RequestState if s not in TERMINAL])
 def test_every_living_request_can_be_cancelled_and_can_fail(state: RequestState) -> None:
-    assert next_state(state, r.Cancelled()) is RequestState.CANCELLED
+    assert next_state(state, r.RequestCancelled()) is RequestState.CANCELLED
     assert next_state(state, r.Failed("CorruptState")) is RequestState.FAILED
 
 
@@ -67,13 +65,8 @@ def test_what_has_committed_migrates_and_is_not_simply_routed_again() -> None:
 
 
 def test_a_migrating_request_passes_every_stage_again_and_decodes() -> None:
-    again: list[RequestEvent] = [r.Queued(), r.Routed(2), *PATH[2:7]]
+    again: list[RequestEvent] = [r.RequestQueued(), r.Routed(2), *PATH[2:7]]
     assert after(*PATH[:7], r.Migrated(), *again) is RequestState.DECODING
-
-
-def test_a_retracted_request_resumes_or_migrates() -> None:
-    assert after(*PATH[:7], r.Retracted(), r.Resumed()) is RequestState.DECODING
-    assert after(*PATH[:7], r.Retracted(), r.Migrated()) is RequestState.MIGRATING
 
 
 def test_an_illegal_event_is_named_with_its_state() -> None:

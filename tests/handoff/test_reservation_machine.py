@@ -21,23 +21,33 @@ from hypothesis.stateful import (
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import LeaseLost, Stale
+from ferryman.handoff.commit_check import LeaseOver, Verdict, Verified
 from ferryman.handoff.effects import (
     Effect,
-    Fence,
     FreeSlots,
     ReceiverLimits,
     StartDecoding,
     StopWriter,
-    Writer,
+    WriteFence,
+    WriterId,
 )
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.reservation import TERMINAL, ReservationState
-from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
-from ferryman.handoff.verdict import Verdict, Verified
+from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, WantedUnit
 
 EPOCH = 3
-UNITS = (WantedUnit(Kind.FULL, 0, 1), WantedUnit(Kind.RECURRENT, 9, 1))
-RANGES = (PageRange(Kind.FULL, 0, 1), PageRange(Kind.RECURRENT, 9, 10))
+LEASE = 5.0
+UNITS = (
+    WantedUnit(Kind.FULL, 0, 1),
+    WantedUnit(Kind.FULL, 1, 4),
+    WantedUnit(Kind.WINDOW, 1, 2),
+    WantedUnit(Kind.RECURRENT, 9, 1),
+)
+RANGES = (
+    PageRange(Kind.FULL, 0, 2),
+    PageRange(Kind.WINDOW, 1, 2),
+    PageRange(Kind.RECURRENT, 9, 10),
+)
 RIGHT = tuple(UnitDigest(unit.kind, unit.index, b"right") for unit in UNITS)
 
 
@@ -45,17 +55,20 @@ RIGHT = tuple(UnitDigest(unit.kind, unit.index, b"right") for unit in UNITS)
 class Modelled:
     request_id: str
     reservation: Reservation
-    writer: Writer
+    writer: WriterId
+    lease_end: float
     may_write: bool = True
+    is_given_up: bool = False
+    content: dict[UnitName, bytes] = field(default_factory=dict)
     ends: list[Effect] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
-    def fence(self) -> Fence:
-        return Fence(EPOCH, self.reservation.reservation_id, self.reservation.attempt)
+    def fence(self) -> WriteFence:
+        return WriteFence(EPOCH, self.reservation.reservation_id, self.reservation.attempt)
 
 
-class Reservations(RuleBasedStateMachine):
+class ReservationMachine(RuleBasedStateMachine):
     offered: Bundle[str] = Bundle("offered")
 
     def __init__(self) -> None:
@@ -74,6 +87,7 @@ class Reservations(RuleBasedStateMachine):
             if isinstance(effect, StopWriter):
                 assert effect.writer == one.writer
                 assert not one.ends
+                one.is_given_up = True
             else:
                 one.ends.append(effect)
 
@@ -85,8 +99,9 @@ class Reservations(RuleBasedStateMachine):
     )
     def offer(self, request: str, attempt: int, worker_id: str) -> str | MultipleResults[str]:
         name = f"res-{len(self.known)}"
-        reservation = Reservation(name, EPOCH, attempt, UNITS, 5.0)
-        one = Modelled(request, reservation, Writer(worker_id, self.epochs[worker_id]))
+        reservation = Reservation(name, EPOCH, attempt, UNITS, LEASE)
+        writer = WriterId(worker_id, self.epochs[worker_id])
+        one = Modelled(request, reservation, writer, self.now + LEASE)
         try:
             self.take(self.table.offer(request, reservation, one.writer, self.now))
         except Stale:
@@ -96,23 +111,63 @@ class Reservations(RuleBasedStateMachine):
 
     @rule(name=offered, unit=st.sampled_from(UNITS), digest=st.sampled_from([b"right", b"wrong"]))
     def write(self, name: str, unit: WantedUnit, digest: bytes) -> None:
-        one = self.known[name]
+        self._write(self.known[name], unit, digest)
+
+    @rule(name=offered, wrong=st.none() | st.sampled_from(UNITS))
+    def write_everything(self, name: str, wrong: WantedUnit | None) -> None:
+        """Right, but for one unit or for none."""
+        for unit in UNITS:
+            self._write(self.known[name], unit, b"wrong" if unit is wrong else b"right")
+
+    def _write(self, one: Modelled, unit: WantedUnit, digest: bytes) -> None:
         try:
             assert self.table.try_write(one.fence, unit, self.now)
             self.table.record(one.fence, UnitDigest(unit.kind, unit.index, digest), self.now)
         except LeaseLost:
             return
         assert not one.ends, "a write was taken into slots that belong to somebody else"
+        assert self.now < one.lease_end, "a write was taken behind the lease"
+        one.content[unit.name], one.lease_end = digest, self.now + LEASE
+
+    @rule(name=offered)
+    def renew(self, name: str) -> None:
+        one = self.known[name]
+        try:
+            self.table.renew(one.fence, self.now)
+        except LeaseLost:
+            return
+        assert not one.ends
+        assert self.now < one.lease_end, "a lease that was over was renewed"
+        one.lease_end = self.now + LEASE
 
     @rule(name=offered)
     def commit(self, name: str) -> None:
         one = self.known[name]
+        had_ended = bool(one.ends)
+        was_open = not had_ended and not one.is_given_up and self.now < one.lease_end
         one.may_write = False
         answer = self.table.commit(one.fence, RANGES, RIGHT, self.now)
         one.verdicts.append(answer.verdict)
         self.take(answer.effects)
+        is_verified = isinstance(answer.verdict, Verified)
+        if was_open:
+            is_right = one.content == {unit.name: unit.digest for unit in RIGHT}
+            assert is_verified == is_right, "verified means every unit, and nothing else does"
+        elif not had_ended:
+            assert answer.verdict == LeaseOver(), "also before anybody has looked at the lease"
         started = any(isinstance(effect, StartDecoding) for effect in one.ends)
-        assert started == isinstance(answer.verdict, Verified)
+        assert started == is_verified
+
+    @rule(name=offered)
+    def abort_by_the_writer(self, name: str) -> None:
+        """Its word that it is done follows with the next rule, or late, or never."""
+        one = self.known[name]
+        was_over, num_ends = bool(one.ends), len(one.ends)
+        effects = self.table.give_up(one.fence)
+        self.take(effects)
+        assert len(one.ends) == num_ends, "giving up frees nothing by itself"
+        if was_over:
+            assert effects == (), "what was committed, failed or freed stays so"
 
     @rule(name=offered)
     def stop_the_writer(self, name: str) -> None:
@@ -126,7 +181,7 @@ class Reservations(RuleBasedStateMachine):
         for one in self.known.values():
             if one.writer.worker_id == worker_id:
                 one.may_write = False
-        self.take(self.table.writer_seen(Writer(worker_id, self.epochs[worker_id])))
+        self.take(self.table.writer_seen(WriterId(worker_id, self.epochs[worker_id])))
 
     @rule(request=st.sampled_from("xyz"), attempt=st.integers(1, 3))
     def abort(self, request: str, attempt: int) -> None:
@@ -139,10 +194,18 @@ class Reservations(RuleBasedStateMachine):
         ]
         assert answer.may_still_write == bool(mine)
 
-    @rule(seconds=st.sampled_from([0.5, 3.0, 5.0, 70.0]))
-    def wait(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.5, 3.0, LEASE, 70.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        """Leases end here; what follows may come before anybody has looked."""
         self.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
         self.take(self.table.expire(self.now))
+
+    def wait(self, seconds: float) -> None:
+        self.let_time_pass(seconds)
+        self.sweep()
 
     @invariant()
     def terminal_states_absorb_and_slots_end_once(self) -> None:
@@ -167,5 +230,5 @@ class Reservations(RuleBasedStateMachine):
         assert self.table.statistics().num_quarantined_slots == 0
 
 
-TestReservations = Reservations.TestCase
-TestReservations.settings = settings(max_examples=120, stateful_step_count=40)
+TestReservations = ReservationMachine.TestCase
+TestReservations.settings = settings(max_examples=200, stateful_step_count=40)

@@ -6,19 +6,25 @@ import pytest
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import LeaseLost, QueueFull, Stale, WrongEpoch
-from ferryman.handoff.effects import Fence, FreeSlots, ReceiverLimits, StartDecoding, StopWriter
-from ferryman.handoff.effects import Writer as Life
+from ferryman.handoff.commit_check import Corrupt, Gaps, LeaseOver, Verified
+from ferryman.handoff.effects import (
+    FreeSlots,
+    ReceiverLimits,
+    StartDecoding,
+    StopWriter,
+    WriteFence,
+)
+from ferryman.handoff.effects import WriterId as Life
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.reservation import (
     TERMINAL,
     TRANSITIONS,
     Aborted,
-    LeaseEnded,
+    ReservationLeaseEnded,
     ReservationState,
     next_state,
 )
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
-from ferryman.handoff.verdict import Corrupt, Gaps, LeaseOver, Verified
 
 EPOCH = 77
 PREFILL = Life("prefill-00000001", 5)
@@ -34,8 +40,8 @@ def reservation(name: str = "res-1", attempt: int = 1) -> Reservation:
     return Reservation(name, EPOCH, attempt, UNITS, 5.0)
 
 
-def fence(name: str = "res-1", attempt: int = 1, epoch: int = EPOCH) -> Fence:
-    return Fence(epoch, name, attempt)
+def fence(name: str = "res-1", attempt: int = 1, epoch: int = EPOCH) -> WriteFence:
+    return WriteFence(epoch, name, attempt)
 
 
 def digests(*, wrong: int | None = None) -> tuple[UnitDigest, ...]:
@@ -65,7 +71,7 @@ def test_every_state_has_a_row_and_three_are_terminal() -> None:
 
 
 def test_neither_a_clock_nor_a_cancel_ends_a_quarantine() -> None:
-    for event in (LeaseEnded(), Aborted()):
+    for event in (ReservationLeaseEnded(), Aborted()):
         assert next_state(ReservationState.EXPIRING, event) is ReservationState.EXPIRING
 
 
@@ -109,6 +115,22 @@ def test_other_bytes_than_were_sent_are_corrupt_and_never_decoded(table: Reserva
     assert answer.effects == (FreeSlots("req-1", reservation()),)
 
 
+@pytest.mark.parametrize("wrong", range(len(UNITS)), ids=[f"{u.kind} {u.index}" for u in UNITS])
+@pytest.mark.parametrize("spoilt", ["on the way", "in what the writer says"])
+def test_every_wanted_unit_is_compared(table: ReservationTable, wrong: int, spoilt: str) -> None:
+    """Also the last one, the recurrent state: any one that differs spoils the hand-off."""
+    arrived, said = digests(), digests(wrong=wrong)
+    if spoilt == "on the way":
+        arrived, said = said, arrived
+    for unit, digest in zip(UNITS, arrived, strict=True):
+        assert table.try_write(fence(), unit, 1.0)
+        table.record(fence(), digest, 1.0)
+    answer = table.commit(fence(), RANGES, said, 2.0)
+    unit = UNITS[wrong]
+    assert answer.verdict == Corrupt((PageRange(unit.kind, unit.index, unit.index + 1),))
+    assert answer.effects == (FreeSlots("req-1", reservation()),)
+
+
 def test_a_unit_written_again_needs_its_digest_again(table: ReservationTable) -> None:
     write_everything(table)
     assert table.try_write(fence(), UNITS[0], 1.5)
@@ -135,7 +157,7 @@ def test_what_is_offered_beyond_the_need_is_skipped_and_counted(table: Reservati
     ],
 )
 def test_a_stale_address_is_refused_and_counted(
-    table: ReservationTable, stale: Fence, error: type[Stale]
+    table: ReservationTable, stale: WriteFence, error: type[Stale]
 ) -> None:
     with pytest.raises(error):
         table.try_write(stale, UNITS[0], 1.0)
@@ -172,6 +194,13 @@ def test_a_commit_after_the_lease_is_told_so_and_ends_the_quarantine(
     write_everything(table)
     table.expire(100.0)
     answer = table.commit(fence(), RANGES, digests(), 101.0)
+    assert answer.verdict == LeaseOver()
+    assert answer.effects == (FreeSlots("req-1", reservation()),)
+
+
+def test_a_commit_after_the_lease_is_told_so_before_anyone_looked(table: ReservationTable) -> None:
+    write_everything(table)
+    answer = table.commit(fence(), RANGES, digests(), 6.0)
     assert answer.verdict == LeaseOver()
     assert answer.effects == (FreeSlots("req-1", reservation()),)
 

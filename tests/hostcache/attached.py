@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import xxhash
@@ -14,19 +15,25 @@ from tests.tiers.state_shapes import PAGE_SIZE
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import HostUnit
-from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchWish
-from ferryman.wire.host_attachment import HostCacheOptions
-from ferryman.wire.host_client import (
-    HostCacheClient,
-    HostLease,
-    UnitSource,
-    host_cache_client,
-    source_of,
-)
-from ferryman_hostcache.service import Running
+from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchOptions
+from ferryman.wire.hostcache.arena_copy import UnitSource
+from ferryman.wire.hostcache.attachment import HostCacheOptions
+from ferryman.wire.hostcache.client import HostCacheClient, HostLease, host_cache_client
+from ferryman_hostcache.service import RunningHostCache
 
 
-class Worker:
+def source_of(kind: Kind, page_index: int, content: bytes | memoryview) -> UnitSource:
+    """A unit whose bytes are at hand."""
+    return UnitSource(kind, page_index, partial(_copy_bytes, content))
+
+
+def _copy_bytes(content: bytes | memoryview, room: memoryview) -> bytes:
+    # numpy lets other threads run while it copies; a memoryview does not.
+    np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(content, np.uint8))
+    return xxhash.xxh3_128_digest(room)
+
+
+class AttachedTestWorker:
     """A client, and the arena that it was given last."""
 
     def __init__(self) -> None:
@@ -47,10 +54,10 @@ async def worker_at(
     worker_id: str = "prefill-00000001",
     *,
     call_seconds: float = 10.0,
-    wish: PrefetchWish = DEFAULT_WISH,
-) -> AsyncIterator[Worker]:
+    wish: PrefetchOptions = DEFAULT_WISH,
+) -> AsyncIterator[AttachedTestWorker]:
     """A worker that has attached."""
-    worker = Worker()
+    worker = AttachedTestWorker()
     asked = HostCacheOptions(address, worker_id, 7, call_seconds=call_seconds, prefetch=wish)
     async with host_cache_client(asked, manifest, worker.take) as client:
         worker.client = client
@@ -59,7 +66,7 @@ async def worker_at(
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class StoredPrompt:
     """A chain of pages with the units it should be stored with."""
 
     manifest: StateManifest
@@ -67,10 +74,13 @@ class Prompt:
     names: tuple[tuple[Kind, int], ...]
 
     def content(self, kind: Kind, page: int) -> bytes:
-        """Bytes that only this unit has."""
+        """Bytes that only this unit has: numbers from 0 to 2, whichever float type they are of.
+
+        A model that resumes from them answers nonsense, not NaN, which would be noticed.
+        """
         seed = xxhash.xxh3_64_intdigest(kind.encode() + self.keys[page])
         size = self.manifest.layout(kind).slot_bytes
-        return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
+        return np.random.default_rng(seed).integers(0, 64, size, dtype=np.uint8).tobytes()
 
     @property
     def sources(self) -> list[UnitSource]:
@@ -88,20 +98,20 @@ def prompt_of(
     snapshots: Sequence[int] = (),
     *,
     with_windows: bool = False,
-) -> Prompt:
+) -> StoredPrompt:
     """All full pages, and recurrent states at the ends of the pages `snapshots`."""
     pages = range(len(keys))
     full = [(Kind.FULL, page) for page in pages]
     window = [(Kind.WINDOW, page) for page in pages if with_windows]
     states = [(Kind.RECURRENT, page) for page in snapshots]
-    return Prompt(manifest, keys, (*full, *window, *states))
+    return StoredPrompt(manifest, keys, (*full, *window, *states))
 
 
-async def load(worker: Worker, prompt: Prompt, have_pages: int = 0) -> HostLease:
+async def load(worker: AttachedTestWorker, prompt: StoredPrompt, have_pages: int = 0) -> HostLease:
     return await worker.client.acquire(prompt.keys, prompt.prompt_len, have_pages)
 
 
-def read_all(worker: Worker, prompt: Prompt, lease: HostLease) -> int:
+def read_all(worker: AttachedTestWorker, prompt: StoredPrompt, lease: HostLease) -> int:
     """Checks every unit byte for byte, and its digest; how many there were."""
     for (kind, page), unit in lease.view.units.items():
         content = worker.read(unit)
@@ -110,8 +120,16 @@ def read_all(worker: Worker, prompt: Prompt, lease: HostLease) -> int:
     return len(lease.view.units)
 
 
-async def until_stored(service: Running, prompt: Prompt) -> None:
-    """Until storage has all of a prompt; the writer tells nobody."""
+async def until_flushed(service: RunningHostCache, prompt: StoredPrompt) -> None:
+    """Flushes until the host tier is rid of a prompt: the storage writer releases it last."""
+    async with asyncio.timeout(20):
+        while any(service.host.store.lookup(prompt.keys).pages.values()):
+            service.host.flush()
+            await asyncio.sleep(0.01)
+
+
+async def until_stored(service: RunningHostCache, prompt: StoredPrompt) -> None:
+    """Waits until storage has all of a prompt; the writer sends no event."""
     async with asyncio.timeout(20):
         while service.host.storage.lookup(prompt.keys).usable_pages < len(prompt.keys):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -1,19 +1,25 @@
-"""A real NATS and a real Redis for the host-cache, started once; host-caches in shared memory."""
+"""A real NATS and a real Redis for the host-cache, started once; host-caches in shared memory;
+places for a storage tier."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.cluster_keys import key_file_in
+from tests.hostcache.stored import Place
 from tests.servers import nats_server, redis_server
 
-from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
-from ferryman_hostcache import announcer
-from ferryman_hostcache.service import Running, running
-from ferryman_hostcache.settings import Settings
+from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
+from ferryman.settings.hostcache import HostCacheServiceSettings
+from ferryman.testing.memory_blob_store import BlobMedium
+from ferryman_hostcache import index_publisher
+from ferryman_hostcache.service import RunningHostCache, running_host_cache
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +42,7 @@ class StartHostCache(Protocol):
         port: int = 0,
         redis_url: str = "",
         **settings: Any,
-    ) -> AbstractAsyncContextManager[Running]: ...
+    ) -> AbstractAsyncContextManager[RunningHostCache]: ...
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ def start_host_cache(
 
     On a machine so busy that no beat comes for a while they live on all the same.
     """
-    monkeypatch.setattr(announcer, "LIFE_SECONDS", 60.0)
+    monkeypatch.setattr(index_publisher, "LIFE_SECONDS", 60.0)
     shared_redis = redis_url
 
     def start(
@@ -56,16 +62,21 @@ def start_host_cache(
         port: int = 0,
         redis_url: str = shared_redis,
         **settings: Any,
-    ) -> AbstractAsyncContextManager[Running]:
-        return running(
-            Settings(
+    ) -> AbstractAsyncContextManager[RunningHostCache]:
+        return running_host_cache(
+            HostCacheServiceSettings(
                 listen=ListenSettings(port=port),
                 memory_bytes=memory_bytes,
                 lease_seconds=lease_seconds,
                 arena_folder=tmp_path,
                 bus=BusSettings(url=nats_url),
                 index=IndexSettings(url=redis_url, lookup_seconds=10),
-                **{"node": "test-node", "peer_lookup_seconds": 10.0, **settings},
+                **{
+                    "node": "test-node",
+                    "peer_lookup_seconds": 10.0,
+                    "cluster_key_file": key_file_in(tmp_path.parent),
+                    **settings,
+                },
             )
         )
 
@@ -73,6 +84,32 @@ def start_host_cache(
 
 
 @pytest.fixture
-async def host_cache(start_host_cache: StartHostCache) -> AsyncIterator[Running]:
+async def host_cache(start_host_cache: StartHostCache) -> AsyncIterator[RunningHostCache]:
     async with start_host_cache() as service:
         yield service
+
+
+@pytest.fixture(params=["file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where a storage tier keeps its blobs."""
+    return tmp_path / "storage" if request.param == "file" else BlobMedium()
+
+
+@pytest.fixture(params=["file", "memory"])
+def small_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """One with room for 128 KiB."""
+    if request.param == "memory":
+        yield BlobMedium(capacity_bytes=128 << 10)
+        return
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k,mode=700", "none", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("needs the right to mount a small filesystem")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -8,14 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
+from tests.cluster_keys import STORED, STRANGERS_STORED
 from tests.hostcache.stored import bytes_of
 from tests.tiers.state_shapes import manifest_of
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import StateManifest
+from ferryman.cluster_key import MacKey
 from ferryman.tiers.extents import ENTRY_BYTES, lay_out_extent
-from ferryman.tiers.storage_values import ExtentPlan, StorageUnit
-from ferryman_hostcache.storage.extent import entry_offset, header_from_bytes, header_to_bytes
+from ferryman.tiers.storage_values import ExtentPlan
+from ferryman.tiers.values import StoredUnit
+from ferryman_hostcache.storage.extent import (
+    ExtentSeals,
+    entry_offset,
+    header_from_bytes,
+    header_to_bytes,
+    key_id_of,
+)
 
 SEALED_BYTES = 80
 
@@ -27,26 +36,26 @@ class Scene:
     rng: random.Random
     manifest: StateManifest
     folder: Path
-    unit: StorageUnit
-    neighbour: StorageUnit
-    stranger: StorageUnit
+    unit: StoredUnit
+    neighbour: StoredUnit
+    stranger: StoredUnit
     older: bytes
 
-    def path(self, unit: StorageUnit) -> Path:
+    def path(self, unit: StoredUnit) -> Path:
         return self.folder / f"{unit.generation:016x}.extent"
 
-    def file(self, unit: StorageUnit) -> bytearray:
+    def file(self, unit: StoredUnit) -> bytearray:
         return bytearray(self.path(unit).read_bytes())
 
     def save(self, data: bytes | bytearray) -> None:
         self.path(self.unit).write_bytes(data)
 
 
-def payload(unit: StorageUnit) -> slice:
+def payload(unit: StoredUnit) -> slice:
     return slice(unit.offset, unit.offset + unit.num_bytes)
 
 
-def entry(unit: StorageUnit) -> slice:
+def entry(unit: StoredUnit) -> slice:
     return slice(entry_offset(unit.index), entry_offset(unit.index) + ENTRY_BYTES)
 
 
@@ -116,10 +125,42 @@ def put_an_older_generation_back(scene: Scene) -> None:
 def become_another_models(scene: Scene) -> None:
     """The very same extent, stored by a model whose state has the same shape: only seals differ."""
     other = manifest_of(*scene.manifest.kinds, fingerprint="another model")
+    _seal_anew(scene, ExtentSeals(STORED, other.digest))
+
+
+def become_another_clusters(scene: Scene) -> None:
+    """The very same extent, as a cluster with another key has stored it."""
+    _seal_anew(scene, ExtentSeals(STRANGERS_STORED, scene.manifest.digest))
+
+
+def be_forged_by_a_stranger(scene: Scene) -> None:
+    """The right chain over a stranger's own bytes, with digests and seals that fit each other: all
+    that can be made of what is published, the name of our key included."""
+    stranger = _Impostor(MacKey(bytes.fromhex(scene.manifest.digest)), scene.manifest.digest)
+    _seal_anew(scene, stranger, scene.rng.randbytes)
+
+
+class _Impostor(ExtentSeals):
+    """Seals with a key of its own under the name of ours."""
+
+    @property
+    def key_id(self) -> bytes:
+        return key_id_of(STORED)
+
+
+def _seal_anew(
+    scene: Scene, seals: ExtentSeals, rewrite: Callable[[int], bytes] | None = None
+) -> None:
+    """The whole extent under other seals; over other bytes, where `rewrite` makes them."""
     data, generation = scene.file(scene.unit), scene.unit.generation
-    found = header_from_bytes(bytes(data), generation=generation, file_bytes=len(data))
-    plan = ExtentPlan(generation, found.keys, found.units, len(data), len(found.units))
-    data[: found.header_bytes] = header_to_bytes(plan, other.digest)
+    found = header_from_bytes(bytes(data), STORED, generation=generation, file_bytes=len(data))
+    units = []
+    for unit in found.units:
+        if rewrite:
+            data[payload(unit)] = rewrite(unit.num_bytes)
+        units.append(replace(unit, digest=xxhash.xxh3_128_digest(data[payload(unit)])))
+    plan = ExtentPlan(generation, found.keys, tuple(units), len(data), len(units))
+    data[: found.header_bytes] = header_to_bytes(plan, seals)
     scene.save(data)
 
 
@@ -128,7 +169,7 @@ def become_another_tenants(scene: Scene) -> None:
     scene.save(forged(scene.unit, scene.rng.randbytes(16), scene.manifest))
 
 
-def forged(unit: StorageUnit, key: PageKey, manifest: StateManifest) -> bytes:
+def forged(unit: StoredUnit, key: PageKey, manifest: StateManifest) -> bytes:
     """A well-formed extent with another key where `unit` should be."""
     data = bytes_of(manifest, unit.kind, key)
     other = replace(unit, key=key, digest=xxhash.xxh3_128_digest(data))
@@ -136,7 +177,9 @@ def forged(unit: StorageUnit, key: PageKey, manifest: StateManifest) -> bytes:
     layout = lay_out_extent(num_keys, [unit.num_bytes] * num_units)
     units = tuple(replace(other, index=i, offset=layout.offsets[i]) for i in range(num_units))
     plan = ExtentPlan(unit.generation, (key,) * num_keys, units, layout.file_bytes, num_units)
-    file = bytearray(header_to_bytes(plan, manifest.digest).ljust(plan.file_bytes, b"\x00"))
+    file = bytearray(
+        header_to_bytes(plan, ExtentSeals(STORED, manifest.digest)).ljust(plan.file_bytes, b"\x00")
+    )
     for each in units:
         file[payload(each)] = data
     return bytes(file)
@@ -169,6 +212,8 @@ CORRUPTIONS: Mapping[str, Corruption] = {
         put_an_older_generation_back,
         become_another_models,
         become_another_tenants,
+        become_another_clusters,
+        be_forged_by_a_stranger,
         be_marked_dead,
         vanish,
     )

@@ -12,8 +12,9 @@ from tests.hostcache.attached import prompt_of
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.wire.host_attachment import HostCacheOptions
-from ferryman.wire.host_client import UnitSource, host_cache_client
+from ferryman.wire.hostcache.arena_copy import UnitSource
+from ferryman.wire.hostcache.attachment import HostCacheOptions
+from ferryman.wire.hostcache.client import host_cache_client
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 

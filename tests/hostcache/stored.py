@@ -1,4 +1,4 @@
-"""What the storage tier's tests share: prompts of random bytes, stored and read back."""
+"""Helpers of the storage tier's tests: prompts of random bytes, stored and read back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+from tests.cluster_keys import STORED
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cluster_key import MacKey
+from ferryman.settings.hostcache import StorageSettings
+from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlobStore
 from ferryman.tiers.values import UnitName
-from ferryman_hostcache.storage.opening import open_storage
-from ferryman_hostcache.storage.settings import StorageSettings
-from ferryman_hostcache.storage.tier import OfferedUnit, StorageTier, UnitRead
+from ferryman_hostcache.storage.blob_store import BlobStore
+from ferryman_hostcache.storage.extent import EXTENT_SUFFIX
+from ferryman_hostcache.storage.factory import open_storage, storage_over
+from ferryman_hostcache.storage.file_blob_store import FileBlobStore
+from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
+
+Place = Path | BlobMedium  # where blobs outlive their store
 
 
 @dataclass(frozen=True)
-class StoredPrompt:
+class StoredChain:
     """A chain and the bytes of its units."""
 
     keys: tuple[PageKey, ...]
@@ -35,7 +43,7 @@ class StoredPrompt:
 
 def prompt_with(
     manifest: StateManifest, keys: Sequence[PageKey], snapshots: Sequence[int] = ()
-) -> StoredPrompt:
+) -> StoredChain:
     """Every page of the chain, and recurrent states at the pages named. The bytes are made from
     the keys: the same unit has the same bytes whoever makes it."""
     names: list[UnitName] = []
@@ -43,7 +51,7 @@ def prompt_with(
         pages = snapshots if kind is Kind.RECURRENT else range(len(keys))
         names += [(kind, page) for page in pages]
     units = {(kind, page): bytes_of(manifest, kind, keys[page]) for kind, page in names}
-    return StoredPrompt(tuple(keys), units)
+    return StoredChain(tuple(keys), units)
 
 
 def bytes_of(manifest: StateManifest, kind: Kind, key: PageKey) -> bytes:
@@ -51,18 +59,44 @@ def bytes_of(manifest: StateManifest, kind: Kind, key: PageKey) -> bytes:
 
 
 def opened(
-    folder: Path, *, clock: Callable[[], float] = time.monotonic, **settings: float
+    place: Place,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    key: MacKey = STORED,
+    **settings: float,
 ) -> AbstractAsyncContextManager[StorageTier]:
-    chosen = StorageSettings.model_validate(
-        {"folder": str(folder) if folder.name else "", **settings}
+    if isinstance(place, BlobMedium):
+        chosen = StorageSettings.model_validate(settings)
+        return storage_over(MemoryBlobStore(place), chosen, key, clock=clock)
+    folder = str(place) if place.name else ""
+    return open_storage(
+        StorageSettings.model_validate({"folder": folder, **settings}), key, clock=clock
     )
-    return open_storage(chosen, clock=clock)
+
+
+def blobs_at(place: Place) -> BlobStore:
+    """The blob store below a storage tier, for tests of the blob store alone."""
+    return MemoryBlobStore(place) if isinstance(place, BlobMedium) else FileBlobStore(place)
+
+
+def extents_at(place: Place) -> list[str]:
+    """The names of all extents, in order."""
+    if isinstance(place, BlobMedium):
+        return sorted(name for name in place.blobs if name.endswith(EXTENT_SUFFIX))
+    return sorted(path.name for path in place.glob(f"*{EXTENT_SUFFIX}"))
+
+
+def bytes_at(place: Place) -> int:
+    """The bytes that all extents take, without their holes."""
+    if isinstance(place, BlobMedium):
+        return sum(place.blobs[name].used_bytes for name in extents_at(place))
+    return sum((place / name).stat().st_blocks * 512 for name in extents_at(place))
 
 
 async def read_all(
-    storage: StorageTier, prompt: StoredPrompt, names: Sequence[UnitName] = ()
+    storage: StorageTier, prompt: StoredChain, names: Sequence[UnitName] = ()
 ) -> dict[UnitName, bytes]:
-    """What is read back of a prompt's units."""
+    """The bytes of a prompt's units that can be read back."""
     units = storage.lease("reader", prompt.keys, names or list(prompt.units))
     reads = [UnitRead(unit, memoryview(bytearray(unit.num_bytes))) for unit in units]
     try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.hostcache.attached import load, prompt_of, until_stored
+from tests.hostcache.attached import load, prompt_of, until_flushed, until_stored
 from tests.hostcache.conftest import StartHostCache
-from tests.hostcache.test_prefetching import node, prefetch
+from tests.hostcache.test_prefetch_runner import node, prefetch
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.runtime.metrics import Metrics
 from ferryman_hostcache.gauges import watch
-from ferryman_hostcache.service import Running
+from ferryman_hostcache.service import RunningHostCache
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
@@ -21,9 +21,9 @@ FULL_BYTES = MANIFEST.layout(Kind.FULL).slot_bytes
 PROMPT = prompt_of(MANIFEST, chain(*range(1, 25)), snapshots=[11, 23])
 
 
-def scraped(service: Running) -> dict[str, float]:
+def scraped(service: RunningHostCache) -> dict[str, float]:
     metrics = Metrics("hostcache")
-    watch(metrics, service.host, service.announcer, service.behind)
+    watch(metrics, service.host, service.publisher, service.lower_tiers)
     lines = metrics.render().decode().splitlines()
     samples = (line.split() for line in lines if not line.startswith("#"))
     return {name.removeprefix("ferryman_hostcache_"): float(value) for name, value in samples}
@@ -38,7 +38,7 @@ async def test_bytes_seconds_hits_truncations_and_evictions_are_told_by_tier_and
         await until_stored(service, PROMPT)
         worker.client.release(await load(worker, PROMPT))
         await worker.client.attachment.released()
-        service.host.flush()
+        await until_flushed(service, PROMPT)
         found = scraped(service)
         assert found["full_host_stored"] == found["full_host_hits"] == found["full_host_evicted"]
         assert found["full_host_evicted"] == found["full_storage_stored"] == 24
@@ -66,5 +66,5 @@ def documented() -> set[str]:
     return found
 
 
-async def test_the_document_names_every_gauge_and_no_other(host_cache: Running) -> None:
+async def test_the_document_names_every_gauge_and_no_other(host_cache: RunningHostCache) -> None:
     assert documented() == set(scraped(host_cache))

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster_keys import key_file_in
 from tests.hostcache.attached import load, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.wire.host_arena import PREFIX, sweep_stale_arenas
-from ferryman.wire.host_client import MISS
+from ferryman.wire.hostcache.arena import PREFIX, sweep_stale_arenas
+from ferryman.wire.hostcache.client import MISS
 from ferryman_hostcache.arena import Arena
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
@@ -31,12 +32,13 @@ ROOT = Path(__file__).parents[2]
 def environment(folder: Path, nats_url: str, redis_url: str, **more: str) -> dict[str, str]:
     named = {
         "ARENA_FOLDER": str(folder),
-        "BUS__URL": nats_url,
-        "INDEX__URL": redis_url,
-        "MEMORY_BYTES": str(1 << 20),
+        "CLUSTER_KEY_FILE": str(key_file_in(folder.parent)),
+        "NATS_URL": nats_url,
+        "REDIS_URL": redis_url,
+        "HOST_MEMORY": str(1 << 20),
         **more,
     }
-    return os.environ | {f"FERRYMAN_HOSTCACHE_{name}": value for name, value in named.items()}
+    return os.environ | {f"FERRYMAN_{name}": value for name, value in named.items()}
 
 
 @contextmanager
@@ -123,13 +125,13 @@ def test_too_little_shared_memory_is_one_clear_line(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     huge = str(1 << 60)
-    env = environment(tmp_path, nats_url, redis_url, MEMORY_BYTES=huge)
+    env = environment(tmp_path, nats_url, redis_url, HOST_MEMORY=huge)
     with host_cache_process(env) as process:
         assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait(30) == 2
     assert "error: memory_bytes=" in said
-    assert "lower FERRYMAN_HOSTCACHE_MEMORY_BYTES" in said
+    assert "lower FERRYMAN_HOST_MEMORY" in said
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.hostcache.attached import load, prompt_of, read_all, worker_at
+from tests.hostcache.attached import load, prompt_of, read_all, source_of, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
 
@@ -14,29 +14,31 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import ManifestMismatch, Unavailable
 from ferryman.tiers.values import WorkerLife
 from ferryman.wire.codec.scalars import kind_to_wire
-from ferryman.wire.host_attachment import (
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.hostcache.arena_copy import check_room
+from ferryman.wire.hostcache.attachment import (
     MAX_CORRUPT_NAMES,
     MAX_RELEASES,
     HostCacheOptions,
     ReleaseNote,
     first_of,
 )
-from ferryman.wire.host_client import MISS, host_cache_client
-from ferryman.wire.host_writer import check_room, source_of
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.hostcache.client import MISS, host_cache_client
 from ferryman.wire.v1 import hostcache_pb2 as pb
-from ferryman_hostcache.service import Running
+from ferryman_hostcache.service import RunningHostCache
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 TAGS = CallTags("req-1", 1)
 
 
-def pools_are_idle(host_cache: Running) -> bool:
+def pools_are_idle(host_cache: RunningHostCache) -> bool:
     kinds = host_cache.host.store.statistics().kinds.values()
     return all(each.total == each.free + each.resident and not each.leased for each in kinds)
 
 
-async def test_what_one_worker_stores_another_loads_byte_for_byte(host_cache: Running) -> None:
+async def test_what_one_worker_stores_another_loads_byte_for_byte(
+    host_cache: RunningHostCache,
+) -> None:
     prompt = prompt_of(MANIFEST, chain(1, 2, 3, 4, 5), snapshots=[2, 4])
     async with (
         worker_at(host_cache.address, MANIFEST) as prefill,
@@ -52,7 +54,7 @@ async def test_what_one_worker_stores_another_loads_byte_for_byte(host_cache: Ru
         assert prefill.client.statistics().num_hits == 1
 
 
-async def test_only_what_the_device_lacks_is_granted(host_cache: Running) -> None:
+async def test_only_what_the_device_lacks_is_granted(host_cache: RunningHostCache) -> None:
     prompt = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[3])
     async with worker_at(host_cache.address, MANIFEST) as worker:
         await worker.client.store(prompt.keys, prompt.sources)
@@ -64,7 +66,7 @@ async def test_only_what_the_device_lacks_is_granted(host_cache: Running) -> Non
         assert nothing == MISS
 
 
-async def test_the_last_token_is_never_reused(host_cache: Running) -> None:
+async def test_the_last_token_is_never_reused(host_cache: RunningHostCache) -> None:
     """A prompt of just four pages may be resumed at three: its last token gives the logits."""
     prompt = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[1, 3])
     async with worker_at(host_cache.address, MANIFEST) as worker:
@@ -74,7 +76,9 @@ async def test_the_last_token_is_never_reused(host_cache: Running) -> None:
         assert (Kind.RECURRENT, 3) not in lease.view.units
 
 
-async def test_a_known_path_without_a_state_shows_where_it_is_left(host_cache: Running) -> None:
+async def test_a_known_path_without_a_state_shows_where_it_is_left(
+    host_cache: RunningHostCache,
+) -> None:
     stored = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[2])
     other = prompt_of(MANIFEST, chain(1, 2, 9), snapshots=[])
     async with worker_at(host_cache.address, MANIFEST) as worker:
@@ -85,7 +89,7 @@ async def test_a_known_path_without_a_state_shows_where_it_is_left(host_cache: R
         assert worker.client.statistics().num_misses == 1
 
 
-async def test_nothing_is_stored_twice(host_cache: Running) -> None:
+async def test_nothing_is_stored_twice(host_cache: RunningHostCache) -> None:
     prompt = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[2])
     longer = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[2, 3])
     async with worker_at(host_cache.address, MANIFEST) as worker:
@@ -95,7 +99,7 @@ async def test_nothing_is_stored_twice(host_cache: Running) -> None:
         assert worker.client.statistics().num_stores_skipped == 1
 
 
-async def test_stores_of_one_worker_may_stand_on_each_other(host_cache: Running) -> None:
+async def test_stores_of_one_worker_may_stand_on_each_other(host_cache: RunningHostCache) -> None:
     short = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
     longer = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[3])
     beyond = [source for source in longer.sources if source.page_index >= 2]
@@ -108,7 +112,7 @@ async def test_stores_of_one_worker_may_stand_on_each_other(host_cache: Running)
         assert (await load(worker, longer)).usable_pages == 4
 
 
-async def test_a_flipped_byte_is_found_reported_and_dropped(host_cache: Running) -> None:
+async def test_a_flipped_byte_is_found_reported_and_dropped(host_cache: RunningHostCache) -> None:
     prompt = prompt_of(MANIFEST, chain(1, 2, 3), snapshots=[0, 2])
     async with worker_at(host_cache.address, MANIFEST) as worker:
         await worker.client.store(prompt.keys, prompt.sources)
@@ -128,7 +132,7 @@ async def test_a_flipped_byte_is_found_reported_and_dropped(host_cache: Running)
         assert read_all(worker, prompt, await load(worker, prompt)) == 5
 
 
-async def test_a_false_report_drops_nothing(host_cache: Running) -> None:
+async def test_a_false_report_drops_nothing(host_cache: RunningHostCache) -> None:
     prompt = prompt_of(MANIFEST, chain(1), snapshots=[0])
     async with worker_at(host_cache.address, MANIFEST) as worker:
         await worker.client.store(prompt.keys, prompt.sources)
@@ -156,7 +160,7 @@ async def test_eviction_keeps_what_is_leased(start_host_cache: StartHostCache) -
         host_cache.host.store.check_integrity()
 
 
-async def test_another_model_is_refused_and_told_why(host_cache: Running) -> None:
+async def test_another_model_is_refused_and_told_why(host_cache: RunningHostCache) -> None:
     async with worker_at(host_cache.address, MANIFEST):
         other = manifest_of(Kind.FULL, Kind.RECURRENT, fingerprint="another")
         with pytest.raises(ManifestMismatch, match="fingerprint: tiny here, another there"):
@@ -202,7 +206,7 @@ async def test_without_a_host_cache_everything_is_a_miss() -> None:
 
 
 async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
-    host_cache: Running, caplog: pytest.LogCaptureFixture
+    host_cache: RunningHostCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = asyncio.Event()
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import suppress
 
-from tests.hostcache.attached import Worker, load, prompt_of, read_all, worker_at
+from tests.hostcache.attached import AttachedTestWorker, load, prompt_of, read_all, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.tiers.state_shapes import chain, manifest_of
 
@@ -18,7 +18,7 @@ NUM_LANES = 4
 NUM_STEPS = 60
 
 
-async def live(worker: Worker, rng: random.Random) -> int:
+async def live(worker: AttachedTestWorker, rng: random.Random) -> int:
     """Loads and stores random prompts; how many units were read and found right."""
     num_read = 0
     for _ in range(NUM_STEPS):

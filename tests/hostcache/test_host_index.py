@@ -1,4 +1,4 @@
-"""What the index and the lifecycle log hear of a host-cache, over the real Redis and NATS."""
+"""A host-cache's entries in the index and in the lifecycle log, over the real Redis and NATS."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import asyncio
 import signal
 from pathlib import Path
 
+from tests.cluster_keys import KEY, key_file_in
 from tests.hostcache.attached import load, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
 from tests.servers import running_redis
 from tests.tiers.state_shapes import chain, manifest_of
 
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.handoff.lifecycle import check
 from ferryman.runtime.embedded import redis_command, start
 from ferryman.runtime.lifecycle import decode_event
-from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
-from ferryman.wire.bus import Messages
-from ferryman.wire.index import PrefixIndex, ResumeShape
-from ferryman.wire.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.redis_index import redis_index
-from ferryman.wire.rpc import CallTags
-from ferryman.wire.subjects import Subjects
-from ferryman_hostcache.service import Running, running
-from ferryman_hostcache.settings import Settings
+from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
+from ferryman.settings.hostcache import HostCacheServiceSettings
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.nats.bus import Messages
+from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.redis.index import PrefixIndex
+from ferryman.wire.redis.redis_index import redis_index
+from ferryman_hostcache.service import RunningHostCache, running_host_cache
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 SHAPE = ResumeShape.of(MANIFEST)
@@ -42,21 +43,21 @@ async def until_known(index: PrefixIndex, known: dict[str, int]) -> None:
 
 
 async def test_the_index_knows_what_was_stored_and_what_was_dropped(
-    host_cache: Running, redis_url: str
+    host_cache: RunningHostCache, redis_url: str
 ) -> None:
     async with (
         worker_at(host_cache.address, MANIFEST) as worker,
-        redis_index(redis_url, lookup_seconds=10) as index,
+        redis_index(redis_url, KEY, lookup_seconds=10) as index,
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
-        await host_cache.announcer.told()
+        await host_cache.publisher.flushed()
         await until_known(index, {"test-node": 3})
         lease = await load(worker, PROMPT)
         unit = lease.view.units[Kind.RECURRENT, 2]
         worker.arena[unit.offset] ^= 255
         worker.client.release(lease, corrupt=[(unit.kind, unit.key)])
         await worker.client.attachment.released()
-        await host_cache.announcer.told()
+        await host_cache.publisher.flushed()
         await until_known(index, {"test-node": 1})
 
 
@@ -65,17 +66,17 @@ async def test_entries_of_an_earlier_life_are_void(
 ) -> None:
     async with start_host_cache() as first, worker_at(first.address, MANIFEST) as worker:
         await worker.client.store(PROMPT.keys, PROMPT.sources)
-        await first.announcer.told()
-        first.announcer.leave = nothing  # type: ignore[method-assign]
-    async with redis_index(redis_url, lookup_seconds=10) as index:
+        await first.publisher.flushed()
+        first.publisher.unregister = nothing  # type: ignore[method-assign]
+    async with redis_index(redis_url, KEY, lookup_seconds=10) as index:
         async with start_host_cache() as second:
-            await second.announcer.told()
+            await second.publisher.flushed()
             assert await nodes_of(index) == {}, "a new life holds nothing yet"
         assert await nodes_of(index) == {}, "a life that has left holds nothing"
 
 
 async def nothing() -> None:
-    """A process that was killed does not say goodbye."""
+    """A killed process does not remove its own entry."""
 
 
 async def test_an_index_that_comes_back_empty_is_told_everything(
@@ -87,7 +88,7 @@ async def test_an_index_that_comes_back_empty_is_told_everything(
         start_host_cache(redis_url=redis.url) as host_cache,
         worker_at(host_cache.address, MANIFEST) as worker,
     ):
-        await host_cache.announcer.told()
+        await host_cache.publisher.flushed()
         await asyncio.to_thread(redis.stop)
         assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 5
         assert (await load(worker, PROMPT)).usable_pages == 3
@@ -95,8 +96,8 @@ async def test_an_index_that_comes_back_empty_is_told_everything(
             start, redis_command(tmp_path / "redis", port), tmp_path / "redis"
         )
         try:
-            await host_cache.announcer.told()
-            async with redis_index(again.url, lookup_seconds=10) as index:
+            await host_cache.publisher.flushed()
+            async with redis_index(again.url, KEY, lookup_seconds=10) as index:
                 await until_known(index, {"test-node": 3})
         finally:
             await asyncio.to_thread(again.stop)
@@ -109,16 +110,16 @@ async def test_an_index_that_was_flushed_is_told_everything_within_seconds(
         async with (
             start_host_cache(redis_url=redis.url) as host_cache,
             worker_at(host_cache.address, MANIFEST) as worker,
-            redis_index(redis.url, lookup_seconds=10) as index,
+            redis_index(redis.url, KEY, lookup_seconds=10) as index,
         ):
             await worker.client.store(PROMPT.keys, PROMPT.sources)
-            await host_cache.announcer.told()
+            await host_cache.publisher.flushed()
             await until_known(index, {"test-node": 3})
-            before = host_cache.announcer.statistics().num_refreshes
+            before = host_cache.publisher.statistics().num_refreshes
             await index._client.flushall()
             assert await nodes_of(index) == {}
             await until_known(index, {"test-node": 3})
-            assert host_cache.announcer.statistics().num_refreshes > before
+            assert host_cache.publisher.statistics().num_refreshes > before
             (holding,) = (await index.usable_pages(PROMPT.keys, SHAPE)).values()
             assert holding.node.address == host_cache.address
 
@@ -130,15 +131,15 @@ async def test_an_index_that_hung_is_told_what_it_missed(
         async with (
             start_host_cache(redis_url=redis.url) as host_cache,
             worker_at(host_cache.address, MANIFEST) as worker,
-            redis_index(redis.url, lookup_seconds=10) as index,
+            redis_index(redis.url, KEY, lookup_seconds=10) as index,
         ):
-            await host_cache.announcer.told()
+            await host_cache.publisher.flushed()
             redis.process.send_signal(signal.SIGSTOP)
             try:
                 assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 5
                 assert (await load(worker, PROMPT)).usable_pages == 3
                 async with asyncio.timeout(10):
-                    while not host_cache.announcer.is_away:  # noqa: ASYNC110
+                    while not host_cache.publisher.is_away:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
             finally:
                 redis.process.send_signal(signal.SIGCONT)
@@ -146,7 +147,7 @@ async def test_an_index_that_hung_is_told_what_it_missed(
 
 
 async def test_the_lifecycle_log_says_what_happened_to_a_request(
-    host_cache: Running, nats_url: str
+    host_cache: RunningHostCache, nats_url: str
 ) -> None:
     tags = CallTags("req-lifecycle", 1)
     async with (
@@ -169,7 +170,9 @@ async def test_the_lifecycle_log_says_what_happened_to_a_request(
         assert not check(events)
 
 
-async def test_beats_say_where_the_host_cache_is(host_cache: Running, nats_url: str) -> None:
+async def test_beats_say_where_the_host_cache_is(
+    host_cache: RunningHostCache, nats_url: str
+) -> None:
     async with nats_bus(NatsOptions(nats_url)) as bus:
         pattern = Subjects().beat("hostcache", host_cache.worker_id)
         async with bus.subscribed(pattern) as messages:
@@ -183,7 +186,8 @@ async def _next(messages: Messages) -> bytes:
 async def test_others_are_told_where_it_is_reached_and_not_where_it_listens(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    settings = Settings(
+    settings = HostCacheServiceSettings(
+        cluster_key_file=key_file_in(tmp_path),
         listen=ListenSettings(host="0.0.0.0"),
         advertise="localhost",
         memory_bytes=1 << 20,
@@ -192,7 +196,10 @@ async def test_others_are_told_where_it_is_reached_and_not_where_it_listens(
         index=IndexSettings(url=redis_url, lookup_seconds=10),
         node="advertised",
     )
-    async with running(settings) as service, redis_index(redis_url, lookup_seconds=10) as index:
+    async with (
+        running_host_cache(settings) as service,
+        redis_index(redis_url, KEY, lookup_seconds=10) as index,
+    ):
         assert service.address.startswith("localhost:")
         async with worker_at(service.address, MANIFEST) as worker:
             await worker.client.store(PROMPT.keys, PROMPT.sources)

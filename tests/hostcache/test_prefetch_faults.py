@@ -1,4 +1,4 @@
-"""A prefetch that fails, hangs, is told lies or is cut short at any unit: what arrived up to a
+"""A prefetch that fails, hangs, gets wrong data or is cut short at any unit: what arrived up to a
 resume point counts, and nothing stays taken."""
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
 import xxhash
-from tests.hostcache.attached import Prompt, load, prompt_of, read_all, worker_at
+from tests.hostcache.attached import StoredPrompt, load, prompt_of, read_all, worker_at
 from tests.tiers.state_shapes import PAGE_SIZE, chain, manifest_of
 
 from ferryman.cache.keys import PageKey
@@ -20,21 +21,21 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import QueueFull, Unavailable
 from ferryman.runtime.background import Background
-from ferryman.tiers.prefetch import Prefetcher, Truncate, in_order
+from ferryman.testing.memory_index import MemoryIndex
+from ferryman.tiers.prefetch import PrefetchPlanner, Truncate, arena_bytes, in_order
 from ferryman.tiers.prefetch_values import (
     DEFAULT_WISH,
-    Lack,
-    PrefetchAsk,
     Prefetched,
     PrefetchPolicy,
+    PrefetchRequest,
+    PrefetchShortfall,
 )
-from ferryman.wire.index import IndexedUnit, NodeLife
-from ferryman.wire.memory_index import MemoryIndex
-from ferryman.wire.rpc import CallTags
-from ferryman_hostcache.bringing import SlowTiers
-from ferryman_hostcache.peers import Arrivals, FetchOrder
-from ferryman_hostcache.prefetching import Prefetching
-from ferryman_hostcache.service import Running
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.redis.index import IndexedUnit, NodeLife
+from ferryman_hostcache.peers import FetchOrder, FetchSink, PeerClient
+from ferryman_hostcache.prefetch_io import PrefetchTiers
+from ferryman_hostcache.prefetch_runner import PrefetchRunner
+from ferryman_hostcache.service import RunningHostCache
 
 MANIFEST = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 PROMPT = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[1, 3], with_windows=True)
@@ -42,7 +43,7 @@ PROMPT = prompt_of(MANIFEST, chain(1, 2, 3, 4), snapshots=[1, 3], with_windows=T
 WANTED = 4 + 4 + 2
 PEER = NodeLife("peer", 7, "127.0.0.1:1")
 TAGS = CallTags("request", 1)
-ASK = PrefetchAsk(PROMPT.keys, 0, 4, PAGE_SIZE)
+ASK = PrefetchRequest(PROMPT.keys, 0, 4, PAGE_SIZE)
 COMPLETE, BEST_EFFORT = PrefetchPolicy.WAIT_COMPLETE, PrefetchPolicy.BEST_EFFORT
 
 Fault = Callable[[], Awaitable[None]]
@@ -64,7 +65,7 @@ async def hangs() -> None:
 class ScriptedPeer:
     """Holds all of the prompt; sends `num_good` units, then `fault` happens."""
 
-    prompt: Prompt
+    prompt: StoredPrompt
     num_good: int = 99
     fault: Fault = nothing
     lookup_fault: Fault = nothing
@@ -80,29 +81,30 @@ class ScriptedPeer:
         return {kind: [page for one, page in names if one is kind] for kind in MANIFEST.kinds}
 
     async def fetch(
-        self, node: NodeLife, order: FetchOrder, arrivals: Arrivals, *, tags: CallTags
+        self, node: NodeLife, order: FetchOrder, arrivals: FetchSink, *, tags: CallTags
     ) -> None:
         for i, name in enumerate(in_order(tuple(order.rooms))):
             if i == self.num_good:
                 self.at_fault.set()
                 await self.fault()
             if i == self.corrupt:
-                arrivals.corrupt(name)
+                arrivals.on_corrupt(name)
                 continue
             content = self.prompt.content(*name)
             np.copyto(np.frombuffer(order.rooms[name], np.uint8), np.frombuffer(content, np.uint8))
-            arrivals.arrived(name, xxhash.xxh3_128_digest(content))
+            arrivals.on_unit(name, xxhash.xxh3_128_digest(content))
             self.num_sent += 1
 
 
 @asynccontextmanager
 async def prefetching_from(
-    service: Running,
+    service: RunningHostCache,
     peer: ScriptedPeer,
     max_running: int = 4,
     peers: Sequence[NodeLife] = (PEER,),
     misnamed: Sequence[IndexedUnit] = (),
-) -> AsyncIterator[Prefetching]:
+    share: float = 1.0,
+) -> AsyncIterator[PrefetchRunner]:
     """Prefetches of this host-cache, whose index knows these peers alone, and is wrong about what
     is `misnamed`."""
     index = MemoryIndex()
@@ -115,10 +117,10 @@ async def prefetching_from(
         await index.commit(life, PROMPT.keys[0], Tier.HOST, units)
         await index.commit(life, PROMPT.keys[0], Tier.HOST, misnamed)
     async with Background() as background:
-        yield Prefetching(
+        yield PrefetchRunner(
             service.host,
-            SlowTiers(service.host.storage, index, peer, max_peers=2),
-            Prefetcher(service.host.life, Truncate, 1.0),
+            PrefetchTiers(service.host.storage, index, cast(PeerClient, peer), max_peers=2),
+            PrefetchPlanner(service.host.life, Truncate, share),
             background,
             wish=DEFAULT_WISH,
             max_running=max_running,
@@ -127,7 +129,7 @@ async def prefetching_from(
 
 
 async def finished(
-    prefetching: Prefetching, policy: PrefetchPolicy = COMPLETE, patience: float = 20.0
+    prefetching: PrefetchRunner, policy: PrefetchPolicy = COMPLETE, patience: float = 20.0
 ) -> Prefetched:
     """Begun by one call, ended by another, as by a router and a worker."""
     prefetching.start(ASK, TAGS, patience)
@@ -135,7 +137,7 @@ async def finished(
 
 
 @asynccontextmanager
-async def attached(service: Running) -> AsyncIterator[None]:
+async def attached(service: RunningHostCache) -> AsyncIterator[None]:
     """With a worker, without which there is no arena layout; in the end nothing is taken."""
     async with worker_at(service.address, MANIFEST) as worker:
         yield
@@ -146,7 +148,7 @@ async def attached(service: Running) -> AsyncIterator[None]:
     assert_nothing_taken(service)
 
 
-def assert_nothing_taken(service: Running) -> None:
+def assert_nothing_taken(service: RunningHostCache) -> None:
     store = service.host.store
     store.check_integrity()
     assert store.statistics().num_reservations == 0
@@ -159,7 +161,7 @@ def usable(num_units: int) -> int:
     return 4 if num_units >= WANTED else 2 if num_units >= 5 else 0
 
 
-async def test_without_a_fault_all_of_it_comes(host_cache: Running) -> None:
+async def test_without_a_fault_all_of_it_comes(host_cache: RunningHostCache) -> None:
     peer = ScriptedPeer(PROMPT)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
         brought = await finished(prefetching)
@@ -169,7 +171,7 @@ async def test_without_a_fault_all_of_it_comes(host_cache: Running) -> None:
 @pytest.mark.parametrize("fault", [breaks, hangs])
 @pytest.mark.parametrize("num_good", range(WANTED))
 async def test_what_arrived_before_a_fault_counts_up_to_a_resume_point(
-    host_cache: Running, num_good: int, fault: Fault
+    host_cache: RunningHostCache, num_good: int, fault: Fault
 ) -> None:
     peer = ScriptedPeer(PROMPT, num_good, fault)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
@@ -177,26 +179,28 @@ async def test_what_arrived_before_a_fault_counts_up_to_a_resume_point(
         await peer.at_fault.wait()
         brought = await finished(prefetching, BEST_EFFORT if fault is hangs else COMPLETE)
         assert brought.brought_pages == usable(num_good)
-        assert brought.reason == (Lack.STORAGE_TIMEOUT if fault is hangs else Lack.TIER_FAILED)
+        assert brought.reason == (
+            PrefetchShortfall.STORAGE_TIMEOUT if fault is hangs else PrefetchShortfall.TIER_FAILED
+        )
         assert peer.num_sent == num_good
 
 
 @pytest.mark.parametrize("corrupt", range(WANTED))
 async def test_a_corrupt_unit_is_counted_and_what_needs_it_does_not_count(
-    host_cache: Running, corrupt: int
+    host_cache: RunningHostCache, corrupt: int
 ) -> None:
     peer = ScriptedPeer(PROMPT, corrupt=corrupt)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
         brought = await finished(prefetching)
         in_between = 2 <= corrupt < 5  # of the first resume point, which the second does without
         assert brought.brought_pages == (4 if in_between else usable(corrupt))
-        assert brought.reason == ("" if in_between else Lack.TIER_FAILED)
+        assert brought.reason == ("" if in_between else PrefetchShortfall.TIER_FAILED)
         assert prefetching.statistics().num_corrupt == 1
 
 
 @pytest.mark.parametrize("fault", [breaks, hangs])
 async def test_a_holder_that_does_not_say_what_it_holds_is_a_miss(
-    host_cache: Running, fault: Fault
+    host_cache: RunningHostCache, fault: Fault
 ) -> None:
     peer = ScriptedPeer(PROMPT, lookup_fault=fault)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
@@ -204,17 +208,19 @@ async def test_a_holder_that_does_not_say_what_it_holds_is_a_miss(
         assert (brought.asked_pages, brought.brought_pages, peer.num_sent) == (0, 0, 0)
 
 
-async def test_without_any_finish_it_ends_by_itself(host_cache: Running) -> None:
+async def test_without_any_finish_it_ends_by_itself(host_cache: RunningHostCache) -> None:
     peer = ScriptedPeer(PROMPT, 6, hangs)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
         run = prefetching.start(ASK, TAGS, 0.2)
         async with asyncio.timeout(20):
             await run.settled.wait()
-        assert run.result().brought_pages == 2
+        assert run.progress.result().brought_pages == 2
         assert prefetching.statistics().num_running == 0
 
 
-async def test_the_end_of_the_process_frees_what_was_under_way(host_cache: Running) -> None:
+async def test_the_end_of_the_process_frees_what_was_under_way(
+    host_cache: RunningHostCache,
+) -> None:
     peer = ScriptedPeer(PROMPT, 3, hangs)
     async with attached(host_cache):
         async with prefetching_from(host_cache, peer) as prefetching:
@@ -225,7 +231,7 @@ async def test_the_end_of_the_process_frees_what_was_under_way(host_cache: Runni
 
 
 async def test_room_that_was_lost_meanwhile_is_not_shown_and_comes_back(
-    host_cache: Running,
+    host_cache: RunningHostCache,
 ) -> None:
     peer = ScriptedPeer(PROMPT, WANTED - 1, hangs)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
@@ -237,7 +243,7 @@ async def test_room_that_was_lost_meanwhile_is_not_shown_and_comes_back(
         assert prefetching.statistics().num_lost == 1
 
 
-async def test_more_prefetches_than_allowed_are_refused(host_cache: Running) -> None:
+async def test_more_prefetches_than_allowed_are_refused(host_cache: RunningHostCache) -> None:
     peer = ScriptedPeer(PROMPT, 1, hangs)
     async with attached(host_cache), prefetching_from(host_cache, peer, 1) as prefetching:
         run = prefetching.start(ASK, TAGS, 20.0)
@@ -245,3 +251,29 @@ async def test_more_prefetches_than_allowed_are_refused(host_cache: Running) -> 
         with pytest.raises(QueueFull):
             prefetching.start(ASK, CallTags("request", 2), 20.0)
         await finished(prefetching, BEST_EFFORT)
+
+
+async def test_the_share_of_the_host_counts_what_other_prefetches_have_under_way(
+    host_cache: RunningHostCache,
+) -> None:
+    """The share has room for one of them; a second gets it when the first has ended."""
+    peer = ScriptedPeer(PROMPT, 1, hangs)
+    wanted_bytes = sum(MANIFEST.layout(kind).slot_bytes for kind, _ in PROMPT.names)
+    async with attached(host_cache):
+        share = 1.1 * wanted_bytes / arena_bytes(host_cache.host.store.layout)
+        async with prefetching_from(host_cache, peer, share=share) as prefetching:
+            first = prefetching.start(ASK, TAGS, 20.0)
+            await peer.at_fault.wait()
+            assert prefetching.bytes_under_way == wanted_bytes
+            second = prefetching.start(ASK, CallTags("another", 1), 20.0)
+            async with asyncio.timeout(20):
+                await second.settled.wait()
+            assert second.progress.result().granted_pages == 0
+            assert second.progress.result().reason == PrefetchShortfall.RATE_LIMITED
+            assert prefetching.bytes_under_way == wanted_bytes
+            first.stop.set()
+            await first.settled.wait()
+            peer.num_good = 99
+            third_tags = CallTags("third", 1)
+            third = await prefetching.finish(ASK, third_tags, COMPLETE, patience=20.0, left=20.0)
+            assert (third.granted_pages, third.brought_pages) == (4, 4)

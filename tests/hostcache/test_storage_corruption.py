@@ -1,4 +1,4 @@
-"""Whatever a file comes to hold: what is read is what was stored, or it is a miss that is told.
+"""Damaged files: a read gives the bytes that were stored, or it is a miss that is reported.
 
 10,000 by hand: `python -m tests.hostcache.test_storage_corruption 10000` in the repository.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from tests.hostcache.corruptions import CORRUPTIONS, Corruption, Scene
-from tests.hostcache.stored import StoredPrompt, opened, prompt_with, read_all
+from tests.hostcache.stored import StoredChain, opened, prompt_with, read_all
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
-from ferryman.tiers.storage_values import StorageFailed, StorageUnit, UnitCorrupt
-from ferryman.tiers.values import UnitForgotten, UnitName
-from ferryman_hostcache.storage.tier import StorageTier
+from ferryman.tiers.storage_values import StorageFailed, UnitCorrupt
+from ferryman.tiers.values import StoredUnit, UnitForgotten, UnitName
+from ferryman_hostcache.storage.interface import StorageTier
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 SALTS = (b"", b"another tenant")
@@ -50,7 +50,7 @@ class Spoiler:
         for name, data in found.items():
             assert data == prompt.units[name], "other bytes than were stored"
 
-    async def scene(self, prompt: StoredPrompt, stranger: StoredPrompt) -> Scene:
+    async def scene(self, prompt: StoredChain, stranger: StoredChain) -> Scene:
         """The prompt is stored twice, so that its file has an older generation."""
         older = (await self.stored_anew(prompt))[0]
         kept = (self.folder / f"{older.generation:016x}.extent").read_bytes()
@@ -67,7 +67,7 @@ class Spoiler:
             older=kept,
         )
 
-    async def stored_anew(self, prompt: StoredPrompt) -> tuple[StorageUnit, ...]:
+    async def stored_anew(self, prompt: StoredChain) -> tuple[StoredUnit, ...]:
         """In an extent of its own."""
         self.storage.drop(Kind.FULL, prompt.keys[0])
         stored = await self.storage.store(prompt.keys, prompt.offers())
@@ -76,10 +76,10 @@ class Spoiler:
         self.storage.release("look")
         return units
 
-    def another(self, unit: StorageUnit, units: tuple[StorageUnit, ...]) -> StorageUnit:
+    def another(self, unit: StoredUnit, units: tuple[StoredUnit, ...]) -> StoredUnit:
         return self.rng.choice([u for u in units if u.kind is unit.kind and u.key != unit.key])
 
-    def check_missed(self, unit: StorageUnit, found: Container[UnitName]) -> None:
+    def check_missed(self, unit: StoredUnit, found: Container[UnitName]) -> None:
         assert (unit.kind, unit.page_index) not in found, "a spoilt unit was brought"
         effects = self.storage.drain_effects()
         assert any(isinstance(effect, (UnitCorrupt, StorageFailed)) for effect in effects)

@@ -1,8 +1,9 @@
-"""Folders that fail: always a miss or nothing stored, always told, never an error to the caller."""
+"""Folders that fail: a miss or nothing stored, always reported, never an error to the caller."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -10,21 +11,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.hostcache.stored import opened, prompt_with, read_all
+from tests.hostcache.stored import (
+    Place,
+    bytes_at,
+    extents_at,
+    opened,
+    prompt_with,
+    read_all,
+)
 from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, InvalidRequest, ManifestMismatch
-from ferryman.tiers.storage_values import NOTHING_STORED, StorageFailed, StorageRests
-from ferryman_hostcache.storage.folder_storage import MAX_FAILURES_IN_A_ROW
-from ferryman_hostcache.storage.tier import OfferedUnit, StorageTier, UnitRead
+from ferryman.testing.memory_blob_store import BlobMedium
+from ferryman.tiers.storage_values import NOTHING_STORED, StorageFailed, StorageSuspended
+from ferryman_hostcache.storage.blob_storage import MAX_FAILURES_IN_A_ROW
+from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 PROMPT = prompt_with(HYBRID, chain(1, 2, 3, 4), snapshots=[1, 3])
 OTHER = prompt_with(HYBRID, chain(5, 6, 7, 8), snapshots=[3])
 
 
-class Clock:
+class StorageClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -41,20 +50,8 @@ def failures(storage: StorageTier) -> list[tuple[str, str]]:
     return [(e.operation, e.error) for e in effects if isinstance(e, StorageFailed)]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 128 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(folder)]
-    if os.geteuid() or subprocess.run(mount, check=False).returncode:
-        pytest.skip("needs the right to mount a small filesystem")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-async def test_a_full_disk_stores_nothing_and_serves_on(small_disk: Path) -> None:
-    async with opened(small_disk) as storage:
+async def test_a_full_disk_stores_nothing_and_serves_on(small_place: Place) -> None:
+    async with opened(small_place) as storage:
         storage.attach(HYBRID)
         assert (await storage.store(PROMPT.keys, PROMPT.offers())).num_stored
         big = prompt_with(HYBRID, chain(*[9] * 60), snapshots=[59])
@@ -63,7 +60,9 @@ async def test_a_full_disk_stores_nothing_and_serves_on(small_disk: Path) -> Non
         assert (stored.num_stored, stored.num_bytes) == (0, 0)
         assert failures(storage) == [("store", "ENOSPC")]
         assert storage.statistics().used_bytes == used, "what is not there is charged"
-        assert not named(small_disk, ".writing"), "a part was left behind"
+        assert bytes_at(small_place) == used, "a part was left behind"
+        if isinstance(small_place, Path):
+            assert not named(small_place, ".writing"), "a part was left behind"
         assert await read_all(storage, PROMPT) == PROMPT.units
         assert (await storage.store(OTHER.keys, OTHER.offers())).num_stored
 
@@ -137,33 +136,105 @@ async def test_a_file_that_cannot_be_read_is_a_miss(tmp_path: Path) -> None:
         assert ("read", "EISDIR") in failures(storage)
 
 
-async def test_after_failures_in_a_row_the_folder_is_left_alone(tmp_path: Path) -> None:
-    folder, clock = tmp_path / "storage", Clock()
-    async with opened(folder, clock=clock, rest_seconds=30.0) as storage:
+def break_down(place: Place) -> None:
+    """Everything fails as if it were gone, until `mend`."""
+    if isinstance(place, BlobMedium):
+        place.errors.update(put=errno.ENOENT, read=errno.ENOENT, punch=errno.ENOENT)
+    else:
+        shutil.move(place, place.with_name("away"))
+
+
+def mend(place: Place) -> None:
+    if isinstance(place, BlobMedium):
+        assert place.num_failed["put"], "nothing failed"
+        place.errors.clear()
+    else:
+        shutil.move(place.with_name("away"), place)
+
+
+async def test_after_failures_in_a_row_the_folder_is_left_alone(place: Place) -> None:
+    clock = StorageClock()
+    async with opened(place, clock=clock, rest_seconds=30.0) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
-        shutil.move(folder, tmp_path / "away")
+        break_down(place)
         for _ in range(MAX_FAILURES_IN_A_ROW):
             assert not storage.statistics().is_resting
             await storage.store(OTHER.keys, OTHER.offers())
         effects = storage.drain_effects()
-        assert effects[-1] == StorageRests(MAX_FAILURES_IN_A_ROW, 30.0)
+        assert effects[-1] == StorageSuspended(MAX_FAILURES_IN_A_ROW, 30.0)
         assert storage.statistics().is_resting
         assert storage.lookup(PROMPT.keys).usable_pages == 0
         assert storage.lease("reader", PROMPT.keys, PROMPT.units) == ()
         assert await storage.store(OTHER.keys, OTHER.offers()) == NOTHING_STORED
-        shutil.move(tmp_path / "away", folder)
+        mend(place)
         clock.now += 30.0
         assert await read_all(storage, PROMPT) == PROMPT.units
         assert (await storage.store(OTHER.keys, OTHER.offers())).num_stored
 
 
-async def test_a_second_owner_is_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path):
+@pytest.mark.parametrize("success", ["read", "store"])
+async def test_a_success_between_failures_keeps_the_folder_in_use(
+    success: str, place: Place
+) -> None:
+    """Failures in a row are meant: a disk that works now and then is asked now and then."""
+    async with opened(place, clock=StorageClock(), rest_seconds=30.0) as storage:
+        storage.attach(HYBRID)
+        await storage.store(PROMPT.keys, PROMPT.offers())
+        for number in range(4):
+            break_down(place)
+            for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+                await storage.store(OTHER.keys, OTHER.offers())
+            assert len(failures(storage)) == MAX_FAILURES_IN_A_ROW - 1
+            mend(place)
+            if success == "read":
+                assert await read_all(storage, PROMPT) == PROMPT.units
+            else:
+                another = prompt_with(HYBRID, chain(100 + number), snapshots=[0])
+                assert (await storage.store(another.keys, another.offers())).num_stored
+            assert not storage.statistics().is_resting
+
+
+async def test_a_slow_medium_is_waited_for_and_a_reader_that_gave_up_is_left_alone() -> None:
+    medium = BlobMedium()
+    async with opened(medium) as storage:
+        storage.attach(HYBRID)
+        await storage.store(PROMPT.keys, PROMPT.offers())
+        units = storage.lease("reader", PROMPT.keys, PROMPT.units)
+        reads = [UnitRead(unit, memoryview(bytearray(unit.num_bytes))) for unit in units]
+        medium.is_quick.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await storage.read(reads)
+        assert storage.statistics().num_in_flight > 0, "nothing was slow"
+        storage.release("reader")
+        medium.is_quick.set()
+        assert await read_all(storage, PROMPT) == PROMPT.units
+    assert not any(any(read.memory) for read in reads)
+
+
+async def test_what_cannot_be_given_up_is_told_and_comes_back_at_most_whole() -> None:
+    medium = BlobMedium()
+    async with opened(medium) as storage:
+        storage.attach(HYBRID)
+        await storage.store(PROMPT.keys, PROMPT.offers())
+        medium.errors["punch"] = errno.EIO
+        assert storage.drop(Kind.RECURRENT, PROMPT.keys[3]) == 1
+        await storage.store(OTHER.keys, OTHER.offers())
+        assert medium.num_failed == {"punch": 1}
+        assert failures(storage) == [("drop", "EIO")]
+        assert set(await read_all(storage, PROMPT)) == set(PROMPT.units) - {(Kind.RECURRENT, 3)}
+    async with opened(medium) as storage:
+        storage.attach(HYBRID)
+        assert await read_all(storage, PROMPT) == PROMPT.units
+
+
+async def test_a_second_owner_is_refused(place: Place) -> None:
+    async with opened(place):
         with pytest.raises(ConfigError, match="belongs to another host-cache"):
-            async with opened(tmp_path):
+            async with opened(place):
                 pass
-    async with opened(tmp_path) as storage:
+    async with opened(place) as storage:
         storage.attach(HYBRID)
 
 
@@ -174,8 +245,8 @@ async def test_a_folder_that_cannot_be_made_is_a_mistake_in_the_settings(tmp_pat
             pass
 
 
-async def test_bytes_that_are_not_those_of_their_digest_are_not_stored(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
+async def test_bytes_that_are_not_those_of_their_digest_are_not_stored(place: Place) -> None:
+    async with opened(place) as storage:
         storage.attach(HYBRID)
         offers = PROMPT.offers()
         first = offers[0]
@@ -183,27 +254,27 @@ async def test_bytes_that_are_not_those_of_their_digest_are_not_stored(tmp_path:
         offers[0] = OfferedUnit(first.kind, first.page_index, spoilt, first.digest)
         assert (await storage.store(PROMPT.keys, offers)).num_stored == 0
         assert failures(storage) == [("store", "EBADMSG")]
-        assert not named(tmp_path, ".extent")
+        assert not extents_at(place)
 
 
-async def test_a_unit_of_another_length_is_refused_at_the_door(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
+async def test_a_unit_of_another_length_is_refused_at_the_door(place: Place) -> None:
+    async with opened(place) as storage:
         storage.attach(HYBRID)
         offer = OfferedUnit(Kind.FULL, 0, memoryview(b"short"), b"0" * 16)
         with pytest.raises(InvalidRequest):
             await storage.store(PROMPT.keys, [offer])
 
 
-async def test_another_model_cannot_attach_to_the_same_tier(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
+async def test_another_model_cannot_attach_to_the_same_tier(place: Place) -> None:
+    async with opened(place) as storage:
         storage.attach(HYBRID)
         storage.attach(HYBRID)
         with pytest.raises(ManifestMismatch):
             storage.attach(manifest_of(Kind.FULL))
 
 
-async def test_a_reader_that_gives_up_finds_its_memory_untouched(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
+async def test_a_reader_that_gives_up_finds_its_memory_untouched(place: Place) -> None:
+    async with opened(place) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
         units = storage.lease("reader", PROMPT.keys, PROMPT.units)
@@ -215,8 +286,8 @@ async def test_a_reader_that_gives_up_finds_its_memory_untouched(tmp_path: Path)
     assert [bytes(read.memory) for read in reads] == as_left
 
 
-async def test_a_store_whose_caller_gave_up_is_finished(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
+async def test_a_store_whose_caller_gave_up_is_finished(place: Place) -> None:
+    async with opened(place) as storage:
         storage.attach(HYBRID)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):

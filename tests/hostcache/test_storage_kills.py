@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster_keys import STORED
 from tests.hostcache import doomed_storage
 from tests.hostcache.stored import bytes_of, opened
 
 from ferryman.tiers.storage_values import FoundExtent, StorageFailed, UnitCorrupt
 from ferryman_hostcache.storage.extent import header_from_bytes
-from ferryman_hostcache.storage.tier import StorageTier, UnitRead
+from ferryman_hostcache.storage.interface import StorageTier, UnitRead
 
 HYBRID = doomed_storage.HYBRID
 
@@ -80,7 +81,7 @@ async def check_every_unit(storage: StorageTier, folder: Path) -> int:
 
 def scanned(path: Path) -> FoundExtent:
     data = path.read_bytes()
-    return header_from_bytes(data, generation=int(path.stem, 16), file_bytes=len(data))
+    return header_from_bytes(data, STORED, generation=int(path.stem, 16), file_bytes=len(data))
 
 
 async def kill(folder: Path, times: int) -> Counter[str]:

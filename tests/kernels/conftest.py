@@ -1,4 +1,4 @@
-"""Fresh memory is full of NaN. Without a GPU, tests/conftest.py chose Triton's interpreter."""
+"""Fresh memory is full of NaN. Without a GPU, tests/conftest.py chooses Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where Triton kernels run: for real on a GPU, else by the interpreter."""
+    """The device of Triton kernels: a GPU if there is one, else the CPU with the interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -23,7 +23,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody wrote is NaN, so that a missing store cannot look like a zero."""
+    """Fills new tensors with NaN, so that a missing store cannot look like a zero."""
 
     def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def allocated(*args: Any, **kwargs: Any) -> Tensor:

@@ -12,8 +12,8 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Everything but the states, as both ops take it."""
+class DeltaInputs:
+    """All inputs except the states, in the form that both ops take."""
 
     q: Tensor
     k: Tensor
@@ -24,8 +24,8 @@ class Inputs:
     def tensors(self, place: torch.device = CPU) -> list[Tensor]:
         return [getattr(self, field.name).to(place) for field in fields(self)]
 
-    def part(self, low: int, high: int) -> Inputs:
-        return Inputs(*(tensor[low:high] for tensor in self.tensors()))
+    def part(self, low: int, high: int) -> DeltaInputs:
+        return DeltaInputs(*(tensor[low:high] for tensor in self.tensors()))
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def random_inputs(tokens: int, dtype: torch.dtype, heads: Heads) -> Inputs:
+def random_inputs(tokens: int, dtype: torch.dtype, heads: Heads) -> DeltaInputs:
     keys = torch.randn(2, tokens, heads.k_heads, heads.k_dim, dtype=wide(dtype))
     q, k = F.normalize(keys, dim=-1).to(dtype)
-    return Inputs(
+    return DeltaInputs(
         q=q,
         k=k,
         v=torch.randn(tokens, heads.v_heads, heads.v_dim).to(dtype),
@@ -57,14 +57,14 @@ def random_inputs(tokens: int, dtype: torch.dtype, heads: Heads) -> Inputs:
 
 
 def random_states(slots: int, dtype: torch.dtype, heads: Heads) -> Tensor:
-    """A strided view into wider rows, as a section of a slot is."""
+    """A strided view into wider rows, like a section of a slot."""
     num = heads.v_heads * heads.k_dim * heads.v_dim
     rows = torch.randn(slots, num + 8, dtype=wide(dtype))
     return rows[:, 8:].view(slots, *heads.state_shape)
 
 
-def recurrence(inputs: Inputs, state: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of one request, and its state before each token and behind the last."""
+def recurrence(inputs: DeltaInputs, state: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of one request, and its state before each token and after the last."""
     q, k, v, g, beta = (tensor.double() for tensor in inputs.tensors())
     per_key, state = v.shape[1] // k.shape[1], state.double()
     out, seen = torch.zeros_like(v), [state]

@@ -9,7 +9,7 @@ PAGE_SIZE = 8
 
 
 def row_pages(dtype: torch.dtype, slots: int, dim: int) -> Tensor:
-    """A strided view [slots, page_size, dim] of random rows; what is beside it is NaN."""
+    """A strided view [slots, page_size, dim] of random rows; the memory beside it is NaN."""
     size = PAGE_SIZE * dim
     slab = torch.full((slots, 2 * size + 8), torch.nan, dtype=dtype)
     slab[:, 8 : 8 + size] = torch.randn(slots, size)
@@ -25,7 +25,7 @@ def table_of(ends: list[int], slots: int) -> Tensor:
 
 
 def spoil_beyond(pages: Tensor, table: Tensor, ends: list[int]) -> None:
-    """What lies in the pages behind each request's end becomes NaN: nobody may read it."""
+    """Fills the pages after each request's end with NaN: no kernel may read them."""
     for row, end in zip(table, ends, strict=True):
         if end % PAGE_SIZE:
             pages[row[end // PAGE_SIZE], end % PAGE_SIZE :] = torch.nan

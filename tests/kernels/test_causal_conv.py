@@ -24,11 +24,11 @@ CONV_DIM, WIDTH, NUM_SLOTS = 37, 4, 9
 SPANS = ((0, 5), (16, 50), (3, 4), (0, 2), (8, 10))
 SLOTS = (4, 0, 7, 2, 5)
 SNAPSHOTS = ((1, 32, 1), (1, 48, 3), (4, 9, 6))
-"""The last one lies fewer tokens behind its start than the convolution is wide."""
+"""The last one is fewer tokens after its start than the convolution is wide."""
 
 
 def _states(dtype: torch.dtype) -> Tensor:
-    """A strided view into wider rows, as a section of a slot is."""
+    """A strided view into wider rows, like a section of a slot."""
     rows = torch.randn(NUM_SLOTS, CONV_DIM * (WIDTH - 1) + 11).to(dtype)
     states = rows[:, : CONV_DIM * (WIDTH - 1)].view(NUM_SLOTS, CONV_DIM, WIDTH - 1)
     states[[4, 2]] = 0  # the spans that begin at 0 find cleared slots
@@ -36,16 +36,16 @@ def _states(dtype: torch.dtype) -> Tensor:
 
 
 def _naive(
-    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None
+    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, activates: bool
 ) -> tuple[Tensor, dict[tuple[int, int], Tensor]]:
-    """Outputs, and the state of every request behind every position."""
+    """Outputs, and the state of every request after every position."""
     seen, out, token = {}, torch.zeros(x.shape, dtype=torch.float64), 0
     for index, (start, end) in enumerate(SPANS):
         state = states[SLOTS[index]].double()
         for position in range(start, end):
             window = torch.cat((state, x[token].double()[:, None]), dim=1)
             total = (window * weight.double()).sum(1) + (0 if bias is None else bias.double())
-            out[token] = total / (1 + (-total).exp())
+            out[token] = total / (1 + (-total).exp()) if activates else total
             state, token = window[:, 1:], token + 1
             seen[index, position + 1] = state
     return out, seen
@@ -56,20 +56,28 @@ def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("has_bias", "activates"),
+    [(True, True), (False, True), (True, False)],
+    ids=["bias", "no bias", "no activation"],
+)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
     "run", [causal_conv_prefill, causal_conv_prefill_reference, causal_conv_prefill_triton]
 )
 def test_a_ragged_prefill_goes_on_from_each_slot_and_leaks_nothing(
-    run: Callable[..., Tensor], dtype: torch.dtype, has_bias: bool, device: torch.device
+    run: Callable[..., Tensor],
+    dtype: torch.dtype,
+    has_bias: bool,
+    activates: bool,
+    device: torch.device,
 ) -> None:
     place = device if run is causal_conv_prefill_triton else CPU
     tokens = sum(end - start for start, end in SPANS)
     x, weight = torch.randn(tokens, CONV_DIM).to(dtype), torch.randn(CONV_DIM, WIDTH).to(dtype)
     bias = torch.randn(CONV_DIM).to(dtype) if has_bias else None
     states = _states(dtype)
-    expected, seen = _naive(x, states, weight, bias)
+    expected, seen = _naive(x, states, weight, bias, activates)
     expected_states = states.clone()
     for index, slot in enumerate(SLOTS):
         expected_states[slot] = seen[index, SPANS[index][1]].to(dtype)
@@ -84,17 +92,19 @@ def test_a_ragged_prefill_goes_on_from_each_slot_and_leaks_nothing(
         SPANS,
         torch.tensor(SLOTS, device=place),
         SNAPSHOTS,
+        activates,
     )
     _close(y, expected, dtype)
     assert torch.equal(moved.cpu(), expected_states)
 
 
+@pytest.mark.parametrize("activates", [True, False], ids=["silu", "no activation"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
     "run", [causal_conv_decode, causal_conv_decode_reference, causal_conv_decode_triton]
 )
 def test_decode_shifts_the_states_of_its_slots_only(
-    run: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
+    run: Callable[..., Tensor], dtype: torch.dtype, activates: bool, device: torch.device
 ) -> None:
     place = device if run is causal_conv_decode_triton else CPU
     x, weight = torch.randn(3, CONV_DIM).to(dtype), torch.randn(CONV_DIM, WIDTH).to(dtype)
@@ -106,13 +116,14 @@ def test_decode_shifts_the_states_of_its_slots_only(
     total = (windows.double() * weight.double()).sum(2) + bias.double()
     moved = states.to(place, copy=True)
     slots_there = torch.tensor(slots, device=place)
-    y = run(x.to(place), moved, weight.to(place), bias.to(place), slots_there, slots_there)
-    _close(y, total / (1 + (-total).exp()), dtype)
+    given = x.to(place), weight.to(place), bias.to(place)
+    y = run(given[0], moved, *given[1:], slots_there, slots_there, activates)
+    _close(y, total / (1 + (-total).exp()) if activates else total, dtype)
     assert torch.equal(moved.cpu(), expected_states)
 
     elsewhere = states.to(place, copy=True)
     into = torch.tensor([3, 1, -1], device=place)
-    again = run(x.to(place), elsewhere, weight.to(place), bias.to(place), slots_there, into)
+    again = run(given[0], elsewhere, *given[1:], slots_there, into, activates)
     assert torch.equal(again, y)
     expected_states = states.clone()
     expected_states[3], expected_states[1] = windows[0, :, 1:], windows[1, :, 1:]

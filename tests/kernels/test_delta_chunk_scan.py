@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.kernels.delta_rule import (
     CPU,
+    DeltaInputs,
     Heads,
-    Inputs,
     random_inputs,
     random_states,
     recurrence,
@@ -129,7 +129,7 @@ def test_keys_that_repeat_are_learned_exactly(run: Run, device: torch.device) ->
     random = random_inputs(64, torch.float32, heads)
     same = torch.zeros_like(random.k)
     same[..., 3] = 1.0
-    inputs = Inputs(same, same, random.v, torch.zeros(64, 1), torch.ones(64, 1))
+    inputs = DeltaInputs(same, same, random.v, torch.zeros(64, 1), torch.ones(64, 1))
     states = torch.randn(1, *heads.state_shape, device=place)
     slot = torch.tensor([0], device=place)
     y = run(*inputs.tensors(place), states, ((0, 64),), slot, (), 64)

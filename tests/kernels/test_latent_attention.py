@@ -31,7 +31,7 @@ def _naive(q: Tensor, rows: Tensor) -> Tensor:
 
 
 def _chosen(positions: list[int], width: int) -> Tensor:
-    """For each token up to `width` of the positions it sees, its first one or others, then -1."""
+    """For each token up to `width` positions that it sees, in rising order, then -1."""
     rows = [sorted(torch.randperm(p + 1)[:width].tolist()) for p in positions]
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows])
 
@@ -104,7 +104,7 @@ def test_a_chunk_sees_everything_up_to_each_of_its_positions(
 
 
 def test_a_decoded_token_sees_its_whole_past_and_its_neighbours_in_the_batch() -> None:
-    """Two of the rows are tokens of one request, one behind the other."""
+    """Two of the rows are consecutive tokens of one request."""
     positions = torch.tensor([30, 31, 0, 77])
     table = table_of([32, 1, 78], SLOTS)[[0, 0, 1, 2]]
     pages = row_pages(torch.float64, SLOTS, LATENT + ROPE)

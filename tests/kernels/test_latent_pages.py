@@ -1,4 +1,4 @@
-"""A token's one row lands in the page and offset of its position, and nowhere else."""
+"""A token's row is written to the page and offset of its position, and nowhere else."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _on_cuda(op: Callable[..., T], *args: Any) -> T:
 
 
 def _in_float64(op: Callable[..., T], *args: Any) -> T:
-    """States are written in place, so they come in float64 already."""
+    """Runs in float64, with the states too, because the op writes them in place."""
     return op(*(arg.double() if _is_floating(arg) else arg for arg in args))
 
 
@@ -65,7 +65,7 @@ def _is_floating(arg: object) -> bool:
 
 
 def _assert_near(got: Tensor, expected: Tensor, *, bfloat16: bool) -> None:
-    """‖got - expected‖ / ‖expected‖ at what the narrowest dtype on the way allows."""
+    """‖got - expected‖ / ‖expected‖ is within the precision of the narrowest dtype used."""
     error = (got.cpu().double() - expected.double()).norm() / expected.double().norm()
     assert float(error) < (6e-3 if bfloat16 else 5e-6), float(error)
 
@@ -202,16 +202,19 @@ def test_resuming_the_delta_rule_has_the_bits_of_the_cold_run_on_the_device() ->
 
 
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("cap", [0.0, 5.0], ids=["no cap", "cap"])
 @pytest.mark.parametrize("window", [0, 200])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_on_the_device(dtype: torch.dtype, window: int, has_sinks: bool) -> None:
+def test_attention_on_the_device(
+    dtype: torch.dtype, window: int, cap: float, has_sinks: bool
+) -> None:
     keys, values = _rounded(2, 300, 4, 16, 128, dtype=dtype)
     table = torch.randperm(300)[: 2 * 125].view(2, 125)
-    table = torch.cat((table, table))  # shared prefixes are read by several
+    table = torch.cat((table, table))  # several requests read shared prefixes
     tokens = sum(end - start for start, end in SPANS)
     q = _rounded(tokens, 12, 128, dtype=dtype)
     pages = (keys, values, table)
-    seen = (0.09, window, torch.randn(12) * 3 if has_sinks else None)
+    seen = (0.09, window, torch.randn(12) * 3 if has_sinks else None, cap)
     got = _on_cuda(paged_attention_prefill, q, *pages, SPANS, *seen)
     expected = _in_float64(paged_attention_reference, q, *pages, SPANS, *seen)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
@@ -224,7 +227,7 @@ def test_attention_on_the_device(dtype: torch.dtype, window: int, has_sinks: boo
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_latent_attention_on_the_device(dtype: torch.dtype) -> None:
-    """Of what the device chooses by rounded scores, at most a hair's breadth is not the best."""
+    """The device chooses by rounded scores: a choice may be worse by a rounding error only."""
     pages, index_pages = (_rounded(300, 16, dim, dtype=dtype) for dim in (576, 128))
     table = torch.randperm(300)[: 2 * 125].view(2, 125)[[0, 1, 0, 1]]
     positions, rows = torch.tensor([0, 1999, 511, 512]), torch.arange(4)

@@ -26,7 +26,7 @@ WINDOWS = [0, 1, 11, 64]
 
 
 def _pages(dtype: torch.dtype, slots: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of 2 heads as strided views of one slab; what is not theirs is NaN."""
+    """Keys and values of 2 heads as strided views of one slab; the memory between them is NaN."""
     size = 2 * PAGE_SIZE * HEAD_DIM
     rows = torch.full((slots, 3 * size), torch.nan, dtype=dtype)
     views = [rows[:, low : low + size] for low in (0, 2 * size)]

@@ -1,4 +1,4 @@
-"""Keys and values land in the page and offset of their position, and nowhere else."""
+"""Keys and values are written to the page and offset of their position, and nowhere else."""
 
 from __future__ import annotations
 

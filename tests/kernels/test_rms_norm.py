@@ -58,7 +58,7 @@ def test_a_gated_row_is_normed_group_by_group(
     place = device if run is gated_rms_norm_triton else CPU
     x, gate = torch.randn(2, 5, 48).to(dtype)
     weight = torch.randn(48).to(dtype)
-    wide = torch.cat((gate, x), dim=1).to(place)  # rows of a split product lie apart
+    wide = torch.cat((gate, x), dim=1).to(place)  # rows of a split product are not contiguous
     y = run(wide[:, 48:], wide[:, :48], weight.to(place), 1e-5, groups)
     expected = _naive(x, gate, weight, 1e-5, groups)
     torch.testing.assert_close(y.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=1e-6)

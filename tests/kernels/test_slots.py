@@ -1,4 +1,4 @@
-"""Whole slots: copied and cleared bit for bit, with strays untouched, beyond 2³¹ bytes."""
+"""Whole slots are copied and cleared bit for bit, other slots stay, beyond 2³¹ bytes too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ferryman_kernels.slots import (
 
 CPU = torch.device("cpu")
 MAP_NORESERVE = 0x4000
-"""Linux's flag, which the module mmap does not name: a mapping that promises no memory."""
+"""Linux's flag, which the module mmap does not define: a mapping that reserves no memory."""
 
 
 def _slab(slots: int, slot_bytes: int) -> Tensor:
@@ -70,7 +70,7 @@ def test_no_slots_are_no_work(run: Callable[..., None]) -> None:
 def test_slots_beyond_two_gigabytes_are_addressed_in_64_bits(
     copy: Callable[..., None], clear: Callable[..., None]
 ) -> None:
-    """A sparse mapping: only the pages that are touched exist. 32 bits would hit another slot."""
+    """A sparse mapping: only touched pages exist. With 32 bits another slot would be hit."""
     if copy is copy_slots_triton and torch.cuda.is_available():
         pytest.skip("test_on_cuda does this in device memory")
     slot_bytes, num_slots = 1 << 16, 200_000

@@ -1,4 +1,4 @@
-"""The indexer chooses what its formula says, whoever computes it; ties go to lower positions."""
+"""Every implementation of the indexer chooses by its formula; ties go to lower positions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_chunk_chooses_the_best_of_what_each_token_sees(
 
 @pytest.mark.parametrize("count", [1, 16, 63, 64, 500])
 def test_single_tokens_choose_what_their_chunk_chose(count: int) -> None:
-    """Several tokens of one request stand in one batch, as a draft's verification has them."""
+    """Several tokens of one request are in one batch, as in the verification of drafts."""
     start, end, heads = 50, 90, 3
     table, pages = table_of([end], 20), row_pages(torch.float64, 20, DIM)
     q, weights = _queries(end - start, heads, torch.float64)

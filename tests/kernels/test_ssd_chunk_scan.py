@@ -18,8 +18,8 @@ Run = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Everything but the states, as the op takes it."""
+class ScanInputs:
+    """All inputs except the states, in the form that the op takes."""
 
     x: Tensor
     dt: Tensor
@@ -31,14 +31,14 @@ class Inputs:
     def tensors(self, place: torch.device = CPU) -> list[Tensor]:
         return [getattr(self, field.name).to(place) for field in fields(self)]
 
-    def part(self, low: int, high: int) -> Inputs:
+    def part(self, low: int, high: int) -> ScanInputs:
         x, dt, B, C = (t[low:high] for t in (self.x, self.dt, self.B, self.C))
-        return Inputs(x, dt, self.A, B, C, self.D)
+        return ScanInputs(x, dt, self.A, B, C, self.D)
 
 
-def _inputs(tokens: int, dtype: torch.dtype, *, groups: int = 2, head_dim: int = 8) -> Inputs:
+def _inputs(tokens: int, dtype: torch.dtype, *, groups: int = 2, head_dim: int = 8) -> ScanInputs:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return Inputs(
+    return ScanInputs(
         x=torch.randn(tokens, 4, head_dim).to(dtype),
         dt=torch.rand(tokens, 4, dtype=wide),
         A=-torch.rand(4, dtype=wide) * 4,
@@ -49,14 +49,14 @@ def _inputs(tokens: int, dtype: torch.dtype, *, groups: int = 2, head_dim: int =
 
 
 def _states(slots: int, dtype: torch.dtype, head_dim: int = 8) -> Tensor:
-    """A strided view into wider rows, as a section of a slot is."""
+    """A strided view into wider rows, like a section of a slot."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     rows = torch.randn(slots, 4 * head_dim * 16 + 8, dtype=wide)
     return rows[:, 8:].view(slots, 4, head_dim, 16)
 
 
-def _naive(inputs: Inputs, state: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of one request, and its state before each token and behind the last."""
+def _naive(inputs: ScanInputs, state: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of one request, and its state before each token and after the last."""
     x, dt, A, B, C, D = (t.double() for t in inputs.tensors())
     per_group, state = x.shape[1] // B.shape[1], state.double()
     out, seen = torch.zeros_like(x), [state]

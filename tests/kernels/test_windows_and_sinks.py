@@ -1,7 +1,8 @@
-"""Attention over windows whose pages go, with and without sinks, against softmax written out.
+"""Attention over windows whose pages are freed, with and without sinks and caps, against softmax
+written out.
 
-Whatever no query sees is NaN here: pages behind the window are -1 in the table, and of those that
-are left nothing but what was written. One stray read shows in every logit behind it.
+All memory that no query sees is NaN here. Pages behind the window are -1 in the table, and the
+other pages hold the written tokens only. One stray read shows in every later logit.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from ferryman_kernels.paged_attention import (
 Span = tuple[int, int]
 
 SCALE, HEAD_DIM = 0.3, 8
-CASES_PER_WINDOW = int(os.environ.get("FERRYMAN_WINDOW_CASES", "1"))
+CAPS = (0.0, 0.0, 0.4, 5.0, 50.0)
+"""Caps of scores, which are about 1; 0 is none."""
+
+CASES_PER_WINDOW = int(os.environ.get("FERRYMAN_TEST_WINDOW_CASES", "1"))
 """Random cases for each of the 70 windows; docs/kernels.md quotes a longer run."""
 
 
 class Sequences:
-    """Random keys and values of some requests, in scattered pages, the rest of which is NaN."""
+    """Random keys and values of some requests, in scattered pages; the rest of the pages is NaN."""
 
     def __init__(
         self, rng: random.Random, ends: Sequence[int], page_size: int, dtype: torch.dtype
@@ -51,7 +55,7 @@ class Sequences:
         self.key_pages, self.value_pages = pages.to(dtype).unbind()
 
     def write(self, row: int, start: int, end: int) -> None:
-        """Lays positions [start, end) of request `row` where its pages are."""
+        """Writes positions [start, end) of request `row` to its pages."""
         for p in range(start, end):
             slot = self.table[row, p // self.page_size]
             assert slot >= 0
@@ -59,28 +63,31 @@ class Sequences:
             self.value_pages[slot, :, p % self.page_size] = self.values[row][p]
 
     def forget_before(self, row: int, position: int) -> None:
-        """Every page that ends at or before `position` is gone, and somebody else's by now."""
+        """Frees every page that ends at or before `position`, as if another request had it now."""
         for index in range(position // self.page_size):
             slot = self.table[row, index]
             if slot >= 0:
                 self.key_pages[slot] = self.value_pages[slot] = torch.nan
             self.table[row, index] = -1
 
-    def answer(self, row: int, q: Tensor, position: int, window: int, sinks: Tensor) -> Tensor:
-        """One query [q_heads, head_dim] in float64."""
+    def answer(
+        self, row: int, q: Tensor, position: int, window: int, sinks: Tensor, cap: float
+    ) -> Tensor:
+        """The answer to one query [q_heads, head_dim], in float64."""
         first = max(0, position - window + 1) if window else 0
         keys = self.keys[row][first : position + 1].double()
         values = self.values[row][first : position + 1].double()
         group, out = q.shape[0] // self.kv_heads, []
         for head in range(q.shape[0]):
-            weight = ((keys[:, head // group] @ q[head].double()) * SCALE).exp()
+            scores = (keys[:, head // group] @ q[head].double()) * SCALE
+            weight = (cap * (scores / cap).tanh() if cap else scores).exp()
             total = weight.sum() + sinks[head].double().exp()
             out.append((weight[:, None] * values[:, head // group]).sum(0) / total)
         return torch.stack(out)
 
 
 def _sinks(rng: random.Random, q_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The sinks as the formula needs them, and as they are given: some models have none."""
+    """The sinks for the formula, and those for the kernel: some models have none."""
     if rng.random() < 0.3:
         return torch.full((q_heads,), -torch.inf), None
     sinks = torch.randn(q_heads, dtype=dtype) * rng.choice([0.5, 3.0])
@@ -94,26 +101,29 @@ def _first_seen(position: int, window: int) -> int:
 def prefill_case(
     run: Callable[..., Tensor], rng: random.Random, window: int, dtype: torch.dtype, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Ragged chunks of up to `most` positions; what the first query does not see is gone."""
+    """Ragged chunks of up to `most` positions; pages before the first query's window are freed."""
     starts = [rng.choice([0, rng.randint(0, most)]) for _ in range(rng.randint(1, 3))]
     spans = [(start, start + rng.randint(1, most)) for start in starts]
     held = Sequences(rng, [end for _, end in spans], rng.choice([4, 8, 16, 32, 64]), dtype)
     q_heads = held.kv_heads * rng.choice([1, 2, 3])
     q = torch.randn(sum(end - start for start, end in spans), q_heads, HEAD_DIM).to(dtype)
     sinks, given = _sinks(rng, q_heads, _wide(dtype))
+    cap = rng.choice(CAPS)
     for row, (start, end) in enumerate(spans):
         held.write(row, 0, end)
         held.forget_before(row, _first_seen(start, window))
     positions = [(row, p) for row, (start, end) in enumerate(spans) for p in range(start, end)]
-    expected = [held.answer(row, q[t], p, window, sinks) for t, (row, p) in enumerate(positions)]
-    y = run(q, held.key_pages, held.value_pages, held.table, spans, SCALE, window, given)
+    expected = [
+        held.answer(row, q[t], p, window, sinks, cap) for t, (row, p) in enumerate(positions)
+    ]
+    y = run(q, held.key_pages, held.value_pages, held.table, spans, SCALE, window, given, cap)
     return y, torch.stack(expected)
 
 
 def decode_case(
     run: Callable[..., Tensor], rng: random.Random, window: int, dtype: torch.dtype, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Runs of up to 4 consecutive tokens of a request, wave by wave, as drafts are verified."""
+    """Runs of up to 4 consecutive tokens of a request, wave by wave, as in verifying drafts."""
     ends = [rng.randint(1, most) for _ in range(rng.randint(1, 4))]
     runs = [rng.randint(1, min(4, end)) for end in ends]
     held = Sequences(rng, ends, rng.choice([4, 8, 16, 32, 64]), dtype)
@@ -122,13 +132,14 @@ def decode_case(
     q_heads = held.kv_heads * rng.choice([1, 2, 3])
     q = torch.randn(len(rows), q_heads, HEAD_DIM).to(dtype)
     sinks, given = _sinks(rng, q_heads, _wide(dtype))
+    cap = rng.choice(CAPS)
     for row, end in enumerate(ends):
         held.write(row, 0, end)
         held.forget_before(row, _first_seen(end - runs[row], window))
-    expected = [held.answer(row, q[t], p, window, sinks) for t, (row, p) in enumerate(rows)]
+    expected = [held.answer(row, q[t], p, window, sinks, cap) for t, (row, p) in enumerate(rows)]
     table = held.table[[row for row, _ in rows]]
     positions = torch.tensor([position for _, position in rows])
-    y = run(q, held.key_pages, held.value_pages, table, positions, SCALE, window, given)
+    y = run(q, held.key_pages, held.value_pages, table, positions, SCALE, window, given, cap)
     return y, torch.stack(expected)
 
 

@@ -12,7 +12,7 @@ from tests.model.comparison import FAMILIES, TOLERANCES, Comparison, compare
 def row(found: list[Comparison]) -> str:
     """One family: its architectures, kinds of state, and the largest differences seen.
 
-    At the end the share of positions that float32 was compared at: all whose choices were clear.
+    The last column is the share of positions compared in float32: all with clear choices.
     """
     names = ", ".join(sorted({each.architecture for each in found}))
     kinds = ", ".join(sorted({str(kind) for each in found for kind in each.kinds}))

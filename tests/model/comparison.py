@@ -1,4 +1,4 @@
-"""A random tiny config of a family, and how far its logits are from transformers'."""
+"""A random tiny config of a family, and the difference of its logits from transformers'."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from tests.model.paged_run import PagedRun
 from tests.model.ragged import ragged_logits, random_prompt
 from tests.oracle import load_oracle
 from tests.tiny_models import save_random
-from transformers import PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from ferryman.cache.manifest import Kind
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
 FAMILIES = sorted(
@@ -31,9 +32,10 @@ TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was compared: the architecture, its kinds of state, the largest difference by dtype.
+    """A comparison's results: the architecture, its kinds of state, the largest difference by
+    dtype.
 
-    `shares` is how much of all positions was compared: in float32 only as far as choices are clear.
+    `shares` is the share of positions that were compared; in float32 only those with clear choices.
     """
 
     architecture: str
@@ -51,7 +53,7 @@ def compare(family: str, seed: int, folder: Path) -> Comparison:
     answers = [oracle.answer(prompt) for prompt in prompts]
     page_size, differences, shares = rng.choice(PAGE_SIZES), {}, {}
     for dtype in TOLERANCES:
-        run = PagedRun(load_model(folder, dtype, page_size=page_size), seed)
+        run = PagedRun(load_model(folder, LoadOptions(dtype, page_size=page_size)), seed)
         found = ragged_logits(run, prompts, rng)
         expected = [answer.shown_to(dtype) for answer in answers]
         shown = [logits[: len(right)] for logits, right in zip(found, expected, strict=True)]
@@ -60,6 +62,12 @@ def compare(family: str, seed: int, folder: Path) -> Comparison:
         shares[dtype] = sum(map(len, expected)) / sum(map(len, prompts))
     kinds = run.model.manifest.kinds
     return Comparison(type(oracle.model).__name__, kinds, differences, shares)
+
+
+def architecture_of(config: PretrainedConfig) -> str:
+    """The name of the class that transformers makes of `config`."""
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    return name
 
 
 def random_config(family: str, seed: int) -> PretrainedConfig:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.oracle import Oracle, load_oracle
+from tests.oracle import TransformersOracle, load_oracle
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch import Tensor
 
 from ferryman.model.decoder import Model
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
 NUM_PROMPTS = 8
@@ -32,7 +33,7 @@ def prompt(index: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    """The folder of the tiny model named."""
+    """The folder of the tiny model with this name."""
 
     @cache
     def folder(variant: str) -> Path:
@@ -47,7 +48,7 @@ def model_of(folder_of: FolderOf) -> ModelOf:
 
     @cache
     def model(variant: str, dtype: str, page_size: int) -> Model:
-        return load_model(folder_of(variant), dtype, page_size=page_size)
+        return load_model(folder_of(variant), LoadOptions(dtype, page_size=page_size))
 
     return model
 
@@ -57,7 +58,7 @@ def answer_of(folder_of: FolderOf) -> AnswerOf:
     """The float64 oracle's logits [PROMPT_LEN, vocab] for (variant, prompt index)."""
 
     @cache
-    def oracle(variant: str) -> Oracle:
+    def oracle(variant: str) -> TransformersOracle:
         return load_oracle(folder_of(variant), torch.float64)
 
     @cache

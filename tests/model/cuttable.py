@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
-from tests.model.comparison import random_config
+from tests.model.comparison import architecture_of, random_config
 from transformers import PretrainedConfig
 
 from ferryman.errors import ConfigError
@@ -16,11 +15,10 @@ from ferryman.model.manifest import state_manifest
 
 
 def cuttable(family: str, num_ranks: int, folder: Path) -> Iterator[PretrainedConfig]:
-    """One after the other; `folder` holds the config.json of the last."""
-    architectures = import_module(f"ferryman.model.families.{family}").FAMILY.architectures
+    """Yields such configs without end; `folder` holds the config.json of the last one."""
     for seed in itertools.count():
         config = random_config(family, seed)
-        config.architectures = list(architectures[:1])
+        config.architectures = [architecture_of(config)]
         config.save_pretrained(folder)
         try:
             state_manifest(load_config(folder), "float64", 8, "", num_ranks)

@@ -1,4 +1,4 @@
-"""How far logits are from the right ones."""
+"""The difference of logits from the right ones."""
 
 from __future__ import annotations
 

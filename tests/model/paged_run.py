@@ -1,6 +1,6 @@
-"""Drives a model as the engine would, with nothing in between: slots drawn at random, by hand.
+"""Drives a model as the engine does, but directly: slots are drawn at random.
 
-A page behind the window goes back at once, poisoned, and other requests take it.
+A page behind the window is freed at once and poisoned, and other requests take it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pages = dict[Kind, dict[int, int]]
 
 @dataclass(slots=True)
 class Lane:
-    """One request: its pages by kind and index, its working slot, the position it stands at."""
+    """One request: its pages by kind and index, its working slot, and its position."""
 
     working_slot: int
     pages: Pages = field(default_factory=dict)
@@ -56,7 +56,7 @@ class PagedRun:
 
     @property
     def free_slots(self) -> list[int]:
-        """Recurrent slots that nobody has."""
+        """Free recurrent slots."""
         return self.free[Kind.RECURRENT]
 
     def start(self) -> Lane:
@@ -108,7 +108,7 @@ class PagedRun:
         return found
 
     def decode(self, sequences: Sequence[Lane], token_ids: Sequence[int]) -> Tensor:
-        """Logits [requests, vocab] behind one more token of each sequence."""
+        """Logits [requests, vocab] after one more token of each sequence."""
         positions = [sequence.position for sequence in sequences]
         for sequence in sequences:
             self._advance(sequence, 1)
@@ -126,10 +126,10 @@ class PagedRun:
         return found
 
     def verify(self, sequences: Sequence[Lane], drafts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Logits [tokens, vocab] behind each of several tokens of each sequence, the most first.
+        """Logits [tokens, vocab] after each of several tokens of each sequence, the longest first.
 
-        The state behind the first token is in the working slot, each later one in a slot of
-        `scratch`; `keep` goes on from one of them.
+        The state after the first token is in the working slot, each later one in a slot of
+        `scratch`; `keep` continues from one of them.
         """
         waves = [[i for i, d in enumerate(drafts) if len(d) > j] for j in range(len(drafts[0]))]
         tokens = [(i, j) for j, wave in enumerate(waves) for i in wave]
@@ -155,7 +155,7 @@ class PagedRun:
         ]
 
     def keep(self, sequence: Lane, num_drafted: int, num_kept: int) -> None:
-        """The first `num_kept` of `num_drafted` tokens were right; the rest never happened."""
+        """Accepts the first `num_kept` of `num_drafted` tokens, and undoes the rest."""
         sequence.position += num_kept - num_drafted
         if num_kept > 1:
             kept = sequence.scratch[num_kept - 2]
@@ -182,7 +182,7 @@ class PagedRun:
         return self.slabs.by_kind[kind].tensor
 
     def _advance(self, sequence: Lane, num_tokens: int) -> None:
-        """Pages for the next tokens, of every kind."""
+        """Allocates pages of every kind for the next tokens."""
         start, end = sequence.position, sequence.position + num_tokens
         for kind in self._paged_kinds:
             pages = sequence.pages.setdefault(kind, {})
@@ -192,7 +192,7 @@ class PagedRun:
         sequence.position = end
 
     def _slide(self, sequences: Sequence[Lane]) -> None:
-        """What no later query of a sequence reads goes back."""
+        """Frees the pages that no later query of a sequence reads."""
         if Kind.WINDOW not in self._kinds:
             return
         for sequence in sequences:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
-from tests.model.comparison import FAMILIES, random_config
+from tests.model.comparison import FAMILIES, architecture_of, random_config
 from tests.native import native_config, save_native
 from tests.tiny_models import save_random
 from transformers import PretrainedConfig
@@ -20,13 +19,13 @@ NATIVE = "native"
 ALL_FAMILIES = (*FAMILIES, NATIVE)
 SEEDS = range(12)
 SEEDS_FOR_RANKS = range(60)
-"""Most random configs have a number of heads that ranks cannot share."""
+"""Many are needed: most random configs have a number of heads that ranks cannot share."""
 
 
 def save_telling(
     folder: Path, family: str, page_size: int, page_end: int, *, num_ranks: int = 1
 ) -> Path:
-    """Writes it; what it answers at `page_end` depends on all of its state."""
+    """Writes a model whose answer at `page_end` depends on all of its state."""
     if family == NATIVE:
         return save_native(folder, native_config())
     manifests = {
@@ -57,12 +56,11 @@ def _is_shared_by(folder: Path, family: str, seed: int, num_ranks: int) -> bool:
 
 def _config(folder: Path, family: str, seed: int) -> ModelConfig:
     config = random_config(family, seed)
-    known = import_module(f"ferryman.model.families.{family}").FAMILY
-    config.architectures = list(known.architectures)
+    config.architectures = [architecture_of(config)]
     config.save_pretrained(folder)
     return load_config(folder)
 
 
 def _is_telling(config: PretrainedConfig, manifest: StateManifest, page_end: int) -> bool:
-    """An index that chooses everything shows nothing, nor does a window of one position."""
+    """False for an index that chooses all, and for a window of one position."""
     return manifest.window_len != 1 and getattr(config, "index_topk", 0) < page_end / 2

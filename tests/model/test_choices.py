@@ -1,4 +1,4 @@
-"""What the oracle says of its own choices: the test of `tests/choices.py`."""
+"""The oracle reports its own choices: the test of `tests/choices.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def chosen(scores: Tensor, k: int) -> tuple[list[list[int]], int]:
-    """The columns that are chosen, and how many rows come before the first unclear one."""
+    """The chosen columns, and the number of rows before the first unclear one."""
     with Choices(len(scores)) as choices:
         indices = scores.topk(k, dim=-1).indices
     return indices.tolist(), choices.num_clear

@@ -1,4 +1,4 @@
-"""A folder that cannot be served is refused by name; one that can is read completely."""
+"""A folder that cannot be served is refused by name; one that can be served is read completely."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from tests.model.conftest import FolderOf
 from tests.model.families import nemotron_h
 
 from ferryman.errors import ConfigError
+from ferryman.model.attention_shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.config import load_config
 from ferryman.model.families.bamba import BambaConfig
 from ferryman.model.families.granite import GraniteHybridConfig
-from ferryman.model.shapes import (
-    AttentionShape,
-    MambaShape,
-    ModelConfig,
-    MoeShape,
-    NoPositions,
-    RotaryPositions,
-)
+from ferryman.model.feed_forward_shapes import MoeShape
+from ferryman.model.recurrent_shapes import MambaShape
+from ferryman.model.shapes import ModelConfig
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -44,7 +40,7 @@ def edited(folder_of: FolderOf, tmp_path: Path) -> Callable[[str, Edit], Path]:
 
 
 def attention_of(config: ModelConfig) -> AttentionShape:
-    """The attention of its first layer that has one."""
+    """The attention of the first layer that has one."""
     shapes = (shape for layer in config.states for shape in layer)
     return next(shape for shape in shapes if isinstance(shape, AttentionShape))
 
@@ -104,6 +100,57 @@ def test_nemotrons_letters_mean_the_same_as_its_words(tmp_path: Path) -> None:
     assert load_config(tmp_path) == by_words
 
 
+@pytest.fixture
+def nemotron(tmp_path: Path) -> Callable[[Edit], ModelConfig]:
+    """Reads a config of Nemotron-H after an edit."""
+
+    def read(edit: Edit) -> ModelConfig:
+        raw = nemotron_h.random_config(random.Random(1)).to_dict()
+        raw |= {"architectures": ["NemotronHForCausalLM"], "time_step_limit": [0.0, INFINITE]}
+        edit(raw)
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        return load_config(tmp_path)
+
+    return read
+
+
+def test_nemotrons_first_configs_call_the_head_dim_by_another_name(
+    nemotron: Callable[[Edit], ModelConfig],
+) -> None:
+    present = nemotron(lambda raw: raw.update(head_dim=6))
+    former = nemotron(lambda raw: (raw.pop("head_dim"), raw.update(attention_head_dim=6)))
+    assert attention_of(former) == attention_of(present)
+    assert attention_of(former).head_dim == 6
+
+
+def test_nemotrons_time_steps_are_bounded_by_the_limit_alone(
+    nemotron: Callable[[Edit], ModelConfig],
+) -> None:
+    """`time_step_min` says how time steps were drawn before training."""
+    free = nemotron(lambda raw: raw.update(time_step_min=0.1))
+    assert mamba_of(free).dt_limit == (0.0, math.inf)
+    bounded = nemotron(lambda raw: raw.update(time_step_limit=[0.05, 0.4]))
+    assert mamba_of(bounded).dt_limit == (0.05, 0.4)
+
+
+def test_fields_that_no_layer_uses_are_not_read(
+    nemotron: Callable[[Edit], ModelConfig], edited: Callable[[str, Edit], Path]
+) -> None:
+    """granite-4.0-micro has fields of Mamba-2 that fit no layer, and none that has one."""
+
+    def without_mamba(raw: dict[str, Any]) -> None:
+        raw.update(layer_types=["full_attention"] * 5, mamba_d_head=17, mamba_n_heads=None)
+
+    granite = load_config(edited("granite_rope", without_mamba))
+    assert [len(shapes) for shapes in granite.states] == [1] * 5
+    assert attention_of(granite).head_dim == 16
+
+    def without_attention(raw: dict[str, Any]) -> None:
+        raw.update(layers_block_type=["mamba", "mlp"], n_routed_experts=None, head_dim=None)
+
+    assert len(nemotron(without_attention).states) == 2
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -157,8 +204,8 @@ def test_the_generation_config_says_where_to_stop(edited: Callable[[str, Edit], 
         ),
         pytest.param(lambda raw: raw.update(hidden_act="gelu"), ["hidden_act"], id="activation"),
         pytest.param(
-            lambda raw: raw.update(rope_parameters={"rope_type": "longrope"}),
-            ["rope_type", "longrope"],
+            lambda raw: raw.update(rope_parameters={"rope_type": "axial"}),
+            ["rope_type", "axial"],
             id="rope type",
         ),
         pytest.param(lambda raw: raw.update(mamba_n_groups=3), ["mamba_n_groups"], id="groups"),
@@ -188,3 +235,76 @@ def test_a_config_that_is_no_json_is_refused(folder_of: FolderOf, tmp_path: Path
     shutil.copy(folder_of("bamba") / "model.safetensors", tmp_path / "config.json")
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         load_config(tmp_path)
+
+
+INFINITE = {"__float__": "Infinity"}
+NO_FACTORS: list[Any] = [0, -1.0, 1e39, 1e-60, INFINITE, math.nan, True, "1"]
+FACTORS = [
+    ("granite_rope", "logits_scaling"),
+    ("granite_rope", "embedding_multiplier"),
+    ("granite_rope", "residual_multiplier"),
+    ("granite_rope", "attention_multiplier"),
+    ("granite_rope", "rms_norm_eps"),
+    ("bamba", "rms_norm_eps"),
+    ("gemma3", "query_pre_attn_scalar"),
+    ("gpt_oss", "swiglu_limit"),
+    ("gpt_oss", "swiglu_alpha"),
+]
+
+
+@pytest.mark.parametrize("value", NO_FACTORS, ids=repr)
+@pytest.mark.parametrize(("variant", "name"), FACTORS)
+def test_a_factor_that_makes_no_numbers_is_refused(
+    variant: str, name: str, value: object, edited: Callable[[str, Edit], Path]
+) -> None:
+    folder = edited(variant, lambda raw: raw.update({name: value}))
+    with pytest.raises(ConfigError, match=f"'{name}' must be a finite number above 0"):
+        load_config(folder)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "high_freq_factor": 4}
+ROPE: list[tuple[dict[str, Any], str]] = [
+    ({"rope_theta": 0.0}, "rope_theta"),
+    ({"rope_theta": -10_000.0}, "rope_theta"),
+    ({"rope_theta": 1.0}, "rope_theta"),
+    ({"rope_theta": INFINITE}, "rope_theta"),
+    ({"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+    ({"partial_rotary_factor": -0.5}, "partial_rotary_factor"),
+    ({"rope_type": "linear", "factor": 0}, "factor"),
+    ({**YARN, "beta_fast": 0}, "beta_fast"),
+    ({**YARN, "beta_slow": -1}, "beta_slow"),
+    ({**YARN, "attention_factor": INFINITE}, "attention_factor"),
+    ({**YARN, "mscale": -1, "mscale_all_dim": 1}, "mscale"),
+    ({**LLAMA3, "low_freq_factor": 0}, "low_freq_factor"),
+]
+
+
+@pytest.mark.parametrize(("rope", "name"), ROPE, ids=str)
+def test_rope_parameters_that_make_no_numbers_are_refused(
+    rope: dict[str, Any], name: str, edited: Callable[[str, Edit], Path]
+) -> None:
+    folder = edited("granite_rope", lambda raw: raw.update(rope_parameters=rope))
+    with pytest.raises(ConfigError, match=f"'{name}' must be"):
+        load_config(folder)
+
+
+@pytest.mark.parametrize(
+    "limit", [[0, 0], [INFINITE, INFINITE], [-1, 1], [math.nan, 1], [1, 0]], ids=str
+)
+def test_bounds_of_a_time_step_that_allow_none_are_refused(
+    limit: list[Any], edited: Callable[[str, Edit], Path]
+) -> None:
+    folder = edited("granite_rope", lambda raw: raw.update(time_step_limit=limit))
+    with pytest.raises(ConfigError, match="'time_step_limit' must be"):
+        load_config(folder)
+
+
+def test_a_cap_of_logits_may_be_absent_but_not_negative(
+    edited: Callable[[str, Edit], Path],
+) -> None:
+    load_config(edited("gemma3", lambda raw: raw.update(final_logit_softcapping=None)))
+    load_config(edited("gemma3", lambda raw: raw.update(final_logit_softcapping=0)))
+    folder = edited("gemma3", lambda raw: raw.update(final_logit_softcapping=-30.0))
+    with pytest.raises(ConfigError, match="final_logit_softcapping"):
+        load_config(folder)

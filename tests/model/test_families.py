@@ -1,8 +1,8 @@
-"""Random tiny configs of every family: logits equal transformers', however the prompt arrives.
+"""Random tiny configs of every family: logits equal transformers' for any division of the prompt.
 
 Prompts are cut into chunks at random places of the page grid and decoded step by step, in ragged
-batches, in pages of 4 to 64 tokens; pages behind a window are gone, poisoned and taken by others.
-FERRYMAN_TEST_CONFIGS raises the number of configs of each family.
+batches, in pages of 4 to 64 tokens. Pages behind a window are freed, poisoned and reused.
+FERRYMAN_TEST_CONFIGS is the number of configs of each family: 20 stand behind the docs, CI runs 12.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.model.comparison import FAMILIES, TOLERANCES, compare
 
-NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CONFIGS", "20"))
+NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CONFIGS", "12"))
 
 
 @pytest.mark.parametrize("seed", range(NUM_CONFIGS))

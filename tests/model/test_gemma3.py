@@ -22,11 +22,12 @@ from transformers import (
 )
 
 from ferryman.errors import ConfigError
+from ferryman.model.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.config import load_config
 from ferryman.model.decoder import Decoder
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.rotary import LinearStretch, Unstretched
-from ferryman.model.shapes import AttentionShape
+from ferryman.model.rotary import LinearScaling, NoScaling
 
 TEXT = Gemma3TextConfig(
     vocab_size=61,
@@ -54,7 +55,7 @@ OF_4B: dict[str, Any] = {
     },
     "vision_config": {"hidden_size": 1152},
 }
-"""What google/gemma-3-4b-it says about its text model, and nothing more."""
+"""All that google/gemma-3-4b-it states about its text model."""
 
 
 def _attention(folder: Path) -> list[AttentionShape]:
@@ -74,10 +75,10 @@ def test_what_a_published_config_leaves_out_is_known(tmp_path: Path) -> None:
     assert [bool(shape.window_len) for shape in shapes] == [i % 6 != 5 for i in range(34)]
     assert {shape.window_len for shape in shapes} == {0, 1024}
     assert (shapes[0].q_heads, shapes[0].kv_heads, shapes[0].head_dim) == (8, 4, 256)
-    assert (shapes[0].scale, shapes[0].norms_heads) == (256**-0.5, True)
+    assert (shapes[0].scale, shapes[0].head_norm) == (256**-0.5, HeadNorm.EACH_HEAD)
     near, far = shapes[0].positions, shapes[5].positions
-    assert (near.theta, near.stretch) == (10_000.0, Unstretched())  # type: ignore[union-attr]
-    assert (far.theta, far.stretch) == (1_000_000.0, LinearStretch(8.0))  # type: ignore[union-attr]
+    assert (near.theta, near.scaling) == (10_000.0, NoScaling())  # type: ignore[union-attr]
+    assert (far.theta, far.scaling) == (1_000_000.0, LinearScaling(8.0))  # type: ignore[union-attr]
     assert (trunk.vocab_size, trunk.ties_embeddings) == (262_208, True)
     assert trunk.eos_token_ids == (1, 106)
 
@@ -121,7 +122,7 @@ def test_a_folder_that_also_sees_images_serves_as_its_text_model(
         tensors[old if is_old_format else new] = tensor
     save_file(tensors, tmp_path / "whole" / "model.safetensors", {"format": "pt"})
     prompt = [random.Random(1).randrange(61) for _ in range(60)]
-    run = PagedRun(load_model(tmp_path / "whole", "float64", page_size=8))
+    run = PagedRun(load_model(tmp_path / "whole", LoadOptions("float64", page_size=8)))
     (found,) = run.prefill([Part(run.start(), prompt)])
     expected = load_oracle(text, torch.float64).logits(prompt)
     assert difference(found, expected) < 1e-9
@@ -133,7 +134,7 @@ def test_the_scale_of_the_embedding_is_rounded_as_transformers_rounds_it(
 ) -> None:
     """√40 = 6.3246 is 6.3125 in bfloat16."""
     folder = save_random(tmp_path, TEXT, 3)
-    model = load_model(folder, str(dtype).removeprefix("torch."))
+    model = load_model(folder, LoadOptions(str(dtype).removeprefix("torch.")))
     assert isinstance(model, Decoder)
     theirs = load_oracle(folder, dtype).model.get_input_embeddings()
     tokens = torch.arange(61)
@@ -153,7 +154,7 @@ def test_the_scale_of_the_embedding_is_rounded_as_transformers_rounds_it(
         ),
         pytest.param({"sliding_window": None}, ["sliding_window"], id="no window"),
         pytest.param(
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, ["rope_type"], id="rope"
+            {"rope_scaling": {"rope_type": "axial", "factor": 2}}, ["rope_type"], id="rope"
         ),
         pytest.param({"quantization_config": {"quant_method": "mxfp4"}}, ["mxfp4"], id="weights"),
     ],

@@ -1,4 +1,4 @@
-"""The packed linear computes what the plain one computes, and is chosen where it exists."""
+"""The packed linear computes the same as the plain one, and is chosen where it is available."""
 
 from __future__ import annotations
 

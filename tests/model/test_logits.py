@@ -1,4 +1,4 @@
-"""Logits of every family equal transformers', however the prompt reaches the model."""
+"""Logits of every family equal transformers' for any division of the prompt."""
 
 from __future__ import annotations
 
@@ -69,11 +69,22 @@ def test_decoding_token_by_token_in_a_mixed_batch_equals_the_oracle(
     lanes = [run.start() for _ in lengths]
     run.prefill([Part(lane, prompt(i)[: lengths[i]]) for i, lane in enumerate(lanes)])
     for step in range(num_steps):
-        members = [i for i in range(len(lanes)) if (step + i) % 5]  # who decodes differs by step
+        # the decoding requests differ by step
+        members = [i for i in range(len(lanes)) if (step + i) % 5]
         tokens = [prompt(i)[lanes[i].position] for i in members]
         found = run.decode([lanes[i] for i in members], tokens)
         expected = torch.stack([answer_of(variant, i)[lanes[i].position - 1] for i in members])
         assert difference(found, expected) < TOLERANCES[dtype]
+
+
+@every_variant
+def test_each_layer_that_ran_is_counted_for_a_watcher(variant: str, model_of: ModelOf) -> None:
+    run = PagedRun(model_of(variant, "float32", PAGE_SIZE))
+    num_layers, lane = run.model.config.trunk.num_layers, run.start()
+    run.prefill([Part(lane, prompt(0)[:5])])
+    assert run.state.layers_run.num_done == num_layers
+    run.decode([lane], [prompt(0)[5]])
+    assert run.state.layers_run.num_done == 2 * num_layers
 
 
 @every_variant
@@ -89,7 +100,7 @@ def test_resuming_from_a_snapshot_equals_the_cold_run(
         resumed = run.resume(slot, cold, position)
         (found,) = run.prefill([Part(resumed, prompt(0)[position:150])])
         assert difference(found, expected[position:150]) < TOLERANCES[dtype]
-        again = run.resume(slot, cold, position)  # the snapshot itself is still what it was
+        again = run.resume(slot, cold, position)  # the snapshot itself is unchanged
         found = run.decode([again], [prompt(0)[position]])
         assert difference(found, expected[position : position + 1]) < TOLERANCES[dtype]
 
@@ -102,10 +113,9 @@ def test_a_snapshot_is_bitwise_the_state_of_the_run_that_ends_there(
     slot, onward, ending = run.free_slots.pop(), run.start(), run.start()
     run.prefill([Part(onward, prompt(0)[:96], {96: slot})])
     run.prefill([Part(ending, prompt(0)[:96])])
-    for layer in run.state.recurrent.values():
-        for states in (layer.conv_states, layer.ssm_states):
-            assert torch.equal(states[slot], states[onward.working_slot])
-            assert torch.equal(states[slot], states[ending.working_slot])
+    for states in (*run.state.conv.values(), *run.state.ssm.values()):
+        assert torch.equal(states[slot], states[onward.working_slot])
+        assert torch.equal(states[slot], states[ending.working_slot])
 
 
 @every_variant

@@ -15,6 +15,7 @@ from tests.native import ALL_KINDS, native_config, reference_logits, save_native
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
@@ -32,13 +33,13 @@ def test_logits_equal_the_formulas_in_any_chunking(seed: int, tmp_path: Path) ->
     expected = [reference_logits(folder, prompt) for prompt in prompts]
     page_size = rng.choice((4, 8, 16, 32, 64))
     for dtype, tolerance in TOLERANCES.items():
-        run = PagedRun(load_model(folder, dtype, page_size=page_size), seed)
+        run = PagedRun(load_model(folder, LoadOptions(dtype, page_size=page_size)), seed)
         for found, right in zip(ragged_logits(run, prompts, rng), expected, strict=True):
             assert difference(found, right) < tolerance, (dtype, page_size, layers)
 
 
 def _random_layers(rng: random.Random) -> list[str]:
-    """Each layer one mixer, or one of each sort."""
+    """Each layer has one mixer, or one of each sort."""
     layers = []
     for _ in range(rng.randint(2, 4)):
         words = [rng.choice(ATTENTION), rng.choice(RECURRENT)]
@@ -48,7 +49,7 @@ def _random_layers(rng: random.Random) -> list[str]:
 
 def test_all_kinds_lie_in_one_manifest(tmp_path: Path) -> None:
     folder = save_native(tmp_path, native_config())
-    manifest = load_model(folder, "float64", page_size=16).manifest
+    manifest = load_model(folder, LoadOptions("float64", page_size=16)).manifest
     assert manifest.kinds == (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
     assert manifest.window_len == 21
     assert manifest.layout(Kind.FULL).layers == (0, 4)

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5 in the forms in which they are published."""
+"""Qwen3-Next and Qwen3.5 in their published forms."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from transformers import (
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.families.qwen3_next import QwenHybridConfig, SharedMoeShape
+from ferryman.model.delta_shapes import DeltaShape
+from ferryman.model.families.qwen3_next import QwenHybridConfig
+from ferryman.model.feed_forward_shapes import MixtureShape, MlpShape
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.shapes import DeltaShape, MlpShape
 
 PROMPT = random_prompt(random.Random(5), 50, VOCAB_SIZE)
 VISION = {
@@ -47,13 +49,13 @@ RandomConfig = Callable[[random.Random], PretrainedConfig]
 
 
 def logits(folder: Path) -> Tensor:
-    run = PagedRun(load_model(folder, "float64", page_size=16))
+    run = PagedRun(load_model(folder, LoadOptions("float64", page_size=16)))
     (found,) = run.prefill([Part(run.start(), PROMPT)])
     return found
 
 
 def seed_of(random_config: RandomConfig, wanted: Callable[[PretrainedConfig], bool]) -> int:
-    """The first seed that yields a config as wanted."""
+    """The first seed with a config that satisfies `wanted`."""
     return next(seed for seed in range(100) if wanted(random_config(random.Random(seed))))
 
 
@@ -131,7 +133,7 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def written(folder: Path, **changes: object) -> Path:
-    """A folder with the config of a Qwen3-Next, changed."""
+    """A folder with a changed config of a Qwen3-Next."""
     raw = qwen3_next.random_config(random.Random(3)).to_dict()
     raw |= {"architectures": ["Qwen3NextForCausalLM"], **changes}
     (folder / "config.json").write_text(json.dumps(raw))
@@ -151,12 +153,12 @@ def test_experts_stand_in_every_nth_layer_that_is_not_named_dense(tmp_path: Path
     config = load_config(folder)
     assert isinstance(config, QwenHybridConfig)
     kinds = [type(shape) for shape in config.feed_forwards]
-    assert kinds == [MlpShape, SharedMoeShape, MlpShape, MlpShape, MlpShape, SharedMoeShape]
+    assert kinds == [MlpShape, MixtureShape, MlpShape, MlpShape, MlpShape, MixtureShape]
 
 
 def test_a_delta_net_keeps_its_convolution_in_three_sections(tmp_path: Path) -> None:
     folder = save_random(tmp_path, qwen3_next.random_config(random.Random(3)), 3)
-    manifest = load_model(folder, "bfloat16", page_size=16).manifest
+    manifest = load_model(folder, LoadOptions("bfloat16", page_size=16)).manifest
     shapes = [shape for layer in load_config(folder).states for shape in layer]
     delta = next(shape for shape in shapes if isinstance(shape, DeltaShape))
     (recurrent,) = [layout for layout in manifest.layouts if layout.kind is delta.kind]

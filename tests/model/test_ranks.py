@@ -1,6 +1,6 @@
-"""Models that are cut for ranks give the logits, and keep the state, of the model that is not.
+"""Models divided among ranks give the logits, and keep the state, of the undivided model.
 
-The ranks run as threads in lockstep: a collective that they do not all make at the same place
+The ranks run as threads in lockstep: a collective that not all of them make at the same place
 fails. Sums are added in another order than in one model; nothing else differs.
 """
 
@@ -30,9 +30,10 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.shards import recut
+from ferryman.cache.shards import reshard
 from ferryman.errors import ConfigError
-from ferryman.model.ranks import ALONE, Group
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.ranks import SINGLE_RANK, Group
 from ferryman.model.registry import load_model
 
 NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CUT_CONFIGS", "1"))
@@ -47,20 +48,20 @@ SMALL: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What a model, or a rank of one, made of the prompts: logits, and what lies in its slots."""
+class RankRun:
+    """The results of a model, or of one rank, on the prompts: logits, and the slots' content."""
 
     logits: list[Tensor]
     manifest: StateManifest
     slabs: Mapping[Kind, Tensor]
 
 
-def ran(folder: Path, seed: int, group: Group = ALONE) -> Ran:
-    model = load_model(folder, "float64", page_size=PAGE_SIZE, group=group)
+def ran(folder: Path, seed: int, group: Group = SINGLE_RANK) -> RankRun:
+    model = load_model(folder, LoadOptions("float64", page_size=PAGE_SIZE, group=group))
     rng = random.Random(seed)
     prompts = [random_prompt(rng, rng.randint(*span), VOCAB_SIZE) for span in ((1, 20), (21, 70))]
     run = PagedRun(model, seed)
-    return Ran(ragged_logits(run, prompts, rng), model.manifest, run.slabs.tensors)
+    return RankRun(ragged_logits(run, prompts, rng), model.manifest, run.slabs.tensors)
 
 
 def assert_the_same_when_cut(folder: Path, seed: int, num_ranks: int) -> None:
@@ -77,9 +78,9 @@ def assert_the_same_when_cut(folder: Path, seed: int, num_ranks: int) -> None:
         assert_the_same_slots(kind, whole, ranks)
 
 
-def assert_the_same_slots(kind: Kind, whole: Ran, ranks: Sequence[Ran]) -> None:
+def assert_the_same_slots(kind: Kind, whole: RankRun, ranks: Sequence[RankRun]) -> None:
     layout = whole.manifest.layout(kind)
-    cut = recut(layout, ranks[0].manifest.layout(kind), len(ranks))
+    cut = reshard(layout, ranks[0].manifest.layout(kind), len(ranks))
     joined = torch.zeros(NUM_SLOTS[kind], layout.slot_bytes, dtype=torch.uint8)
     for run in cut.gathered:
         source = ranks[run.rank].slabs[kind]
@@ -108,7 +109,7 @@ def test_two_ranks_compute_what_one_does_with_all_kinds_of_state_at_once(tmp_pat
 
 @pytest.mark.parametrize("variant", ["granite_moe", "granite_rope", "bamba_groups"])
 def test_four_ranks_compute_what_one_does(variant: str, tmp_path: Path) -> None:
-    """Two heads of keys for four ranks; one, two or four groups of states, and of their norm."""
+    """Two key heads for four ranks; one, two or four groups of states and of their norm."""
     assert_the_same_when_cut(save_random(tmp_path, VARIANTS[variant], 3), 3, 4)
 
 
@@ -129,11 +130,11 @@ def test_what_so_many_ranks_cannot_share_is_refused_by_name(
 ) -> None:
     folder = save_random(tmp_path, config, 0)
     with pytest.raises(ConfigError, match=refusal):
-        Lockstep(3).run(lambda group: load_model(folder, "float64", group=group))
+        Lockstep(3).run(lambda group: load_model(folder, LoadOptions("float64", group=group)))
 
 
 def test_a_rank_that_calls_something_else_is_found() -> None:
-    """The test of the tests: what only one rank knows must not decide about a collective."""
+    """The test of the tests: data that only one rank has must not decide about a collective."""
 
     def one_sums_where_the_other_tells(group: LockstepGroup) -> None:
         if group.rank == 0:

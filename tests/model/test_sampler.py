@@ -1,4 +1,4 @@
-"""The sampler against the same words in plain Python, and its promises."""
+"""The sampler against the same rules in plain Python, and its guarantees."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ VOCAB = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One row: how it is drawn, and what was said before."""
+class SamplerCase:
+    """One row: the parameters of its draw, and the tokens before it."""
 
     temperature: float
     top_k: int
@@ -47,8 +47,8 @@ class Case:
         return len(self.prompt) + len(self.output)
 
 
-def some_case(rng: random.Random) -> Case:
-    return Case(
+def some_case(rng: random.Random) -> SamplerCase:
+    return SamplerCase(
         temperature=rng.choice([0.0, 0.3, 1.0, 2.5]),
         top_k=rng.choice([0, 1, 5, 100, 300]),
         top_p=rng.choice([1.0, 0.95, 0.5, 1e-9]),
@@ -62,7 +62,7 @@ def some_case(rng: random.Random) -> Case:
     )
 
 
-def naive_penalised(logits: Sequence[float], case: Case) -> list[float]:
+def naive_penalised(logits: Sequence[float], case: SamplerCase) -> list[float]:
     said, counts = {*case.prompt, *case.output}, Counter(case.output)
     found = []
     for token, logit in enumerate(logits):
@@ -73,8 +73,8 @@ def naive_penalised(logits: Sequence[float], case: Case) -> list[float]:
     return found
 
 
-def naive_token(logits: Sequence[float], case: Case) -> int:
-    """Sorts, filters, adds up until the uniform number is passed."""
+def naive_token(logits: Sequence[float], case: SamplerCase) -> int:
+    """Sorts, filters, and adds up weights until they pass the uniform number."""
     logits = naive_penalised(logits, case)
     ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if case.temperature == 0.0:
@@ -93,7 +93,7 @@ def naive_token(logits: Sequence[float], case: Case) -> int:
 
 
 def naive_nucleus(weights: Sequence[float], top_p: float) -> int:
-    """How many of the weights it takes to reach the share."""
+    """The number of weights that reach the share `top_p`."""
     so_far, enough = 0.0, top_p * sum(weights)
     for count, weight in enumerate(weights, start=1):
         so_far += weight
@@ -102,10 +102,10 @@ def naive_nucleus(weights: Sequence[float], top_p: float) -> int:
     return len(weights)
 
 
-def penalised(logits: Tensor, cases: Sequence[Case]) -> Tensor:
+def penalised(logits: Tensor, cases: Sequence[SamplerCase]) -> Tensor:
     longest = max(case.position for case in cases)
     rows = [[*case.prompt, *case.output] for case in cases]
-    # What lies behind a row's own tokens is another request's and must not count.
+    # Places after a row's own tokens belong to another request and must not count.
     token_ids = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int32)
     prompt_lens = torch.tensor([len(case.prompt) for case in cases])
     past = Past(token_ids, prompt_lens, torch.tensor([case.position for case in cases]))
@@ -113,7 +113,7 @@ def penalised(logits: Tensor, cases: Sequence[Case]) -> Tensor:
     return penalise(logits, past, Penalties(*torch.tensor(penalties, dtype=torch.float64).T))
 
 
-def tokens(logits: Tensor, cases: Sequence[Case]) -> list[int]:
+def tokens(logits: Tensor, cases: Sequence[SamplerCase]) -> list[int]:
     drawn = [index for index, case in enumerate(cases) if case.temperature > 0]
     hot = [cases[index] for index in drawn]
     bits = torch.tensor([uniform_bits(case.seed, case.position) for case in hot])
@@ -138,7 +138,7 @@ def test_every_draw_equals_the_plain_inverse_cdf(rng: random.Random) -> None:
     generator = torch.Generator().manual_seed(3)
     for _ in range(60):
         cases = [some_case(rng) for _ in range(8)]
-        # Halves make ties, which have an order too.
+        # Rounding to halves makes ties, which have an order too.
         logits = (torch.randn(8, VOCAB, generator=generator, dtype=torch.float64) * 6).round() / 2
         expected = [
             naive_token(row, case) for row, case in zip(logits.tolist(), cases, strict=True)
@@ -147,7 +147,7 @@ def test_every_draw_equals_the_plain_inverse_cdf(rng: random.Random) -> None:
 
 
 def test_the_likeliest_few_choose_what_the_whole_vocabulary_would(rng: random.Random) -> None:
-    """Flat and steep rows, ties across the edge of the few, draws that fall behind it."""
+    """Flat and steep rows, ties across the edge of the few, draws that fall beyond it."""
     generator, vocab = torch.Generator().manual_seed(5), 4 * NUM_LIKELIEST
     for scale in (0.0, 0.05, 1.0, 6.0):
         cases = [some_case(rng) for _ in range(40)]
@@ -174,20 +174,20 @@ def test_a_rows_token_does_not_depend_on_its_batch(rng: random.Random, dtype: to
 
 def test_neutral_penalties_change_no_bit(rng: random.Random) -> None:
     logits = torch.randn(3, VOCAB)
-    neutral = Case(1.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, [1, 2], [2, 3, 3])
+    neutral = SamplerCase(1.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, [1, 2], [2, 3, 3])
     assert torch.equal(penalised(logits, [neutral] * 3), logits)
 
 
 def test_repetition_weighs_the_prompt_but_presence_and_frequency_only_the_output() -> None:
     logits = torch.tensor([[2.0, 2.0, -2.0, 2.0]], dtype=torch.float64)
-    case = Case(0.0, 0, 1.0, 0.0, 2.0, 0.5, 0.25, 0, [0, 2], [1, 1])
+    case = SamplerCase(0.0, 0, 1.0, 0.0, 2.0, 0.5, 0.25, 0, [0, 2], [1, 1])
     assert penalised(logits, [case]).tolist() == [[1.0, 1.0 - 0.5 - 0.5, -4.0, 2.0]]
 
 
 def test_the_lowest_token_id_wins_a_tie() -> None:
     logits = torch.tensor([[0.0, 7.0, 7.0, 7.0]])
     assert greedy(logits).tolist() == [1]
-    case = Case(1.0, 1, 1.0, 0.0, 1.0, 0.0, 0.0, 5, [0], [])
+    case = SamplerCase(1.0, 1, 1.0, 0.0, 1.0, 0.0, 0.0, 5, [0], [])
     assert tokens(logits, [case]) == [1]
     assert log_probabilities(logits, torch.tensor([0]), 2).token_ids.tolist() == [[0, 1, 2]]
 
@@ -210,7 +210,7 @@ def test_uniform_is_a_pure_function_of_seed_and_position() -> None:
     assert len(draws) == 3000
     assert 0.0 <= min(draws) < 0.01
     assert 0.99 < max(draws) < 1.0
-    # Written down, so that a request resumed by a later release draws what this one would have.
+    # Literal values: a request resumed by a later release must draw the same tokens.
     assert uniform_bits(0, 0) == 2896202227987086
     assert uniform_bits(-5, 2048) == 6122927368071074
 

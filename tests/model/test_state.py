@@ -1,4 +1,4 @@
-"""The manifest of a model, and the views that its layers have of a slab."""
+"""The manifest of a model, and the views of its layers on a slab."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ def test_one_view_covers_x_B_and_C_of_a_convolution(
     manifest = manifests[variant]
     slabs = Slabs.allocate(manifest, NUM_SLOTS, "cpu")
     layout, slab = manifest.layout(Kind.RECURRENT), slabs.tensors[Kind.RECURRENT]
-    for layer, state in state_views(manifest, slabs.tensors).recurrent.items():
+    for layer, conv_states in state_views(manifest, slabs.tensors).conv.items():
         parts = []
         for number, name in enumerate(("conv.x", "conv.B", "conv.C")):
             view = section_view(slab, layout.section(name, layer))
             view.fill_(number)
             parts.append(view)
-        assert torch.equal(state.conv_states, torch.cat(parts, dim=1))
+        assert torch.equal(conv_states, torch.cat(parts, dim=1))
 
 
 def test_views_are_views(manifests: dict[str, StateManifest]) -> None:
     slabs = Slabs.allocate(manifests["bamba"], NUM_SLOTS, "cpu")
     state = state_views(manifests["bamba"], slabs.tensors)
     assert sorted(state.attention) == [1, 4]
-    assert sorted(state.recurrent) == [0, 2, 3]
-    assert state.recurrent[0].ssm_states.isnan().all()
-    state.recurrent[2].ssm_states[1] = 0
+    assert sorted(state.conv) == sorted(state.ssm) == [0, 2, 3]
+    assert state.ssm[0].isnan().all()
+    state.ssm[2][1] = 0
     layout = manifests["bamba"].layout(Kind.RECURRENT)
     section = layout.section("ssm", 2)
     found = slabs.bytes_of(Kind.RECURRENT, 1)[section.offset : section.offset + section.num_bytes]

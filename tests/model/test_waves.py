@@ -1,6 +1,6 @@
-"""Several tokens of a request in one decode step: as if they had come one after the other.
+"""Several tokens of a request in one decode step give the results of one token after the other.
 
-Each step takes the tokens that follow, then drafts that do not; what was not right leaves no trace.
+Each step takes the tokens that follow, then wrong drafts; a wrong draft leaves no trace.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.model.paged_run import Lane, PagedRun, Part
 from tests.tiny_models import save_random
 from torch import Tensor
 
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
 NUM_TOKENS = 70
@@ -27,7 +28,7 @@ def test_verified_tokens_have_the_logits_of_tokens_one_by_one(family: str, tmp_p
     seed = 2
     rng = random.Random(f"drafts of {family} {seed}")
     folder = save_random(tmp_path, random_config(family, seed), seed)
-    run = PagedRun(load_model(folder, "float64", page_size=rng.choice([4, 16])), seed)
+    run = PagedRun(load_model(folder, LoadOptions("float64", page_size=rng.choice([4, 16]))), seed)
     prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(NUM_TOKENS)] for _ in range(3)]
     whole = run.prefill([Part(run.start(), prompt) for prompt in prompts])
     lanes = [run.start() for _ in prompts]

@@ -17,6 +17,7 @@ from torch import Tensor
 from ferryman.errors import ConfigError
 from ferryman.model.checkpoint import open_checkpoint
 from ferryman.model.fingerprint import model_fingerprint
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
 IN_PROJ = "model.layers.0.mamba.in_proj.weight"
@@ -52,7 +53,7 @@ def shard(folder: Path) -> None:
 
 
 def logits(folder: Path) -> Tensor:
-    run = PagedRun(load_model(folder, "float64", page_size=16))
+    run = PagedRun(load_model(folder, LoadOptions("float64", page_size=16)))
     return run.prefill([Part(run.start(), prompt(0)[:20])])[0]
 
 
@@ -77,7 +78,7 @@ def test_a_wrong_tensor_is_refused_by_its_name(
 ) -> None:
     rewrite(copied, change)
     with pytest.raises(ConfigError, match=complaint) as refusal:
-        load_model(copied, "float32")
+        load_model(copied, LoadOptions("float32"))
     assert IN_PROJ in str(refusal.value)
     assert "model.safetensors" in str(refusal.value)
 
@@ -85,25 +86,25 @@ def test_a_wrong_tensor_is_refused_by_its_name(
 def test_a_pickle_checkpoint_is_refused_by_its_name(copied: Path) -> None:
     (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin is a pickle checkpoint"):
-        load_model(copied, "float32")
+        load_model(copied, LoadOptions("float32"))
 
 
 def test_a_folder_without_weights_is_refused(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="has neither"):
-        load_model(copied, "float32")
+        load_model(copied, LoadOptions("float32"))
 
 
 def test_a_cut_off_file_is_refused(copied: Path) -> None:
     file = copied / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match="not a complete safetensors file"):
-        load_model(copied, "float32")
+        load_model(copied, LoadOptions("float32"))
 
 
 def test_an_unknown_dtype_is_refused(copied: Path) -> None:
     with pytest.raises(ConfigError, match="'float8' is not supported; choose one of"):
-        load_model(copied, "float8")
+        load_model(copied, LoadOptions("float8"))
 
 
 def test_shards_give_the_same_model_as_one_file(copied: Path) -> None:

@@ -1,6 +1,6 @@
 """The hand-off under faults on the wire: recomputed or refused, never answered wrongly.
 
-Each fault counts when it takes effect. Afterwards nobody holds a slot but the trees.
+Each fault counts when it takes effect. Afterwards only the trees hold slots.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 from tests.worker.fake_engine import request
-from tests.worker.pair import Pair, expected, pair_of_workers, until
+from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
 
+from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, OutOfSlots, Unavailable
+from ferryman.handoff.effects import WriteFence
+from ferryman.handoff.values import UnitDigest, UnitName
 from ferryman.wire.codec.prefill import prefill_order_to_wire
-from ferryman.wire.nixl_agent import has_nixl
-from ferryman.wire.planes import PlaneChoice
+from ferryman.wire.handoff.nixl_library import has_nixl
+from ferryman.wire.handoff.planes import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
-from ferryman_decode.server import Decode
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode.server import DecodeServicer
 
 PROMPT = [3] * 21
 PLANES = [
@@ -28,13 +32,13 @@ PLANES = [
 ]
 
 
-async def nothing_is_held(pair: Pair) -> None:
+async def nothing_is_held(pair: WorkerPair) -> None:
     await until(lambda: not pair.prefill.leased() | pair.decode.leased())
     for side in (pair.prefill, pair.decode):
         side.engine.scheduler.check_integrity()
 
 
-async def second_attempt_succeeds(pair: Pair) -> None:
+async def second_attempt_succeeds(pair: WorkerPair) -> None:
     asked = request("r1", PROMPT)
     reading = asyncio.create_task(pair.read_tokens("r1", attempt=2))
     await pair.run_prefill(pair.order(asked, attempt=2))
@@ -42,7 +46,7 @@ async def second_attempt_succeeds(pair: Pair) -> None:
     assert tokens == expected(asked)
 
 
-class FlipsOneBit(Decode):
+class FlipsBitOnItsWay(DecodeServicer):
     """Bytes change on the wire, once."""
 
     num_flipped = 0
@@ -61,7 +65,7 @@ class FlipsOneBit(Decode):
 
 
 async def test_corrupted_pages_are_recomputed_not_answered() -> None:
-    async with pair_of_workers(FlipsOneBit) as pair:
+    async with pair_of_workers(FlipsBitOnItsWay) as pair:
         with pytest.raises(CorruptState):
             await pair.run_prefill(pair.order(request("r1", PROMPT)))
         assert pair.decode.service.num_flipped == 1
@@ -70,7 +74,45 @@ async def test_corrupted_pages_are_recomputed_not_answered() -> None:
         await nothing_is_held(pair)
 
 
-class DropsTheStream(Decode):
+class SpoilsOneUnit(DecodeServicer):
+    """The next of the wanted units in turn has other bytes, when all has landed, than were sent."""
+
+    def __init__(self, parts: WorkerContext) -> None:
+        super().__init__(parts)
+        self.spoilt: list[UnitName] = []
+        self.num_wanted = 0
+
+    async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
+        fence = WriteFence(request.epoch, request.reservation_id, request.context.attempt)
+        await self._receiver.verify_all(fence)
+        slots = self._receiver._slots[request.reservation_id]
+        (kind, index), at = list(slots.items())[len(self.spoilt)]
+        transfer = self._parts.engine.transfer
+        transfer.read(kind, at.slot)[0] ^= 1
+        digest = UnitDigest(kind, index, transfer.digest(kind, at.slot))
+        self._receiver.table.record(fence, digest, self._parts.clock())
+        self.spoilt.append((kind, index))
+        self.num_wanted = len(slots)
+        return await super().Commit(request, context)
+
+
+@pytest.mark.parametrize("planes", PLANES)
+async def test_every_unit_that_was_spoilt_is_noticed(planes: PlaneChoice) -> None:
+    """Row 59: each in turn, of every kind, and the last one, the recurrent state, as well."""
+    async with pair_of_workers(SpoilsOneUnit, planes=planes) as pair:
+        decode = pair.decode.service
+        decode.num_wanted = 1
+        while len(decode.spoilt) < decode.num_wanted:
+            with pytest.raises(CorruptState, match="other bytes"):
+                await pair.run_prefill(pair.order(request(f"r{len(decode.spoilt)}", PROMPT)))
+        assert len(set(decode.spoilt)) == decode.num_wanted
+        assert {kind for kind, _ in decode.spoilt} == set(Kind)
+        assert decode.spoilt[-1] == (Kind.RECURRENT, len(PROMPT))
+        assert not pair.decode.facts("verified")
+        await nothing_is_held(pair)
+
+
+class DropsTheStream(DecodeServicer):
     """The first stream of pages breaks behind its first pieces."""
 
     num_dropped = 0
@@ -96,7 +138,7 @@ async def test_a_dropped_stream_of_pages_ends_the_attempt_and_frees_both_sides()
         await nothing_is_held(pair)
 
 
-class AnswersTwice(Decode):
+class AnswersTwice(DecodeServicer):
     """Every Commit comes twice, as from a writer that lost the first answer."""
 
     answers: list[decode_pb2.CommitResponse]
@@ -122,33 +164,7 @@ async def test_a_repeated_commit_is_answered_as_the_first_and_starts_nothing_ane
         await nothing_is_held(pair)
 
 
-class LosesTheAnswer(Decode):
-    """Decode runs the request, but the first answer to Commit never arrives."""
-
-    num_lost = 0
-
-    async def Commit(self, request: Any, context: Any) -> decode_pb2.CommitResponse:
-        answer = await super().Commit(request, context)
-        if not self.num_lost:
-            self.num_lost += 1
-            raise Unavailable("the answer was lost")
-        return answer
-
-
-@pytest.mark.parametrize("planes", PLANES)
-async def test_a_lost_answer_to_commit_ends_what_had_begun_at_decode(
-    planes: PlaneChoice,
-) -> None:
-    async with pair_of_workers(LosesTheAnswer, planes=planes) as pair:
-        with pytest.raises(Unavailable):
-            await pair.run_prefill(pair.order(request("r1", PROMPT, max_tokens=40)))
-        assert pair.decode.service.num_lost == 1
-        await nothing_is_held(pair)
-        assert pair.decode.engine.scheduler.statistics().decoding == 0
-        await second_attempt_succeeds(pair)
-
-
-class RemembersDeadlines(Decode):
+class RemembersDeadlines(DecodeServicer):
     """Notes how much time each Reserve says is left."""
 
     left: list[float]
@@ -160,15 +176,15 @@ class RemembersDeadlines(Decode):
 
 async def test_the_time_spent_in_prefills_queue_is_taken_off_the_deadline() -> None:
     async with pair_of_workers(RemembersDeadlines) as pair:
-        turnstile = pair.prefill.service._around.turnstile
+        run_limit = pair.prefill.service._ctx.run_limit
         for _ in range(4):
-            await turnstile.acquire()
+            await run_limit.acquire()
         running = asyncio.create_task(
             pair.run_prefill(pair.order(request("r1", PROMPT), deadline=30.0))
         )
         await until(lambda: pair.prefill.service.load().num_queued == 1)
         pair.prefill.clock.ahead = 7.0
-        turnstile.release()
+        run_limit.release()
         await running
         assert pair.decode.service.left[0] <= 23.0
 
@@ -178,8 +194,8 @@ async def test_a_hand_off_goes_by_the_plane_that_was_chosen(planes: PlaneChoice)
     async with pair_of_workers(planes=planes) as pair:
         for name, prompt in (("r1", PROMPT), ("r2", [*PROMPT, 7, 7, 7, 7])):
             asked = request(name, prompt)
-            progress = await pair.run_prefill(pair.order(asked))
-            assert progress[-1].handed_off.path == planes
+            await pair.run_prefill(pair.order(asked))
+            assert pair.prefill.facts("handed_off")[-1]["path"] == planes
             tokens, _ = await pair.read_tokens(name)
             assert tokens == expected(asked)
         await nothing_is_held(pair)

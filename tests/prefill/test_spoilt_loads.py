@@ -6,19 +6,19 @@ import re
 from dataclasses import replace
 
 from tests.worker.fake_engine import MANIFEST, request
-from tests.worker.pair import Pair, expected, pair_of_workers, until
+from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
 
 from ferryman.cache.resume import HostView
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.schedule.request import Request
 from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched
 from ferryman.wire.codec.prefill import progress_from_wire
-from ferryman.wire.host_client import HostLease
-from ferryman.wire.rpc import CallTags
-from ferryman.wire.values import HandedOff
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.hostcache.client import HostLease
+from ferryman.wire.values import PrefillHandedOff
 from ferryman.worker.host import NoHostTier
-from ferryman.worker.shell import Parts
-from ferryman_prefill.server import Prefill
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_prefill.server import PrefillServicer
 
 PROMPT = [5] * 21
 NUM_PAGES = 4
@@ -52,7 +52,7 @@ class SpoiltHost(NoHostTier):
         self.released.append(was_corrupt)
 
 
-def counted(pair: Pair, name: str) -> dict[str, int]:
+def counted(pair: WorkerPair, name: str) -> dict[str, int]:
     """A counter of the prefill worker by its one label; what is 0 is left out."""
     text = pair.prefill.parts.metrics.render().decode()
     pattern = rf'^ferryman_prefill_{name}{{\w+="(\w+)"}} (\S+)$'
@@ -63,8 +63,8 @@ def counted(pair: Pair, name: str) -> dict[str, int]:
 async def test_a_prompt_is_counted_once_though_its_load_was_spoilt() -> None:
     host = SpoiltHost()
 
-    def make_prefill(parts: Parts) -> Prefill:
-        return Prefill(replace(parts, host=host))
+    def make_prefill(parts: WorkerContext) -> PrefillServicer:
+        return PrefillServicer(replace(parts, host=host))
 
     async with pair_of_workers(make_prefill=make_prefill) as pair:
         asked = request("r1", PROMPT)
@@ -72,7 +72,7 @@ async def test_a_prompt_is_counted_once_though_its_load_was_spoilt() -> None:
         tokens, _ = await pair.read_tokens("r1")
         assert tokens == expected(asked)
         assert host.released == [True], "the load was tried, and found to be spoilt"
-        (done,) = [each for each in progress if isinstance(each, HandedOff)]
+        (done,) = [each for each in progress if isinstance(each, PrefillHandedOff)]
         assert done.usage.cached.total == 0
         assert counted(pair, "cached_tokens_total") == {}
         assert sum(counted(pair, "uncached_tokens_total").values()) == len(PROMPT)

@@ -12,19 +12,21 @@ from typing import Any
 
 import grpc.aio
 import httpx
-from tests.router.fake_workers import FakeDecode, FakePrefill, FakeWorker, living
+from tests.cluster_keys import key_file_in
+from tests.router.fake_workers import FakeDecode, FakePrefill, FakeRouterWorker, living
 from tests.text.folders import write_folder
 
 from ferryman.ids import make_epoch
-from ferryman.runtime.settings import BusSettings, IndexSettings, ListenSettings
-from ferryman.wire.bus import Bus
-from ferryman.wire.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.rpc import channel
-from ferryman.wire.subjects import Subjects
+from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
+from ferryman.settings.router import LimitSettings, RouterSettings
+from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.nats.bus import Bus
+from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
 from ferryman_router.fleet import Fleet
-from ferryman_router.service import Router, running
-from ferryman_router.settings import LimitSettings, RouterSettings
+from ferryman_router.request_runner import RequestRunner
+from ferryman_router.service import RunningRouter, running
 
 SENTENCE = "the ferry carries state across the river and back again. "
 MAX_LEN = 600
@@ -34,10 +36,10 @@ QUICK = LimitSettings(
 
 
 @dataclass
-class Cluster:
-    """What a test holds in its hands."""
+class RouterCluster:
+    """A router, its workers, and clients of it."""
 
-    router: Router
+    router: RunningRouter
     bus: Bus
     subjects: Subjects
     prefills: list[FakePrefill]
@@ -48,7 +50,7 @@ class Cluster:
 
     @property
     def fleet(self) -> Fleet:
-        return self.router.room.fleet
+        return self.router.components.fleet
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
@@ -56,12 +58,18 @@ class Cluster:
     async def complete(self, prompt: Any = "the ferry", **more: Any) -> httpx.Response:
         return await self.post("/v1/completions", prompt=prompt, **more)
 
+    def request(self, request_id: str) -> RequestRunner:
+        """A request that is under way, or ended lately."""
+        found = self.router.components.frontend.requests.find(request_id)
+        assert found is not None, f"{request_id} is known here"
+        return found
+
     def expected(self, num_tokens: int) -> str:
         """The text of the first tokens of the script."""
         ids = [self.script[i % len(self.script)] for i in range(num_tokens)]
-        return self.router.room.desk.around.model.tokenizer.decode(ids)
+        return self.router.components.frontend.ctx.model.tokenizer.decode(ids)
 
-    async def until_joined(self, *workers: FakeWorker) -> None:
+    async def until_joined(self, *workers: FakeRouterWorker) -> None:
         """Waits until the router believes in these workers."""
         async with asyncio.timeout(10):
             known: set[str] = set()
@@ -91,7 +99,7 @@ class Cluster:
             queued = -1
             while queued != num_waiting:
                 await asyncio.sleep(0.002)
-                queued = len(self.router.room.dispatcher)
+                queued = len(self.router.components.dispatcher)
 
     async def until_free(self) -> None:
         """Waits until no request is under way."""
@@ -99,7 +107,7 @@ class Cluster:
             under_way = -1
             while under_way != 0:
                 await asyncio.sleep(0.002)
-                under_way = len(self.router.room.desk.journeys)
+                under_way = len(self.router.components.frontend.requests)
 
     async def life_of(self, request_id: str) -> list[str]:
         """The router's events of a request, in order, once its end was recorded."""
@@ -135,25 +143,30 @@ async def cluster(
     num_decodes: int = 1,
     limits: LimitSettings = QUICK,
     api_keys: str = "",
+    cors_origin: str = "",
     redis_url: str = "redis://127.0.0.1:1/0",
     lookup_seconds: float = 10.0,
-) -> AsyncIterator[Cluster]:
+    lora: str = "",
+) -> AsyncIterator[RouterCluster]:
     """Everything up, every worker known to the router; each cluster has subjects of its own."""
     subjects = Subjects(f"test{make_epoch() % 10**9}")
     settings = RouterSettings(
         model=folder,
+        cluster_key_file=key_file_in(folder),
         served_name="tiny",
+        lora=lora,
         http=ListenSettings(),
         grpc=ListenSettings(),
         bus=BusSettings(url=nats_url, cluster=subjects.cluster),
         index=IndexSettings(url=redis_url, lookup_seconds=lookup_seconds),
         limits=limits,
+        cors_origin=cors_origin,
         api_keys=api_keys,  # type: ignore[arg-type]
     )
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(nats_url)))
         router = await stack.enter_async_context(running(settings))
-        tokenizer = router.room.desk.around.model.tokenizer
+        tokenizer = router.components.frontend.ctx.model.tokenizer
         script = tuple(tokenizer.encode(SENTENCE).tolist())
         prefills = [FakePrefill(script) for _ in range(num_prefills)]
         decodes = [FakeDecode(script) for _ in range(num_decodes)]
@@ -162,7 +175,7 @@ async def cluster(
         base = f"http://127.0.0.1:{router.http_port}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20))
         to_router = await stack.enter_async_context(channel(f"127.0.0.1:{router.grpc_port}"))
-        made = Cluster(
+        made = RouterCluster(
             router, bus, subjects, prefills, decodes, http, InferenceServiceStub(to_router), script
         )
         await made.until_joined(*prefills, *decodes)

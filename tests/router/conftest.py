@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.router.cluster import Cluster, cluster, model_folder
+from tests.router.cluster import RouterCluster, cluster, model_folder
 from tests.servers import nats_server
 
 
@@ -22,12 +22,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def one_pair(nats_url: str, folder: Path) -> AsyncIterator[Cluster]:
+async def one_pair(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
     async with cluster(nats_url, folder) as made:
         yield made
 
 
 @pytest.fixture
-async def two_pairs(nats_url: str, folder: Path) -> AsyncIterator[Cluster]:
+async def two_pairs(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
     async with cluster(nats_url, folder, num_prefills=2, num_decodes=2) as made:
         yield made

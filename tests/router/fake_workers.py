@@ -17,14 +17,19 @@ from typing import Any
 import grpc.aio
 
 from ferryman.cache.manifest import Kind
-from ferryman.errors import Exhausted, OutOfSlots, Stale, Unavailable
+from ferryman.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    OutOfSlots,
+    Stale,
+    Unavailable,
+    WrongEpoch,
+)
 from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
 from ferryman.handoff.usage import CachedTokens
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import FinishReason, Request
-from ferryman.wire.beats import Beat, ServedState, beat_to_bytes
-from ferryman.wire.bus import Bus, Message
 from ferryman.wire.codec.caches import CacheSnapshot, cache_snapshot_to_bytes
 from ferryman.wire.codec.handoff import (
     abort_order_from_wire,
@@ -34,25 +39,26 @@ from ferryman.wire.codec.handoff import (
     reserve_order_to_wire,
 )
 from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wire
-from ferryman.wire.codec.tokens import cursor_from_wire, step_frame_to_wire
-from ferryman.wire.rpc import channel, listening
-from ferryman.wire.status import typed_errors
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
+from ferryman.wire.grpc.rpc import channel, listening
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.nats.bus import Bus, BusMessage
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2_grpc
 from ferryman.wire.values import (
-    Admitted,
-    ChunkDone,
     CommitOrder,
     Ending,
-    Finished,
-    GoesOn,
-    HandedOff,
-    PlanSummary,
+    PrefillAdmitted,
+    PrefillChunkDone,
+    PrefillHandedOff,
     PrefillOrder,
-    Queued,
+    PrefillQueued,
     RequestTokens,
     ReserveOrder,
-    StepFrame,
+    RouterAbort,
+    StreamContinues,
+    StreamFinished,
     UncachedPages,
     Usage,
     WorkerAddress,
@@ -66,23 +72,29 @@ MAX_LEN = 512
 
 @dataclass
 class Faults:
-    """What goes wrong. `happened` counts what did; `gate` holds tokens back until it is set,
-    `last_word` what prefill says behind its commit."""
+    """The faults of a worker. `happened` counts what did; `gate` holds tokens back until it is set,
+    `last_word` what prefill says behind its commit. At the offset `give_up_at` decode ends a
+    request unasked, with the ending `give_up_as`: once, or always."""
 
     refuse_reserve: int = 0
     refuse_prefill: int = 0
+    time_out: int = 0
     die_before_commit: bool = False
     die_after_tokens: int | None = None
     drop_offsets: set[int] = field(default_factory=set)
     duplicate: bool = False
     break_stream_at: int | None = None
+    give_up_at: int | None = None
+    give_up_as: Ending = field(default_factory=StreamContinues)
+    gives_up_always: bool = False
+    fail_behind_commit: bool = False
     gate: asyncio.Event | None = None
     last_word: asyncio.Event | None = None
     happened: Counter[str] = field(default_factory=Counter)
 
 
-class FakeWorker:
-    """What both roles share: an address, an epoch, beats, and a way to die."""
+class FakeRouterWorker:
+    """The base of both roles: an address, an epoch, beats, and a way to die."""
 
     role = ""
 
@@ -93,13 +105,15 @@ class FakeWorker:
         self.faults = Faults()
         self.address = ""
         self.is_ready = True
+        self.is_silent = False
         self.node = ""
         self.seconds_per_token = 0.0
+        self.max_running = 64
         self.dead = asyncio.Event()
 
     @property
-    def beat(self) -> Beat:
-        return Beat(
+    def beat(self) -> Heartbeat:
+        return Heartbeat(
             self.role,
             self.worker_id,
             self.epoch,
@@ -107,6 +121,7 @@ class FakeWorker:
             self.is_ready,
             STATE,
             MAX_LEN,
+            max_running=self.max_running,
             node=self.node,
             seconds_per_token=self.seconds_per_token,
         )
@@ -130,19 +145,22 @@ class FakeWorker:
             await stack.enter_async_context(bus.answering(control, self._snapshot))
             up.set()
             while not self.dead.is_set():
-                bus.offer(subjects.beat(self.role, self.worker_id), beat_to_bytes(self.beat))
+                if not self.is_silent:
+                    bus.offer(
+                        subjects.beat(self.role, self.worker_id), heartbeat_to_bytes(self.beat)
+                    )
                 try:
                     async with asyncio.timeout(BEAT_SECONDS):
                         await self.dead.wait()
                 except TimeoutError:
                     continue
 
-    async def _snapshot(self, message: Message) -> bytes:
+    async def _snapshot(self, message: BusMessage) -> bytes:
         return cache_snapshot_to_bytes(CacheSnapshot(self.worker_id, self.epoch, 0, {}))
 
 
 @dataclass
-class Running:
+class RunningFake:
     """One request at a decode worker."""
 
     request: Request
@@ -152,7 +170,7 @@ class Running:
     made: list[int] = field(default_factory=list)
 
 
-class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
+class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
     """Reserves, commits, streams; `aborted` records what it was told to give up."""
 
     role = "decode"
@@ -160,8 +178,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, script: tuple[int, ...], worker_id: str = "") -> None:
         super().__init__(script, worker_id)
         self.reserved: dict[str, ReserveOrder] = {}
-        self.running: dict[str, Running] = {}
-        self.over: dict[str, Running] = {}
+        self.running: dict[str, RunningFake] = {}
+        self.over: dict[str, RunningFake] = {}
         self.aborted: list[tuple[str, int, str]] = []
         self.aborts = asyncio.Condition()
         self.out: dict[str, asyncio.Queue[list[RequestTokens]]] = {}
@@ -189,15 +207,16 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         order = self.reserved.pop(commit.reservation_id, None)
         if order is None:
             raise Stale("no such reservation")
-        running = Running(order.request, order.context.attempt, order.router_id, commit.usage)
+        running = RunningFake(order.request, order.context.attempt, order.router_id, commit.usage)
         self.running[order.context.request_id] = running
         job = asyncio.get_running_loop().create_task(self._decode(running))
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
-        return decode_pb2.CommitResponse(accepted_tokens=1)
+        return decode_pb2.CommitResponse()
 
     async def Abort(self, request: Any, context: Any) -> decode_pb2.AbortResponse:
         order = abort_order_from_wire(request)
+        assert isinstance(order, RouterAbort)
         was_known = self.running.pop(order.request_id, None) is not None
         async with self.aborts:
             self.aborted.append((order.request_id, order.attempt, order.cause))
@@ -217,6 +236,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
     async def Tokens(self, request: Any, context: Any) -> AsyncIterator[Any]:
         if request.worker_epoch != self.epoch:
             raise Stale("another epoch")
+        await context.send_initial_metadata(())
         queue = self._queue(request.router_id)
         sequence = 0
         for cursor in map(cursor_from_wire, request.resume):
@@ -237,12 +257,14 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                     self.faults.happened["break_stream"] += 1
                     raise Unavailable("the fake breaks its stream")
             sequence += 1
-            yield step_frame_to_wire(StepFrame(self.epoch, sequence, tuple(entries)))
+            yield decode_pb2.TokensResponse(
+                epoch=self.epoch, sequence=sequence, requests=map(request_tokens_to_wire, entries)
+            )
 
     def _queue(self, router_id: str) -> asyncio.Queue[list[RequestTokens]]:
         return self.out.setdefault(router_id, asyncio.Queue())
 
-    async def _decode(self, running: Running) -> None:
+    async def _decode(self, running: RunningFake) -> None:
         request_id, base = running.request.request_id, running.request.num_generated
         while self.running.get(request_id) is running and not self.dead.is_set():
             if self.faults.gate is not None and running.made:
@@ -254,12 +276,26 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
             if self.faults.die_after_tokens == offset:
                 self.die("die_after_tokens")
                 return
+            if self.faults.give_up_at == offset:
+                self._give_up(running, offset)
+                return
             running.made.append(self.script[offset % len(self.script)])
             entry = self._entry(running, offset)
-            if not isinstance(entry.ending, GoesOn):
+            if not isinstance(entry.ending, StreamContinues):
                 self.over[request_id] = self.running.pop(request_id)
             self._send(running.router_id, entry, offset)
             await asyncio.sleep(0)
+
+    def _give_up(self, running: RunningFake, offset: int) -> None:
+        if not self.faults.gives_up_always:
+            self.faults.give_up_at = None
+        self.faults.happened["give_up"] += 1
+        made = [self.script[index % len(self.script)] for index in range(offset)]
+        frame = TokenFrame(running.attempt, offset, (), extend_hash(EMPTY_HASH, made))
+        request_id = running.request.request_id
+        self.over[request_id] = self.running.pop(request_id)
+        entry = RequestTokens(request_id, frame, (), self.faults.give_up_as)
+        self._queue(running.router_id).put_nowait([entry])
 
     def _send(self, router_id: str, entry: RequestTokens, offset: int) -> None:
         if offset in self.faults.drop_offsets:
@@ -271,23 +307,23 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
             self.faults.happened["duplicate"] += 1
             self._queue(router_id).put_nowait([entry])
 
-    def _entry(self, running: Running, offset: int) -> RequestTokens:
+    def _entry(self, running: RunningFake, offset: int) -> RequestTokens:
         """The token at `offset`, and the end when it is the last."""
         script, params = self.script, running.request.sampling
         token_id = script[offset % len(script)]
         made = [script[index % len(script)] for index in range(offset + 1)]
         frame = TokenFrame(running.attempt, offset, (token_id,), extend_hash(EMPTY_HASH, made))
         usage = replace(running.usage, completion_tokens=offset + 1)
-        ending: Ending = GoesOn()
+        ending: Ending = StreamContinues()
         if token_id in running.request.stop_token_ids:
-            ending = Finished(FinishReason.STOP, usage)
+            ending = StreamFinished(FinishReason.STOP, usage)
         elif offset + 1 >= params.max_tokens:
-            ending = Finished(FinishReason.LENGTH, usage)
+            ending = StreamFinished(FinishReason.LENGTH, usage)
         logprobs = ({token_id: -0.25, token_id + 1: -1.5},) if params.logprobs else ()
         return RequestTokens(running.request.request_id, frame, logprobs, ending)
 
 
-class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
+class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
     """Reserves at decode, computes nothing, commits. `orders` are what it was sent, `ends` says
     how they ended here."""
 
@@ -305,12 +341,18 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
         order = prefill_order_from_wire(request)
         self.orders.append(order)
+        if order.worker_epoch != self.epoch:
+            self.faults.happened["wrong_epoch"] += 1
+            raise WrongEpoch("another life of this fake was meant")
         try:
             async for progress in self._progress(order):
                 yield progress_to_wire(progress)
         except asyncio.CancelledError:
             self.num_cancelled += 1
             self.ends.put_nowait("cancelled")
+            raise
+        except Unavailable:
+            self.ends.put_nowait("failed")
             raise
         self.ends.put_nowait("handed_off")
 
@@ -319,21 +361,25 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
             self.faults.refuse_prefill -= 1
             self.faults.happened["refuse_prefill"] += 1
             raise Exhausted("no room in the fake", 0.05)
-        yield Queued(0)
+        yield PrefillQueued()
         usage = _usage(order)
         async with channel(order.decode.address) as to_decode:
             stub = decode_pb2_grpc.DecodeServiceStub(to_decode)
             with typed_errors():
                 reserve = _reserve(order, self)
                 reserved = await stub.Reserve(reserve_order_to_wire(reserve), timeout=5)
-            yield Admitted(_plan(order))
+            if self.faults.time_out:
+                self.faults.time_out -= 1
+                self.faults.happened["time_out"] += 1
+                raise DeadlineExceeded("a call of the fake took too long")
+            yield PrefillAdmitted(usage)
             if self.faults.gate is not None:
                 self.faults.happened["gate"] += 1
                 await self.faults.gate.wait()
             if self.faults.die_before_commit:
                 self.die("die_before_commit")
                 await asyncio.Event().wait()
-            yield ChunkDone(1, 1, 0, len(order.request.token_ids))
+            yield PrefillChunkDone(len(order.request.token_ids))
             first = Sampled(self.script[order.request.num_generated % len(self.script)], {})
             with typed_errors():
                 commit = CommitOrder(
@@ -343,7 +389,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         if self.faults.last_word is not None:
             self.faults.happened["last_word"] += 1
             await self.faults.last_word.wait()
-        yield HandedOff(reserved.reservation_id, first, usage, 1024, 0.001)
+        if self.faults.fail_behind_commit:
+            self.faults.happened["fail_behind_commit"] += 1
+            raise Unavailable("the fake has not heard what became of its commit")
+        yield PrefillHandedOff(usage, 1024, 0.001)
 
 
 def _usage(order: PrefillOrder) -> Usage:
@@ -353,19 +402,6 @@ def _usage(order: PrefillOrder) -> Usage:
     pages = -(-prompt_len // PAGE_SIZE) - cached // PAGE_SIZE
     uncached = (UncachedPages("never_seen", pages),)
     return Usage(prompt_len, 0, CachedTokens(device=cached), uncached)
-
-
-def _plan(order: PrefillOrder) -> PlanSummary:
-    usage = _usage(order)
-    return PlanSummary(
-        position=usage.cached.total,
-        prompt_len=usage.prompt_tokens,
-        recurrent="copy" if usage.cached.total else "clear",
-        kinds=(),
-        uncached=usage.uncached,
-        snapshots=(),
-        cached=usage.cached,
-    )
 
 
 def _reserve(order: PrefillOrder, writer: FakePrefill) -> ReserveOrder:
@@ -381,7 +417,7 @@ def _reserve(order: PrefillOrder, writer: FakePrefill) -> ReserveOrder:
 
 
 @asynccontextmanager
-async def living(worker: FakeWorker, bus: Bus, subjects: Subjects) -> AsyncIterator[None]:
+async def living(worker: FakeRouterWorker, bus: Bus, subjects: Subjects) -> AsyncIterator[None]:
     """The worker serves while the block runs, unless it dies before."""
     up = asyncio.Event()
     task = asyncio.get_running_loop().create_task(worker.live(bus, subjects, up))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import httpx
 import pytest
-from tests.router.cluster import QUICK, Cluster, cluster, collect
+from tests.router.cluster import QUICK, RouterCluster, cluster, collect
 
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
@@ -43,6 +43,7 @@ TABLE: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("zero max_tokens", TEXT, _text(max_tokens=0), 400, "max_tokens"),
     ("fractional max_tokens", TEXT, _text(max_tokens=1.5), 400, "max_tokens"),
     ("negative temperature", TEXT, _text(temperature=-0.1), 400, "temperature"),
+    ("temperature that no float holds", TEXT, _text(temperature=10**400), 400, "temperature"),
     ("temperature as text", TEXT, _text(temperature="1"), 400, "temperature"),
     ("top_p of zero", TEXT, _text(top_p=0), 400, "top_p"),
     ("top_k below -1", TEXT, _text(top_k=-2), 400, "top_k"),
@@ -52,14 +53,38 @@ TABLE: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("too many stop strings", TEXT, _text(stop=["a"] * 17), 400, "stop"),
     ("stop string too long", TEXT, _text(stop="a" * 257), 400, "stop"),
     ("empty stop string", TEXT, _text(stop=""), 400, "stop"),
+    ("half a character as a stop string", TEXT, _text(stop="\ud800"), 400, "stop"),
+    ("too many stop tokens", TEXT, _text(stop_token_ids=[1] * 1025), 400, "stop_token_ids"),
     ("stop of a wrong type", TEXT, _text(stop=[1]), 400, "stop"),
     ("stop token out of range", TEXT, _text(stop_token_ids=[400]), 400, "stop_token_ids"),
     ("stream as text", TEXT, _text(stream="yes"), 400, "stream"),
     ("stream_options alone", TEXT, _text(stream_options={}), 400, "stream_options"),
     ("ignore_eos as a number", TEXT, _text(ignore_eos=1), 400, "ignore_eos"),
     ("too many logprobs", TEXT, _text(logprobs=21), 400, "logprobs"),
-    ("two answers", TEXT, _text(n=2), 400, "n"),
-    ("echo", TEXT, _text(echo=True), 400, "echo"),
+    ("no answer", TEXT, _text(n=0), 400, "n"),
+    ("least length too long", TEXT, _text(min_tokens=3), 400, "min_tokens"),
+    ("least length as text", TEXT, _text(min_tokens="1"), 400, "min_tokens"),
+    ("bias of no token", TEXT, _text(logit_bias={"x": 1}), 400, "logit_bias"),
+    ("bias beyond the vocabulary", TEXT, _text(logit_bias={"400": 1}), 400, "logit_bias"),
+    ("bias as text", TEXT, _text(logit_bias={"1": "1"}), 400, "logit_bias"),
+    ("nothing allowed", TEXT, _text(allowed_token_ids=[]), 400, "allowed_token_ids"),
+    ("too much allowed", TEXT, _text(allowed_token_ids=[400]), 400, "allowed_token_ids"),
+    ("bad word of nothing", TEXT, _text(bad_words=[" "]), 400, "bad_words"),
+    ("too many bad words", TEXT, _text(bad_words=["a"] * 65), 400, "bad_words"),
+    ("bad word with too many tokens", TEXT, _text(bad_words=["xy" * 100]), 400, "bad_words"),
+    ("unknown field", TEXT, _text(temprature=1), 400, "temprature"),
+    ("field of the other kind", CHAT, _chat(prompt="hi"), 400, "prompt"),
+    ("field that is not offered", TEXT, _text(use_beam_search=True), 400, "use_beam_search"),
+    (
+        "unknown option",
+        TEXT,
+        _text(stream=True, stream_options={"usage": True}),
+        400,
+        "stream_options.usage",
+    ),
+    ("unknown option of ours", TEXT, _text(ferryman={"x": 1}), 400, "ferryman.x"),
+    ("field of no message", CHAT, _chat(messages=[{**HELLO[0], "x": 1}]), 400, "messages[0].x"),
+    ("echo of a wrong type", TEXT, _text(echo=3), 400, "echo"),
     ("unknown model", TEXT, _text(model="gpt"), 404, "model"),
     ("model of a wrong type", TEXT, _text(model=7), 400, "model"),
     ("no messages", CHAT, {"max_tokens": 2}, 400, "messages"),
@@ -73,26 +98,26 @@ TABLE: list[tuple[str, str, dict[str, Any], int, str]] = [
         "messages[0].content",
     ),
     ("top_logprobs alone", CHAT, _chat(top_logprobs=2), 400, "top_logprobs"),
-    ("tools", CHAT, _chat(tools=[{}]), 400, "tools"),
+    ("tool without a type", CHAT, _chat(tools=[{}]), 400, "tools[0].type"),
     (
         "response format",
         CHAT,
-        _chat(response_format={"type": "json_object"}),
+        _chat(response_format={"type": "yaml"}),
         400,
-        "response_format",
+        "response_format.type",
     ),
 ]
 
 
-async def test_bad_fields_are_named(one_pair: Cluster) -> None:
+async def test_bad_fields_are_named(one_pair: RouterCluster) -> None:
     for name, path, body, status, param in TABLE:
-        response = await one_pair.http.post(path, json=body)
+        response = await one_pair.http.post(path, content=json.dumps(body))
         assert response.status_code == status, (name, response.text)
         error = response.json()["error"]
         assert error["param"] == param, name
         assert error["message"], name
         assert error["type"] in ("invalid_request_error", "not_found_error"), name
-    assert len(one_pair.router.room.desk.journeys) == 0
+    assert len(one_pair.router.components.frontend.requests) == 0
     assert one_pair.prefills[0].orders == []
 
 
@@ -109,7 +134,7 @@ BODIES: list[tuple[str, bytes, str]] = [
 ]
 
 
-async def test_bad_bodies_say_what_is_wrong(one_pair: Cluster) -> None:
+async def test_bad_bodies_say_what_is_wrong(one_pair: RouterCluster) -> None:
     for name, body, word in BODIES:
         response = await one_pair.http.post(TEXT, content=body)
         assert response.status_code == 400, (name, response.text)
@@ -119,37 +144,71 @@ async def test_bad_bodies_say_what_is_wrong(one_pair: Cluster) -> None:
 @pytest.mark.parametrize(
     ("headers", "param"),
     [
-        ({"x-request-id": "a b"}, "x-request-id"),
-        ({"x-request-id": "a" * 65}, "x-request-id"),
+        ({"x-request-id": b"a\xa0b"}, "x-request-id"),
+        ({"x-request-id": "a" * 129}, "x-request-id"),
         ({"x-ferryman-deadline-ms": "0"}, "x-ferryman-deadline-ms"),
         ({"x-ferryman-deadline-ms": "soon"}, "x-ferryman-deadline-ms"),
     ],
-    ids=["blank in id", "long id", "no time at all", "no number"],
+    ids=["unprintable", "long id", "no time at all", "no number"],
 )
 async def test_bad_headers_are_named(
-    one_pair: Cluster, headers: dict[str, str], param: str
+    one_pair: RouterCluster, headers: dict[str, Any], param: str
 ) -> None:
     response = await one_pair.http.post(TEXT, json=_text(), headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 
 
-async def test_an_oversized_body_is_refused_whether_announced_or_not(one_pair: Cluster) -> None:
+# LiteLLM knows an overflow by either of these words; LangChain by "prompt is too long".
+OVERFLOWS = ("this model's maximum context length is", "is longer than the model's context length")
+
+
+async def test_what_does_not_fit_says_so_by_its_code_and_in_words_that_clients_know(
+    one_pair: RouterCluster,
+) -> None:
+    long = [_text(prompt=[1] * 600), _text(prompt="a" * 600), _text(prompt="a" * 60_000)]
+    for body in (*long, _text(max_tokens=599)):
+        response = await one_pair.http.post(TEXT, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded"), error
+        assert any(phrase in error["message"] for phrase in OVERFLOWS), error
+        assert error["message"].startswith("prompt is too long") == ("prompt" == error["param"])
+    response = await one_pair.http.post(
+        CHAT, json={"messages": [{**HELLO[0], "content": "a" * 600}]}
+    )
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+async def test_an_oversized_body_is_refused_whether_announced_or_not(
+    one_pair: RouterCluster,
+) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(9):
             yield b" " * (1 << 20)
 
     announced = await one_pair.http.post(TEXT, content=b" " * BIG)
     assert (announced.status_code, announced.json()["error"]["code"]) == (413, "too_large")
-    try:
-        streamed = await one_pair.http.post(TEXT, content=parts())
-    except httpx.WriteError:  # it may hang up while we still send
-        return
-    assert streamed.status_code == 413
+    streamed = await one_pair.http.post(TEXT, content=parts())
+    assert (streamed.status_code, streamed.json()["error"]["code"]) == (413, "too_large")
+
+
+async def test_a_client_that_leaves_while_it_uploads_is_no_error(
+    one_pair: RouterCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", one_pair.router.http_port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    left = 'ferryman_router_responses_total{door="http",status="499"} 1.0'
+    async with asyncio.timeout(20):
+        while left not in (await one_pair.http.get("/metrics")).text:
+            pass
+    assert not [one for one in caplog.records if one.exc_info or one.levelname == "ERROR"]
 
 
 async def test_a_deadline_of_a_millisecond_is_a_timeout_that_frees_everything(
-    one_pair: Cluster,
+    one_pair: RouterCluster,
 ) -> None:
     gate = one_pair.prefills[0].faults.gate = asyncio.Event()
     headers = {"x-ferryman-deadline-ms": "1", "x-request-id": "quick-1"}
@@ -159,12 +218,14 @@ async def test_a_deadline_of_a_millisecond_is_a_timeout_that_frees_everything(
         ["received", "cancelled"],
         ["received", "routed", "cancelled"],
     )
-    assert len(one_pair.router.room.desk.journeys) == 0
+    assert len(one_pair.router.components.frontend.requests) == 0
     one_pair.prefills[0].faults.gate = None
     gate.set()
 
 
-async def test_unknown_paths_and_methods_are_errors_of_the_same_form(one_pair: Cluster) -> None:
+async def test_unknown_paths_and_methods_are_errors_of_the_same_form(
+    one_pair: RouterCluster,
+) -> None:
     missing = await one_pair.http.get("/v1/nothing")
     assert (missing.status_code, "message" in missing.json()["error"]) == (404, True)
     wrong = await one_pair.http.get(TEXT)
@@ -266,6 +327,11 @@ GRPC: list[tuple[str, pb.GenerateRequest, grpc.StatusCode]] = [
         grpc.StatusCode.INVALID_ARGUMENT,
     ),
     (
+        "no request's id",
+        pb.GenerateRequest(prompt=_prompt(text="a"), request_id="_"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
         "nothing to resume",
         pb.GenerateRequest(prompt=_prompt(text="a"), request_id="r", resume_from_offset=3),
         grpc.StatusCode.NOT_FOUND,
@@ -278,17 +344,17 @@ GRPC: list[tuple[str, pb.GenerateRequest, grpc.StatusCode]] = [
 ]
 
 
-async def test_grpc_refuses_with_its_statuses(one_pair: Cluster) -> None:
+async def test_grpc_refuses_with_its_statuses(one_pair: RouterCluster) -> None:
     for name, request, code in GRPC:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(one_pair.stub.Generate(request, timeout=10))
         assert caught.value.code() is code, (name, caught.value.details())
         assert caught.value.details(), name
-    assert len(one_pair.router.room.desk.journeys) == 0
+    assert len(one_pair.router.components.frontend.requests) == 0
     assert one_pair.prefills[0].orders == []
 
 
-async def test_grpc_deadlines_of_a_millisecond_pass(one_pair: Cluster) -> None:
+async def test_grpc_deadlines_of_a_millisecond_pass(one_pair: RouterCluster) -> None:
     request = pb.GenerateRequest(
         prompt=_prompt(text="a"), sampling=types_pb2.SamplingParams(max_tokens=100)
     )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import SENTENCE, Cluster, collect
+from tests.router.cluster import QUICK, SENTENCE, RouterCluster, cluster, collect
+from tests.skipped_time import skipped_time
 
 from ferryman.handoff.lifecycle import check
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.codec.inference import event_from_wire
+from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.public import GenerateFinished, GenerateStarted, TokenChunk
-from ferryman.wire.rpc import channel
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
+from ferryman_router.generate_request import GenerateRequest, TokenizedRequest
 
 LONG = SENTENCE * 2
 
@@ -32,7 +35,7 @@ async def _events(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[Any]:
     return [event_from_wire(message) for message in await collect(call)]
 
 
-async def test_a_stream_begins_goes_on_and_ends(one_pair: Cluster) -> None:
+async def test_a_stream_begins_goes_on_and_ends(one_pair: RouterCluster) -> None:
     first, *chunks, last = await _events(one_pair.stub.Generate(_request("g-1")))
     assert isinstance(first, GenerateStarted)
     assert (first.request_id, first.model) == ("g-1", "tiny")
@@ -42,14 +45,16 @@ async def test_a_stream_begins_goes_on_and_ends(one_pair: Cluster) -> None:
     assert "".join(chunk.text for chunk in chunks) + last.text == one_pair.expected(8)
 
 
-async def test_a_finished_request_can_be_heard_again_from_any_offset(one_pair: Cluster) -> None:
+async def test_a_finished_request_can_be_heard_again_from_any_offset(
+    one_pair: RouterCluster,
+) -> None:
     started, *chunks, last = await _events(one_pair.stub.Generate(_request("g-2")))
     again = await _events(one_pair.stub.Generate(_request("g-2", resume_from_offset=5)))
     assert again == [started, *chunks[5:], last]
     assert len(one_pair.prefills[0].orders) == 1
 
 
-async def test_a_broken_connection_resumes_without_a_gap(one_pair: Cluster) -> None:
+async def test_a_broken_connection_resumes_without_a_gap(one_pair: RouterCluster) -> None:
     gate = one_pair.decodes[0].faults.gate = asyncio.Event()
     address = f"127.0.0.1:{one_pair.router.grpc_port}"
     async with channel(address) as first_channel:
@@ -62,7 +67,7 @@ async def test_a_broken_connection_resumes_without_a_gap(one_pair: Cluster) -> N
     assert len(one_pair.prefills[0].orders) == 1
 
 
-async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: Cluster) -> None:
+async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: RouterCluster) -> None:
     one_pair.decodes[0].faults.gate = asyncio.Event()
     call = one_pair.stub.Generate(_request("g-4"))
     await call.read()
@@ -75,7 +80,42 @@ async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: Clust
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_an_id_cannot_be_used_for_something_else(one_pair: Cluster) -> None:
+async def test_a_reader_who_is_being_checked_is_back_already(
+    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = QUICK.model_copy(update={"linger_seconds": 60.0})
+    async with cluster(nats_url, folder, limits=patient) as one_pair:
+        time, frontend = skipped_time(monkeypatch), one_pair.router.components.frontend
+        gate = one_pair.decodes[0].faults.gate = asyncio.Event()
+        call = one_pair.stub.Generate(_request("g-8"))
+        await call.read()
+        await call.read()
+        output_log = one_pair.request("g-8").output_log
+        is_checked, may_go_on, check_ask = asyncio.Event(), asyncio.Event(), frontend.check
+
+        async def slow_check(ask: GenerateRequest) -> TokenizedRequest:
+            is_checked.set()
+            await may_go_on.wait()
+            return await check_ask(ask)
+
+        monkeypatch.setattr(frontend, "check", slow_check)
+        call.cancel()
+        num_listeners = 1
+        while num_listeners:
+            await asyncio.sleep(0.002)
+            num_listeners = output_log.num_listeners
+        again = one_pair.stub.Generate(_request("g-8", resume_from_offset=1))
+        reading = asyncio.ensure_future(_events(again))
+        await is_checked.wait()
+        await time.skip(100.0)
+        assert output_log.end is None
+        may_go_on.set()
+        gate.set()
+        chunks = [event for event in await reading if isinstance(event, TokenChunk)]
+    assert [chunk.offset for chunk in chunks] == list(range(1, 8))
+
+
+async def test_an_id_cannot_be_used_for_something_else(one_pair: RouterCluster) -> None:
     await collect(one_pair.stub.Generate(_request("g-5")))
     other = pb.GenerateRequest(request_id="g-5", prompt=pb.Prompt(text="other"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -83,7 +123,7 @@ async def test_an_id_cannot_be_used_for_something_else(one_pair: Cluster) -> Non
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_route_is_explained_with_its_runner_up(two_pairs: Cluster) -> None:
+async def test_a_route_is_explained_with_its_runner_up(two_pairs: RouterCluster) -> None:
     await collect(two_pairs.stub.Generate(_request("g-6")))
     explained = await two_pairs.stub.Explain(pb.ExplainRequest(request_id="g-6"))
     (route,) = explained.routes
@@ -97,7 +137,7 @@ async def test_a_route_is_explained_with_its_runner_up(two_pairs: Cluster) -> No
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_the_lifecycle_is_read_from_the_log_and_legal(two_pairs: Cluster) -> None:
+async def test_the_lifecycle_is_read_from_the_log_and_legal(two_pairs: RouterCluster) -> None:
     two_pairs.decodes[0].faults.die_after_tokens = 3
     await collect(two_pairs.stub.Generate(_request("g-7")))
     await two_pairs.life_of("g-7")
@@ -110,11 +150,11 @@ async def test_the_lifecycle_is_read_from_the_log_and_legal(two_pairs: Cluster) 
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_models_and_tokens_are_told(one_pair: Cluster) -> None:
+async def test_models_and_tokens_are_told(one_pair: RouterCluster) -> None:
     (model,) = (await one_pair.stub.ListModels(pb.ListModelsRequest())).models
     assert (model.model_id, model.max_len, model.page_size) == ("tiny", 600, 16)
     said = await one_pair.stub.Tokenize(pb.TokenizeRequest(prompt=pb.Prompt(text="the ferry")))
-    tokenizer = one_pair.router.room.desk.around.model.tokenizer
+    tokenizer = one_pair.router.components.frontend.ctx.model.tokenizer
     assert said.token_ids == tokenizer.encode("the ferry").tobytes()
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")])
     said = await one_pair.stub.Tokenize(pb.TokenizeRequest(prompt=pb.Prompt(chat=chat)))

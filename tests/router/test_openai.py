@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
-from tests.router.cluster import SENTENCE, Cluster, frames
+from tests.router.cluster import SENTENCE, RouterCluster, frames
 
 from ferryman.handoff.chain_prints import decode_prints
 
 LONG = SENTENCE * 2
 
 
-async def test_a_completion_has_text_reason_and_usage(one_pair: Cluster) -> None:
+async def test_a_completion_has_text_reason_and_usage(one_pair: RouterCluster) -> None:
     response = await one_pair.complete(LONG, max_tokens=6)
     assert response.status_code == 200
     body = response.json()
@@ -28,7 +29,7 @@ async def test_a_completion_has_text_reason_and_usage(one_pair: Cluster) -> None
     assert ours["uncached_reasons"] == {"never_seen": usage["prompt_tokens"] - 16}
 
 
-async def test_a_chat_is_streamed_in_frames_that_join_to_the_whole(one_pair: Cluster) -> None:
+async def test_a_chat_is_streamed_in_frames_that_join_to_the_whole(one_pair: RouterCluster) -> None:
     messages = [{"role": "user", "content": "the ferry"}]
     whole = await one_pair.post("/v1/chat/completions", messages=messages, max_tokens=9)
     stream = await one_pair.post(
@@ -51,12 +52,12 @@ async def test_a_chat_is_streamed_in_frames_that_join_to_the_whole(one_pair: Clu
     assert {frame["object"] for frame in said} == {"chat.completion.chunk"}
 
 
-async def test_without_include_usage_no_frame_has_any(one_pair: Cluster) -> None:
+async def test_without_include_usage_no_frame_has_any(one_pair: RouterCluster) -> None:
     stream = await one_pair.complete(max_tokens=3, stream=True)
     assert all("usage" not in frame for frame in frames(stream.text) if frame != "[DONE]")
 
 
-async def test_a_stop_string_ends_the_answer_and_the_work(one_pair: Cluster) -> None:
+async def test_a_stop_string_ends_the_answer_and_the_work(one_pair: RouterCluster) -> None:
     response = await one_pair.complete(max_tokens=400, stop=["state ac", "never"])
     choice = response.json()["choices"][0]
     assert choice["finish_reason"] == "stop"
@@ -65,7 +66,7 @@ async def test_a_stop_string_ends_the_answer_and_the_work(one_pair: Cluster) -> 
     assert await one_pair.decodes[0].until_aborted(request_id) == "stop"
 
 
-async def test_a_stop_token_ends_the_answer(one_pair: Cluster) -> None:
+async def test_a_stop_token_ends_the_answer(one_pair: RouterCluster) -> None:
     stop = one_pair.script[4]
     response = await one_pair.complete(max_tokens=50, stop_token_ids=[stop])
     body = response.json()
@@ -73,7 +74,7 @@ async def test_a_stop_token_ends_the_answer(one_pair: Cluster) -> None:
     assert body["usage"]["completion_tokens"] == one_pair.script.index(stop) + 1
 
 
-async def test_token_ids_and_lists_of_prompts_give_a_choice_each(one_pair: Cluster) -> None:
+async def test_token_ids_and_lists_of_prompts_give_a_choice_each(one_pair: RouterCluster) -> None:
     one = await one_pair.complete([5, 6, 7], max_tokens=2)
     assert one.json()["usage"]["prompt_tokens"] == 3
     many = await one_pair.complete(["the", [5, 6]], max_tokens=2)
@@ -89,7 +90,7 @@ async def test_token_ids_and_lists_of_prompts_give_a_choice_each(one_pair: Clust
     assert texts == {0: one_pair.expected(2), 1: one_pair.expected(2)}
 
 
-async def test_logprobs_of_a_completion_are_four_lists(one_pair: Cluster) -> None:
+async def test_logprobs_of_a_completion_are_four_lists(one_pair: RouterCluster) -> None:
     whole = await one_pair.complete(max_tokens=3, logprobs=2)
     logprobs = whole.json()["choices"][0]["logprobs"]
     assert {len(value) for value in logprobs.values()} == {3}
@@ -101,7 +102,7 @@ async def test_logprobs_of_a_completion_are_four_lists(one_pair: Cluster) -> Non
     assert offsets == logprobs["text_offset"]
 
 
-async def test_logprobs_of_a_chat_name_tokens_with_their_bytes(one_pair: Cluster) -> None:
+async def test_logprobs_of_a_chat_name_tokens_with_their_bytes(one_pair: RouterCluster) -> None:
     response = await one_pair.post(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": "x"}],
@@ -114,7 +115,7 @@ async def test_logprobs_of_a_chat_name_tokens_with_their_bytes(one_pair: Cluster
     assert (first["logprob"], len(first["top_logprobs"])) == (-0.25, 1)
 
 
-async def test_without_a_limit_a_chat_uses_the_room_there_is(one_pair: Cluster) -> None:
+async def test_without_a_limit_a_chat_uses_the_room_there_is(one_pair: RouterCluster) -> None:
     response = await one_pair.post(
         "/v1/chat/completions", messages=[{"role": "user", "content": "x"}]
     )
@@ -122,7 +123,7 @@ async def test_without_a_limit_a_chat_uses_the_room_there_is(one_pair: Cluster) 
     assert usage["total_tokens"] == 512
 
 
-async def test_models_health_ready_and_metrics_answer(one_pair: Cluster) -> None:
+async def test_models_health_ready_and_metrics_answer(one_pair: RouterCluster) -> None:
     await one_pair.complete(LONG, max_tokens=4)
     models = (await one_pair.http.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["tiny"]
@@ -144,7 +145,7 @@ async def test_models_health_ready_and_metrics_answer(one_pair: Cluster) -> None
         assert line in metrics
 
 
-async def test_the_lifecycle_of_a_request_is_told(one_pair: Cluster) -> None:
+async def test_the_lifecycle_of_a_request_is_told(one_pair: RouterCluster) -> None:
     traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     headers = {"x-request-id": "told-1", "traceparent": traceparent}
     response = await one_pair.http.post(
@@ -159,7 +160,7 @@ async def test_the_lifecycle_of_a_request_is_told(one_pair: Cluster) -> None:
 
 
 async def test_the_log_says_which_requests_share_a_prefix_and_nothing_else(
-    one_pair: Cluster,
+    one_pair: RouterCluster,
 ) -> None:
     prints, facts = {}, {}
     for request_id, prompt in (("first", LONG), ("second", LONG * 2), ("third", "no " + LONG)):
@@ -185,13 +186,13 @@ async def test_the_log_says_which_requests_share_a_prefix_and_nothing_else(
     assert first.shared_pages(prints["third", "received"]) == 0
 
 
-async def payloads(cluster: Cluster, pattern: str) -> list[bytes]:
+async def payloads(cluster: RouterCluster, pattern: str) -> list[bytes]:
     return [one.payload for one in await cluster.bus.history(pattern, max_events=9)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_keeps_its_page_keys_and_settings_on_the_way(
-    one_pair: Cluster, stream: bool
+    one_pair: RouterCluster, stream: bool
 ) -> None:
     await one_pair.complete(LONG, max_tokens=2, seed=7, temperature=0.5, stream=stream)
     request = one_pair.prefills[0].orders[0].request
@@ -199,11 +200,35 @@ async def test_a_request_keeps_its_page_keys_and_settings_on_the_way(
     assert len(request.keys) == len(request.token_ids) // 16
 
 
-async def test_a_request_id_is_taken_once(one_pair: Cluster) -> None:
+async def test_a_name_that_is_repeated_is_an_id_once(one_pair: RouterCluster) -> None:
     headers, body = {"x-request-id": "once-1"}, {"prompt": "the", "max_tokens": 2}
-    first = await one_pair.http.post("/v1/completions", json=body, headers=headers)
-    assert first.status_code == 200
-    again = await one_pair.http.post("/v1/completions", json=body, headers=headers)
-    assert again.status_code == 400
-    assert again.json()["error"]["param"] == "x-request-id"
-    assert await one_pair.life_of("once-1") == ["received", "routed", "finished"]
+    answers = [
+        await one_pair.http.post("/v1/completions", json=body, headers=headers) for _ in range(3)
+    ]
+    assert {one.status_code for one in answers} == {200}
+    assert {one.headers["x-request-id"] for one in answers} == {"once-1"}
+    ids = [one.json()["usage"]["ferryman"]["request_id"] for one in answers]
+    assert ids[0] == "once-1"
+    assert len(set(ids)) == 3
+    for request_id in ids:
+        assert await one_pair.life_of(request_id) == ["received", "routed", "finished"]
+
+
+async def test_control_tokens_in_a_callers_words_count_only_when_asked_for(
+    one_pair: RouterCluster,
+) -> None:
+    tokenizer = one_pair.router.components.frontend.ctx.model.tokenizer
+    end, words = tokenizer.encoder.token_to_id("</s>"), "one</s>two"
+    asks: list[tuple[str, dict[str, Any], int]] = [
+        ("/v1/completions", {"prompt": words}, 0),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": words}]}, 1),
+    ]
+    for path, body, of_template in asks:
+        for asked in (False, True):
+            special = {"ferryman": {"parse_special": True}} if asked else {}
+            answer = await one_pair.post(path, **body, **special, max_tokens=1)
+            assert answer.status_code == 200
+            token_ids = one_pair.prefills[0].orders[-1].request.token_ids.tolist()
+            assert token_ids.count(end) == of_template + asked, (path, asked)
+    bad = await one_pair.post("/v1/completions", prompt="a", ferryman={"parse_special": 1})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "ferryman.parse_special")

@@ -8,24 +8,25 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.router.cluster import SENTENCE, Cluster, cluster
-from tests.router.fake_workers import STATE, FakeWorker, living
+from tests.cluster_keys import KEY
+from tests.router.cluster import SENTENCE, RouterCluster, cluster
+from tests.router.fake_workers import STATE, FakeRouterWorker, living
 from tests.servers import redis_server
 
 from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import Exhausted
-from ferryman.wire.index import IndexedUnit, NodeLife
-from ferryman.wire.redis_index import redis_index
+from ferryman.wire.redis.index import IndexedUnit, NodeLife
+from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import hostcache_pb2_grpc
-from ferryman_router import prefetches
+from ferryman_router import worker_client
 
 PROMPT = SENTENCE * 3  # three full pages
 
 
-class FakeHostCache(FakeWorker, hostcache_pb2_grpc.HostCacheServiceServicer):
+class FakeHostCache(FakeRouterWorker, hostcache_pb2_grpc.HostCacheServiceServicer):
     """Remembers what it was asked to prefetch; `gate` holds its answers back."""
 
     role = "hostcache"
@@ -48,10 +49,10 @@ class FakeHostCache(FakeWorker, hostcache_pb2_grpc.HostCacheServiceServicer):
         return pb.PrefetchResponse(asked_pages=2)
 
 
-class Held:
+class HeldPrefetch:
     """A cluster on node-1, whose index knows the prompt's first pages by tier and node."""
 
-    def __init__(self, made: Cluster, host: FakeHostCache, keys: tuple[PageKey, ...]) -> None:
+    def __init__(self, made: RouterCluster, host: FakeHostCache, keys: tuple[PageKey, ...]) -> None:
         self.made, self.host, self.keys = made, host, keys
 
     async def ask(self, request_id: str) -> int:
@@ -62,8 +63,7 @@ class Held:
         ).status_code
 
     def cached_in(self, request_id: str) -> dict[str, int]:
-        journeys = self.made.router.room.desk.journeys
-        (explanation,) = journeys.get(request_id).explanations
+        (explanation,) = self.made.request(request_id).explanations
         return explanation.chosen.cached.by_tier
 
     async def counted(self, outcome: str, times: int) -> None:
@@ -76,13 +76,13 @@ class Held:
 
 
 @pytest.fixture
-async def held(nats_url: str, folder: Any) -> AsyncIterator[Held]:
+async def held(nats_url: str, folder: Any) -> AsyncIterator[HeldPrefetch]:
     with redis_server() as redis_url:
         async with (
-            redis_index(redis_url, lookup_seconds=10) as index,
+            redis_index(redis_url, KEY, lookup_seconds=10) as index,
             cluster(nats_url, folder, redis_url=redis_url) as made,
         ):
-            tokenizer = made.router.room.desk.around.model.tokenizer
+            tokenizer = made.router.components.frontend.ctx.model.tokenizer
             keys = page_keys(root_key(STATE), tokenizer.encode(PROMPT), STATE.page_size)
             host = FakeHostCache(made.script)
             host.node = made.prefills[0].node = "node-1"
@@ -93,7 +93,7 @@ async def held(nats_url: str, folder: Any) -> AsyncIterator[Held]:
                     life = NodeLife(f"node-{node}", node, f"there:{node}")
                     await index.announce(life, 60)
                     await index.commit(life, keys[0], tier, _units(keys[: 2 * node]))
-                yield Held(made, host, keys)
+                yield HeldPrefetch(made, host, keys)
 
 
 def _units(keys: tuple[PageKey, ...]) -> list[IndexedUnit]:
@@ -102,7 +102,7 @@ def _units(keys: tuple[PageKey, ...]) -> list[IndexedUnit]:
 
 
 async def test_what_storage_and_a_peer_hold_is_asked_for_when_the_request_is_routed(
-    held: Held,
+    held: HeldPrefetch,
 ) -> None:
     assert await held.ask("fetched-1") == 200
     assert held.cached_in("fetched-1") == {"device": 0, "host": 0, "storage": 32, "peer": 16}
@@ -116,9 +116,11 @@ async def test_what_storage_and_a_peer_hold_is_asked_for_when_the_request_is_rou
 
 
 async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
-    held: Held, monkeypatch: pytest.MonkeyPatch
+    held: HeldPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetches, "MAX_UNDER_WAY", 2)
+    monkeypatch.setattr(worker_client, "MAX_PREFETCHES", 2)
+    # On a busy machine four requests take longer than a prefetch may.
+    monkeypatch.setattr(worker_client, "PREFETCH_SECONDS", 60.0)
     held.host.faults.gate = asyncio.Event()
     assert [await held.ask(f"stuck-{i}") for i in range(4)] == [200] * 4
     await held.counted("too_many", 2)
@@ -128,13 +130,15 @@ async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
     await held.counted("begun", 2)
 
 
-async def test_a_host_cache_that_refuses_is_counted_and_the_request_goes_on(held: Held) -> None:
+async def test_a_host_cache_that_refuses_is_counted_and_the_request_goes_on(
+    held: HeldPrefetch,
+) -> None:
     held.host.refuses = True
     assert await held.ask("refused-1") == 200
     await held.counted("failed", 1)
 
 
-async def test_nothing_is_fetched_where_computing_is_cheaper(held: Held) -> None:
+async def test_nothing_is_fetched_where_computing_is_cheaper(held: HeldPrefetch) -> None:
     held.made.prefills[0].seconds_per_token = 1e-12
     async with asyncio.timeout(10):
         while not any(one.beat.seconds_per_token for one in held.made.fleet):  # noqa: ASYNC110

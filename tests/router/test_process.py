@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+from tests.cluster_keys import KEY, key_file_in
 from tests.router.cluster import SENTENCE, cluster
 from tests.router.fake_workers import STATE
 from tests.servers import redis_server, running_nats, running_redis
@@ -18,8 +19,10 @@ from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.ids import make_epoch
-from ferryman.wire.index import IndexedUnit, NodeLife
-from ferryman.wire.redis_index import RedisIndex, redis_index
+from ferryman.wire.redis.index import IndexedUnit, NodeLife
+from ferryman.wire.redis.redis_index import RedisIndex, redis_index
+
+KEY_FILE = "FERRYMAN_CLUSTER_KEY_FILE"
 
 
 async def _started(environment: dict[str, str]) -> asyncio.subprocess.Process:
@@ -38,11 +41,12 @@ async def test_a_process_says_when_it_is_ready_and_drains_on_sigterm(
 ) -> None:
     process = await _started(
         {
-            "FERRYMAN_ROUTER_MODEL": str(folder),
-            "FERRYMAN_ROUTER_HTTP__PORT": "0",
-            "FERRYMAN_ROUTER_GRPC__PORT": "0",
-            "FERRYMAN_ROUTER_BUS__URL": nats_url,
-            "FERRYMAN_ROUTER_BUS__CLUSTER": f"p{make_epoch() % 10**9}",
+            "FERRYMAN_MODEL": str(folder),
+            KEY_FILE: str(key_file_in(folder)),
+            "FERRYMAN_HTTP_PORT": "0",
+            "FERRYMAN_GRPC_PORT": "0",
+            "FERRYMAN_NATS_URL": nats_url,
+            "FERRYMAN_CLUSTER": f"p{make_epoch() % 10**9}",
         }
     )
     assert process.stdout is not None
@@ -57,19 +61,31 @@ async def test_a_process_says_when_it_is_ready_and_drains_on_sigterm(
 
 
 async def test_a_folder_that_cannot_be_served_ends_it_with_one_line(tmp_path: Path) -> None:
-    process = await _started({"FERRYMAN_ROUTER_MODEL": str(tmp_path)})
+    key_file = str(key_file_in(tmp_path))
+    environment = {"FERRYMAN_MODEL": str(tmp_path), KEY_FILE: key_file}
+    process = await _started(environment)
     _, errors = await process.communicate()
     assert process.returncode == 2
     assert errors.decode().strip().splitlines()[-1].endswith("config.json is missing")
 
 
+async def test_a_malformed_cluster_key_ends_it_with_one_line(tmp_path: Path) -> None:
+    key_file = key_file_in(tmp_path)
+    key_file.write_text("f00d" * 15)
+    process = await _started({"FERRYMAN_MODEL": str(tmp_path), KEY_FILE: str(key_file)})
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    (line,) = errors.decode().strip().splitlines()
+    assert line == f"error: cluster key {key_file}: a cluster key is 64 hexadecimal digits"
+
+
 async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: Path) -> None:
     with redis_server() as redis_url:
         async with (
-            redis_index(redis_url, lookup_seconds=10) as index,
+            redis_index(redis_url, KEY, lookup_seconds=10) as index,
             cluster(nats_url, folder, redis_url=redis_url) as made,
         ):
-            tokenizer = made.router.room.desk.around.model.tokenizer
+            tokenizer = made.router.components.frontend.ctx.model.tokenizer
             keys = page_keys(root_key(STATE), tokenizer.encode(SENTENCE * 3), STATE.page_size)
             node = NodeLife("node-1", 5)
             await index.announce(node, 60)
@@ -82,7 +98,7 @@ async def test_what_a_node_holds_on_its_host_is_counted(nats_url: str, folder: P
             body = {"prompt": SENTENCE * 3, "max_tokens": 2}
             response = await made.http.post("/v1/completions", json=body, headers=headers)
             assert response.status_code == 200
-            (explanation,) = made.router.room.desk.journeys.get("host-1").explanations
+            (explanation,) = made.request("host-1").explanations
             assert explanation.chosen.cached.host == 2 * STATE.page_size
 
 
@@ -93,7 +109,7 @@ async def test_a_redis_that_hangs_fails_no_request_and_is_asked_again_when_it_is
         async with cluster(nats_url, folder, redis_url=redis.url, lookup_seconds=0.2) as made:
             made.prefills[0].node = "node-1"
             await made.until_node("node-1")
-            index = made.router.room.desk.around.index
+            index = made.router.components.frontend.ctx.index
             assert isinstance(index, RedisIndex)
             assert (await made.complete(SENTENCE * 3, max_tokens=2)).status_code == 200
             redis.process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The embedded servers start on free ports, say where they are, and leave nothing behind."""
+"""The embedded servers start on free ports, report them, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names are what they promise to be, whatever the source of randomness says."""
+"""Names keep their promised form for any source of randomness."""
 
 from __future__ import annotations
 

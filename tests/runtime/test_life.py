@@ -1,6 +1,6 @@
 """Processes that really start, are told to stop, drain, fail, or lose their parent.
 
-Nobody sleeps: a test goes on when the process has said a line or has ended.
+No test sleeps: it continues when the process has written a line or has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.life import alongside, exit_on_config_errors
+from ferryman.runtime.life import alongside, exit_on_config_errors, run_unless_stopped
+from ferryman_launcher.options import demo_model
 
 HEAD = """
 import asyncio, sys
@@ -75,6 +76,35 @@ async def serve(stopping):
         finally:
             say("body cancelled")
 run_service(serve)
+"""
+
+LOADING = """
+import threading
+from ferryman.runtime.life import run_unless_stopped
+def load():
+    say("loading")
+    threading.Event().wait()
+async def serve(stopping):
+    await run_unless_stopped(load, stopping)
+    say("loaded")
+run_service(serve)
+"""
+
+# The real worker, with a load that never ends.
+LOADING_WORKER = """
+import threading
+from contextlib import contextmanager
+from ferryman.runtime.main import run_main
+from ferryman.settings.workers import DecodeSettings
+from ferryman.worker import worker_app
+from ferryman_decode.service import ROLE, serve
+@contextmanager
+def never_built(*_):
+    say("loading")
+    threading.Event().wait()
+    yield
+worker_app.build_engine = never_built
+run_main(DecodeSettings, ROLE, serve)
 """
 
 MISCONFIGURED = """
@@ -239,3 +269,34 @@ def test_every_mistake_of_a_group_gets_its_line(capsys: pytest.CaptureFixture[st
 def test_a_bug_beside_a_mistake_is_not_hidden() -> None:
     with pytest.raises(ExceptionGroup), exit_on_config_errors():
         raise ExceptionGroup("both", [ConfigError("a mistake"), ValueError("a bug")])
+
+
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [
+        pytest.param(LOADING, signal.SIGTERM, id="told to end"),
+        pytest.param(LOADING, signal.SIGINT, id="interrupted"),
+        pytest.param(LOADING_WORKER, signal.SIGTERM, id="a decode worker"),
+    ],
+)
+def test_a_process_that_loads_ends_at_the_first_signal(
+    body: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FERRYMAN_MODEL", str(demo_model()))
+    with process(body) as started:
+        assert line(started) == "loading"
+        started.send_signal(number)
+        said, logged = started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert said == ""
+    assert "Traceback" not in logged
+
+
+async def test_a_start_that_fails_raises_its_error() -> None:
+    with pytest.raises(ConfigError, match="no model"):
+        await run_unless_stopped(_no_model, asyncio.Event())
+    assert await run_unless_stopped(lambda: 7, asyncio.Event()) == 7
+
+
+def _no_model() -> None:
+    raise ConfigError("no model at /nowhere")

@@ -1,4 +1,4 @@
-"""Events leave at once or are owned up to as lost; they are small and come back as they were."""
+"""Events leave at once or are reported as lost; they are small and decode to what they were."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.errors import QueueFull
-from ferryman.handoff.lifecycle import LifecycleEvent, check
+from ferryman.handoff.lifecycle import LifecycleEntry, check
 from ferryman.ids import NO_REQUEST
 from ferryman.runtime.lifecycle import (
     MAX_EVENT_BYTES,
@@ -21,17 +21,17 @@ from ferryman.runtime.lifecycle import (
     decode_event,
     encode_event,
 )
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.subjects import Subjects
 
 WHO = Publisher("decode", "decode-00000001", 2**63 - 1)
 
 
 class BoundedBus:
-    """A bus with room for what `room` says."""
+    """A bus with room for `room` events."""
 
     def __init__(self, room: int = 1000) -> None:
         self.room = room
-        self.sent: list[tuple[str, LifecycleEvent]] = []
+        self.sent: list[tuple[str, LifecycleEntry]] = []
 
     def publish(self, subject: str, payload: bytes) -> None:
         if not self.room:
@@ -151,7 +151,7 @@ def test_what_belongs_to_no_request_is_numbered_on_however_many_requests_there_a
 
 @given(facts)
 def test_an_event_is_at_most_a_kibibyte_whatever_it_says(said: dict[str, Fact]) -> None:
-    event = LifecycleEvent(
+    event = LifecycleEntry(
         "hostcache", "hostcache-00000001", 2**63 - 1, "r" * 64, 3, 9, "stored", said,
         unix_ms=2**41, elapsed_ms=123456.789, traceparent="0" * 55,
     )  # fmt: skip
@@ -166,12 +166,12 @@ def test_an_event_is_at_most_a_kibibyte_whatever_it_says(said: dict[str, Fact]) 
 
 
 def test_a_long_list_gives_way_to_its_length() -> None:
-    event = LifecycleEvent("decode", "decode-1", 1, "r", 1, 1, "reserved", {"slots": [7] * 999})
+    event = LifecycleEntry("decode", "decode-1", 1, "r", 1, 1, "reserved", {"slots": [7] * 999})
     assert decode_event(encode_event(event)).facts == {"num_slots": 999}
 
 
 def test_a_long_text_gives_way_to_a_count() -> None:
-    event = LifecycleEvent("decode", "decode-1", 1, "r", 1, 1, "x", {"a": "x" * 999, "b": 1})
+    event = LifecycleEntry("decode", "decode-1", 1, "r", 1, 1, "x", {"a": "x" * 999, "b": 1})
     assert decode_event(encode_event(event)).facts == {"b": 1, "omitted": 1}
 
 
@@ -192,6 +192,6 @@ def test_what_is_no_event_is_a_value_error(payload: bytes) -> None:
 
 
 def test_a_gap_without_bounds_is_no_event() -> None:
-    event = LifecycleEvent("decode", "decode-1", 1, "r", 1, 1, "gap", {"from": "a"})
+    event = LifecycleEntry("decode", "decode-1", 1, "r", 1, 1, "gap", {"from": "a"})
     with pytest.raises(ValueError, match="from where to where"):
         decode_event(encode_event(event))

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.listening import Answer, json_answer, listening, observed
+from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
-from ferryman.runtime.settings import ListenSettings
+from ferryman.settings.groups import ListenSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ async def test_a_worker_shows_its_metrics_health_and_ledger() -> None:
     metrics.gauge("queue_requests", "waiting").set(2)
     app = observed(
         {
-            "/metrics": lambda: Answer(metrics.render(), CONTENT_TYPE),
+            "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
             "/health": lambda: json_answer({"status": "draining"}, 503),
             "/debug/ledger": lambda: json_answer({"full": {"free": 1}}),
         }

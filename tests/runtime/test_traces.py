@@ -1,4 +1,4 @@
-"""The header goes out and comes back; what is no header begins a new trace."""
+"""A written header parses to the same context; any other text begins a new trace."""
 
 from __future__ import annotations
 

@@ -7,33 +7,46 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-from tests.schedule.gambling import lying_draft_model
+from tests.schedule.random_drafts import lying_draft_model
 
 from ferryman.cache.capacity import Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import EMPTY_HOST, Costs, HostView
+from ferryman.cache.resume import EMPTY_HOST, HostView, ResumeCosts
 from ferryman.cache.slots import Demand
-from ferryman.engine.fake import FakeEngine
-from ferryman.engine.stamps import fake_tokens
 from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import (
-    Admitted,
     Cached,
+    ChainDropped,
     Drawn,
     Event,
     Finished,
-    Held,
     LoadCorrupt,
+    RequestFailed,
     Retracted,
+    SequenceAdmitted,
+    SequenceHeld,
 )
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import Goal
+from ferryman.testing.fake_engine import FakeEngine
+from ferryman.testing.stamps import fake_tokens
 
-E = TypeVar("E", Admitted, Cached, Drawn, Finished, Held, LoadCorrupt, Retracted)
+E = TypeVar(
+    "E",
+    SequenceAdmitted,
+    Cached,
+    ChainDropped,
+    Drawn,
+    Finished,
+    SequenceHeld,
+    LoadCorrupt,
+    RequestFailed,
+    Retracted,
+)
 
 VOCAB = 50
 MAX_LEN = 64
@@ -51,7 +64,7 @@ def request(
     return Request(request_id, ids, keys, sampling(max_tokens))
 
 
-class FakeWorker:
+class ScheduledWorker:
     """Plans, runs and commits; steps wait in `queued` until they are run, in order."""
 
     def __init__(
@@ -78,7 +91,9 @@ class FakeWorker:
             drafting=drafting,
         )
         self.manifest = manifest
-        self.scheduler = Scheduler(manifest, sizes, limits, Costs(1.0, 0.0), root_key(manifest))
+        self.scheduler = Scheduler(
+            manifest, sizes, limits, ResumeCosts(1.0, 0.0), root_key(manifest)
+        )
         rows = limits.concurrency.rows
         self.engine = FakeEngine(
             manifest,
@@ -95,6 +110,7 @@ class FakeWorker:
         self.now = 0.0
 
     def submit(self, asked: Request, goal: Goal = Goal.DECODE, host: HostView = EMPTY_HOST) -> None:
+        self.scheduler.check(asked, goal)
         self.scheduler.submit(asked, goal, host)
         self.requests[asked.request_id] = asked
 

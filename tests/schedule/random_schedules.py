@@ -1,8 +1,8 @@
-"""Random schedules over tiny pools: a prefill and a decode worker, watched after every step.
+"""Random schedules over tiny pools: a prefill and a decode worker, checked after every step.
 
-Prompts arrive for both, are chunked, loaded, handed over, pushed back, cancelled and given up in
-any order, while pools have a few slots. Whoever adds a kind of event adds a method to `Schedule`,
-its name to `EVENTS`, and what is random about a worker to `Makeup`.
+Prompts arrive for both, are chunked, loaded, handed over, retracted, cancelled and aborted in any
+order, while pools have a few slots. A new kind of event is a method of `RandomSchedule` and its
+name in `EVENTS`; `Makeup` has the random options of a worker.
 """
 
 from __future__ import annotations
@@ -15,19 +15,26 @@ from random import Random
 from tests.defects.hosts import STEMS, host_for
 from tests.defects.watch import PAGE, WatchedWorker, books, is_all_cached
 from tests.schedule.cluster import request
-from tests.schedule.gambling import Gambling
+from tests.schedule.random_drafts import RandomDrafts
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import Clear, Costs, HostView, Reason, resume_set
+from ferryman.cache.resume import ClearState, HostView, Reason, ResumeCosts, resume_set
 from ferryman.cache.slots import TREE
 from ferryman.cache.window_budget import most_window_pages
-from ferryman.engine.stamps import fake_manifest
+from ferryman.engine.loads import LoadedUnits
 from ferryman.errors import InvalidRequest, OutOfSlots
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
-from ferryman.schedule.events import Admitted, Finished, Held, LoadCorrupt, Retracted
+from ferryman.schedule.events import (
+    Finished,
+    LoadCorrupt,
+    Retracted,
+    SequenceAdmitted,
+    SequenceHeld,
+)
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
+from ferryman.testing.stamps import fake_manifest
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 MODELS = {
@@ -70,7 +77,7 @@ def _least_windows(manifest: StateManifest, num_drafts: int) -> int:
 
 @dataclass(frozen=True)
 class Makeup:
-    """What is random about a worker."""
+    """The random options of a worker."""
 
     sizes: dict[Kind, int]
     overlap: bool
@@ -93,7 +100,7 @@ class Makeup:
             max_running=rng.randint(1, 4),
             chunk_tokens=rng.choice([4, 6, 8, 8, 13, 64]),
             snapshot_grid=rng.choice([0, 0, 4, 8]),
-            drafting=Gambling(drafts, seed=rng.randrange(99)) if drafts else NO_DRAFTS,
+            drafting=RandomDrafts(drafts, seed=rng.randrange(99)) if drafts else NO_DRAFTS,
         )
 
     def worker(self, manifest: StateManifest) -> WatchedWorker:
@@ -109,7 +116,7 @@ class Makeup:
         )
 
 
-class Schedule:
+class RandomSchedule:
     """One random schedule. `counts` says what happened on the way, so that a test can insist."""
 
     def __init__(self, seed: int) -> None:
@@ -122,10 +129,11 @@ class Schedule:
         for worker in self.workers:
             worker.engine.host_tier.attach(memoryview(bytes(self.host.arena)))
         if rng.random() < 0.4:
-            self.decode.scheduler.retraction.keep_retracted()
+            self.decode.scheduler.retraction.pin_retracted()
         self.counts: Counter[str] = Counter()
         self.unanswered: set[tuple[WatchedWorker, str]] = set()
         self._under_way: list[str] = []
+        self._loaded: dict[str, LoadedUnits] = {}
 
     def run(self) -> Counter[str]:
         """Fails at the first step at which something is not as it must be."""
@@ -137,10 +145,10 @@ class Schedule:
         return self.counts
 
     def finish(self) -> None:
-        """Everything comes to its end, and all slots come back, each freed once."""
+        """Runs until both workers are idle; checks that all slots come back, each freed once."""
         is_idle = False
         for _ in range(3000):
-            self.let_go()  # a step that was not planned may have pushed somebody back
+            self.let_go()  # a step that was not planned may have retracted a request
             self.hand_over()
             was_idle, is_idle = (
                 is_idle,
@@ -177,12 +185,17 @@ class Schedule:
         """A prompt that is handed over: decode promises slots, then prefill queues it."""
         asked = self._asked()
         try:
-            self.decode.scheduler.reservations.reserve(asked.request_id, asked, self.decode.now)
+            self.decode.scheduler.check(asked)
+            reservations = self.decode.scheduler.reservations
+            view = self._view(asked.keys)
+            if self.rng.random() < 0.5:
+                view = self.host.view(asked.keys, self.rng.choice(("host", "corrupt")))
+            reservations.reserve(asked.request_id, asked, self.decode.now, view)
         except InvalidRequest:
             self.counts["refused at the door"] += 1
             return
         except OutOfSlots:
-            waits = bool(self.decode.scheduler.roster.line)
+            waits = bool(self.decode.scheduler.sequences.waiting)
             assert waits or not self._is_idle(self.decode), "an idle worker always has room"
             self.counts["no room to reserve"] += 1
             return
@@ -195,6 +208,8 @@ class Schedule:
             return
         self._under_way.append(asked.request_id)
         self.unanswered.add((self.prefill, asked.request_id))
+        if self.rng.random() < 0.5:  # as early as may be; else just before it is handed over
+            self._load(asked.request_id)
 
     def advance(self) -> None:
         for _ in range(self.rng.randint(1, 6)):
@@ -204,12 +219,12 @@ class Schedule:
         """Whether anything happened: what can be planned is planned, the oldest step runs."""
         planned = [worker.plan() for _ in range(num_plans)]
         if num_plans and not any(planned):
-            assert not (self._is_idle(worker) and worker.scheduler.roster.line), "deadlock"
+            assert not (self._is_idle(worker) and worker.scheduler.sequences.waiting), "deadlock"
         return worker.run_oldest() or any(planned)
 
     def hand_over(self) -> None:
-        """What is held goes to decode, or is given up at the last moment."""
-        for event in self.prefill.seen(Held):
+        """Hands held sequences over to decode, or ends them at the last moment."""
+        for event in self.prefill.seen(SequenceHeld):
             if event.request_id in self._under_way:
                 self._under_way.remove(event.request_id)
                 self._move(event)
@@ -234,11 +249,11 @@ class Schedule:
         worker.collect()
 
     def bury(self) -> None:
-        """Tombstones: the device forgets units that nobody uses, of one kind, nodes standing."""
-        residence = self.rng.choice(self.workers).scheduler.residence
+        """Evicts unused units of one kind from the device; their tree nodes stay."""
+        allocator = self.rng.choice(self.workers).scheduler.allocator
         kind = self.rng.choice(self.manifest.kinds)
-        dropped = residence.tree.evict(kind, self.rng.randint(1, 4), residence._is_only_tree)
-        residence.pools.release(dropped, TREE)
+        dropped = allocator.tree.evict(kind, self.rng.randint(1, 4), allocator._is_only_tree)
+        allocator.pools.release(dropped, TREE)
         self.counts["buried"] += len(dropped)
 
     def offer_host(self) -> None:
@@ -250,13 +265,13 @@ class Schedule:
     def let_go(self) -> None:
         """Copies of what retracted requests left have ended."""
         for event in self.decode.seen(Retracted):
-            self.decode.scheduler.retraction.let_go(event.request_id)
+            self.decode.scheduler.retraction.release_retracted(event.request_id)
 
     def flush(self) -> None:
         self.rng.choice(self.workers).scheduler.flush()
 
     def measure(self) -> None:
-        costs = Costs(1.0, self.rng.choice([0.0, 0.05, 1.0]))
+        costs = ResumeCosts(1.0, self.rng.choice([0.0, 0.05, 1.0]))
         self.rng.choice(self.workers).scheduler.set_costs(costs)
 
     # Parts of events.
@@ -276,28 +291,30 @@ class Schedule:
         return request(self.manifest, name, prompt, self.rng.randint(1, 12))
 
     def _view(self, keys: tuple[PageKey, ...]) -> HostView:
-        """What the host has: whole kinds, and single units of the others, may be lacking."""
+        """The host's units: whole kinds may be missing, and single units of the others."""
         how = self.rng.choice(["no", "no", "host", "host", "host", "corrupt"])
         keep = {kind: self.rng.choice([0.0, 0.6, 1.0, 1.0]) for kind in Kind}
         units = self.host.view(keys, how).units
         return HostView({n: u for n, u in units.items() if self.rng.random() < keep[n[0]]})
 
     def _is_idle(self, worker: WatchedWorker) -> bool:
-        """Nobody is here who will make room by going on."""
+        """Whether no request of the worker can make room by going on."""
         scheduler = worker.scheduler
-        roster = scheduler.roster
+        sequences = scheduler.sequences
         return not (
-            roster.by_id
-            or roster.reserved
+            sequences.by_id
+            or sequences.reserved
             or scheduler.num_in_flight
             or scheduler.retraction.is_keeping
         )
 
-    def _move(self, held: Held) -> None:
-        """Every unit that decode wants, by absolute index; more than those nobody may write."""
+    def _move(self, held: SequenceHeld) -> None:
+        """Copies the units that decode reserved, by absolute index; or frees the reservation."""
         name, asked = held.request_id, self.prefill.requests[held.request_id]
         reservations = self.decode.scheduler.reservations
-        if self.rng.random() < 0.2:
+        loaded = self._loaded.pop(name, None) or self._load(name)
+        if loaded.corrupt or self.rng.random() < 0.2:
+            self.counts["corrupt at decode"] += bool(loaded.corrupt)
             reservations.free(name)
             self.counts["given up"] += 1
             return
@@ -315,9 +332,17 @@ class Schedule:
         self.decode.collect()
         self.counts["handed over"] += 1
 
+    def _load(self, name: str) -> LoadedUnits:
+        """Runs the loads of a reservation."""
+        loads = self.decode.scheduler.reservations.loads_of(name)
+        for kind in {load.unit.kind for load in loads}:
+            self.counts[f"loaded at decode {kind}"] += 1
+        self._loaded[name] = self.decode.engine.host_tier.load(loads).result()
+        return self._loaded[name]
+
     def _count(self) -> None:
         for worker in self.workers:
-            for event in worker.seen(Admitted):
+            for event in worker.seen(SequenceAdmitted):
                 self._count_plan(worker, event)
             self.counts["retracted"] += len(worker.seen(Retracted))
             drafts = worker.scheduler.statistics().drafts
@@ -327,12 +352,12 @@ class Schedule:
             reasons = [event.reason for event in worker.seen(Finished)]
             self.counts["answered"] += sum(r is not FinishReason.CANCELLED for r in reasons)
 
-    def _count_plan(self, worker: WatchedWorker, event: Admitted) -> None:
+    def _count_plan(self, worker: WatchedWorker, event: SequenceAdmitted) -> None:
         plan = event.plan
         self.counts["admitted"] += 1
         self.counts["resumed"] += event.is_resumed
         self.counts["hit"] += 0 < plan.position < plan.prompt_len
-        self.counts["copied"] += not isinstance(plan.initialiser, Clear) and not plan.loads
+        self.counts["copied"] += not isinstance(plan.initialiser, ClearState) and not plan.loads
         self.counts["windows reused"] += bool(plan.window_pages)
         for kind in {unit.kind for unit in plan.loads}:
             self.counts[f"loaded {kind}"] += 1
@@ -349,7 +374,7 @@ def play_many(first: int, count: int) -> Counter[str]:
     total: Counter[str] = Counter()
     for seed in range(first, first + count):
         try:
-            total += Schedule(seed).run()
+            total += RandomSchedule(seed).run()
         except BaseException as error:
             error.add_note(f"schedule {seed}")
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ferryman.schedule.caution import LONGEST_REST, Cautious
+from ferryman.schedule.drafting import LONGEST_REST, AdaptiveDrafting
 
 
 class Eager:
@@ -16,8 +16,8 @@ class Eager:
 
 
 def proposed(rights: Sequence[int], most: int = 8) -> list[int]:
-    """How many drafts each step got, if so many of them are right at the most."""
-    cautious, drawn, found = Cautious(Eager()), [1], []
+    """The number of drafts of each step, if at most `rights` of them are right in each."""
+    cautious, drawn, found = AdaptiveDrafting(Eager()), [1], []
     for right in rights:
         drafts = cautious.propose(drawn, most)
         found.append(len(drafts))
@@ -52,7 +52,7 @@ def test_who_has_nothing_to_say_learns_nothing() -> None:
         def propose(self, drawn: Sequence[int], most: int) -> Sequence[int]:
             return [] if len(drawn) < 6 else [7] * most
 
-    cautious, drawn = Cautious(Silent()), [1]
+    cautious, drawn = AdaptiveDrafting(Silent()), [1]
     for _ in range(5):
         assert list(cautious.propose(drawn, 4)) == []
         drawn.append(2)

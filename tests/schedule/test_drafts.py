@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from tests.schedule.cluster import FakeWorker, request
-from tests.schedule.gambling import Gambling
+from tests.schedule.cluster import ScheduledWorker, request
+from tests.schedule.random_drafts import RandomDrafts
 from tests.schedule.test_scheduler_machine import MANIFESTS
 
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import TREE
-from ferryman.engine.stamps import fake_tokens
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.batch import DecodeStep
 from ferryman.schedule.drafting import NOTHING_PROPOSED, Drafting, ModelDrafts, Proposals
 from ferryman.schedule.events import Finished, Retracted
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
+from ferryman.testing.stamps import fake_tokens
 
 PAGE = 4
 SIZES = {Kind.FULL: 60, Kind.WINDOW: 60, Kind.RECURRENT: 60}
@@ -48,13 +48,15 @@ class _InRuns:
         return [t if i < right else (t + 1) % 50 for i, t in enumerate(tokens)]
 
 
-def a_worker(name: str, drafting: Drafting, *, overlap: bool = True, full: int = 60) -> FakeWorker:
+def a_worker(
+    name: str, drafting: Drafting, *, overlap: bool = True, full: int = 60
+) -> ScheduledWorker:
     manifest = MANIFESTS[name]
     sizes = {kind: SIZES[kind] for kind in manifest.kinds} | {Kind.FULL: full}
-    return FakeWorker(manifest, sizes, overlap=overlap, drafting=drafting, max_running=6)
+    return ScheduledWorker(manifest, sizes, overlap=overlap, drafting=drafting, max_running=6)
 
 
-def decode_steps(worker: FakeWorker) -> list[DecodeStep]:
+def decode_steps(worker: ScheduledWorker) -> list[DecodeStep]:
     """Runs to the end; all decode steps on the way."""
     seen = []
     while worker.plan() or worker.queued:
@@ -63,16 +65,16 @@ def decode_steps(worker: FakeWorker) -> list[DecodeStep]:
     return seen
 
 
-def snapshots_in_tree(worker: FakeWorker, tokens: Sequence[int]) -> list[int]:
+def snapshots_in_tree(worker: ScheduledWorker, tokens: Sequence[int]) -> list[int]:
     """Positions of this text at which the tree holds a state, checked against its stamp."""
     ids = np.array(tokens, dtype="<u4")
-    tree = worker.scheduler.residence.tree
+    tree = worker.scheduler.allocator.tree
     found = []
     for page, key in enumerate(page_keys(root_key(worker.manifest), ids, PAGE)):
         if tree.has(Kind.RECURRENT, key):
             slot = tree.slot(Kind.RECURRENT, key).slot
             stamp, position = worker.engine.slabs.stamps(Kind.RECURRENT)[slot, :2].tolist()
-            row = FakeWorker(worker.manifest, SIZES).engine._rows[0]
+            row = ScheduledWorker(worker.manifest, SIZES).engine._rows[0]
             row.write(0, ids)
             assert (stamp, position) == (int(row.hashes(position)[-1]), (page + 1) * PAGE)
             found.append(position)
@@ -82,7 +84,7 @@ def snapshots_in_tree(worker: FakeWorker, tokens: Sequence[int]) -> list[int]:
 @every_manifest
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 def test_right_drafts_are_tokens_that_cost_no_step(name: str, overlap: bool) -> None:
-    worker = a_worker(name, Gambling(3, chance=1.0), overlap=overlap)
+    worker = a_worker(name, RandomDrafts(3, chance=1.0), overlap=overlap)
     worker.submit(request(worker.manifest, "r0", [1] * 6, max_tokens=17))
     steps = decode_steps(worker)
     assert worker.tokens["r0"] == worker.expected("r0")
@@ -94,7 +96,7 @@ def test_right_drafts_are_tokens_that_cost_no_step(name: str, overlap: bool) -> 
 
 @every_manifest
 def test_wrong_drafts_cost_nothing_but_their_place_in_the_batch(name: str) -> None:
-    worker = a_worker(name, Gambling(3, chance=0.0))
+    worker = a_worker(name, RandomDrafts(3, chance=0.0))
     worker.submit(request(worker.manifest, "r0", [1] * 6, max_tokens=17))
     decode_steps(worker)
     assert worker.tokens["r0"] == worker.expected("r0")
@@ -116,7 +118,7 @@ def test_what_was_cut_off_in_the_middle_leaves_no_trace(name: str, right: tuple[
 
 @pytest.mark.parametrize("max_tokens", range(1, 14))
 def test_no_draft_lies_behind_the_last_token(max_tokens: int) -> None:
-    worker = a_worker("all three kinds", Gambling(4, chance=1.0))
+    worker = a_worker("all three kinds", RandomDrafts(4, chance=1.0))
     worker.submit(request(worker.manifest, "r0", [2] * 5, max_tokens))
     steps = decode_steps(worker)
     assert worker.tokens["r0"] == worker.expected("r0")
@@ -125,7 +127,7 @@ def test_no_draft_lies_behind_the_last_token(max_tokens: int) -> None:
 
 @pytest.mark.parametrize("at", range(1, 12))
 def test_a_stop_token_within_a_run_ends_the_request_there(at: int) -> None:
-    worker = a_worker("full and recurrent", Gambling(4, chance=1.0))
+    worker = a_worker("full and recurrent", RandomDrafts(4, chance=1.0))
     asked = request(worker.manifest, "r0", [2] * 5, 20)
     expected = fake_tokens(asked.token_ids, 20, 50)
     stop = expected[at]
@@ -141,14 +143,14 @@ def test_a_stop_token_within_a_run_ends_the_request_there(at: int) -> None:
 # Snapshots: the same as those of plain decoding, and each at its exact position.
 
 
-@pytest.mark.parametrize("drafting", [Gambling(3), Gambling(6, chance=0.9), ModelDrafts(5)])
+@pytest.mark.parametrize("drafting", [RandomDrafts(3), RandomDrafts(6, chance=0.9), ModelDrafts(5)])
 @pytest.mark.parametrize("max_tokens", range(2, 26))
 def test_the_tree_holds_the_snapshots_of_plain_decoding(
     max_tokens: int, drafting: Drafting
 ) -> None:
     found = []
     for worker in (
-        FakeWorker(MANIFESTS["full and recurrent"], SIZES, overlap=False),
+        ScheduledWorker(MANIFESTS["full and recurrent"], SIZES, overlap=False),
         a_worker("full and recurrent", drafting, overlap=False),
     ):
         worker.submit(request(worker.manifest, "r0", [3] * 6, max_tokens))
@@ -158,7 +160,7 @@ def test_the_tree_holds_the_snapshots_of_plain_decoding(
 
 
 def test_a_state_on_the_way_is_donated_without_a_copy() -> None:
-    """The page's end lies within the run: its scratch slot becomes the tree's."""
+    """The page ends within the run of drafts: its scratch slot becomes the tree's."""
     worker = a_worker("full and recurrent", Runs(5, (5,)), overlap=False)
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=7))
     (step,) = decode_steps(worker)
@@ -168,7 +170,7 @@ def test_a_state_on_the_way_is_donated_without_a_copy() -> None:
     # The run consumed the tokens at 5 to 10, so the state at 8 is the one behind draft 2.
     ids = np.array([*[1] * 5, *worker.tokens["r0"]], dtype="<u4")
     key = page_keys(root_key(worker.manifest), ids, PAGE)[1]
-    assert worker.scheduler.residence.tree.slot(Kind.RECURRENT, key).slot == step.write_slots[2]
+    assert worker.scheduler.allocator.tree.slot(Kind.RECURRENT, key).slot == step.write_slots[2]
 
 
 def test_a_run_that_ends_on_a_pages_end_is_saved_by_the_next_step_once() -> None:
@@ -203,8 +205,8 @@ def test_a_save_on_its_way_is_nobodys_yet_when_the_request_is_cancelled() -> Non
     (save,) = worker.queued[-1].ops.saves
     worker.scheduler.cancel("r0", worker.now)
     worker.collect()
-    pool = worker.scheduler.residence.pools[Kind.RECURRENT]
-    held = [h for h in worker.scheduler.residence.tree.handles() if h.kind is Kind.RECURRENT]
+    pool = worker.scheduler.allocator.pools[Kind.RECURRENT]
+    held = [h for h in worker.scheduler.allocator.tree.handles() if h.kind is Kind.RECURRENT]
     assert save.dst not in [handle.slot for handle in held]
     assert all(pool.holders(handle) == (TREE,) for handle in held)
     worker.drain()
@@ -217,19 +219,19 @@ def test_a_save_on_its_way_is_nobodys_yet_when_the_request_is_cancelled() -> Non
 @every_manifest
 def test_drafts_do_not_wait_for_who_has_none(name: str) -> None:
     """Requests of many lengths: waves shrink, the order within each stays."""
-    worker = a_worker(name, Gambling(4, seed=5))
+    worker = a_worker(name, RandomDrafts(4, seed=5))
     for index in range(6):
         worker.submit(request(worker.manifest, f"r{index}", [index] * (3 + index), 9 + index))
     steps = decode_steps(worker)
-    assert any(len(set(step.waves)) > 2 for step in steps)
+    assert any(len(set(step.verify_depths)) > 2 for step in steps)
     for step in steps:
-        assert list(step.waves) == sorted(step.waves, reverse=True)
+        assert list(step.verify_depths) == sorted(step.verify_depths, reverse=True)
     for index in range(6):
         assert worker.tokens[f"r{index}"] == worker.expected(f"r{index}")
 
 
 def test_requests_that_draft_go_together_and_never_twice_at_once() -> None:
-    worker = a_worker("full and recurrent", Gambling(3, seed=1), overlap=True)
+    worker = a_worker("full and recurrent", RandomDrafts(3, seed=1), overlap=True)
     for index in range(4):
         worker.submit(request(worker.manifest, f"r{index}", [index] * 5, 12))
     while worker.plan() or worker.queued:
@@ -245,7 +247,7 @@ class Some:
     num_tokens: int = 3
 
     def begin(self, request: Request) -> Proposals:
-        return Gambling(3).begin(request) if request.token_ids[0] % 2 else NOTHING_PROPOSED
+        return RandomDrafts(3).begin(request) if request.token_ids[0] % 2 else NOTHING_PROPOSED
 
 
 def test_requests_that_do_not_draft_overlap_as_ever() -> None:
@@ -265,10 +267,10 @@ def test_requests_that_do_not_draft_overlap_as_ever() -> None:
 
 
 def test_a_request_with_one_token_to_draw_takes_no_scratch_slot() -> None:
-    worker = a_worker("full and recurrent", Gambling(3, chance=1.0))
+    worker = a_worker("full and recurrent", RandomDrafts(3, chance=1.0))
     worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=1))
     worker.plan()
-    (sequence,) = worker.scheduler.roster.by_id.values()
+    (sequence,) = worker.scheduler.sequences.by_id.values()
     assert not sequence.drafts
     assert sequence.scratch == []
     worker.drain()
@@ -276,29 +278,31 @@ def test_a_request_with_one_token_to_draw_takes_no_scratch_slot() -> None:
 
 
 def test_a_prompt_to_hand_off_takes_no_scratch_slot() -> None:
-    worker = a_worker("full and recurrent", Gambling(3))
+    worker = a_worker("full and recurrent", RandomDrafts(3))
     worker.submit(request(worker.manifest, "r0", [1] * 5, 9), goal=Goal.HAND_OFF)
     worker.drain()
-    (sequence,) = worker.scheduler.roster.by_id.values()
+    (sequence,) = worker.scheduler.sequences.by_id.values()
     assert sequence.scratch == []
 
 
 @every_manifest
 def test_scratch_slots_are_taken_with_all_others_or_nothing_is(name: str) -> None:
-    worker = a_worker(name, Gambling(3))
+    worker = a_worker(name, RandomDrafts(3))
     for index in range(3):
         worker.submit(request(worker.manifest, f"r{index}", [index] * 5, 9))
     worker.plan()
-    for sequence in worker.scheduler.roster.by_id.values():
+    for sequence in worker.scheduler.sequences.by_id.values():
         assert len(sequence.scratch) == (3 if Kind.RECURRENT in worker.manifest.kinds else 0)
         owner = (sequence.holder,)
-        pools = worker.scheduler.residence.pools
+        pools = worker.scheduler.allocator.pools
         assert all(pools[handle.kind].holders(handle) == owner for handle in sequence.scratch)
 
 
 def test_a_pool_that_could_never_hold_the_states_of_a_run_refuses_at_the_door() -> None:
     sizes = {Kind.FULL: 20, Kind.RECURRENT: 4}
-    worker = FakeWorker(MANIFESTS["full and recurrent"], sizes, drafting=Gambling(4, chance=1.0))
+    worker = ScheduledWorker(
+        MANIFESTS["full and recurrent"], sizes, drafting=RandomDrafts(4, chance=1.0)
+    )
     with pytest.raises(InvalidRequest, match="needs 5 recurrent slots at once, there are 4"):
         worker.submit(request(worker.manifest, "r0", [1] * 5, max_tokens=9))
     worker.submit(request(worker.manifest, "r1", [1] * 5, max_tokens=4))
@@ -307,7 +311,7 @@ def test_a_pool_that_could_never_hold_the_states_of_a_run_refuses_at_the_door() 
 
 
 @every_manifest
-@pytest.mark.parametrize("drafting", [Gambling(3), Gambling(6, chance=0.9), ModelDrafts(4)])
+@pytest.mark.parametrize("drafting", [RandomDrafts(3), RandomDrafts(6, chance=0.9), ModelDrafts(4)])
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 def test_a_request_that_drafts_is_retracted_and_comes_back(
     name: str, drafting: Drafting, overlap: bool
@@ -326,8 +330,8 @@ def test_a_request_that_drafts_is_retracted_and_comes_back(
 
 
 def test_a_row_of_a_finished_request_writes_nowhere() -> None:
-    """Defect 40: a request freed under way was verified on slot 0 of somebody else."""
-    worker = a_worker("full and recurrent", Gambling(3, chance=1.0), overlap=True)
+    """Defect 40: a request freed while in flight was verified on slot 0 of another request."""
+    worker = a_worker("full and recurrent", RandomDrafts(3, chance=1.0), overlap=True)
     for index in range(2):
         worker.submit(request(worker.manifest, f"r{index}", [index] * 5, 12))
     while not any(isinstance(step, DecodeStep) for step in worker.queued):

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import CopyFrom, HostView, LoadFrom, resume_set
+from ferryman.cache.resume import CopyState, HostView, LoadState, resume_set
 from ferryman.cache.slots import Role
 from ferryman.cache.units import HostUnit
-from ferryman.engine.stamps import fake_manifest
 from ferryman.engine.transfer import digest_of
 from ferryman.errors import InvalidRequest, OutOfSlots
 from ferryman.schedule.batch import Sampled
-from ferryman.schedule.events import Admitted, Cached, Held, LoadCorrupt
+from ferryman.schedule.events import Cached, LoadCorrupt, SequenceAdmitted, SequenceHeld
 from ferryman.schedule.sequence import Goal
+from ferryman.testing.stamps import fake_manifest
 
 KINDS = {
     "full and recurrent": fake_manifest(4),
@@ -25,15 +25,15 @@ KINDS = {
 }
 
 
-def worker_for(manifest: StateManifest, *, full: int = 40, recurrent: int = 24) -> FakeWorker:
+def worker_for(manifest: StateManifest, *, full: int = 40, recurrent: int = 24) -> ScheduledWorker:
     sizes = {Kind.FULL: full, Kind.WINDOW: 40, Kind.RECURRENT: recurrent}
-    return FakeWorker(manifest, {kind: sizes[kind] for kind in manifest.kinds})
+    return ScheduledWorker(manifest, {kind: sizes[kind] for kind in manifest.kinds})
 
 
-def hand_off(prefill: FakeWorker, decode: FakeWorker, request_id: str) -> int:
+def hand_off(prefill: ScheduledWorker, decode: ScheduledWorker, request_id: str) -> int:
     """Moves a held request's units by absolute index; returns how many units travelled."""
     asked = prefill.requests[request_id]
-    held = next(event for event in prefill.seen(Held) if event.request_id == request_id)
+    held = next(event for event in prefill.seen(SequenceHeld) if event.request_id == request_id)
     decode.requests[request_id] = asked
     sequence = decode.scheduler.reservations.reserve(request_id, asked, decode.now)
     needs = resume_set(decode.manifest, asked.prompt_len)
@@ -98,7 +98,7 @@ def test_decode_wants_only_what_it_does_not_hold(prefix_cache: bool, moved: list
     manifest = KINDS["all three kinds"]
     prefill = worker_for(manifest)
     sizes = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
-    decode = FakeWorker(manifest, sizes, prefix_cache=prefix_cache)
+    decode = ScheduledWorker(manifest, sizes, prefix_cache=prefix_cache)
     prompt, found = [1] * 18, []
     for index in range(2):
         prefill.submit(request(manifest, f"r{index}", [*prompt, index], 3), Goal.HAND_OFF)
@@ -133,7 +133,7 @@ def test_a_rejected_reservation_leaves_no_trace() -> None:
     decode = worker_for(manifest, full=4, recurrent=3)
     before = decode.scheduler.ledgers()
     with pytest.raises(InvalidRequest, match="exceed the 16 tokens that fit"):
-        decode.scheduler.reservations.reserve("res", request(manifest, "r0", [1] * 17, 4), 1.0)
+        decode.scheduler.check(request(manifest, "r0", [1] * 17, 4))
     assert decode.scheduler.ledgers() == before
 
 
@@ -144,10 +144,10 @@ def test_a_second_prompt_forks_off_the_snapshot_of_the_first() -> None:
     for index in (1, 2):
         worker.submit(request(worker.manifest, f"r{index}", [1] * 14 + [index] * 5, 4))
     worker.drain()
-    plans = {event.request_id: event.plan for event in worker.seen(Admitted)}
+    plans = {event.request_id: event.plan for event in worker.seen(SequenceAdmitted)}
     for index in (1, 2):
         assert plans[f"r{index}"].position == 12
-        assert isinstance(plans[f"r{index}"].initialiser, CopyFrom)
+        assert isinstance(plans[f"r{index}"].initialiser, CopyState)
         assert worker.tokens[f"r{index}"] == worker.expected(f"r{index}")
 
 
@@ -158,12 +158,12 @@ def test_a_conversation_resumes_at_the_track_of_its_last_turn() -> None:
     history = [1] * 5 + worker.tokens["turn1"]
     worker.submit(request(worker.manifest, "turn2", [*history, 7, 7, 7], 4))
     worker.drain()
-    (plan,) = [event.plan for event in worker.seen(Admitted) if event.request_id == "turn2"]
+    (plan,) = [event.plan for event in worker.seen(SequenceAdmitted) if event.request_id == "turn2"]
     assert plan.position == 16
     assert worker.tokens["turn2"] == worker.expected("turn2")
 
 
-def store_on_host(worker: FakeWorker) -> tuple[bytearray, dict[tuple[Kind, int], HostUnit]]:
+def store_on_host(worker: ScheduledWorker) -> tuple[bytearray, dict[tuple[Kind, int], HostUnit]]:
     """Copies everything the tree was given to a plain arena, as write-through does."""
     arena, units = bytearray(), {}
     for cached in worker.seen(Cached):
@@ -186,9 +186,9 @@ def test_a_host_hit_on_another_worker_equals_recomputation(name: str) -> None:
     second.engine.host_tier.attach(memoryview(arena))
     second.submit(request(second.manifest, "r1", [1] * 18 + [2], 5), host=HostView(units))
     second.drain()
-    (admitted,) = second.seen(Admitted)
+    (admitted,) = second.seen(SequenceAdmitted)
     assert admitted.plan.position == 16
-    assert isinstance(admitted.plan.initialiser, LoadFrom)
+    assert isinstance(admitted.plan.initialiser, LoadState)
     assert second.tokens["r1"] == second.expected("r1")
 
 
@@ -203,7 +203,7 @@ def test_corrupt_host_bytes_are_recomputed_not_answered() -> None:
     second.submit(request(second.manifest, "r1", [1] * 18 + [2], 5), host=HostView(units))
     second.drain()
     assert [event.request_id for event in second.seen(LoadCorrupt)] == ["r1"]
-    assert [event.plan.position for event in second.seen(Admitted)] == [16, 0]
+    assert [event.plan.position for event in second.seen(SequenceAdmitted)] == [16, 0]
     assert second.tokens["r1"] == second.expected("r1")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferryman.schedule.prompt_lookup import LONGEST, LOOKBACK, NgramIndex, PromptLookup
+from ferryman.schedule.drafting import LONGEST, LOOKBACK, NgramIndex, PromptLookup
 from ferryman.schedule.request import Request, SamplingParams
 
 

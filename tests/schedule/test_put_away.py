@@ -1,22 +1,22 @@
-"""Retraction with somebody who copies the state elsewhere: it is kept until the copy has ended."""
+"""Retraction while the state is copied to another tier: it is kept until the copy has ended."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 
-from ferryman.cache.branch import Branch
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.node import Branch
 from ferryman.cache.resume import HostView
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.cache.units import HostUnit
-from ferryman.engine.stamps import fake_manifest
 from ferryman.engine.transfer import digest_of
-from ferryman.schedule.events import Admitted, Retracted
-from ferryman.schedule.units import resume_units
+from ferryman.schedule.events import Retracted, SequenceAdmitted
+from ferryman.schedule.retraction import resume_units
+from ferryman.testing.stamps import fake_manifest
 
 PAGE = 4
 KINDS = {
@@ -26,34 +26,34 @@ KINDS = {
 }
 
 
-def worker_for(manifest: StateManifest, full: int, *, overlap: bool = True) -> FakeWorker:
+def worker_for(manifest: StateManifest, full: int, *, overlap: bool = True) -> ScheduledWorker:
     """Three requests grow to seven pages each."""
     sizes = {Kind.FULL: full, Kind.WINDOW: 40, Kind.RECURRENT: 24}
     sizes = {kind: sizes[kind] for kind in manifest.kinds}
-    worker = FakeWorker(manifest, sizes, overlap=overlap, max_running=3)
-    worker.scheduler.retraction.keep_retracted()
+    worker = ScheduledWorker(manifest, sizes, overlap=overlap, max_running=3)
+    worker.scheduler.retraction.pin_retracted()
     for name in range(3):
         worker.submit(request(manifest, f"r{name}", [name + 1] * 9, 18))
     return worker
 
 
 class Elsewhere:
-    """Copies what is put away, and leases it to whoever waits for it."""
+    """Copies offloaded state to an arena, and offers it to the waiting request."""
 
-    def __init__(self, worker: FakeWorker) -> None:
+    def __init__(self, worker: ScheduledWorker) -> None:
         self.worker = worker
         self.arena = bytearray()
         self.num_offered = 0
         self._heard = 0
 
     def copy_all(self) -> None:
-        """Copies what retractions so far have left, lets go of it and offers it back."""
+        """Copies the state of retractions so far, releases it and offers it back."""
         scheduler = self.worker.scheduler
         heard, self._heard = self._heard, len(self.worker.events)
         for event in self.worker.events[heard:]:
             if isinstance(event, Retracted):
                 view = self._copied(event)
-                scheduler.retraction.let_go(event.request_id)
+                scheduler.retraction.release_retracted(event.request_id)
                 self.num_offered += scheduler.offer_host(event.request_id, view)
 
     def _copied(self, event: Retracted) -> HostView:
@@ -70,7 +70,7 @@ class Elsewhere:
         return HostView(found)
 
 
-def drain(worker: FakeWorker, elsewhere: Elsewhere, patience: int = 0) -> None:
+def drain(worker: ScheduledWorker, elsewhere: Elsewhere, patience: int = 0) -> None:
     """Runs to the end; copies end `patience` rounds late, or when nothing else goes on."""
     waited = 0
     for _ in range(3000):
@@ -107,7 +107,7 @@ def test_what_the_tree_has_lost_is_loaded_from_elsewhere(name: str) -> None:
     worker = worker_for(KINDS[name], 14)
     elsewhere = Elsewhere(worker)
     drain(worker, elsewhere)
-    resumed = [event.plan for event in worker.seen(Admitted) if event.is_resumed]
+    resumed = [event.plan for event in worker.seen(SequenceAdmitted) if event.is_resumed]
     loaded = [plan for plan in resumed if plan.loads]
     assert loaded, "the tree's copy was to be evicted before they came back"
     for plan in loaded:
@@ -123,7 +123,7 @@ def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
             break
     assert len(worker.seen(Retracted)) == 1, "nobody has copied it yet"
     assert worker.scheduler.has_work
-    worker.scheduler.retraction.let_go(worker.seen(Retracted)[0].request_id)
+    worker.scheduler.retraction.release_retracted(worker.seen(Retracted)[0].request_id)
     drain(worker, Elsewhere(worker))
     for request_id in worker.requests:
         assert worker.tokens[request_id] == worker.expected(request_id)
@@ -131,7 +131,7 @@ def test_no_further_request_is_retracted_while_room_is_about_to_come() -> None:
 
 def test_letting_go_of_what_was_never_kept_is_fine() -> None:
     worker = worker_for(KINDS["attention"], 20)
-    worker.scheduler.retraction.let_go("nobody")
+    worker.scheduler.retraction.release_retracted("nobody")
 
 
 def test_where_the_last_page_has_no_window_the_point_before_it_is_put_away() -> None:

@@ -1,8 +1,8 @@
 """10,000 random schedules on tiny pools, or as many as there is time for: `random_schedules.py`.
 
-Windows of one to three pages, two to six snapshots, every combination of kinds. Whoever was
-admitted never lacks a slot, the head of the line of an idle worker always comes in, no slot is
-freed twice, and every read finds the stamp of the state that it needs.
+Windows of one to three pages, two to six snapshots, every combination of kinds. An admitted request
+never lacks a slot, an idle worker always admits the head of its queue, no slot is freed twice, and
+every read finds the stamp of the state that it needs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ HAPPENED = (
     "cancelled",
     "copied",
     "corrupt",
+    "corrupt at decode",
     "declined",
     "drafts accepted",
     "drafts rejected",
     "given up",
     "handed over",
     "hit",
+    "loaded at decode full",
     "loaded full",
     "loaded recurrent",
     "loaded window",

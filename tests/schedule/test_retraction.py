@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.test_scheduler_machine import MANIFESTS
 
 from ferryman.cache.keys import PageKey
@@ -11,16 +11,16 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView, resume_set
 from ferryman.cache.units import HostUnit
 from ferryman.engine.transfer import digest_of
-from ferryman.schedule.events import Admitted, Cached, Retracted
+from ferryman.schedule.events import Cached, Retracted, SequenceAdmitted
 
 PAGE = 4
 SCARCE = {Kind.FULL: 9, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 
 
 class WrittenThrough:
-    """All that was cached, copied to an arena as soon as it is heard of."""
+    """Copies every cached unit to an arena as soon as its event arrives."""
 
-    def __init__(self, worker: FakeWorker) -> None:
+    def __init__(self, worker: ScheduledWorker) -> None:
         self.worker = worker
         self.arena = bytearray()
         self.units: dict[tuple[Kind, PageKey], HostUnit] = {}
@@ -49,8 +49,8 @@ class WrittenThrough:
         )
 
 
-def run_until_retracted(worker: FakeWorker, stored: WrittenThrough, overlap: bool) -> str:
-    """Three requests that cannot all grow; who was pushed back first."""
+def run_until_retracted(worker: ScheduledWorker, stored: WrittenThrough, overlap: bool) -> str:
+    """Runs three requests that cannot all grow; returns the first that was retracted."""
     for index in range(3):
         worker.submit(request(worker.manifest, f"r{index}", [index] * (5 + index), 18))
     for _ in range(200):
@@ -66,7 +66,7 @@ def run_until_retracted(worker: FakeWorker, stored: WrittenThrough, overlap: boo
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 @pytest.mark.parametrize("name", sorted(MANIFESTS))
 def test_what_a_retraction_stores_resumes_within_the_last_page(name: str, overlap: bool) -> None:
-    worker = FakeWorker(
+    worker = ScheduledWorker(
         MANIFESTS[name], {kind: SCARCE[kind] for kind in MANIFESTS[name].kinds}, overlap=overlap
     )
     stored = WrittenThrough(worker)
@@ -86,7 +86,7 @@ def test_what_a_retraction_stores_resumes_within_the_last_page(name: str, overla
     worker.drain()
     (plan,) = [
         event.plan
-        for event in worker.seen(Admitted)
+        for event in worker.seen(SequenceAdmitted)
         if event.request_id == retracted and event.is_resumed
     ][:1]
     assert plan.position >= last * PAGE, "less than a page is computed again"
@@ -95,7 +95,7 @@ def test_what_a_retraction_stores_resumes_within_the_last_page(name: str, overla
 
 
 def test_a_request_that_waits_no_longer_is_not_offered_anything() -> None:
-    worker = FakeWorker(MANIFESTS["full and recurrent"], {Kind.FULL: 20, Kind.RECURRENT: 9})
+    worker = ScheduledWorker(MANIFESTS["full and recurrent"], {Kind.FULL: 20, Kind.RECURRENT: 9})
     assert not worker.scheduler.offer_host("nobody", HostView())
     worker.submit(request(worker.manifest, "r0", [1] * 9))
     assert worker.scheduler.offer_host("r0", HostView())

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.test_hand_off import KINDS, worker_for
 
 from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import Costs, Reason
-from ferryman.engine.stamps import fake_manifest
+from ferryman.cache.resume import Reason, ResumeCosts
 from ferryman.errors import ConfigError, OutOfSlots
 from ferryman.schedule.events import Retracted
+from ferryman.testing.stamps import fake_manifest
 
 
 def test_pages_decoded_for_a_tenant_are_filed_under_its_own_root() -> None:
@@ -25,7 +25,7 @@ def test_pages_decoded_for_a_tenant_are_filed_under_its_own_root() -> None:
     worker.submit(asked)
     worker.drain()
     told = [1] * 3 + worker.tokens["r0"]
-    tree = worker.scheduler.residence.tree
+    tree = worker.scheduler.allocator.tree
     assert tree.match_depth(request(worker.manifest, "", told).keys) == 0
     theirs = request(worker.manifest, "", told).token_ids
     assert tree.match_depth(page_keys(root_key(worker.manifest, salt), theirs, 4)) > 0
@@ -33,7 +33,7 @@ def test_pages_decoded_for_a_tenant_are_filed_under_its_own_root() -> None:
 
 def test_a_reservation_does_not_overtake_what_was_retracted() -> None:
     manifest = KINDS["full and recurrent"]
-    worker = FakeWorker(manifest, {Kind.FULL: 9, Kind.RECURRENT: 12})
+    worker = ScheduledWorker(manifest, {Kind.FULL: 9, Kind.RECURRENT: 12})
     for index in range(3):
         worker.submit(request(manifest, f"r{index}", [index] * 6, max_tokens=18))
     for _ in range(200):
@@ -57,7 +57,7 @@ def test_whatever_the_budget_an_idle_worker_admits_the_longest_prompt(
 ) -> None:
     manifest = fake_manifest(4, kinds=list(Kind), window_len=window_len)
     alone = Concurrency(1, 0, tracking_slots(prefix_cache=True, overlap=True))
-    planner = Planner(manifest, Costs(1.0, 1.0), step_tokens)
+    planner = Planner(manifest, ResumeCosts(1.0, 1.0), step_tokens)
     num_tried = 0
     for memory_bytes in range(0, 64 * 64, 64):
         try:
@@ -81,12 +81,12 @@ def test_a_request_that_cannot_be_admitted_evicts_nothing() -> None:
         worker.plan()
         worker.run_oldest()
     worker.submit(request(manifest, "head", [7] * 50, 1))
-    cached = list(worker.scheduler.residence.tree.units())
+    cached = list(worker.scheduler.allocator.tree.units())
     for _ in range(3):
         worker.plan()
         worker.run_oldest()
         assert worker.scheduler.statistics().waiting == 1, "the head is meant to wait"
-        units = set(worker.scheduler.residence.tree.units())
+        units = set(worker.scheduler.allocator.tree.units())
         assert units.issuperset(cached), "it took cached pages and still waits"
     worker.drain()
     assert worker.tokens["head"] == worker.expected("head")

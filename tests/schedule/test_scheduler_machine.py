@@ -1,7 +1,7 @@
 """The scheduler under random schedules, on stamped slots: every read finds the state it needs.
 
 Steps run late and in any legal interleaving with arrivals, cancellations and overlap; pools are so
-small that eviction and retraction happen all the time. Whatever happens, tokens are exact, nothing
+small that eviction and retraction happen all the time. In every case tokens are exact, no slot
 leaks, and the worker never stands still.
 """
 
@@ -17,13 +17,13 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tests.schedule.cluster import FakeWorker, request
-from tests.schedule.gambling import Gambling
+from tests.schedule.cluster import ScheduledWorker, request
+from tests.schedule.random_drafts import RandomDrafts
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.stamps import fake_manifest
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
+from ferryman.testing.stamps import fake_manifest
 
 MANIFESTS = {
     "full and recurrent": fake_manifest(4),
@@ -32,9 +32,9 @@ MANIFESTS = {
 }
 DRAFTING: dict[str, Drafting] = {
     "plain": NO_DRAFTS,
-    "one draft": Gambling(1),
-    "three drafts": Gambling(3, seed=1),
-    "more than a page of drafts": Gambling(6, chance=0.9, seed=2),
+    "one draft": RandomDrafts(1),
+    "three drafts": RandomDrafts(3, seed=1),
+    "more than a page of drafts": RandomDrafts(6, chance=0.9, seed=2),
     "a draft model": ModelDrafts(3),
 }
 # Prompts branch off a few stems, so that prefixes are shared, forked and evicted.
@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         manifest = MANIFESTS[name]
         sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
-        self.worker = FakeWorker(
+        self.worker = ScheduledWorker(
             manifest,
             {kind: sizes[kind] for kind in manifest.kinds},
             overlap=overlap,
@@ -141,7 +141,7 @@ TestSchedulerMachine.settings = settings(
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
 def test_a_pool_that_is_too_small_for_all_retracts_the_newest(overlap: bool) -> None:
     manifest = MANIFESTS["full and recurrent"]
-    worker = FakeWorker(manifest, {Kind.FULL: 9, Kind.RECURRENT: 12}, overlap=overlap)
+    worker = ScheduledWorker(manifest, {Kind.FULL: 9, Kind.RECURRENT: 12}, overlap=overlap)
     for index in range(3):
         worker.submit(request(manifest, f"r{index}", [index] * 6, max_tokens=18))
     worker.drain()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 from tests.schedule.test_scheduler_machine import MANIFESTS
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
-from ferryman.schedule.events import Admitted
+from ferryman.schedule.events import SequenceAdmitted
 
 HYBRID = MANIFESTS["full and recurrent"]
 EVERYTHING = MANIFESTS["all three kinds"]
@@ -17,9 +17,9 @@ ROOM = {Kind.FULL: 40, Kind.WINDOW: 60, Kind.RECURRENT: 24}
 
 def worker_for(
     manifest: StateManifest, *, overlap: bool = True, grid: int = 8, **sizes: int
-) -> FakeWorker:
+) -> ScheduledWorker:
     asked = {kind: sizes.get(kind.value, ROOM[kind]) for kind in manifest.kinds}
-    return FakeWorker(manifest, asked, overlap=overlap, chunk_tokens=12, snapshot_grid=grid)
+    return ScheduledWorker(manifest, asked, overlap=overlap, chunk_tokens=12, snapshot_grid=grid)
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one step at a time"])
@@ -34,7 +34,7 @@ def test_every_snapshot_on_the_way_comes_with_its_window(
     while worker.plan() or worker.queued:
         worker.plan()
         worker.run_oldest()
-    tree = worker.scheduler.residence.tree
+    tree = worker.scheduler.allocator.tree
     for position in (8, 16, 24, 32):
         pages = position // manifest.page_size
         assert tree.has(Kind.RECURRENT, asked.keys[pages - 1])
@@ -50,7 +50,7 @@ def test_any_prompt_that_shares_a_stem_resumes_at_the_last_grid_point_of_it(end:
     worker.drain()
     worker.submit(request(EVERYTHING, "r1", [*[1] * end, 2, 2, 2, 2], 3))
     worker.drain()
-    (plan,) = [event.plan for event in worker.seen(Admitted) if event.request_id == "r1"]
+    (plan,) = [event.plan for event in worker.seen(SequenceAdmitted) if event.request_id == "r1"]
     assert plan.position == (36 if end == 36 else end // 8 * 8)
     assert worker.tokens["r1"] == worker.expected("r1")
 
@@ -65,7 +65,7 @@ def test_a_prompt_that_ends_with_a_page_serves_its_repeat_and_the_next_turn(
     worker.submit(request(manifest, "repeat", prompt, 1))
     worker.submit(request(manifest, "turn", [*prompt, *worker.tokens["first"], 5, 6], 3))
     worker.drain()
-    plans = {event.request_id: event.plan for event in worker.seen(Admitted)}
+    plans = {event.request_id: event.plan for event in worker.seen(SequenceAdmitted)}
     assert plans["first"].snapshots == (32, 36)
     assert (plans["repeat"].position, plans["repeat"].snapshots) == (32, ())
     assert plans["turn"].position == 36
@@ -83,6 +83,6 @@ def test_a_prompt_takes_the_snapshots_that_the_pool_can_give(
     worker = worker_for(HYBRID, recurrent=recurrent)
     worker.submit(request(HYBRID, "r0", [1] * 33, 3))
     worker.drain()
-    (admitted,) = worker.seen(Admitted)
+    (admitted,) = worker.seen(SequenceAdmitted)
     assert admitted.plan.snapshots == expected
     assert worker.tokens["r0"] == worker.expected("r0")

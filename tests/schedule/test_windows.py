@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from tests.schedule.cluster import FakeWorker, request
+from tests.schedule.cluster import ScheduledWorker, request
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Reason, resume_set
 from ferryman.cache.slots import TREE, Holder, Role
 from ferryman.cache.window_budget import WindowUse, most_window_pages, window_demand
-from ferryman.engine.stamps import fake_manifest
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.batch import PrefillStep
-from ferryman.schedule.events import Admitted, Drawn, Held
+from ferryman.schedule.events import Drawn, SequenceAdmitted, SequenceHeld
 from ferryman.schedule.sequence import Goal
 from ferryman.schedule.windows import slide
+from ferryman.testing.stamps import fake_manifest
 
 PAGE = 4
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
@@ -37,9 +37,9 @@ def worker_for(
     overlap: bool = True,
     chunk_tokens: int = 8,
     grid: int = 0,
-) -> FakeWorker:
+) -> ScheduledWorker:
     sizes = {FULL: 60, WINDOW: windows, RECURRENT: 40}
-    return FakeWorker(
+    return ScheduledWorker(
         manifest,
         {kind: sizes[kind] for kind in manifest.kinds},
         overlap=overlap,
@@ -48,24 +48,24 @@ def worker_for(
     )
 
 
-def answer(worker: FakeWorker, name: str, prompt: list[int], max_tokens: int) -> list[int]:
+def answer(worker: ScheduledWorker, name: str, prompt: list[int], max_tokens: int) -> list[int]:
     worker.submit(request(worker.manifest, name, prompt, max_tokens))
     worker.drain()
     assert worker.tokens[name] == worker.expected(name)
     return [*prompt, *worker.tokens[name]]
 
 
-def compute(worker: FakeWorker) -> None:
+def compute(worker: ScheduledWorker) -> None:
     """Until the first token of a prompt was drawn."""
-    while not [event for event in worker.events if isinstance(event, Drawn | Held)]:
+    while not [event for event in worker.events if isinstance(event, Drawn | SequenceHeld)]:
         worker.plan()
         worker.run_oldest()
     while worker.run_oldest():
         pass
 
 
-def resumed_at(worker: FakeWorker, name: str) -> int:
-    (plan,) = [event.plan for event in worker.seen(Admitted) if event.request_id == name]
+def resumed_at(worker: ScheduledWorker, name: str) -> int:
+    (plan,) = [event.plan for event in worker.seen(SequenceAdmitted) if event.request_id == name]
     return plan.position
 
 
@@ -96,8 +96,8 @@ def test_a_window_that_slides_amid_a_page_keeps_what_the_last_page_end_needs(nam
         worker.submit(request(worker.manifest, "first", [1] * 6, max_tokens))
         while worker.plan() or worker.queued:
             worker.run_oldest()
-            for sequence in worker.scheduler.roster.decoding:
-                slide(worker.scheduler.residence, sequence, sequence.scheduled)
+            for sequence in worker.scheduler.sequences.decoding:
+                slide(worker.scheduler.allocator, sequence, sequence.scheduled)
         history = [*[1] * 6, *worker.tokens["first"]]
         answer(worker, "turn", [*history, 3, 3, 3, 3, 3], 2)
         assert resumed_at(worker, "turn") == (len(history) - 1) // PAGE * PAGE
@@ -114,7 +114,7 @@ def test_a_stem_that_two_prompts_share_resumes_the_third(name: str) -> None:
     reached = [resumed_at(worker, each) for each in ("first", "second", "third")]
     junction = 16 if FULL in worker.manifest.kinds else resumed_at(worker, "third")
     assert reached == [0, 0, junction]
-    tree, keys = worker.scheduler.residence.tree, worker.requests["second"].keys
+    tree, keys = worker.scheduler.allocator.tree, worker.requests["second"].keys
     held = {page for page, key in enumerate(keys) if tree.has(WINDOW, key)}
     wanted = [resume_set(worker.manifest, point).window for point in (junction, 32)]
     assert held == {page for span in wanted for page in range(*span)}
@@ -129,7 +129,7 @@ def test_every_snapshot_lies_in_the_tree_with_its_whole_window(
     manifest = manifest_of(name, window_len=9)
     worker = worker_for(manifest, chunk_tokens=chunk_tokens, grid=PAGE)
     answer(worker, "r", [1] * 30, 8)
-    tree, keys = worker.scheduler.residence.tree, worker.requests["r"].keys
+    tree, keys = worker.scheduler.allocator.tree, worker.requests["r"].keys
     points = [page + 1 for page, key in enumerate(keys) if tree.has(RECURRENT, key)]
     assert points == [1, 2, 3, 4, 5, 6, 7]
     for point in points:
@@ -141,13 +141,13 @@ def test_a_hole_in_the_window_ends_the_run_behind_every_point_that_sees_it() -> 
     manifest = manifest_of("full and window")
     worker = worker_for(manifest)
     answer(worker, "first", [1] * 24, 1)
-    residence, keys = worker.scheduler.residence, worker.requests["first"].keys
-    tree = residence.tree
+    allocator, keys = worker.scheduler.allocator, worker.requests["first"].keys
+    tree = allocator.tree
     held = [page for page, key in enumerate(keys) if tree.has(WINDOW, key)]
     assert held == [3, 4, 5]
-    residence.pools.release(tree.drop(WINDOW, keys[4]), TREE)
+    allocator.pools.release(tree.drop(WINDOW, keys[4]), TREE)
     answer(worker, "again", [1] * 24 + [2], 1)
-    (plan,) = [e.plan for e in worker.seen(Admitted) if e.request_id == "again"]
+    (plan,) = [e.plan for e in worker.seen(SequenceAdmitted) if e.request_id == "again"]
     assert plan.position == 0
     assert plan.uncached[0].reason is Reason.WINDOW_EVICTED
 
@@ -174,7 +174,7 @@ def test_a_pool_of_the_least_size_answers_any_prompt_without_cutting_it_finer(
         for prompt_len in (1, 3, 4, 9, 16, 23):
             worker = worker_for(manifest, least, chunk_tokens=chunk_tokens)
             answer(worker, "r", [1] * prompt_len, 9)
-            (admitted,) = worker.seen(Admitted)
+            (admitted,) = worker.seen(SequenceAdmitted)
             assert admitted.plan.chunk_len == chunk_tokens
 
 
@@ -203,7 +203,7 @@ def test_a_prompt_that_is_merely_short_of_room_waits_for_whole_chunks() -> None:
     worker.plan()
     assert worker.scheduler.statistics().waiting == 1
     worker.drain()
-    assert {event.plan.chunk_len for event in worker.seen(Admitted)} == {16}
+    assert {event.plan.chunk_len for event in worker.seen(SequenceAdmitted)} == {16}
     assert worker.tokens["next"] == worker.expected("next")
 
 
@@ -215,7 +215,7 @@ def test_what_no_pool_here_can_hold_is_refused_at_the_door(goal: Goal) -> None:
     with pytest.raises(InvalidRequest, match="needs 3 window slots at once, there are 2"):
         worker.submit(request(manifest, "long", [1] * 9, 3), goal)
     with pytest.raises(InvalidRequest, match="there are 2"):
-        worker.scheduler.reservations.reserve("res", request(manifest, "l", [1] * 9, 3), 1.0)
+        worker.scheduler.check(request(manifest, "l", [1] * 9, 3))
     worker.drain()
     assert worker.scheduler.statistics().waiting == 0
 
@@ -241,7 +241,7 @@ def test_decoding_never_asks_the_window_pool_for_a_slot(name: str) -> None:
     worker = worker_for(manifest, 12)
     worker.submit(request(manifest, "r", [1] * 9, 30))
     compute(worker)
-    pools = worker.scheduler.residence.pools
+    pools = worker.scheduler.allocator.pools
     taken = pools.try_allocate({WINDOW: pools[WINDOW].num_free}, Holder(Role.STORE, "all"))
     assert taken is not None
     worker.drain()

@@ -6,12 +6,12 @@ from ferryman.cache.capacity import Concurrency
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
-from ferryman_cli.simulate.clock import run
-from ferryman_cli.simulate.content import Content, own
-from ferryman_cli.simulate.pair import Pair
-from ferryman_cli.simulate.result import Result
-from ferryman_cli.simulate.setup import Setup, WorkerShape
-from ferryman_cli.simulate.trace import Trace, TracedRequest
+from ferryman_simulator.clock import run
+from ferryman_simulator.result import Result
+from ferryman_simulator.setup import Setup, WorkerShape
+from ferryman_simulator.simulation import Simulation
+from ferryman_simulator.synthetic_prompt import SyntheticPrompt, own
+from ferryman_simulator.trace import Trace, TracedRequest
 
 PAGE = 16
 PAGE_BYTES, STATE_BYTES = 4096, 8192
@@ -35,7 +35,7 @@ def setup_of(
     return Setup(HYBRID, worker, worker, arena, concurrency=concurrency)
 
 
-def asked(*contents: tuple[Content, int], output_len: int = 5) -> Trace:
+def asked(*contents: tuple[SyntheticPrompt, int], output_len: int = 5) -> Trace:
     """Requests one second apart: (content, prompt tokens), each with an answer of its own."""
     return Trace(
         [
@@ -45,16 +45,16 @@ def asked(*contents: tuple[Content, int], output_len: int = 5) -> Trace:
     )
 
 
-def named(*names: int, length: int = 64) -> Content:
+def named(*names: int, length: int = 64) -> SyntheticPrompt:
     """Stretches of `length` tokens."""
-    return Content(tuple(names), (length,) * len(names))
+    return SyntheticPrompt(tuple(names), (length,) * len(names))
 
 
-def run_pair(setup: Setup, trace: Trace) -> tuple[Pair, Result]:
+def run_pair(setup: Setup, trace: Trace) -> tuple[Simulation, Result]:
     """The pair as it stands after a run, and what the run came to."""
 
-    async def running() -> tuple[Pair, Result]:
-        pair = Pair(setup)
+    async def running() -> tuple[Simulation, Result]:
+        pair = Simulation(setup)
         return pair, await pair.run(trace)
 
     return run(running())

@@ -8,17 +8,18 @@ import pytest
 
 from ferryman.cache.keys import as_token_ids, page_keys
 from ferryman.handoff.chain_prints import chain_prints, encode_prints
-from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEvent
+from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
-from ferryman_cli.simulate.reading import Format, read_trace
-from ferryman_cli.simulate.trace import BadTrace, Trace
+from ferryman_simulator.options import Format
+from ferryman_simulator.run import read_trace
+from ferryman_simulator.trace import BadTrace, Trace
 
 PAGE = 16
 Facts = dict[str, object]
 
 
 def event(role: str, name: str, request_id: str, at_ms: float, **facts: object) -> str:
-    said = LifecycleEvent(
+    said = LifecycleEntry(
         role, f"{role}-1", 1, request_id, 1, 1, name, facts, unix_ms=int(at_ms), elapsed_ms=at_ms
     )
     return encode_event(said).decode()
@@ -30,7 +31,7 @@ def chain_of(tokens: list[int]) -> Facts:
 
 
 def told(request_id: str, at_ms: int, prompt: list[int], answer: list[int]) -> list[str]:
-    """What the router says of a request that ended well."""
+    """The router's events of a request that ended well."""
     received = {"tokens": len(prompt), **chain_of(prompt)}
     finished = {"tokens": len(answer), "itl_p50_ms": 8.0, **chain_of(prompt + answer)}
     return [

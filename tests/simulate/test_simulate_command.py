@@ -68,11 +68,18 @@ def test_without_matplotlib_the_extra_is_named(
         pytest.param("--trace {} --cost call_seconds=-1", "call_seconds", id="time backwards"),
         pytest.param("--trace {} --memory-bytes much", "size such as", id="no size"),
         pytest.param("--trace {} --prefill-slots full", "KIND=COUNT", id="no pools"),
+        pytest.param("--trace {} --write-policy now", "write_back", id="no such policy"),
+        pytest.param("--trace {} --max-running 0", "--max-running 0: should be", id="no rows"),
         pytest.param("--trace {} --page-size 24", "power of two", id="an odd page"),
+        pytest.param(
+            "--trace {} --block-tokens 16 --snapshot-grid 24",
+            "multiple of the page size",
+            id="a grid off pages",
+        ),
         pytest.param("--trace {} --plot /nowhere/x.png", "no such folder", id="no folder"),
         pytest.param("--trace {} --snapshot-share 5", "between 0 and 1", id="more than all"),
         pytest.param("--trace {} --snapshot-share nan", "between 0 and 1", id="no share at all"),
-        pytest.param("--generate x --turns inf", "turns must be at most", id="talk without end"),
+        pytest.param("--generate x --turns inf", "--turns inf: should be", id="talk without end"),
         pytest.param("--generate /nowhere/x", "No such file", id="nowhere to write"),
     ],
 )
@@ -83,6 +90,19 @@ def test_a_mistake_is_one_line(
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
     assert words in said.err
+
+
+def test_the_help_names_each_choice_and_each_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "--format auto|mooncake|lifecycle",
+        "--max-running INTEGER Requests that a worker runs at once. [default: (32)]",
+        "--no-junctions A snapshot where paths part. [default: (True)]",
+        "`--generate` makes a trace",
+    ):
+        assert words in said
+    assert "{}" not in said
 
 
 def test_a_sweep_too_large_is_refused_before_it_starts(

@@ -1,4 +1,4 @@
-"""What comes of a run: conservation, and that the services' own decisions are what is seen."""
+"""The result of a run: nothing is lost, and the decisions are those of the services' own code."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.simulate.runs import HYBRID, PAGE, asked, named, run_pair, setup_of
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.tiers.layout import split_arena
-from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchWish
-from ferryman_cli.simulate.content import own
-from ferryman_cli.simulate.costs import CostModel
-from ferryman_cli.simulate.pair import simulate
-from ferryman_cli.simulate.setup import Setup
-from ferryman_cli.simulate.trace import MeasuredPace, Trace, TracedRequest
+from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
+from ferryman_simulator.costs import CostModel
+from ferryman_simulator.setup import Setup
+from ferryman_simulator.simulation import simulate
+from ferryman_simulator.synthetic_prompt import own
+from ferryman_simulator.trace import MeasuredPace, Trace, TracedRequest
 
 
 def test_every_prompt_token_comes_from_one_tier() -> None:
@@ -145,7 +145,7 @@ def test_what_device_and_host_gave_up_comes_from_storage() -> None:
     trace = asked(*contents, *contents)
     small = setup_of(pages=40, states=24, host_bytes=160 << 10, concurrency=0)
     without = simulate(small, trace)
-    wish = PrefetchWish(threshold_tokens=16)
+    wish = PrefetchOptions(threshold_tokens=16)
     pair, stored = run_pair(replace(small, storage_bytes=8 << 20, wish=wish), trace)
     assert stored.tokens["storage"] > 0
     assert stored.hit_rate > without.hit_rate
@@ -159,7 +159,7 @@ def test_a_slow_disk_runs_into_the_prefetchs_time_and_the_plan_says_so() -> None
     setup = replace(
         setup_of(pages=40, states=24, host_bytes=160 << 10, concurrency=0),
         storage_bytes=8 << 20,
-        wish=PrefetchWish(PrefetchPolicy.BEST_EFFORT, 16),
+        wish=PrefetchOptions(PrefetchPolicy.BEST_EFFORT, 16),
     )
     result = simulate(setup, asked(*contents, *contents))
     assert result.tokens["storage"] == 0

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from ferryman.cache.keys import page_keys
-from ferryman.errors import ConfigError
-from ferryman_cli.simulate.content import Content
-from ferryman_cli.simulate.generator import Habits, plan_turns, trace_lines, write_trace
-from ferryman_cli.simulate.mooncake import BlockNames, mooncake_line
-from ferryman_cli.simulate.reading import Format, read_trace
-from ferryman_cli.simulate.trace import MAX_LINE_BYTES, BadTrace, Trace, TracedRequest
+from ferryman_simulator.generator import Habits, plan_turns, trace_lines, write_trace
+from ferryman_simulator.mooncake import BlockNames, mooncake_line
+from ferryman_simulator.options import Format
+from ferryman_simulator.run import read_trace
+from ferryman_simulator.synthetic_prompt import SyntheticPrompt
+from ferryman_simulator.trace import MAX_LINE_BYTES, BadTrace, Trace, TracedRequest
 
 GOOD = '{"timestamp": 1000, "input_length": 20, "output_length": 3, "hash_ids": [7, 8]}'
 
@@ -111,7 +112,7 @@ def test_a_file_that_is_not_there_is_a_bad_trace(tmp_path: Path) -> None:
 
 
 def test_content_is_cut_without_changing_what_stays() -> None:
-    content = Content((5, 6, 7), (10, 10, 10))
+    content = SyntheticPrompt((5, 6, 7), (10, 10, 10))
     assert content.first(17).num_tokens == 17
     assert (content.first(17).token_ids() == content.token_ids()[:17]).all()
     assert content.first(99) == content
@@ -153,5 +154,5 @@ def test_few_system_prompts_take_most_conversations_and_turns_grow(tmp_path: Pat
     ],
 )
 def test_habits_that_cannot_be_are_refused(habits: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError):
         Habits(**habits)  # type: ignore[arg-type]

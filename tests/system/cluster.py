@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import tokenizers
+from tests.cluster_keys import key_file_in
 from tests.servers import nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -29,17 +30,18 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.llm import LLM
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
 from ferryman.runtime.embedded import free_port
 from ferryman.runtime.lifecycle import decode_event
-from ferryman.runtime.settings import as_environment
 from ferryman.schedule.request import FinishReason, SamplingParams
-from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
-from ferryman.wire.nixl_agent import has_nixl
-from ferryman.wire.planes import GRPC, NIXL
+from ferryman.settings.sources import as_environment
+from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.handoff.nixl_library import has_nixl
+from ferryman.wire.handoff.planes import GRPC, NIXL
+from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk
-from ferryman.wire.rpc import channel
-from ferryman.wire.subjects import Subjects
 from ferryman.wire.v1 import hostcache_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 from ferryman.wire.values import Usage
@@ -75,12 +77,13 @@ class Service:
 
     def await_ready(self) -> None:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"{self.role} ended at once:\n{self.log.read_text()[-3000:]}"
-        self.ready = json.loads(line)
+        events = map(json.loads, self.process.stdout)  # a worker tells first how far it has loaded
+        ready = next((event for event in events if event["event"] == "ready"), None)
+        assert ready, f"{self.role} ended at once:\n{self.log.read_text()[-3000:]}"
+        self.ready = ready
 
     def ledger(self) -> dict[str, Any]:
-        """Who holds which slots, by `/debug/ledger`."""
+        """The holders of the slots, from `/debug/ledger`."""
         answer = httpx.get(f"http://{self.ready['observe']}/debug/ledger", timeout=10)
         ledgers: dict[str, Any] = answer.json()
         return ledgers
@@ -95,13 +98,13 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How many workers, and how their engines run.
+class ClusterShape:
+    """The number of workers, and the options of their engines.
 
-    Each of `num_nodes` has a host-cache, the first `worker_nodes` of them have workers, so many
-    each. With `has_storage` a node has a folder that outlives its processes. A Redis, a host-cache
-    or another node that takes longer than `patience_seconds` counts as hung: not because the
-    machine is busy. `settings` are put over those of a role, group by group.
+    Each of `num_nodes` has a host-cache; the first `worker_nodes` of them have `num_prefill` and
+    `num_decode` workers each. With `has_storage` a node has a folder that outlives its processes.
+    A Redis, a host-cache or another node that takes longer than `patience_seconds` counts as hung:
+    long enough for a busy machine. `settings` override those of a role.
     """
 
     num_nodes: int = 1
@@ -131,19 +134,22 @@ class Generated:
 class Cluster:
     """Processes of one cluster and the ways to speak to it."""
 
-    def __init__(self, model: Path, folder: Path, shape: Shape, nats: str, redis: str) -> None:
+    def __init__(
+        self, model: Path, folder: Path, shape: ClusterShape, nats: str, redis: str
+    ) -> None:
         self.model, self.folder, self.shape = model, folder, shape
         self.nats, self.redis = nats, redis
+        self.key_file = key_file_in(folder)
         self.hostcache_ports = [free_port() for _ in range(shape.num_nodes)]
         self.services: list[Service] = []
 
     def start(self, role: str, node: int = 0, settings: Mapping[str, Any] = NO_SETTINGS) -> Service:
         """A process of this role on a node; `settings` for this one alone come on top."""
         log = self.folder / f"{role}-{len(self.services)}.log"
-        of_shape = _merged(self._settings(role, node), self.shape.settings.get(role, {}))
+        of_shape = {**self._settings(role, node), **self.shape.settings.get(role, {})}
         environment = {
             **os.environ,
-            **as_environment(f"FERRYMAN_{role.upper()}_", _merged(of_shape, settings)),
+            **as_environment({**of_shape, **settings}, role),
             "OMP_NUM_THREADS": "1",
         }
         with log.open("w") as stderr:
@@ -162,32 +168,27 @@ class Cluster:
         """Where the host-cache of a node keeps its storage tier."""
         return self.folder / f"storage-{node}"
 
-    def _index(self) -> dict[str, Any]:
-        return {"url": self.redis, "lookup_seconds": self.shape.patience_seconds}
-
-    def _hostcache(self, node: int) -> dict[str, Any]:
-        index, listen = self._index(), {"port": self.hostcache_ports[node]}
-        mine = {"listen": listen, "index": index, "memory_bytes": 32 << 20, "node": f"node-{node}"}
-        mine["peer_lookup_seconds"] = self.shape.patience_seconds
-        if self.shape.has_storage:
-            mine["storage"] = {"folder": str(self.storage_folder(node))}
-        return mine
-
     def _settings(self, role: str, node: int) -> dict[str, Any]:
-        life = {"parent_pid": os.getpid(), "drain_seconds": 20}
-        common: dict[str, Any] = {"bus": {"url": self.nats}, "life": life}
+        common: dict[str, Any] = {
+            "nats_url": self.nats,
+            "parent_pid": os.getpid(),
+            "drain_seconds": 20,
+            "lookup_seconds": self.shape.patience_seconds,
+        }
         if role == "hostcache":
             return {**common, **self._hostcache(node)}
         if role == "router":
-            ports = {"http": {"port": 0}, "grpc": {"port": 0}}
             return {
                 **common,
-                **ports,
-                "index": self._index(),
+                "http_port": 0,
+                "grpc_port": 0,
+                "redis_url": self.redis,
+                "cluster_key_file": self.key_file,
                 "model": self.model,
                 "served_name": "tiny",
             }
-        worker = {
+        return {
+            **common,
             "model": self.model,
             "dtype": self.shape.dtype,
             "page_size": PAGE_SIZE,
@@ -196,12 +197,20 @@ class Cluster:
             "memory_bytes": self.shape.memory_bytes,
             "overlap": self.shape.overlap,
             "num_threads": 1,
+            "hostcache_address": f"127.0.0.1:{self.hostcache_ports[node]}",
         }
-        hostcache = {
-            "address": f"127.0.0.1:{self.hostcache_ports[node]}",
-            "call_seconds": self.shape.patience_seconds,
+
+    def _hostcache(self, node: int) -> dict[str, Any]:
+        mine: dict[str, Any] = {
+            "port": self.hostcache_ports[node],
+            "redis_url": self.redis,
+            "host_memory": 32 << 20,
+            "node": f"node-{node}",
+            "cluster_key_file": self.key_file,
         }
-        return {**common, "worker": worker, "hostcache": hostcache}
+        if self.shape.has_storage:
+            mine["storage_dir"] = self.storage_folder(node)
+        return mine
 
     def of_role(self, role: str) -> list[Service]:
         """Those that run."""
@@ -222,7 +231,7 @@ class Cluster:
         return str(self.of_role("router")[0].ready["grpc"])
 
     def await_workers(self, **wanted: int) -> None:
-        """Until the router counts so many workers of each role."""
+        """Waits until the router counts the wanted number of workers of each role."""
 
         def counts() -> bool:
             with suppress(httpx.HTTPError):
@@ -258,7 +267,7 @@ class Cluster:
         return str(decode_event(said[0].payload).facts["path"])
 
     async def flush_device(self, role: str) -> None:
-        """Drops what workers of a role have cached on their devices and nobody uses."""
+        """Drops the unused cached units from the devices of the workers of a role."""
         async with self.bus() as bus:
             for service in self.of_role(role):
                 subject = Subjects().control(str(service.ready["worker_id"]), "flush")
@@ -269,10 +278,14 @@ class Cluster:
         return page_keys(root_key(self._manifest()), as_token_ids(token_ids), PAGE_SIZE)
 
     def _manifest(self) -> StateManifest:
-        draft = self.shape.settings.get("decode", {}).get("worker", {}).get("draft", "ngram")
+        draft = self.shape.settings.get("decode", {}).get("draft", "ngram")
         if draft == "ngram":
-            return load_model(self.model, self.shape.dtype, page_size=PAGE_SIZE).manifest
-        return load_drafted(self.model, draft, self.shape.dtype, page_size=PAGE_SIZE).manifest
+            return load_model(
+                self.model, LoadOptions(self.shape.dtype, page_size=PAGE_SIZE)
+            ).manifest
+        return load_drafted(
+            self.model, draft, LoadOptions(self.shape.dtype, page_size=PAGE_SIZE)
+        ).manifest
 
     async def await_stored(
         self, token_ids: Sequence[int], *, node: int = 0, tier: Tier = Tier.HOST
@@ -294,14 +307,14 @@ class Cluster:
                     await asyncio.sleep(0.02)
 
     async def hostcache_stats(self, node: int = 0) -> hostcache_pb2.StatsResponse:
-        """What a node's host-cache counts."""
+        """The counts of a node's host-cache."""
         async with channel(str(self.hostcache(node).ready["address"])) as way:
             stats = HostCacheServiceStub(way).Stats
             found: hostcache_pb2.StatsResponse = await stats(hostcache_pb2.StatsRequest())
             return found
 
     def assert_ledgers_balance(self) -> None:
-        """Nothing is held any more but by the prefix trees."""
+        """Waits until only the prefix trees hold slots."""
         workers = [*self.of_role("prefill"), *self.of_role("decode")]
 
         def all_quiet() -> bool:
@@ -336,16 +349,6 @@ def wait_until(
         time.sleep(0.02)
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` put over `below`, group by group."""
-    groups = {
-        name: _merged(below[name], value)
-        for name, value in above.items()
-        if isinstance(value, Mapping) and isinstance(below.get(name), Mapping)
-    }
-    return {**below, **above, **groups}
-
-
 def _has_all(found: hostcache_pb2.LookupResponse, num_pages: int, tier: Tier) -> bool:
     if tier is Tier.HOST:
         return found.usable_pages == num_pages
@@ -360,7 +363,7 @@ def on_plane(plane: str) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def running_cluster(model: Path, folder: Path, shape: Shape) -> Iterator[Cluster]:
+def running_cluster(model: Path, folder: Path, shape: ClusterShape) -> Iterator[Cluster]:
     """A cluster that is ready, for the length of a block; ends with every process gone."""
     compile_kernels(model, shape)
     with (
@@ -392,7 +395,7 @@ def started_cluster(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
 
 
-def compile_kernels(model: Path, shape: Shape) -> None:
+def compile_kernels(model: Path, shape: ClusterShape) -> None:
     """Once, here, into the cache on disk; or every worker would, all at the same time."""
     with LLM(model, dtype=shape.dtype, page_size=PAGE_SIZE, memory_bytes=32 << 20):
         pass

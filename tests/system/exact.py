@@ -1,11 +1,30 @@
-"""What equal means between an answer of a cluster and that of one process."""
+"""The meaning of "equal" between an answer of a cluster and that of one process."""
 
 from __future__ import annotations
 
-import pytest
-from tests.system.cluster import Generated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from ferryman.llm import Completion
+import pytest
+from tests.system.cluster import PAGE_SIZE, Generated
+
+from ferryman.llm import LLM, Completion
+
+
+@contextmanager
+def one_process(model: Path, *, memory_bytes: int = 64 << 20) -> Iterator[LLM]:
+    """The oracle: the model in this process, always cold, one step after the other, in float64."""
+    with LLM(
+        model,
+        dtype="float64",
+        page_size=PAGE_SIZE,
+        chunk_tokens=1024,
+        memory_bytes=memory_bytes,
+        prefix_cache=False,
+        overlap=False,
+    ) as llm:
+        yield llm
 
 
 def assert_same(found: Generated, wanted: Completion) -> None:

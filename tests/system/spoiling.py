@@ -1,7 +1,7 @@
 """Spoils the storage tier of a cluster: many files at once, each in a way of its own.
 
-What counts as a spoilt unit is decided by the bytes on disk: its entry, its seal or its content
-are no longer what was written under its file's name.
+The bytes on disk decide whether a unit counts as spoilt: its entry, its seal or its content differ
+from the bytes that were written under its file's name.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.cluster_keys import STORED
 from tests.hostcache.corruptions import CORRUPTIONS, Scene, entry, payload
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.tiers.storage_values import FoundExtent, StorageUnit
+from ferryman.tiers.storage_values import FoundExtent
+from ferryman.tiers.values import StoredUnit
 from ferryman_hostcache.storage.extent import BadExtent, header_from_bytes
 
 # A missing file is an error of the disk, not a flaw, and five in a row have the folder rest.
@@ -30,13 +32,13 @@ Content = tuple[bytes, bytes]
 class SpoiltUnit:
     """A unit as it was stored, and the entry and bytes that were left in its place."""
 
-    unit: StorageUnit
+    unit: StoredUnit
     left: Content
 
 
 @dataclass(frozen=True)
 class Spoilt:
-    """What is spoilt in a round, and how often a file was in each way."""
+    """The units spoilt in a round, and how many files were spoilt in each way."""
 
     units: Mapping[UnitKey, SpoiltUnit]
     ways: Counter[str]
@@ -47,11 +49,11 @@ class Spoilt:
         return next(spoilt, len(keys))
 
     def has_snapshot(self, keys: Sequence[PageKey], num_pages: int) -> bool:
-        """Whether the snapshot behind so many pages was left alone."""
+        """Whether the snapshot after `num_pages` pages was not spoilt."""
         return (Kind.RECURRENT, keys[num_pages - 1]) not in self.units
 
     def asked_for(self, chains: Sequence[Sequence[PageKey]]) -> list[SpoiltUnit]:
-        """Those that whoever resumes at the end of these chains has to read."""
+        """The spoilt units that a request must read to resume at the end of these chains."""
         wanted = {(Kind.FULL, key) for keys in chains for key in keys}
         wanted |= {(Kind.RECURRENT, keys[-1]) for keys in chains}
         return [spoilt for name, spoilt in self.units.items() if name in wanted]
@@ -59,8 +61,9 @@ class Spoilt:
 
 @dataclass
 class StorageSpoiler:
-    """One folder. `older` keeps each file as a former round found it, by its first unit; `unread`
-    what former rounds have spoilt and nobody has found out yet."""
+    """Spoils one folder. `older` keeps each file as an earlier round found it, by its first unit;
+    `unread` keeps the units that earlier rounds spoilt and that the host-cache has not found yet.
+    """
 
     folder: Path
     manifest: StateManifest
@@ -69,7 +72,7 @@ class StorageSpoiler:
     unread: dict[UnitKey, SpoiltUnit] = field(default_factory=dict)
 
     def spoil(self, share: float) -> Spoilt:
-        """Spoil so large a share of the files, in one round."""
+        """Spoils the share `share` of the files, in one round."""
         found = {path: each for path in self._files() for each in self._read(path)}
         extents = {path: extent for path, (extent, _) in found.items()}
         ways: Counter[str] = Counter()
@@ -86,8 +89,8 @@ class StorageSpoiler:
         return Spoilt({**self.unread, **units}, ways)
 
     def keep_unread(self, spoilt: Spoilt, *, is_new_life: bool) -> None:
-        """A round is over. Found out is what has been given up; and what the file does not say that
-        it holds, if a new life has read what it says."""
+        """Ends a round. A spoilt unit counts as found if the host-cache has dropped it, or if its
+        file no longer lists it and a new process has read the file."""
         left = self.not_given_up(spoilt.units.values())
         claimed = {unit for unit, _ in self._claims()}
         self.unread = {
@@ -97,12 +100,12 @@ class StorageSpoiler:
         }
 
     def not_given_up(self, units: Iterable[SpoiltUnit]) -> list[SpoiltUnit]:
-        """Those whose place is as it was left, and that nobody has stored anew.
+        """The units whose place is unchanged, and that were not stored again.
 
-        A unit that is given up is flagged there, and its bytes become a hole; in the file of
-        another key that may look no different.
+        A dropped unit is flagged there, and its bytes become a hole; in the file of another key
+        that may look no different.
         """
-        stored: dict[UnitKey, set[tuple[StorageUnit, Content]]] = {}
+        stored: dict[UnitKey, set[tuple[StoredUnit, Content]]] = {}
         for unit, content in self._claims():
             stored.setdefault((unit.kind, unit.key), set()).add((unit, content))
         return [
@@ -116,14 +119,14 @@ class StorageSpoiler:
         path = self._path(spoilt.unit)
         return path.exists() and _content(path.read_bytes(), spoilt.unit) == spoilt.left
 
-    def _claims(self) -> Iterable[tuple[StorageUnit, Content]]:
-        """What all whole files say that they hold, and what lies there."""
+    def _claims(self) -> Iterable[tuple[StoredUnit, Content]]:
+        """The units that all whole files list, each with the bytes at its place."""
         for path in self._files():
             for extent, data in self._read(path):
                 for unit in extent.units:
                     yield unit, _content(data, unit)
 
-    def _path(self, unit: StorageUnit) -> Path:
+    def _path(self, unit: StoredUnit) -> Path:
         return self.folder / f"{unit.generation:016x}.extent"
 
     def _files(self) -> Iterable[Path]:
@@ -133,7 +136,9 @@ class StorageSpoiler:
         """None of a file that an earlier round left spoilt, or that is going away."""
         try:
             data = path.read_bytes()
-            found = header_from_bytes(data, generation=int(path.stem, 16), file_bytes=len(data))
+            found = header_from_bytes(
+                data, STORED, generation=int(path.stem, 16), file_bytes=len(data)
+            )
         except (BadExtent, OSError, ValueError):
             return ()
         is_ours = found.manifest_digest == self.manifest.digest
@@ -170,12 +175,12 @@ class StorageSpoiler:
             older=b"" if generation == extent.generation else older,
         )
 
-    def _like(self, unit: StorageUnit, extents: Iterable[FoundExtent]) -> list[StorageUnit]:
+    def _like(self, unit: StoredUnit, extents: Iterable[FoundExtent]) -> list[StoredUnit]:
         """Others of its kind in these extents whose files are still long enough."""
         alike = (each for found in extents for each in found.units if each.kind is unit.kind)
         return [each for each in alike if each.key != unit.key and self._is_whole(each)]
 
-    def _is_whole(self, unit: StorageUnit) -> bool:
+    def _is_whole(self, unit: StoredUnit) -> bool:
         path = self._path(unit)
         return path.exists() and path.stat().st_size >= unit.offset + unit.num_bytes
 
@@ -189,7 +194,7 @@ def _is_possible(way: str, scene: Scene) -> bool:
 
 
 def _spoilt(path: Path, extent: FoundExtent, before: bytes) -> Iterable[SpoiltUnit]:
-    """What is no longer as it was before."""
+    """The units whose bytes differ from `before`."""
     after = path.read_bytes() if path.exists() else b""
     for unit in extent.units:
         left = _content(after, unit)
@@ -197,7 +202,7 @@ def _spoilt(path: Path, extent: FoundExtent, before: bytes) -> Iterable[SpoiltUn
             yield SpoiltUnit(unit, left)
 
 
-def _content(data: bytes, unit: StorageUnit) -> Content:
+def _content(data: bytes, unit: StoredUnit) -> Content:
     """A unit's entry and its bytes."""
     return data[entry(unit)], data[payload(unit)]
 

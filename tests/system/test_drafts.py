@@ -13,22 +13,23 @@ from tests.system.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
     Cluster,
+    ClusterShape,
     Generated,
-    Shape,
     generate,
     generate_all,
     on_plane,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same
+from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client
-from ferryman.llm import LLM, Completion
+from ferryman.llm import Completion
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.subjects import Subjects
 
 pytestmark = [
     pytest.mark.system,
@@ -44,20 +45,13 @@ NUM_PAGES, NUM_STATES = 26, 60
 
 
 def plain(cluster: Cluster, prompts: Sequence[list[int]], how: SamplingParams) -> list[Completion]:
-    """What one process says without drafts."""
-    with LLM(
-        cluster.model,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        memory_bytes=64 << 20,
-        prefix_cache=False,
-        overlap=False,
-    ) as llm:
+    """The answers of one process without drafts."""
+    with one_process(cluster.model) as llm:
         return llm.generate(prompts, how)
 
 
 def drafted(found: Generated) -> tuple[int, int]:
-    """(drafted, accepted), as the client is told."""
+    """(drafted, accepted) tokens, from the usage that the client receives."""
     assert found.usage is not None
     return found.usage.drafted_tokens, found.usage.accepted_tokens
 
@@ -66,11 +60,11 @@ def drafted(found: Generated) -> tuple[int, int]:
 def by_itself(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A model that drafts for itself, on a decode worker with few pages."""
     model = save_served_model(tmp_path_factory.mktemp("model"), "bamba")
-    manifest = load_drafted(model, model, "float64", page_size=PAGE_SIZE).manifest
+    manifest = load_drafted(model, model, LoadOptions("float64", page_size=PAGE_SIZE)).manifest
     page, state = (layout.slot_bytes for layout in manifest.layouts)
-    draft = {"worker": {"draft": str(model), "draft_tokens": NUM_DRAFTS}}
+    draft = {"draft": str(model), "draft_tokens": NUM_DRAFTS}
     planes = on_plane(FAST_PLANE)
-    shape = Shape(
+    shape = ClusterShape(
         max_running=4,
         memory_bytes=NUM_PAGES * page + NUM_STATES * state,
         overlap=False,

@@ -9,30 +9,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 import pytest
+from tests.sockets import listening_addresses
 from tests.system.cluster import (
     FAST_PLANE,
-    PAGE_SIZE,
     Cluster,
+    ClusterShape,
     Generated,
-    Shape,
     generate,
     generate_all,
     on_plane,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same
+from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client
-from ferryman.handoff.lifecycle import LifecycleEvent
+from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.llm import LLM, Completion
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.nats_bus import NatsBus
-from ferryman.wire.planes import GRPC
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.handoff.planes import GRPC
+from ferryman.wire.nats.nats_bus import NatsBus
+from ferryman.wire.nats.subjects import Subjects
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -41,11 +42,11 @@ GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=T
 DRAWN = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True)
 WAYS = [
     pytest.param(
-        ("granite_moe", Shape(overlap=True, chunk_tokens=32, settings=on_plane(FAST_PLANE))),
+        ("granite_moe", ClusterShape(overlap=True, chunk_tokens=32, settings=on_plane(FAST_PLANE))),
         id="Granite, overlap, ragged chunks, by NIXL",
     ),
     pytest.param(
-        ("bamba", Shape(overlap=False, chunk_tokens=1024, settings=on_plane(GRPC))),
+        ("bamba", ClusterShape(overlap=False, chunk_tokens=1024, settings=on_plane(GRPC))),
         id="Bamba, one step at a time, one chunk, by gRPC",
     ),
 ]
@@ -61,7 +62,7 @@ def cluster(
         yield cluster
 
 
-class Oracle:
+class ClusterOracle:
     """The cold run of one process: no cache, no overlap, one chunk."""
 
     def __init__(self, llm: LLM) -> None:
@@ -72,17 +73,9 @@ class Oracle:
 
 
 @pytest.fixture(scope="module")
-def oracle(cluster: Cluster) -> Iterator[Oracle]:
-    with LLM(
-        cluster.model,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        chunk_tokens=1024,
-        memory_bytes=32 << 20,
-        prefix_cache=False,
-        overlap=False,
-    ) as llm:
-        yield Oracle(llm)
+def oracle(cluster: Cluster) -> Iterator[ClusterOracle]:
+    with one_process(cluster.model) as llm:
+        yield ClusterOracle(llm)
 
 
 def cached(found: Generated) -> tuple[int, int]:
@@ -91,7 +84,7 @@ def cached(found: Generated) -> tuple[int, int]:
     return found.usage.cached.device, found.usage.cached.host
 
 
-async def test_cold_then_hit_then_forks_are_exact(cluster: Cluster, oracle: Oracle) -> None:
+async def test_cold_then_hit_then_forks_are_exact(cluster: Cluster, oracle: ClusterOracle) -> None:
     expected = oracle.answer(PROMPT)
     async with Client(cluster.grpc) as client:
         cold = await generate(client, PROMPT, GREEDY)
@@ -110,7 +103,7 @@ async def test_cold_then_hit_then_forks_are_exact(cluster: Cluster, oracle: Orac
 
 
 async def test_a_partial_hit_leaves_a_junction_and_is_exact(
-    cluster: Cluster, oracle: Oracle
+    cluster: Cluster, oracle: ClusterOracle
 ) -> None:
     stem = [(5 * i + 1) % 110 + 4 for i in range(40)]
     async with Client(cluster.grpc) as client:
@@ -128,7 +121,7 @@ async def test_a_partial_hit_leaves_a_junction_and_is_exact(
         assert_same(junction, oracle.answer(later))
 
 
-async def test_a_host_hit_is_exact_and_says_so(cluster: Cluster, oracle: Oracle) -> None:
+async def test_a_host_hit_is_exact_and_says_so(cluster: Cluster, oracle: ClusterOracle) -> None:
     prompt = [(11 * i + 5) % 120 + 3 for i in range(90)]
     expected = oracle.answer(prompt)
     async with Client(cluster.grpc) as client:
@@ -141,7 +134,9 @@ async def test_a_host_hit_is_exact_and_says_so(cluster: Cluster, oracle: Oracle)
         assert_same(found, expected)
 
 
-async def test_a_next_turn_resumes_where_decode_stopped(cluster: Cluster, oracle: Oracle) -> None:
+async def test_a_next_turn_resumes_where_decode_stopped(
+    cluster: Cluster, oracle: ClusterOracle
+) -> None:
     """Decode writes its last snapshot through to the host; prefill loads it for the next turn."""
     prompt = [(13 * i + 2) % 115 + 3 for i in range(30)]
     async with Client(cluster.grpc) as client:
@@ -155,7 +150,7 @@ async def test_a_next_turn_resumes_where_decode_stopped(cluster: Cluster, oracle
         assert_same(found, oracle.answer(following))
 
 
-async def test_a_mixed_batch_is_exact(cluster: Cluster, oracle: Oracle) -> None:
+async def test_a_mixed_batch_is_exact(cluster: Cluster, oracle: ClusterOracle) -> None:
     prompts = [[(3 * i + n) % 120 + 3 for i in range(n)] for n in (1, 15, 16, 17, 33, 64, 100)]
     async with Client(cluster.grpc) as client:
         answers = await generate_all(client, prompts, GREEDY)
@@ -164,6 +159,19 @@ async def test_a_mixed_batch_is_exact(cluster: Cluster, oracle: Oracle) -> None:
         assert_same(found, oracle.answer(prompt))
         assert tuple(sampled.token_ids) == oracle.answer(prompt, DRAWN).token_ids
     cluster.assert_ledgers_balance()
+
+
+async def test_every_process_listens_where_it_was_told_and_nowhere_else(cluster: Cluster) -> None:
+    """UCX by itself takes every device there is, and listens on each."""
+    async with Client(cluster.grpc) as client:
+        await generate(client, [*PROMPT, 4], GREEDY, request_id="by-plane")
+    plane = cluster.shape.settings["decode"]["planes"]
+    assert await cluster.plane_of("by-plane") == plane, "agents were made"
+    for service in cluster.services:
+        told = {urlsplit(f"//{each}").port for each in service.ready.values() if ":" in str(each)}
+        found = listening_addresses(service.process.pid)
+        assert told & set(found), "its doors are seen"
+        assert {str(address) for address in found.values()} == {"127.0.0.1"}
 
 
 async def test_every_hand_off_went_by_the_plane_of_its_way(cluster: Cluster) -> None:
@@ -175,7 +183,7 @@ async def test_every_hand_off_went_by_the_plane_of_its_way(cluster: Cluster) -> 
             assert {event.facts["path"] for event in await all_said(bus, role, name)} == wanted
 
 
-async def all_said(bus: NatsBus, role: str, name: str) -> list[LifecycleEvent]:
+async def all_said(bus: NatsBus, role: str, name: str) -> list[LifecycleEntry]:
     """Events of that name, once the request `the-last` has one."""
     pattern = f"{Subjects().root}.life.{role}.*.*.{name}"
     async with asyncio.timeout(30):

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from ferryman.wire.nixl_agent import has_nixl
-from ferryman_cli.bench.planes import plane_rates
+from ferryman.wire.handoff.nixl_library import has_nixl
+from ferryman_bench.planes import plane_rates
 
 NAMES = (
     {"memcpy", "grpc", "raw_nixl", "nixl", "nixl_verified"} if has_nixl() else {"memcpy", "grpc"}
@@ -21,7 +21,7 @@ NAMES = (
 LINK_SECONDS = 30.0
 MEASURE = """
 import json, sys
-from ferryman_cli.bench.planes import plane_rates
+from ferryman_bench.planes import plane_rates
 host, *inside = sys.argv[1:]
 print(json.dumps(sorted(plane_rates(5 << 20, repeats=1, inside=inside, host=host).rates)))
 """

@@ -14,21 +14,20 @@ from collections.abc import Iterator
 import pytest
 from tests.processes import ranks_of
 from tests.system.cluster import (
-    PAGE_SIZE,
     Cluster,
+    ClusterShape,
     Generated,
     Service,
-    Shape,
     generate,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same
+from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client, GenerateFinished, TokenChunk
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.planes import GRPC
+from ferryman.wire.handoff.planes import GRPC
 
 pytestmark = [
     pytest.mark.system,
@@ -38,7 +37,7 @@ pytestmark = [
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
-TWO_RANKS = {"worker": {"tp_size": 2}}
+TWO_RANKS = {"tp_size": 2}
 END_SECONDS = 60.0
 
 
@@ -46,7 +45,7 @@ END_SECONDS = 60.0
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Prefill of one rank, decode of two."""
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
-    shape = Shape(settings={"decode": TWO_RANKS})
+    shape = ClusterShape(settings={"decode": TWO_RANKS})
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
 
@@ -54,15 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def oracle(cluster: Cluster) -> Iterator[LLM]:
     """One process of one rank, without a cache."""
-    with LLM(
-        cluster.model,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        chunk_tokens=1024,
-        memory_bytes=32 << 20,
-        prefix_cache=False,
-        overlap=False,
-    ) as llm:
+    with one_process(cluster.model) as llm:
         yield llm
 
 
@@ -77,7 +68,7 @@ async def assert_exact(cluster: Cluster, oracle: LLM, prompt: list[int]) -> Gene
 
 
 def started(cluster: Cluster, role: str, tp_size: int) -> Service:
-    service = cluster.start(role, settings={"worker": {"tp_size": tp_size}})
+    service = cluster.start(role, settings={"tp_size": tp_size})
     service.await_ready()
     return service
 
@@ -131,7 +122,8 @@ async def test_a_worker_that_loses_a_rank_ends_and_its_request_goes_on_elsewhere
             elif isinstance(event, GenerateFinished):
                 found.reason = event.reason
     assert pair.process.wait(END_SECONDS) == 1
-    assert "rank 1 ended" in pair.log.read_text()
+    # the channel or the sum in flight hears of it first; either says this
+    assert "RankLost" in pair.log.read_text()
     assert found.reason is not None
     assert found.token_ids == list(oracle.generate([PROMPT], LONG)[0].token_ids)
     cluster.await_workers(prefill=1, decode=1)

@@ -10,23 +10,23 @@ from tests.system.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
     Cluster,
-    Shape,
+    ClusterShape,
     generate_all,
     on_plane,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same
+from tests.system.exact import assert_same, one_process
 
 from ferryman.cache.manifest import Kind
 from ferryman.client import Client
-from ferryman.handoff.lifecycle import LifecycleEvent
-from ferryman.llm import LLM
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.nats_bus import NatsBus
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.nats_bus import NatsBus
+from ferryman.wire.nats.subjects import Subjects
 
 pytestmark = [
     pytest.mark.system,
@@ -42,9 +42,9 @@ NUM_PAGES, NUM_STATES = 26, 24
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "bamba")
-    manifest = load_model(model, "float64", page_size=PAGE_SIZE).manifest
+    manifest = load_model(model, LoadOptions("float64", page_size=PAGE_SIZE)).manifest
     page, state = (manifest.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
-    scarce = Shape(
+    scarce = ClusterShape(
         max_running=4,
         memory_bytes=NUM_PAGES * page + NUM_STATES * state,
         overlap=False,
@@ -57,9 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 async def test_requests_that_were_retracted_resume_through_the_host_exactly(
     cluster: Cluster,
 ) -> None:
-    with LLM(
-        cluster.model, dtype="float64", page_size=PAGE_SIZE, prefix_cache=False, overlap=False
-    ) as llm:
+    with one_process(cluster.model) as llm:
         expected = llm.generate(PROMPTS, GREEDY)
     async with cluster.bus() as bus, Client(cluster.grpc) as client:
         answers = await generate_all(client, PROMPTS, GREEDY)
@@ -89,9 +87,7 @@ async def test_the_next_turn_computes_only_what_is_new_on_a_worker_that_never_sa
         await cluster.await_stored(said[:-1])
         await cluster.flush_device("prefill")
         (second,) = await generate_all(client, [[*said, 5, 6, 7]], greedy)
-    with LLM(
-        cluster.model, dtype="float64", page_size=PAGE_SIZE, prefix_cache=False, overlap=False
-    ) as llm:
+    with one_process(cluster.model) as llm:
         (wanted,) = llm.generate([[*said, 5, 6, 7]], greedy)
     assert tuple(second.token_ids) == wanted.token_ids
     assert second.usage is not None
@@ -101,7 +97,7 @@ async def test_the_next_turn_computes_only_what_is_new_on_a_worker_that_never_sa
     cluster.assert_ledgers_balance()
 
 
-async def _said(bus: NatsBus, name: str) -> list[LifecycleEvent]:
-    """All that decode said so far under one name."""
+async def _said(bus: NatsBus, name: str) -> list[LifecycleEntry]:
+    """All of decode's lifecycle events so far with one name."""
     entries = await bus.history(f"{Subjects().root}.life.decode.*.*.{name}", max_events=100)
     return [decode_event(entry.payload) for entry in entries]

@@ -16,7 +16,7 @@ import pytest
 from tests.system.cluster import (
     PAGE_SIZE,
     Cluster,
-    Shape,
+    ClusterShape,
     generate,
     running_cluster,
     save_served_model,
@@ -25,12 +25,13 @@ from tests.system.cluster import (
 from ferryman.cache.manifest import Kind
 from ferryman.client import Client
 from ferryman.handoff.usage import CachedTokens
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
-from ferryman_cli.simulate.generator import Habits, plan_turns
-from ferryman_cli.simulate.mooncake import BlockNames, mooncake_line
+from ferryman_simulator.generator import Habits, plan_turns
+from ferryman_simulator.mooncake import BlockNames, mooncake_line
 
 pytestmark = [
     pytest.mark.system,
@@ -49,13 +50,15 @@ HABITS = Habits(
     conversations_per_second=1.0,
 )
 NUM_PAGES, NUM_STATES = 32, 30
+# Prefill tracks no states of decoding. With decode's memory its cache would leave the host little.
+NUM_PREFILL_STATES = 22
 HOST_PAGES = 100
 POINTS = 0.02
 
 
 @dataclass(frozen=True)
 class Live:
-    """What a cluster did: the requests with their answers, and where their tokens came from."""
+    """A cluster's run: the requests with their answers, and the tiers of their tokens."""
 
     prompts: Sequence[list[int]]
     answers: Sequence[list[int]]
@@ -73,13 +76,16 @@ class Live:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "bamba")
-    manifest = load_model(model, "float64", page_size=PAGE_SIZE).manifest
+    manifest = load_model(model, LoadOptions("float64", page_size=PAGE_SIZE)).manifest
     page, state = (manifest.layout(kind).slot_bytes for kind in (Kind.FULL, Kind.RECURRENT))
-    small = Shape(
+    small = ClusterShape(
         max_running=2,
         memory_bytes=NUM_PAGES * page + NUM_STATES * state,
         has_storage=True,
-        settings={"hostcache": {"memory_bytes": 2 * HOST_PAGES * page}},
+        settings={
+            "hostcache": {"host_memory": 2 * HOST_PAGES * page},
+            "prefill": {"memory_bytes": NUM_PAGES * page + NUM_PREFILL_STATES * state},
+        },
     )
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), small) as cluster:
         yield cluster
@@ -118,7 +124,7 @@ def _words(rng: random.Random, count: int) -> list[int]:
 
 
 def _flags(cluster: Cluster) -> list[str]:
-    """The cluster's sizes, as its ledgers tell them."""
+    """The cluster's sizes according to its ledgers."""
     pools = {
         role: ",".join(f"{kind}={one['total']}" for kind, one in worker.ledger().items())
         for role in ("prefill", "decode")
@@ -129,7 +135,7 @@ def _flags(cluster: Cluster) -> list[str]:
         f"--model {cluster.model} --dtype {shape.dtype} --page-size {PAGE_SIZE} "
         f"--chunk-tokens {shape.chunk_tokens} --max-running {shape.max_running} "
         f"--prefill-slots {pools['prefill']} --decode-slots {pools['decode']} "
-        f"--host-memory {shape.settings['hostcache']['memory_bytes']} --storage-bytes 1G "
+        f"--host-memory {shape.settings['hostcache']['host_memory']} --storage-bytes 1G "
         "--concurrency 1 --json"
     )
     return line.split()

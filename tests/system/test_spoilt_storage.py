@@ -23,23 +23,24 @@ import pytest
 from tests.system.cluster import (
     PAGE_SIZE,
     Cluster,
+    ClusterShape,
     Generated,
     Service,
-    Shape,
     generate,
     running_cluster,
     save_served_model,
     wait_until,
 )
-from tests.system.exact import assert_same
+from tests.system.exact import assert_same, one_process
 from tests.system.spoiling import Spoilt, StorageSpoiler
 
 from ferryman.cache.units import Tier
 from ferryman.client import Client
-from ferryman.llm import LLM, Completion
+from ferryman.llm import Completion
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.subjects import Subjects
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +56,16 @@ DEADLINE_SECONDS = 240.0
 STORE_SECONDS = 5.0  # then it is asked again
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, logprobs=3, ignore_eos=True)
 PROMPTS = [[(family * 11 + i * 3) % 120 + 3 for i in range(102)] for family in range(16)]
-# Prefetches bring all there is, however slow this machine is. The router has no index: it would
-# have them begun by what it last heard of the devices, which are flushed in each round.
+# Prefetches fetch everything, also on a slow machine. The router has no index: with one it would
+# start prefetches by its last view of the devices, which are flushed in each round.
 NOBODY_LISTENS = "redis://127.0.0.1:9/0"
 WAITS = {"prefetch_policy": "wait_complete", "prefetch_threshold": PAGE_SIZE}
-SHAPE = Shape(
+SHAPE = ClusterShape(
     has_storage=True,
     settings={
-        "router": {"index": {"url": NOBODY_LISTENS}},
+        "router": {"redis_url": NOBODY_LISTENS},
         "hostcache": {"prefetch_share": 1.0, "prefetch_threshold": PAGE_SIZE},
-        "prefill": {"hostcache": WAITS, "worker": {"snapshot_grid": 2 * PAGE_SIZE}},
+        "prefill": {**WAITS, "snapshot_grid": 2 * PAGE_SIZE},
     },
 )
 
@@ -78,15 +79,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def wanted(cluster: Cluster) -> list[Completion]:
-    """What one process says to each prompt, without a cache."""
-    with LLM(
-        cluster.model,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        prefix_cache=False,
-        overlap=False,
-        memory_bytes=64 << 20,
-    ) as llm:
+    """The answer of one process to each prompt, without a cache."""
+    with one_process(cluster.model) as llm:
         return llm.generate(PROMPTS, GREEDY)
 
 
@@ -122,7 +116,7 @@ async def settle(cluster: Cluster, client: Client) -> None:
 
 
 async def store(cluster: Cluster, client: Client, prompt: Sequence[int]) -> None:
-    """What a call that took too long kept from the host-cache is written when it is asked again."""
+    """Waits until a prompt is stored; sends it again if a slow call lost some of its units."""
     for _ in range(TRIES - 1):
         with suppress(TimeoutError):
             async with asyncio.timeout(STORE_SECONDS):
@@ -169,7 +163,7 @@ def await_still(cluster: Cluster) -> None:
 
 @dataclass
 class Tally:
-    """What became of the rounds so far. Found are units that the host-cache has given up."""
+    """The results of the rounds so far. `found` counts units that the host-cache has dropped."""
 
     rounds: int = 0
     found: int = 0
@@ -190,7 +184,7 @@ class Rounds:
 
     def __init__(self, cluster: Cluster, client: Client, wanted: Sequence[Completion]) -> None:
         self.cluster, self.client, self.wanted = cluster, client, wanted
-        manifest = load_model(cluster.model, "float64", page_size=PAGE_SIZE).manifest
+        manifest = load_model(cluster.model, LoadOptions("float64", page_size=PAGE_SIZE)).manifest
         folder, rng = cluster.storage_folder(), random.Random(NUM_SPOILT)
         self.spoiler = StorageSpoiler(folder, manifest, rng)
         self.chains = [cluster.keys_of(prompt) for prompt in PROMPTS]
@@ -218,8 +212,8 @@ class Rounds:
         return answers
 
     async def find_out(self, spoilt: Spoilt) -> None:
-        """Whole prompts were stored, so all that they need was read and is given up by now; but for
-        what a call that took too long kept from being asked for."""
+        """Waits until all needed spoilt units are dropped. Whole prompts were stored, so each is
+        read; a call that took too long may have left some, so the prompts are sent again."""
         for _ in range(TRIES):
             left = self.spoiler.not_given_up(spoilt.asked_for(self.chains))
             if not left:
@@ -229,7 +223,7 @@ class Rounds:
         raise AssertionError(f"spoilt units were not found out: {units}")
 
     def between_two_lives(self) -> Spoilt:
-        """While nobody looks; the model's description beside the files is spoilt too."""
+        """Spoils files while no host-cache runs, and the model's manifest beside them."""
         assert self.cluster.hostcache().stop() == 0
         spoilt = self.spoiler.spoil(SHARE)
         (self.spoiler.folder / "manifest.json").write_bytes(self.spoiler.rng.randbytes(300))
@@ -254,7 +248,7 @@ class Rounds:
         assert num_first > len(PROMPTS) // 2, "devices and arena were empty"
 
     def count(self, answers: Sequence[Generated], spoilt: Spoilt, noted: int) -> None:
-        """What nobody read is spoilt in the next round still."""
+        """Adds a round. A unit that was not read stays spoilt in the next round."""
         tally = self.tally
         self.spoiler.keep_unread(spoilt, is_new_life=tally.is_new_life)
         reused = [each.usage.cached.storage for each in answers if each.usage]

@@ -17,25 +17,28 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio as aioredis
+from tests.cluster_keys import KEY
 from tests.servers import nats_server
 from tests.system.cluster import (
     PAGE_SIZE,
     Cluster,
-    Shape,
+    ClusterShape,
     generate,
     save_served_model,
     started_cluster,
     wait_until,
 )
+from tests.system.exact import one_process
 
+from ferryman.cache.manifest import ResumeShape
 from ferryman.client import Client
-from ferryman.llm import LLM
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.runtime.embedded import redis_command, start, start_on_free_port
 from ferryman.runtime.life import alongside
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.index import Holding, ResumeShape
-from ferryman.wire.redis_index import redis_index
+from ferryman.wire.redis.index import NodePrefix
+from ferryman.wire.redis.redis_index import redis_index
 
 pytestmark = [
     pytest.mark.system,
@@ -46,10 +49,12 @@ KILLS = int(os.environ.get("FERRYMAN_TEST_KILLS", "5"))
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 NUM_CALLERS = 4
 DEVICE_BYTES = HOST_BYTES = 4_500_000
+# Prefill tracks no states of decoding, so that this leaves its cache as little as decode has.
+PREFILL_BYTES = 2_558_496
 
 
 class Redis:
-    """The index's server, on one port for good: it can be stopped, flushed and started anew."""
+    """The index's server, always on one port: it can be stopped, flushed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -89,9 +94,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, redis: Redis) -> Iterator[
     """Device pools and arena are small, so that prompts come from the tiers again and again."""
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_nope")
     folder = tmp_path_factory.mktemp("cluster")
-    host_cache = {"memory_bytes": HOST_BYTES}
-    settings = {"hostcache": host_cache}
-    shape = Shape(
+    settings = {
+        "hostcache": {"host_memory": HOST_BYTES},
+        "prefill": {"memory_bytes": PREFILL_BYTES},
+    }
+    shape = ClusterShape(
         memory_bytes=DEVICE_BYTES, has_storage=True, patience_seconds=0.2, settings=settings
     )
     with (
@@ -106,18 +113,12 @@ PROMPTS = [[(family * 11 + i * 3) % 120 + 3 for i in range(150)] for family in r
 
 @pytest.fixture(scope="module")
 def wanted(cluster: Cluster) -> list[list[int]]:
-    """What one process says to each prompt, without a cache."""
-    with LLM(
-        cluster.model,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        prefix_cache=False,
-        memory_bytes=64 << 20,
-    ) as llm:
+    """The answer of one process to each prompt, without a cache."""
+    with one_process(cluster.model) as llm:
         return [list(one.token_ids) for one in llm.generate(PROMPTS, GREEDY)]
 
 
-class Load:
+class TierLoad:
     """Callers that ask one prompt after the other and compare every answer."""
 
     def __init__(self, cluster: Cluster, wanted: Sequence[Sequence[int]]) -> None:
@@ -146,17 +147,17 @@ class Load:
             yield
 
     async def answers(self, number: int) -> None:
-        """Until so many more have come: requests go on."""
+        """Waits for `number` more answers, which shows that requests continue."""
         end = self.num_answers + number
         async with asyncio.timeout(60):
             while self.num_answers < end:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # the callers have no event for this
 
 
-async def indexed(cluster: Cluster, redis: Redis, prompt: Sequence[int]) -> Holding | None:
-    """What the index says of the node."""
-    manifest = load_model(cluster.model, "float64", page_size=PAGE_SIZE).manifest
-    async with redis_index(redis.url) as index:
+async def indexed(cluster: Cluster, redis: Redis, prompt: Sequence[int]) -> NodePrefix | None:
+    """The node's prefix of the prompt according to the index."""
+    manifest = load_model(cluster.model, LoadOptions("float64", page_size=PAGE_SIZE)).manifest
+    async with redis_index(redis.url, KEY) as index:
         found = await index.usable_pages(cluster.keys_of(prompt), ResumeShape.of(manifest))
     return next(iter(found.values()), None)
 
@@ -164,7 +165,7 @@ async def indexed(cluster: Cluster, redis: Redis, prompt: Sequence[int]) -> Hold
 async def test_a_host_cache_killed_again_and_again_changes_no_answer(
     cluster: Cluster, wanted: list[list[int]]
 ) -> None:
-    load, rng, epochs = Load(cluster, wanted), random.Random(4), set()
+    load, rng, epochs = TierLoad(cluster, wanted), random.Random(4), set()
     async with load.running():
         await load.answers(2 * len(PROMPTS))
         for _ in range(KILLS):
@@ -198,9 +199,9 @@ async def test_entries_of_a_killed_host_cache_are_void(
 
 
 async def indexed_soon(
-    cluster: Cluster, redis: Redis, condition: Callable[[Holding], bool]
-) -> Holding:
-    """What the index says of the first prompt, as soon as it is what is waited for."""
+    cluster: Cluster, redis: Redis, condition: Callable[[NodePrefix], bool]
+) -> NodePrefix:
+    """The index's entry for the first prompt, as soon as it fulfils `condition`."""
     async with asyncio.timeout(20):
         while True:
             holding = await indexed(cluster, redis, PROMPTS[0])
@@ -212,7 +213,7 @@ async def indexed_soon(
 async def test_an_index_that_hangs_is_flushed_or_restarted_fails_no_request(
     cluster: Cluster, redis: Redis, wanted: list[list[int]]
 ) -> None:
-    load = Load(cluster, wanted)
+    load = TierLoad(cluster, wanted)
     async with load.running():
         await load.answers(len(PROMPTS))
         with redis.hanging():

@@ -12,26 +12,25 @@ from contextlib import aclosing, suppress
 
 import pytest
 from tests.system.cluster import (
-    PAGE_SIZE,
     Cluster,
+    ClusterShape,
     Service,
-    Shape,
     generate,
     generate_all,
     running_cluster,
     save_served_model,
 )
+from tests.system.exact import one_process
 
 from ferryman.client import Client
 from ferryman.errors import DeadlineExceeded, Exhausted, Unavailable
-from ferryman.handoff.lifecycle import LifecycleEvent, check
+from ferryman.handoff.lifecycle import LifecycleEntry, check
 from ferryman.ids import make_request_id
-from ferryman.llm import LLM
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.bus import Bus, Messages
+from ferryman.wire.nats.bus import Bus, Messages
+from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import TokenChunk
-from ferryman.wire.subjects import Subjects
 
 pytestmark = [
     pytest.mark.system,
@@ -50,7 +49,7 @@ SILENCE_SECONDS = 30.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_nope")
-    shape = Shape(num_prefill=2, num_decode=2, max_running=16, memory_bytes=48 << 20)
+    shape = ClusterShape(num_prefill=2, num_decode=2, max_running=16, memory_bytes=48 << 20)
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
 
@@ -58,15 +57,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def expected(
     cluster: Cluster, prompts: Sequence[list[int]], sampling: SamplingParams
 ) -> list[list[int]]:
-    """What one process says, without a cache."""
+    """The answers of one process without a cache."""
     folder, memory_bytes = cluster.model, 64 << 20
-    with LLM(
-        folder,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        prefix_cache=False,
-        memory_bytes=memory_bytes,
-    ) as llm:
+    with one_process(folder, memory_bytes=memory_bytes) as llm:
         return [list(one.token_ids) for one in llm.generate(list(prompts), sampling)]
 
 
@@ -78,13 +71,13 @@ def prompt_of(rng: random.Random) -> list[int]:
 
 async def events_until_over(
     messages: Messages, num_requests: int
-) -> dict[str, list[LifecycleEvent]]:
+) -> dict[str, list[LifecycleEntry]]:
     """Everything said on the life subjects, until the router has ended each request.
 
     A subscriber whose connection broke has lost what was said meanwhile, perhaps the last of it:
     then silence ends the wait. Whether each request ended is read from the log, which loses none.
     """
-    found: dict[str, list[LifecycleEvent]] = {}
+    found: dict[str, list[LifecycleEntry]] = {}
     over: set[str] = set()
     with suppress(TimeoutError):
         while len(over) < num_requests:
@@ -96,8 +89,8 @@ async def events_until_over(
     return found
 
 
-async def logged_with(bus: Bus, request_id: str, names: Set[str]) -> list[LifecycleEvent]:
-    """A request's log once it has these: each publisher tells in its own time."""
+async def logged_with(bus: Bus, request_id: str, names: Set[str]) -> list[LifecycleEntry]:
+    """A request's log once it has these events: each publisher sends at its own time."""
     async with asyncio.timeout(60):
         while True:
             entries = await bus.history(Subjects().all_life_of(request_id), max_events=500)
@@ -127,7 +120,7 @@ async def test_two_thousand_requests_with_cancellations_leave_nothing_behind(
     cluster: Cluster,
 ) -> None:
     rng = random.Random(2)
-    turnstile = asyncio.Semaphore(64)
+    run_limit = asyncio.Semaphore(64)
     ended = {"whole": 0, "cancelled": 0, "refused": 0}
 
     async def one(client: Client, number: int) -> None:
@@ -135,7 +128,7 @@ async def test_two_thousand_requests_with_cancellations_leave_nothing_behind(
         sampling = SamplingParams(
             max_tokens=rng.randrange(1, 16), temperature=rng.choice([0.0, 0.8]), seed=number
         )
-        async with turnstile:
+        async with run_limit:
             try:
                 async with aclosing(
                     client.generate(prompt, sampling, deadline_seconds=120)
@@ -159,7 +152,7 @@ async def test_two_thousand_requests_with_cancellations_leave_nothing_behind(
     cluster.assert_ledgers_balance()
 
 
-async def heard(messages: Messages, name: str) -> LifecycleEvent:
+async def heard(messages: Messages, name: str) -> LifecycleEntry:
     """The next lifecycle event of that name."""
     async with asyncio.timeout(30):
         while (event := decode_event((await anext(messages)).payload)).name != name:
@@ -167,7 +160,7 @@ async def heard(messages: Messages, name: str) -> LifecycleEvent:
         return event
 
 
-def publisher(cluster: Cluster, event: LifecycleEvent) -> Service:
+def publisher(cluster: Cluster, event: LifecycleEntry) -> Service:
     """The process that said it."""
     services = cluster.of_role(event.role)
     return next(one for one in services if one.ready["worker_id"] == event.worker_id)
@@ -176,8 +169,8 @@ def publisher(cluster: Cluster, event: LifecycleEvent) -> Service:
 async def answered_though_one_dies(
     cluster: Cluster, event: str, prompts: Sequence[list[int]], sampling: SamplingParams
 ) -> bool:
-    """Kills whoever says `event` of the first prompt. Whether that hit: on a busy machine the
-    answer may be complete before. It is right in any case."""
+    """Kills the worker that publishes `event` of the first prompt. Returns whether that was in
+    time: on a busy machine the answer may be complete before. The answer must be right anyway."""
     wanted, name = expected(cluster, prompts, sampling), make_request_id()
     async with Client(cluster.grpc) as client, cluster.bus() as bus:
         async with bus.subscribed(Subjects().all_life_of(f"{name}-0")) as messages:
@@ -205,7 +198,7 @@ async def test_a_killed_decode_worker_costs_the_client_no_token(cluster: Cluster
 
 
 def replace(cluster: Cluster, role: str) -> None:
-    """What `ferryman up` does for a worker that died."""
+    """Replaces a dead worker, as `ferryman up` does."""
     cluster.start(role).await_ready()
     cluster.await_workers(prefill=2, decode=2)
 

@@ -22,10 +22,20 @@ from tests.system.cluster import wait_until
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman_cli.app import run
-from ferryman_cli.choices import demo_model
-from ferryman_cli.state_folder import running_cluster
+from ferryman_launcher.options import demo_model
+from ferryman_launcher.state_folder import running_cluster
 
 SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
+API_KEY = "sk-for-the-router-alone"
+# Python runs this before all else: a process whose log has such a name cannot start.
+CANNOT_START = """
+import os
+broken = os.environ["BROKEN"]
+log = os.path.basename(os.readlink("/proc/self/fd/2"))
+if os.path.exists(broken) and log.startswith(open(broken).read()):
+    os.write(2, b"it cannot start today\\n")
+    os._exit(3)
+"""
 NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router"}
 
 
@@ -54,7 +64,7 @@ class Up:
         answer = httpx.post(
             f"{self.said['http']}/v1/completions",
             json={"prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
-            headers={"x-request-id": request_id},
+            headers={"x-request-id": request_id, "authorization": f"Bearer {API_KEY}"},
             timeout=60,
         )
         assert answer.status_code == 200, answer.text
@@ -65,13 +75,20 @@ class Up:
         return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
 
 
+def variables_of(pid: int) -> dict[str, str]:
+    """A process's environment as its kernel shows it."""
+    found = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(each.split("=", 1) for each in found if each)
+
+
 @contextmanager
-def up(state_dir: Path, *arguments: str) -> Iterator[Up]:
+def up(state_dir: Path, *arguments: str, **variables: str) -> Iterator[Up]:
     """A cluster that is ready; killed, if the block leaves it running."""
     command = (sys.executable, "-m", "ferryman_cli", "up", "--json", "--state-dir", str(state_dir))
     ports = ("--http-port", "0", "--grpc-port", "0")
     process = subprocess.Popen(
         (*command, *ports, *SMALL, *arguments),
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -99,7 +116,9 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with up(tmp_path) as cluster:
-        assert set(cluster.said) == {"event", "http", "grpc", "nats", "redis", "pids", "tiers"}
+        doors = {"http", "grpc", "nats", "redis"}
+        assert set(cluster.said) == {"event", "pids", "memory", "tiers"} | doors
+        assert [worker["role"] for worker in cluster.said["memory"]] == ["prefill", "decode"]
         assert set(cluster.said["pids"]) == NAMES
         answer = cluster.complete("first")
         assert answer["usage"]["completion_tokens"] > 0
@@ -125,6 +144,11 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
         out, err = cluster.process.communicate(timeout=90)
         assert cluster.process.returncode == 0, err
         assert out == "", "one line on stdout, no more"
+        loaded = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+        for name in ("prefill", "decode"):
+            last = [event for event in loaded if event["process"] == name][-1]
+            assert (last["event"], last["stage"]) == ("loading", "weights")
+            assert last["done_bytes"] == last["total_bytes"] > 0
         assert "decode was ended by signal 9" in err
         assert "decode is back" in err
         assert cluster.is_gone(pids)
@@ -141,16 +165,43 @@ def test_an_up_with_drafts_says_the_same_and_nothing_outlives_its_kill(tmp_path:
     prompt = "one two three one two three one two"  # nothing it was taught: it repeats itself
     with LLM(demo_model(), dtype="float32", page_size=16, memory_bytes=1 << 26) as llm:
         (expected,) = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))
-    with up(tmp_path, "--draft", "ngram", "--draft-tokens", "3") as cluster:
+    file = tmp_path / "ferryman.toml"
+    file.write_text('draft = "ngram"\n[decode]\ndraft_tokens = 3\n')
+    with up(tmp_path, "--config", str(file), FERRYMAN_API_KEYS=API_KEY) as cluster:
         answer = cluster.complete("drafted", prompt, max_tokens=24)
         assert answer["choices"][0]["text"] == expected.text
         details = answer["usage"]["completion_tokens_details"]
         assert details["accepted_prediction_tokens"] > 0
         pids = cluster.pids
+        knowing = {name for name, pid in pids.items() if API_KEY in str(variables_of(pid))}
+        assert knowing == {"router"}, "callers' keys are nobody else's"
         cluster.process.kill()
         cluster.process.wait()
         wait_until(lambda: cluster.is_gone(pids), f"the end of {pids}", seconds=60)
         assert not cluster.arena.exists()
+
+
+def test_a_worker_that_cannot_start_is_tried_on_while_another_serves(tmp_path: Path) -> None:
+    state_dir, broken = tmp_path / "state", tmp_path / "broken"
+    (tmp_path / "sitecustomize.py").write_text(CANNOT_START)
+    broken.write_text("prefill-2")
+    environment = {"PYTHONPATH": str(tmp_path), "BROKEN": str(broken)}
+    log = state_dir / "logs" / "prefill-2.log"
+    with up(state_dir, "--prefill", "2", **environment) as cluster:
+        wait_until(lambda: log.read_text().count("cannot start") >= 3, "three starts", seconds=60)
+        assert cluster.complete("one-of-two")["usage"]["completion_tokens"] > 0
+        broken.unlink()
+        wait_until(lambda: _num_ready(cluster, "prefill") == 2, "its return", seconds=90)
+        broken.write_text("prefill-")
+        for name in ("prefill-1", "prefill-2"):
+            os.kill(cluster.pids[name], signal.SIGKILL)
+        _, err = cluster.process.communicate(timeout=120)
+        assert cluster.process.returncode == 1, err
+        assert "WARNING: prefill-2 exited with status 3 again and again" in err
+        assert "prefill-1 serves; trying again" in err
+        assert "prefill-2 is back" in err
+        assert "error: prefill-" in err
+        wait_until(lambda: cluster.is_gone(cluster.said["pids"]), "all to be gone")
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
@@ -161,8 +212,14 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     )
     assert found.returncode == 2
     assert found.stdout == ""
-    assert found.stderr.count("\n") == 1
-    assert "memory_bytes=1000 is too little" in found.stderr
+    lines = [line for line in found.stderr.splitlines() if " loads demo_model (" not in line]
+    assert len(lines) == 1
+    assert "memory_bytes=1000 is too little" in lines[0]
+
+
+def _num_ready(cluster: Up, role: str) -> int:
+    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=10)
+    return int(answer.json()["workers"][role])
 
 
 def _is_ready(cluster: Up) -> bool:

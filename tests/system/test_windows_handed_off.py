@@ -11,20 +11,19 @@ from collections.abc import Iterator
 import pytest
 from tests.system.cluster import (
     FAST_PLANE,
-    PAGE_SIZE,
     Cluster,
-    Shape,
+    ClusterShape,
     generate,
     generate_all,
     running_cluster,
     save_served_model,
 )
-from tests.system.exact import assert_same
+from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client
-from ferryman.llm import LLM, Completion
+from ferryman.llm import Completion
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.planes import GRPC
+from ferryman.wire.handoff.planes import GRPC
 
 pytestmark = [
     pytest.mark.system,
@@ -40,7 +39,7 @@ FORKS = [[*STEM[:66], *tail] for tail in ([5], [9] * 20, [11] * 3)]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "gpt_oss")
-    with running_cluster(model, tmp_path_factory.mktemp("cluster"), Shape()) as cluster:
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), ClusterShape()) as cluster:
         yield cluster
 
 
@@ -51,17 +50,9 @@ def prompt(length: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cold(cluster: Cluster) -> dict[tuple[int, ...], Completion]:
-    """What one process answers to all prompts, without a cache."""
+    """The answers of one process to all prompts, without a cache."""
     prompts = [*map(prompt, LENGTHS), STEM, *FORKS]
-    with LLM(
-        cluster.model,
-        dtype="float64",
-        page_size=PAGE_SIZE,
-        chunk_tokens=1024,
-        memory_bytes=64 << 20,
-        prefix_cache=False,
-        overlap=False,
-    ) as llm:
+    with one_process(cluster.model) as llm:
         found = llm.generate(prompts, GREEDY)
     return {tuple(p): answer for p, answer in zip(prompts, found, strict=True)}
 

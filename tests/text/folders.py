@@ -1,4 +1,4 @@
-"""Small tokenizer folders, made on the spot, one for each way a decoder may work."""
+"""Small tokenizer folders, made by the tests, one for each kind of decoder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = [
     "the ferry carries state across the river and back again",
@@ -37,6 +37,23 @@ def byte_level() -> Any:
 
 
 def byte_fallback() -> Any:
+    tokenizer = _byte_fallback()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def byte_window() -> Any:
+    """Characters of several tokens, and a decoder that a table of pieces cannot represent."""
+    tokenizer = _byte_fallback()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex("▁"), " ")]
+    )
+    return tokenizer
+
+
+def _byte_fallback() -> Any:
     vocab = {token: i for i, token in enumerate(["<unk>", *SPECIAL])}
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
@@ -46,9 +63,6 @@ def byte_fallback() -> Any:
         models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True)
     )
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
     tokenizer.add_special_tokens(SPECIAL)
     return tokenizer
 
@@ -69,7 +83,12 @@ def word_piece() -> Any:
     return tokenizer
 
 
-KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "word_piece": word_piece}
+KINDS = {
+    "byte_level": byte_level,
+    "byte_fallback": byte_fallback,
+    "byte_window": byte_window,
+    "word_piece": word_piece,
+}
 
 
 def write_folder(folder: Path, kind: str = "byte_level") -> Path:

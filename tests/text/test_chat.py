@@ -1,4 +1,4 @@
-"""Chat templates run in a sandbox, say what they refuse, and cannot grow without bound."""
+"""Chat templates run in a sandbox, name the messages they refuse, and have bounded output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of text join to the whole text, and no half character is ever shown."""
+"""Pieces of text join to the whole text, and half a character is never shown."""
 
 from __future__ import annotations
 

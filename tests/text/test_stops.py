@@ -1,13 +1,20 @@
-"""Stop strings are found wherever pieces are cut, and nothing is held back longer than needed."""
+"""Stop strings are found for any cuts of the text, and text is held back no longer than needed."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.text.folders import write_folder
 
+from ferryman.llm import _Answer
+from ferryman.schedule.batch import Sampled
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.text.detokenizer import REPLACEMENT
 from ferryman.text.stops import Released, StopStrings
+from ferryman.text.tokenizer import Tokenizer
 
 
 def _run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, str | None]:
@@ -50,3 +57,16 @@ def test_the_result_does_not_depend_on_where_pieces_are_cut(
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(edges)]
     assert _run(stops, pieces) == _run(stops, list(text)) == _run(stops, [text])
+
+
+def test_an_offline_answer_whose_last_held_back_character_is_a_stop_ends_by_it(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer.load(write_folder(tmp_path / "model"))
+    half = tokenizer.encode("👍")[:1]
+    sampling = SamplingParams(stop=(REPLACEMENT,))
+    answer = _Answer(Request("request", half, (), sampling), tokenizer)
+    assert not answer.drawn(Sampled(int(half[0]), {}))
+    answer.finished("length")
+    completion = answer.completion()
+    assert (completion.text, completion.finish_reason) == ("", "stop")

@@ -1,4 +1,4 @@
-"""What a group stands on is not evicted to make room for it: full pages, window and snapshot."""
+"""Units that a group continues are not evicted to make room for it: pages, window and snapshot."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from tests.tiers.test_store import WORKER, store_with
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.tiers.extents import lay_out_extent
-from ferryman.tiers.prefetch import AllOrNothing, Prefetcher, RoomPolicyOf, Source, Truncate
-from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
+from ferryman.tiers.prefetch import (
+    AllOrNothing,
+    PrefetchPlanner,
+    PrefetchSource,
+    RoomPolicyOf,
+    Truncate,
+)
+from ferryman.tiers.prefetch_values import PrefetchRequest, PrefetchShortfall
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import StorageLimits
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import ReserveAsk, UnitName
+from ferryman.tiers.values import ReserveRequest, UnitName
 
 KEYS, OTHER = chain(1, 2, 3, 4, 5, 6), chain(9)
 MISSING: dict[Kind, list[int]] = {Kind.WINDOW: [5], Kind.RECURRENT: [5]}
@@ -24,7 +30,7 @@ def put(store: HostStore, keys: tuple[bytes, ...], now: float, units: list[UnitN
     pages: dict[Kind, list[int]] = {}
     for kind, page in units:
         pages.setdefault(kind, []).append(page)
-    assert store.reserve(ReserveAsk("put", WORKER, keys, pages), now)
+    assert store.reserve(ReserveRequest("put", WORKER, keys, pages), now)
     store.commit("put", dict.fromkeys(units, b"d" * 16), now)
 
 
@@ -42,10 +48,10 @@ def test_a_prefetch_does_not_evict_the_part_of_its_resume_set_that_is_here(
     policy: RoomPolicyOf,
 ) -> None:
     store = store_short_of_windows(2)
-    grant = Prefetcher(WORKER, policy, 1.0).reserve(
+    grant = PrefetchPlanner(WORKER, policy, 1.0).reserve(
         store,
-        PrefetchAsk(KEYS, 0, 6, 1),
-        [Source(Tier.STORAGE, "", MISSING)],
+        PrefetchRequest(KEYS, 0, 6, 1),
+        [PrefetchSource(Tier.STORAGE, "", MISSING)],
         lease_id="p",
         bytes_under_way=0,
         now=2.0,
@@ -60,12 +66,12 @@ def test_a_prefetch_does_not_evict_the_part_of_its_resume_set_that_is_here(
 
 def test_a_writer_does_not_evict_it_either_and_nobody_does_until_it_has_committed() -> None:
     store = store_short_of_windows(3)
-    room = store.reserve(ReserveAsk("w", WORKER, KEYS, MISSING), 2.0)
+    room = store.reserve(ReserveRequest("w", WORKER, KEYS, MISSING), 2.0)
     assert {(unit.kind, unit.page_index) for unit in room} == {
         (Kind.WINDOW, 5),
         (Kind.RECURRENT, 5),
     }
-    thief = ReserveAsk("thief", WORKER, chain(7, 8), {Kind.FULL: [0, 1], Kind.WINDOW: [0, 1]})
+    thief = ReserveRequest("thief", WORKER, chain(7, 8), {Kind.FULL: [0, 1], Kind.WINDOW: [0, 1]})
     store.reserve(thief, 3.0)
     assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
     store.commit("w", dict.fromkeys([(u.kind, u.page_index) for u in room], b"d" * 16), 3.0)
@@ -79,15 +85,15 @@ def test_a_writer_does_not_evict_it_either_and_nobody_does_until_it_has_committe
 def test_where_both_cannot_be_there_at_once_nothing_is_evicted_for_it() -> None:
     store = store_with(full=8, window=1, recurrent=2)
     put(store, KEYS, 0.0, [*((Kind.FULL, page) for page in range(6)), (Kind.WINDOW, 4)])
-    grant = Prefetcher(WORKER, Truncate, 1.0).reserve(
+    grant = PrefetchPlanner(WORKER, Truncate, 1.0).reserve(
         store,
-        PrefetchAsk(KEYS, 0, 6, 1),
-        [Source(Tier.STORAGE, "", MISSING)],
+        PrefetchRequest(KEYS, 0, 6, 1),
+        [PrefetchSource(Tier.STORAGE, "", MISSING)],
         lease_id="p",
         bytes_under_way=0,
         now=2.0,
     )
-    assert (grant.asked, grant.granted, grant.lack) == (6, 0, Lack.HOST_FULL)
+    assert (grant.asked, grant.granted, grant.lack) == (6, 0, PrefetchShortfall.HOST_FULL)
     assert grant.room == ()
     assert store.lookup(KEYS).pages[Kind.WINDOW] == (4,)
 

@@ -1,4 +1,4 @@
-"""What a prefetch asks room for, what it is given, and what is left when it is cut short."""
+"""The room that a prefetch asks for, the room it is granted, and the rest if it is cut short."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from tests.tiers.state_shapes import PAGE_SIZE, chain
 from tests.tiers.test_store import store_with
 
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.slots import Demand, Holder, Pools, SlotHandle
 from ferryman.cache.units import Tier
 from ferryman.errors import LeaseLost
 from ferryman.tiers.prefetch import (
     AllOrNothing,
-    Grant,
-    Prefetcher,
+    PrefetchGrant,
+    PrefetchPlanner,
+    PrefetchSource,
     RoomLimits,
     RoomPolicyOf,
-    Source,
     Truncate,
     in_order,
 )
-from ferryman.tiers.prefetch_values import Lack, PrefetchAsk, PrefetchPolicy
-from ferryman.tiers.room import Choice, Offer, Room, RoomPolicy
+from ferryman.tiers.prefetch_values import PrefetchPolicy, PrefetchRequest, PrefetchShortfall
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import ReserveAsk, StoreLimits, UnitName, WorkerLife
-from ferryman.wire.index import ResumeShape, usable_depth
+from ferryman.tiers.unit_group import GroupChoice, Room, RoomPolicy, WriteOffer
+from ferryman.tiers.values import ReserveRequest, StoreLimits, UnitName, WorkerLife
+from ferryman.wire.redis.index import usable_depth
 
 HOST = WorkerLife("node-0", 1)
 ALL = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
@@ -40,23 +40,23 @@ KEYS = chain(*range(1, NUM_PAGES + 1))
 DIGEST = b"d" * 16
 
 
-def source(full: int, snapshots: Sequence[int] = (), windows: Sequence[int] = ()) -> Source:
+def source(full: int, snapshots: Sequence[int] = (), windows: Sequence[int] = ()) -> PrefetchSource:
     pages = {Kind.FULL: range(full), Kind.RECURRENT: snapshots, Kind.WINDOW: windows}
-    return Source(Tier.STORAGE, "", pages)
+    return PrefetchSource(Tier.STORAGE, "", pages)
 
 
-def ask(have: int = 0, threshold_tokens: int = PAGE_SIZE) -> PrefetchAsk:
-    return PrefetchAsk(KEYS, have, NUM_PAGES, threshold_tokens)
+def ask(have: int = 0, threshold_tokens: int = PAGE_SIZE) -> PrefetchRequest:
+    return PrefetchRequest(KEYS, have, NUM_PAGES, threshold_tokens)
 
 
 def reserve(
     store: HostStore,
-    *sources: Source,
-    want: PrefetchAsk | None = None,
+    *sources: PrefetchSource,
+    want: PrefetchRequest | None = None,
     policy: RoomPolicyOf = Truncate,
     share: float = 1.0,
-) -> Grant:
-    return Prefetcher(HOST, policy, share).reserve(
+) -> PrefetchGrant:
+    return PrefetchPlanner(HOST, policy, share).reserve(
         store, want or ask(), sources, lease_id="p", bytes_under_way=0, now=0.0
     )
 
@@ -65,7 +65,7 @@ def arrive(store: HostStore, names: Iterable[UnitName]) -> tuple[UnitName, ...]:
     return store.commit_arrived("p", dict.fromkeys(names, DIGEST), 1.0)
 
 
-# What is granted.
+# Granted units.
 
 
 def test_all_is_granted_where_there_is_room() -> None:
@@ -78,7 +78,7 @@ def test_all_is_granted_where_there_is_room() -> None:
 
 def test_short_of_pages_the_deepest_snapshot_that_fits_is_granted() -> None:
     grant = reserve(store_with(full=6, recurrent=2), source(8, [2, 4, 7]))
-    assert (grant.asked, grant.granted, grant.lack) == (8, 5, Lack.HOST_FULL)
+    assert (grant.asked, grant.granted, grant.lack) == (8, 5, PrefetchShortfall.HOST_FULL)
     assert {page for kind, page in grant.names if kind is Kind.FULL} == set(range(5))
     assert (Kind.RECURRENT, 4) in grant.names
 
@@ -91,7 +91,7 @@ def test_pages_without_any_snapshot_are_worth_nothing() -> None:
 
 def test_only_the_snapshot_is_brought_where_only_it_is_missing() -> None:
     store = store_with(full=8, recurrent=2)
-    assert store.reserve(ReserveAsk("w", HOST, KEYS, {Kind.FULL: range(8)}), 0.0)
+    assert store.reserve(ReserveRequest("w", HOST, KEYS, {Kind.FULL: range(8)}), 0.0)
     store.commit("w", {(Kind.FULL, page): DIGEST for page in range(8)}, 0.0)
     grant = reserve(store, source(8, [5]))
     assert grant.names == ((Kind.RECURRENT, 5),)
@@ -106,14 +106,14 @@ def test_a_window_model_is_brought_the_last_windows_alone() -> None:
 def test_a_gain_below_the_threshold_is_left_alone() -> None:
     store = store_with(full=8, recurrent=2)
     grant = reserve(store, source(2, [1]), want=ask(threshold_tokens=3 * PAGE_SIZE))
-    assert (grant.asked, grant.granted, grant.lack) == (2, 0, Lack.BELOW_THRESHOLD)
+    assert (grant.asked, grant.granted, grant.lack) == (2, 0, PrefetchShortfall.BELOW_THRESHOLD)
     assert grant.room == ()
 
 
 def test_room_for_less_than_the_threshold_is_given_up() -> None:
     store = store_with(full=3, recurrent=2)
     grant = reserve(store, source(8, [2, 7]), want=ask(threshold_tokens=4 * PAGE_SIZE))
-    assert (grant.granted, grant.lack, grant.room) == (0, Lack.HOST_FULL, ())
+    assert (grant.granted, grant.lack, grant.room) == (0, PrefetchShortfall.HOST_FULL, ())
 
 
 def test_what_the_device_has_already_is_no_gain() -> None:
@@ -125,7 +125,7 @@ def test_more_than_the_share_of_the_host_is_not_under_way_at_once() -> None:
     capacity = 8 * 256 + 4 * 1024
     grant = reserve(store, source(8, [1, 7]), share=0.4)
     assert grant.num_bytes <= 0.4 * capacity
-    assert (grant.granted, grant.lack) == (2, Lack.RATE_LIMITED)
+    assert (grant.granted, grant.lack) == (2, PrefetchShortfall.RATE_LIMITED)
 
 
 def test_all_or_nothing_gives_up_where_truncation_does_not() -> None:
@@ -140,22 +140,24 @@ def test_the_timeout_policy_waits_by_the_length_of_the_prompt() -> None:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[HostStore, Source, Source, dict[Kind, int]]:
+def worlds(draw: st.DrawFn) -> tuple[HostStore, PrefetchSource, PrefetchSource, dict[Kind, int]]:
     """A host with something of the chain, and two sources with parts of it."""
     kinds = draw(st.sampled_from(KINDS))
     sizes = {kind: draw(st.integers(1, 9)) for kind in kinds}
     store = store_with(None, **{kind.value: size for kind, size in sizes.items()})
     there = [draw_source(draw, Tier.STORAGE), draw_source(draw, Tier.PEER)]
     mine = draw_source(draw, Tier.HOST)
-    if room := store.reserve(ReserveAsk("w", HOST, KEYS, dict(mine.pages)), 0.0):
+    if room := store.reserve(ReserveRequest("w", HOST, KEYS, dict(mine.pages)), 0.0):
         store.commit("w", {(unit.kind, unit.page_index): DIGEST for unit in room}, 0.0)
     return store, there[0], there[1], sizes
 
 
-def draw_source(draw: st.DrawFn, tier: Tier) -> Source:
+def draw_source(draw: st.DrawFn, tier: Tier) -> PrefetchSource:
     subset = st.sets(st.integers(0, NUM_PAGES - 1)).map(sorted)
     pages = {Kind.FULL: range(draw(st.integers(0, NUM_PAGES)))}
-    return Source(tier, "", {**pages, Kind.WINDOW: draw(subset), Kind.RECURRENT: draw(subset)})
+    return PrefetchSource(
+        tier, "", {**pages, Kind.WINDOW: draw(subset), Kind.RECURRENT: draw(subset)}
+    )
 
 
 def held(store: HostStore, names: Iterable[UnitName]) -> dict[Kind, set[int]]:
@@ -173,7 +175,7 @@ def depth_of(store: HostStore, pages: Mapping[Kind, set[int]]) -> int:
 @settings(max_examples=150, deadline=None)
 @given(worlds(), st.integers(0, NUM_PAGES), st.integers(0, 3 * PAGE_SIZE), st.data())
 def test_any_part_that_arrives_is_worth_its_deepest_resume_point(
-    world: tuple[HostStore, Source, Source, dict[Kind, int]],
+    world: tuple[HostStore, PrefetchSource, PrefetchSource, dict[Kind, int]],
     have: int,
     threshold: int,
     data: st.DataObject,
@@ -201,7 +203,7 @@ def test_any_part_that_arrives_is_worth_its_deepest_resume_point(
 @settings(max_examples=100, deadline=None)
 @given(worlds())
 def test_truncation_never_brings_less_than_all_or_nothing(
-    world: tuple[HostStore, Source, Source, dict[Kind, int]],
+    world: tuple[HostStore, PrefetchSource, PrefetchSource, dict[Kind, int]],
 ) -> None:
     _, storage, peer, sizes = world
     slots = {kind.value: size for kind, size in sizes.items()}
@@ -233,7 +235,7 @@ class ShortPools(Pools):
 def test_an_allocator_that_fails_at_any_step_leaves_nothing_taken(first_refused: int) -> None:
     store = store_with(full=6, recurrent=2)
     pools = ShortPools(store.layout.num_slots, first_refused)
-    store._pools = pools
+    store._slots.pools = pools
     for turn in range(3):
         grant = reserve(store, source(8, [1, 4, 7]))
         assert grant.granted in (0, 2, 5)
@@ -249,9 +251,9 @@ def test_an_allocator_that_fails_at_any_step_leaves_nothing_taken(first_refused:
 
 def test_a_table_that_is_full_refuses_before_anything_is_taken() -> None:
     store = store_with(StoreLimits(max_reservations=1), full=8, recurrent=2)
-    assert store.reserve(ReserveAsk("other", HOST, chain(9), {Kind.FULL: [0]}), 0.0)
+    assert store.reserve(ReserveRequest("other", HOST, chain(9), {Kind.FULL: [0]}), 0.0)
     grant = reserve(store, source(4, [3]))
-    assert (grant.asked, grant.granted, grant.lack) == (4, 0, Lack.RATE_LIMITED)
+    assert (grant.asked, grant.granted, grant.lack) == (4, 0, PrefetchShortfall.RATE_LIMITED)
     store.release("other")
     assert store.statistics().kinds[Kind.FULL].free == 8
 
@@ -267,14 +269,14 @@ ACKS: list[UnitName] = [
 
 @pytest.mark.parametrize("num_acks", range(len(ACKS) + 1))
 def test_in_any_order_of_acks_nothing_is_seen_before_all_of_it_is_there(num_acks: int) -> None:
-    """Terminate after `num_acks` acknowledgements, in every order of them. What was not
-    acknowledged may still be written: nobody else is given that room before the release."""
+    """Terminates after `num_acks` acknowledgements, in every order. Room without acknowledgement
+    may still be written: no other writer is given it before the release."""
     keys = KEYS[:2]
     for acked in permutations(ACKS, num_acks):
         store = store_with(full=2, window=2, recurrent=1)
-        grant = Prefetcher(HOST, Truncate, 1.0).reserve(
+        grant = PrefetchPlanner(HOST, Truncate, 1.0).reserve(
             store,
-            PrefetchAsk(keys, 0, 2, 1),
+            PrefetchRequest(keys, 0, 2, 1),
             [source(2, [1], [0, 1])],
             lease_id="p",
             bytes_under_way=0,
@@ -284,7 +286,7 @@ def test_in_any_order_of_acks_nothing_is_seen_before_all_of_it_is_there(num_acks
         seen = arrive(store, acked)
         assert set(seen) in (set(), set(ACKS)), "a part of a resume set was shown"
         assert bool(seen) == (num_acks == len(ACKS))
-        room = store.reserve(ReserveAsk("thief", HOST, chain(7), {Kind.FULL: [0]}), 2.0)
+        room = store.reserve(ReserveRequest("thief", HOST, chain(7), {Kind.FULL: [0]}), 2.0)
         assert bool(room) == bool(seen), "room was given away that a reader may still write to"
         store.release("thief")
         store.release("p")
@@ -325,7 +327,7 @@ class Counting:
     policy: RoomPolicy
     num_groups: int = 0
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
+    def choices(self, offer: WriteOffer, room: Room) -> Iterator[GroupChoice]:
         for choice in self.policy.choices(offer, room):
             self.num_groups += 1
             yield choice
@@ -340,9 +342,9 @@ def test_a_long_chain_is_not_spelled_out_at_every_point_that_cannot_fit() -> Non
         policies.append(Counting(Truncate(limits)))
         return policies[-1]
 
-    units = Source(Tier.STORAGE, "", {Kind.FULL: range(200)})
-    grant = Prefetcher(HOST, counting, 1.0).reserve(
-        store, PrefetchAsk(keys, 0, 200, 1), [units], lease_id="p", bytes_under_way=0, now=0.0
+    units = PrefetchSource(Tier.STORAGE, "", {Kind.FULL: range(200)})
+    grant = PrefetchPlanner(HOST, counting, 1.0).reserve(
+        store, PrefetchRequest(keys, 0, 200, 1), [units], lease_id="p", bytes_under_way=0, now=0.0
     )
     assert grant.granted == 50
     assert sum(policy.num_groups for policy in policies) <= 2

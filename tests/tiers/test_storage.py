@@ -1,4 +1,4 @@
-"""What the storage tier decides, one case at a time; any order of events is in the machine."""
+"""Decisions of the storage tier, one case at a time; the state machine tries orders of events."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from ferryman.tiers.storage_values import (
     Flaw,
     FoundExtent,
     StorageLimits,
-    StorageUnit,
-    StoringTruncated,
+    StoreTruncated,
     UnitCorrupt,
 )
-from ferryman.tiers.values import UnitForgotten, UnitName
+from ferryman.tiers.values import StoredUnit, UnitForgotten, UnitName
 
 HYBRID = manifest_of(Kind.FULL, Kind.RECURRENT)
 PAGE = 4096  # what a small unit takes on disk, and a small header
@@ -52,7 +51,7 @@ def stored(
     return plan
 
 
-def found(plan: ExtentPlan, units: Sequence[StorageUnit]) -> FoundExtent:
+def found(plan: ExtentPlan, units: Sequence[StoredUnit]) -> FoundExtent:
     header = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
     size = header + sum(aligned(unit.num_bytes) for unit in units)
     digest = HYBRID.digest
@@ -66,7 +65,7 @@ def test_what_is_leased_stays_although_there_is_no_room_for_anything_else() -> N
     assert len(units) == 1
     assert store.plan(chain(3), named(1), 0.0) is None
     assert store.lookup(keys).usable_pages == 2, "the path of what is leased went"
-    assert StoringTruncated(1, 0) in store.drain_effects()
+    assert StoreTruncated(1, 0) in store.drain_effects()
     store.release("reader")
     stored(store, chain(3), named(1))
     assert store.lookup(keys).usable_pages == 0
@@ -111,6 +110,29 @@ def test_a_group_whose_pages_below_proved_corrupt_is_not_kept() -> None:
     assert store.commit(plan.generation, 0.0) == 0
     gone = {each.generation for each in store.drain_work() if isinstance(each, RemoveExtent)}
     assert gone == {below.generation, plan.generation}
+    assert store.statistics().used_bytes == 0
+
+
+def test_of_a_dropped_chain_nothing_stays_and_what_is_being_written_comes_to_nothing() -> None:
+    store, keys, other = make(num_blocks=30), chain(1, 2, 3), chain(7, 8)
+    stored(store, keys[:2], named(2, snapshots=[1]))
+    stored(store, other, named(2, snapshots=[1]))
+    store.lease("reader", keys, named(2), 0.0)
+    plan, fork = planned(store, keys, named(3)), planned(store, chain(1, 9), named(2))
+    beside = planned(store, chain(7, 9), named(2))
+    assert store.drop_chain(keys[0]) == 3
+    assert store.drop_chain(keys[0]) == 0
+    assert store.commit(plan.generation, 0.0) == store.commit(fork.generation, 0.0) == 0
+    assert store.commit(beside.generation, 0.0) > 0
+    stored(store, keys, named(3))
+    assert store.lookup(other).usable_pages == 2
+
+
+def test_a_chain_is_dropped_before_its_first_group_is_on_disk() -> None:
+    store, keys = make(num_blocks=9), chain(1, 2)
+    plan = planned(store, keys, named(2, snapshots=[1]))
+    assert store.drop_chain(keys[0]) == 0
+    assert store.commit(plan.generation, 0.0) == 0
     assert store.statistics().used_bytes == 0
 
 

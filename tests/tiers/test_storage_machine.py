@@ -19,15 +19,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.tiers.extents import DropUnit, aligned
 from ferryman.tiers.storage import StorageStore
-from ferryman.tiers.storage_values import (
-    ExtentPlan,
-    Flaw,
-    FoundExtent,
-    StorageLimits,
-    StorageUnit,
-    UnitCorrupt,
-)
-from ferryman.tiers.values import UnitForgotten, UnitName, UnitStored
+from ferryman.tiers.storage_values import ExtentPlan, Flaw, FoundExtent, StorageLimits, UnitCorrupt
+from ferryman.tiers.values import StoredUnit, UnitForgotten, UnitName, UnitStored
 
 Stamp = tuple[Kind, PageKey]
 KINDS = (
@@ -42,8 +35,8 @@ booleans = st.lists(st.booleans(), min_size=15, max_size=15)
 
 
 @dataclass
-class Reader:
-    units: tuple[StorageUnit, ...]
+class StorageReader:
+    units: tuple[StoredUnit, ...]
     end: float
 
 
@@ -54,7 +47,7 @@ class StorageTierMachine(RuleBasedStateMachine):
         self.names = 0
         self.disk: dict[int, FoundExtent] = {}
         self.visible: dict[Stamp, int] = {}
-        self.readers: dict[str, Reader] = {}
+        self.readers: dict[str, StorageReader] = {}
         self.writing: dict[int, ExtentPlan] = {}
         self.paths: dict[PageKey, tuple[PageKey, ...]] = {}
 
@@ -102,7 +95,7 @@ class StorageTierMachine(RuleBasedStateMachine):
             else:
                 del self.disk[each.generation]
 
-    def shrunk(self, extent: FoundExtent, units: tuple[StorageUnit, ...]) -> FoundExtent:
+    def shrunk(self, extent: FoundExtent, units: tuple[StoredUnit, ...]) -> FoundExtent:
         num_bytes = extent.header_bytes + sum(aligned(unit.num_bytes) for unit in units)
         return replace(extent, units=units, num_bytes=num_bytes)
 
@@ -187,7 +180,7 @@ class StorageTierMachine(RuleBasedStateMachine):
         for unit in units:
             assert unit.generation == self.visible[unit.kind, unit.key]
         if units:
-            self.readers[name] = Reader(units, self.now + 5.0)
+            self.readers[name] = StorageReader(units, self.now + 5.0)
 
     @precondition(lambda self: self.readers)
     @rule(which=st.integers(0, 99))
@@ -216,13 +209,13 @@ class StorageTierMachine(RuleBasedStateMachine):
         assert self.store.drop_corrupt(unit, Flaw.DIGEST) == 0
         assert stamp not in self.hear()
 
-    def unit(self, kind: Kind, key: PageKey) -> StorageUnit:
+    def unit(self, kind: Kind, key: PageKey) -> StoredUnit:
         units = self.disk[self.visible[kind, key]].units
         return next(unit for unit in units if (unit.kind, unit.key) == (kind, key))
 
     @rule(writes=st.booleans(), works=st.booleans())
     def kill(self, writes: bool, works: bool) -> None:
-        """Files may be renamed whose commit was never heard of, and drops undone or not."""
+        """The process dies: files may be renamed without a commit, and drops be done or not."""
         before = dict(self.visible)
         if works:
             self.work()

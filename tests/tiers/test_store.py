@@ -10,13 +10,13 @@ from tests.tiers.state_shapes import chain, manifest_of
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, InvalidRequest, LeaseLost, QueueFull
-from ferryman.tiers.layout import ArenaLayout, Region, split_arena
+from ferryman.tiers.layout import ArenaLayout, PoolRegion, split_arena
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import (
-    AcquireAsk,
+    AcquireGrant,
+    AcquireRequest,
     EvictionRefused,
-    Grant,
-    ReserveAsk,
+    ReserveRequest,
     StoreLimits,
     UnitName,
     UnitStored,
@@ -29,12 +29,12 @@ ALL = (Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 
 
 def store_with(limits: StoreLimits | None = None, **slots: int) -> HostStore:
-    """A store with so many slots of each kind: store_with(full=4, recurrent=2)."""
+    """A store with the given slots of each kind: store_with(full=4, recurrent=2)."""
     manifest = manifest_of(*(Kind(name) for name in slots))
     regions, offset = {}, 0
     for name, num_slots in slots.items():
         slot_bytes = manifest.layout(Kind(name)).slot_bytes
-        regions[Kind(name)] = Region(offset, slot_bytes, num_slots)
+        regions[Kind(name)] = PoolRegion(offset, slot_bytes, num_slots)
         offset += slot_bytes * num_slots
     return HostStore(manifest, ArenaLayout(regions), limits or StoreLimits())
 
@@ -42,7 +42,7 @@ def store_with(limits: StoreLimits | None = None, **slots: int) -> HostStore:
 def reserve(
     store: HostStore, name: str, keys: Sequence[PageKey], units: Mapping[Kind, Sequence[int]]
 ) -> set[UnitName]:
-    room = store.reserve(ReserveAsk(name, WORKER, keys, units), 0.0)
+    room = store.reserve(ReserveRequest(name, WORKER, keys, units), 0.0)
     return {(unit.kind, unit.page_index) for unit in room}
 
 
@@ -52,8 +52,10 @@ def put(store: HostStore, keys: Sequence[PageKey], snapshots: Sequence[int] = ()
     return store.commit("put", dict.fromkeys(names, b"d" * 16), 0.0) if names else 0
 
 
-def get(store: HostStore, keys: Sequence[PageKey], name: str = "get", have: int = 0) -> Grant:
-    return store.acquire(AcquireAsk(name, WORKER, keys, have, 0, len(keys)), 0.0)
+def get(
+    store: HostStore, keys: Sequence[PageKey], name: str = "get", have: int = 0
+) -> AcquireGrant:
+    return store.acquire(AcquireRequest(name, WORKER, keys, have, 0, len(keys)), 0.0)
 
 
 def test_a_group_becomes_visible_with_its_commit_and_not_before() -> None:
@@ -66,6 +68,40 @@ def test_a_group_becomes_visible_with_its_commit_and_not_before() -> None:
     stored = [effect for effect in store.drain_effects() if isinstance(effect, UnitStored)]
     assert len(stored) == 4
     assert {effect.root for effect in stored} == {keys[0]}
+
+
+def test_of_a_dropped_chain_nothing_stays_and_nothing_under_way_becomes_visible() -> None:
+    store, keys, other = store_with(full=12, recurrent=4), chain(1, 2, 3), chain(7, 8)
+    put(store, keys[:2], snapshots=[1])
+    put(store, other, snapshots=[1])
+    leased = get(store, keys[:2])
+    names = reserve(store, "writer", keys, {Kind.FULL: range(3), Kind.RECURRENT: [2]})
+    fork = reserve(store, "fork", chain(1, 9), {Kind.FULL: range(2), Kind.RECURRENT: [1]})
+    assert store.drop_chain(keys[0]) == len(leased.units)
+    assert store.drop_chain(keys[0]) == 0
+    assert store.lookup(keys).usable_pages == 0
+    for name, units in (("writer", names), ("fork", fork)):
+        with pytest.raises(LeaseLost):
+            store.commit(name, dict.fromkeys(units, b"d" * 16), 0.0)
+    store.release("get")
+    assert store.statistics().num_corrupt == 1
+    assert put(store, keys, snapshots=[2]) == 4
+    assert store.lookup(other).usable_pages == 2
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("with_pages", [True, False], ids=["hybrid", "recurrent only"])
+def test_a_chain_is_dropped_before_its_first_group_is_written(with_pages: bool) -> None:
+    store = store_with(full=6, recurrent=6) if with_pages else store_with(recurrent=6)
+    keys, units = chain(1, 2), {kind: [0, 1] for kind in store.manifest.kinds}
+    room = reserve(store, "writer", keys, units)
+    assert room
+    assert store.drop_chain(keys[0]) == 0
+    with pytest.raises(LeaseLost):
+        store.commit("writer", dict.fromkeys(room, b"d" * 16), 0.0)
+    room = reserve(store, "again", keys, units)
+    assert store.commit("again", dict.fromkeys(room, b"d" * 16), 0.0) == len(room)
+    assert store.drop_chain(keys[0]) == len(room)
 
 
 def test_short_of_pages_the_largest_smaller_resume_point_gets_room() -> None:
@@ -137,6 +173,21 @@ def test_time_alone_never_frees_what_a_living_writer_may_write_to() -> None:
     with pytest.raises(LeaseLost):
         store.commit("slow", dict.fromkeys(names, b"d" * 16), 1000.0)
     assert put(store, chain(3)) == 1, "a commit is the writer's word, even one too late"
+
+
+def test_a_lease_that_is_over_counts_for_nothing_before_the_sweep_finds_it() -> None:
+    store, keys = store_with(full=4, recurrent=2), chain(1, 2)
+    put(store, keys, [1])
+    assert get(store, keys, "reader").units
+    names = reserve(store, "writer", chain(3, 4), {Kind.FULL: range(2), Kind.RECURRENT: [1]})
+    digests, end = dict.fromkeys(names, b"d" * 16), store.limits.lease_seconds
+    assert store.renew(["reader", "writer"], end) == ("reader", "writer")
+    with pytest.raises(LeaseLost):
+        store.commit_arrived("writer", digests, end)
+    with pytest.raises(LeaseLost):
+        store.commit("writer", digests, end)
+    assert store.lookup(chain(3, 4)).usable_pages == 0
+    store.check_integrity()
 
 
 def test_a_release_that_overtakes_its_reserve_wins() -> None:

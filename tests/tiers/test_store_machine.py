@@ -1,8 +1,8 @@
 """Any order of events at the host tier against a naive model with a stamped arena.
 
-Every byte range of the modelled arena holds the stamp of whoever wrote last. A writer that was
-given room writes when it likes until it says it stopped, or dies. What a reader has leased, and
-what is visible, must keep its own stamp.
+Every byte range of the modelled arena holds the stamp of its last writer. A writer that was given
+room writes at any time until it reports that it stopped, or dies. Leased units and visible units
+must keep their own stamps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import resume_set
 from ferryman.cache.units import HostUnit
 from ferryman.errors import LeaseLost
-from ferryman.tiers.layout import ArenaLayout, Region
+from ferryman.tiers.layout import ArenaLayout, PoolRegion
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import (
-    AcquireAsk,
-    ReserveAsk,
+    AcquireRequest,
     ReservedUnit,
+    ReserveRequest,
     StoreLimits,
     UnitForgotten,
     UnitStored,
@@ -44,21 +44,21 @@ chains = st.lists(st.integers(1, 2), min_size=1, max_size=5)
 
 
 @dataclass
-class Reader:
+class StoreReader:
     worker: WorkerLife
     units: tuple[HostUnit, ...]
     end: float
 
 
 @dataclass
-class Writer:
+class StoreWriter:
     worker: WorkerLife
     keys: tuple[PageKey, ...]
     units: tuple[ReservedUnit, ...]
     end: float
 
 
-class HostTier(RuleBasedStateMachine):
+class HostTierMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -66,8 +66,8 @@ class HostTier(RuleBasedStateMachine):
         self.epochs = {"prefill-a": 1, "decode-b": 1}
         self.arena: dict[int, Stamp] = {}
         self.visible: set[Stamp] = set()
-        self.readers: dict[str, Reader] = {}
-        self.writers: dict[str, Writer] = {}
+        self.readers: dict[str, StoreReader] = {}
+        self.writers: dict[str, StoreWriter] = {}
         self.ended: list[str] = []
 
     @initialize(kinds=st.sampled_from(KINDS), sizes=st.tuples(*[st.integers(1, 5)] * 3))
@@ -76,7 +76,7 @@ class HostTier(RuleBasedStateMachine):
         regions, offset = {}, 0
         for kind, num_slots in zip(kinds, sizes, strict=False):
             slot_bytes = self.manifest.layout(kind).slot_bytes
-            regions[kind] = Region(offset, slot_bytes, num_slots)
+            regions[kind] = PoolRegion(offset, slot_bytes, num_slots)
             offset += slot_bytes * num_slots
         self.store = HostStore(self.manifest, ArenaLayout(regions), LIMITS)
 
@@ -113,7 +113,7 @@ class HostTier(RuleBasedStateMachine):
         before = set(self.visible)
         leased = self.leased_and_visible()
         worker = self.life(worker_id)
-        room = self.store.reserve(ReserveAsk(name, worker, keys, units), self.now)
+        room = self.store.reserve(ReserveRequest(name, worker, keys, units), self.now)
         self.hear()
         assert self.visible <= before, "something became visible without a commit"
         assert leased <= self.visible, "a leased unit was evicted"
@@ -121,16 +121,16 @@ class HostTier(RuleBasedStateMachine):
             assert (unit.kind, keys[unit.page_index]) not in self.visible, "stored twice"
         if room:
             self.check_nobody_elses(room)
-            self.writers[name] = Writer(worker, keys, room, self.now + LIMITS.lease_seconds)
+            self.writers[name] = StoreWriter(worker, keys, room, self.now + LIMITS.lease_seconds)
 
     def leased_and_visible(self) -> set[Stamp]:
-        """What readers lease and what is found under its key are the same bytes."""
+        """Units that readers lease and that are also found, at the same bytes, under their keys."""
         units = [unit for reader in self.readers.values() for unit in reader.units]
         return {
             (unit.kind, unit.key)
             for unit in units
-            if (found := self.store.resident(unit.kind, unit.key))
-            and self.store.layout.offset_of(unit.kind, found[0].slot) == unit.offset
+            if (found := self.store.unit(unit.kind, unit.key))
+            and self.store.layout.offset_of(unit.kind, found.index) == unit.offset
         }
 
     def check_nobody_elses(self, room: tuple[ReservedUnit, ...]) -> None:
@@ -141,14 +141,14 @@ class HostTier(RuleBasedStateMachine):
         for reader in self.readers.values():
             assert not mine & {unit.offset for unit in reader.units}, "somebody reads there"
         for kind, key in self.visible:
-            found = self.store.resident(kind, key)
+            found = self.store.unit(kind, key)
             assert found is not None
-            assert self.store.layout.offset_of(kind, found[0].slot) not in mine
+            assert self.store.layout.offset_of(kind, found.index) not in mine
 
     @precondition(lambda self: self.writers)
     @rule(which=st.integers(0, 99), share=st.booleans())
     def write(self, which: int, share: bool) -> None:
-        """Whether in time or not: nobody can keep a writer from it."""
+        """Writes in time or too late: the store cannot stop a writer."""
         writer = self.writers[self.pick(list(self.writers), which)]
         for unit in writer.units[:: 2 if share else 1]:
             self.arena[unit.offset] = (unit.kind, writer.keys[unit.page_index])
@@ -189,7 +189,7 @@ class HostTier(RuleBasedStateMachine):
     def acquire(self, pages: list[int], have: int, worker_id: str) -> None:
         keys, name = chain(*pages), self.name()
         worker = self.life(worker_id)
-        ask = AcquireAsk(name, worker, keys, min(have, len(keys)), 0, len(keys))
+        ask = AcquireRequest(name, worker, keys, min(have, len(keys)), 0, len(keys))
         grant = self.store.acquire(ask, self.now)
         for unit in grant.units:
             assert unit.key == keys[unit.page_index]
@@ -197,9 +197,9 @@ class HostTier(RuleBasedStateMachine):
             assert unit.digest == unit.kind.encode() + unit.key
         self.check_usable(ask, grant.usable_pages, grant.units)
         if grant.units:
-            self.readers[name] = Reader(worker, grant.units, self.now + LIMITS.lease_seconds)
+            self.readers[name] = StoreReader(worker, grant.units, self.now + LIMITS.lease_seconds)
 
-    def check_usable(self, ask: AcquireAsk, depth: int, units: tuple[HostUnit, ...]) -> None:
+    def check_usable(self, ask: AcquireRequest, depth: int, units: tuple[HostUnit, ...]) -> None:
         """The whole resume set is granted or on the reader's device; and it is the deepest."""
         granted = {(unit.kind, unit.page_index) for unit in units}
         for deeper in range(len(ask.keys), 0, -1):
@@ -224,7 +224,7 @@ class HostTier(RuleBasedStateMachine):
     @rule()
     def renew(self) -> None:
         lost = self.store.renew([*self.readers, *self.writers, *self.ended], self.now)
-        known: dict[str, Reader | Writer] = {**self.readers, **self.writers}
+        known: dict[str, StoreReader | StoreWriter] = {**self.readers, **self.writers}
         for name, lease in known.items():
             assert (name in lost) == (self.now >= lease.end)
             if name not in lost:
@@ -233,7 +233,11 @@ class HostTier(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 5.0]))
     def wait(self, seconds: float) -> None:
+        """Moves the time: a lease may expire before the sweep, and other rules run in between."""
         self.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
         self.store.expire(self.now)
         self.readers = {n: r for n, r in self.readers.items() if self.now < r.end}
 
@@ -243,7 +247,7 @@ class HostTier(RuleBasedStateMachine):
         self.epochs[worker_id] += 1
         self.readers = {n: r for n, r in self.readers.items() if r.worker != gone}
         self.writers = {n: w for n, w in self.writers.items() if w.worker != gone}
-        self.store.worker_gone(gone)
+        self.store.on_worker_gone(gone)
 
     @precondition(lambda self: self.visible)
     @rule(which=st.integers(0, 99))
@@ -259,9 +263,9 @@ class HostTier(RuleBasedStateMachine):
             return
         self.store.check_integrity()
         for kind, key in self.visible:
-            found = self.store.resident(kind, key)
+            found = self.store.unit(kind, key)
             assert found is not None
-            assert self.arena[self.store.layout.offset_of(kind, found[0].slot)] == (kind, key)
+            assert self.arena[self.store.layout.offset_of(kind, found.index)] == (kind, key)
         for reader in self.readers.values():
             for unit in reader.units:
                 assert self.arena[unit.offset] == (unit.kind, unit.key), "overwritten under a lease"
@@ -277,5 +281,5 @@ class HostTier(RuleBasedStateMachine):
             assert counts.total == counts.free + counts.resident
 
 
-TestHostTier = HostTier.TestCase
+TestHostTier = HostTierMachine.TestCase
 TestHostTier.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -15,12 +15,18 @@ from tests.tiers.test_store import store_with
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.tiers.prefetch import AllOrNothing, Prefetcher, RoomPolicyOf, Source, Truncate
-from ferryman.tiers.prefetch_values import PrefetchAsk
+from ferryman.tiers.prefetch import (
+    AllOrNothing,
+    PrefetchPlanner,
+    PrefetchSource,
+    RoomPolicyOf,
+    Truncate,
+)
+from ferryman.tiers.prefetch_values import PrefetchRequest
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import StorageLimits
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import AcquireAsk, UnitName, WorkerLife
+from ferryman.tiers.values import AcquireRequest, UnitName, WorkerLife
 
 HOST = WorkerLife("node-0", 1)
 READER = WorkerLife("prefill-a", 1)
@@ -64,13 +70,13 @@ def run(policy: RoomPolicyOf, seed: int) -> Score:
     full = int(SHARE_OF_HOST * sum(LENGTHS))
     host = store_with(full=full, recurrent=full // SNAPSHOT_EVERY)
     storage = filled_storage(host, chains)
-    prefetcher = Prefetcher(HOST, policy, 1.0)
+    prefetcher = PrefetchPlanner(HOST, policy, 1.0)
     for wave in range(15):
         held = []
         for i, keys in enumerate(rng.sample(chains, AT_ONCE)):
             name, now = f"{wave}-{i}", float(wave)
             prefetch(host, storage, prefetcher, keys, name, score)
-            grant = host.acquire(AcquireAsk(name, READER, keys, 0, 0, len(keys)), now)
+            grant = host.acquire(AcquireRequest(name, READER, keys, 0, 0, len(keys)), now)
             score.num_wanted += len(keys)
             score.num_hit += grant.usable_pages
             held += [name] if grant.units else []
@@ -83,13 +89,13 @@ def run(policy: RoomPolicyOf, seed: int) -> Score:
 def prefetch(
     host: HostStore,
     storage: StorageStore,
-    prefetcher: Prefetcher,
+    prefetcher: PrefetchPlanner,
     keys: tuple[PageKey, ...],
     name: str,
     score: Score,
 ) -> None:
-    source = Source(Tier.STORAGE, "", storage.lookup(keys).pages)
-    ask = PrefetchAsk(keys, 0, len(keys), 1)
+    source = PrefetchSource(Tier.STORAGE, "", storage.lookup(keys).pages)
+    ask = PrefetchRequest(keys, 0, len(keys), 1)
     lease = f"p{name}"
     now = float(name.split("-")[0])
     grant = prefetcher.reserve(host, ask, [source], lease_id=lease, bytes_under_way=0, now=now)

@@ -1,4 +1,4 @@
-"""The demo model in the package: it loads, and it remembers what it read."""
+"""The demo model in the package: it loads, and it remembers its prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tools.demo.examination import Recall
+from tools.demo.evaluation import Recall
 from tools.demo.stories import Message
 from tools.demo.vocabulary import rendered
 
@@ -32,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 
 def written(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
-    """What greedy decoding writes after a prompt."""
+    """The text that greedy decoding writes after a prompt."""
     token_ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False).ids])
     with torch.inference_mode():
         out = model.generate(token_ids, max_new_tokens=24)
@@ -66,6 +66,52 @@ def test_the_chat_template_writes_what_the_model_learned() -> None:
     )
 
 
+def test_the_chat_template_writes_calls_and_results_as_the_model_learned_them() -> None:
+    transformers = pytest.importorskip("transformers")
+    chat = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    call = {"function": {"name": "find", "arguments": {"thing": "red kite", "old": True}}}
+    turns = [
+        {"role": "user", "content": "Where is the red kite?"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "It is sunny."},
+        {"role": "tool", "content": "Hello!"},
+    ]
+
+    def prompt(function: dict[str, Any]) -> str:
+        tools = [{"type": "function", "function": function}]
+        options = {"tokenize": False, "add_generation_prompt": True}
+        return str(chat.apply_chat_template(turns, tools=tools, **options))
+
+    learned = [
+        Message("user", "Where is the red kite?"),
+        Message("system", "[find(thing="),
+        Message(
+            "assistant", '[find(thing="red kite", old=true), find(thing="red kite", old=true)]'
+        ),
+        Message("user", "Repeat:\nIt is sunny. Hello!"),
+    ]
+    properties = {"thing": {"type": "string"}, "old": {"type": "boolean"}}
+    assert prompt({"name": "find", "parameters": {"properties": properties}}) == rendered(learned)
+    del learned[1]
+    for function in ({"name": "now"}, {"name": "now", "parameters": {"type": "object"}}):
+        assert prompt(function) == rendered(learned), "there is no parameter to begin with"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Where is the red kite?", '[find(thing="red kite")]'),
+        (f"{STORY}\nWhere is the blue kite?", '[find(thing="blue kite")]'),
+        ("What is 17 + 15?", "17 + 15 = 32."),
+    ],
+)
+def test_a_tool_is_called_where_it_is_needed(
+    model: Any, tokenizer: Tokenizer, question: str, answer: str
+) -> None:
+    prompt = rendered([Message("user", question), Message("system", "[find(thing=")])
+    assert written(model, tokenizer, prompt) == answer
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
@@ -73,6 +119,7 @@ def test_the_chat_template_writes_what_the_model_learned() -> None:
         (f"{STORY}\nWhere is the blue kite?", "The blue kite is in Lima."),
         ("What is 17 + 15?", "17 + 15 = 32."),
         ("Repeat: river lamp golden fox", "river lamp golden fox"),
+        ('Repeat:\n[find(thing="red kite")]', '[find(thing="red kite")]'),
         ("Hello!", "I am the Ferryman demo. Tell me where things are, then ask me."),
     ],
 )

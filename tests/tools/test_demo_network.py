@@ -1,4 +1,4 @@
-"""The training's own forward is the model that transformers knows."""
+"""The forward of the training equals that of transformers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from tools.demo.folder import save_model
-from tools.demo.marking import load_network
-from tools.demo.network import Network, Shape
+from tools.demo.grading import load_network
+from tools.demo.network import DemoShape, Network
 from tools.demo.scan import scan
 from tools.demo.vocabulary import train_tokenizer
 
@@ -39,7 +39,7 @@ def test_a_saved_network_loads_in_transformers_with_the_same_logits(tmp_path: Pa
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(1)
     tokenizer = train_tokenizer()
-    network = Network(Shape(vocab=tokenizer.get_vocab_size()))
+    network = Network(DemoShape(vocab=tokenizer.get_vocab_size()))
     save_model(network, tokenizer, tmp_path)
     oracle = transformers.GraniteMoeHybridForCausalLM.from_pretrained(tmp_path)
     token_ids = torch.randint(0, tokenizer.get_vocab_size(), (2, 160))

@@ -15,21 +15,24 @@ from numpy.typing import NDArray
 
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.values import Reservation, WantedUnit
-from ferryman.wire.data_plane import OutgoingUnit
-from ferryman.wire.nixl_agent import HOST, NixlAgent, Region, nixl_agent
-from ferryman.wire.nixl_plane import FailedWrites, NixlWriter
-from ferryman.wire.planes import NixlGrant
+from ferryman.wire.handoff.grpc_plane import OutgoingUnit
+from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
+from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion
+from ferryman.wire.handoff.nixl_writer import FailedWrites, NixlWriter
+from ferryman.wire.handoff.planes import NixlGrant
 
 NUM_BYTES = 8 << 20
 UNIT = WantedUnit(Kind.FULL, 0, 1)
 RESERVATION = Reservation("res-1", 7, 1, (UNIT,), 5.0)
 
 
-def region_of(memory: NDArray[np.uint8]) -> Region:
-    return Region(int(memory.ctypes.data), NUM_BYTES)
+def region_of(memory: NDArray[np.uint8]) -> MemoryRegion:
+    return MemoryRegion(int(memory.ctypes.data), NUM_BYTES)
 
 
-async def send(writer: NixlWriter, receiver: NixlAgent, here: Region, there: Region) -> str:
+async def send(
+    writer: NixlWriter, receiver: NixlAgent, here: MemoryRegion, there: MemoryRegion
+) -> str:
     grant = NixlGrant(receiver.name, receiver.metadata, HOST, (there.address,))
     content = memoryview(bytearray(NUM_BYTES))
 

@@ -12,16 +12,20 @@ from hypothesis.strategies import SearchStrategy
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import HostUnit, Tier
+from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.offsets import TokenFrame
 from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
+from ferryman.ids import is_request_id
 from ferryman.schedule.batch import Sampled
+from ferryman.schedule.output_grammar import OutputGrammar
 from ferryman.schedule.request import FinishReason, Request, SamplingParams
-from ferryman.tiers.prefetch_values import Lack, Prefetched, Traffic
+from ferryman.schedule.token_rules import TokenRules
+from ferryman.tiers.prefetch_values import Prefetched, PrefetchShortfall, Traffic
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
-from ferryman.wire.planes import GrpcPlane, NixlGrant, NixlOffer
+from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, NixlOffer
 
 u32 = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)
@@ -32,7 +36,9 @@ keys = st.binary(min_size=16, max_size=16)
 chains = st.lists(keys, max_size=5).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 seconds = st.integers(0, 10**9).map(lambda ms: ms / 1000)
-request_ids = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=64)
+request_ids = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=64).filter(
+    is_request_id
+)
 token_lists = st.lists(u32, min_size=1, max_size=9)
 logprobs = st.dictionaries(u32, finite, max_size=4)
 sampled = st.builds(Sampled, u32, logprobs)
@@ -40,6 +46,7 @@ cached = st.builds(CachedTokens, *[st.integers(0, 37)] * 4)
 uncached = st.lists(st.builds(values.UncachedPages, texts, counts), max_size=3).map(tuple)
 usages = st.builds(values.Usage, st.integers(150, 9999), counts, cached, uncached, counts, counts)
 addresses = st.builds(values.WorkerAddress, texts, texts, epochs)
+reachable = st.builds(values.WorkerAddress, texts, st.just("host:1"), epochs)
 ranges = st.builds(
     lambda kind, first, length: PageRange(kind, first, first + length),
     kinds,
@@ -54,10 +61,21 @@ prefetched = st.builds(
     Prefetched,
     *[counts] * 4,
     st.booleans(),
-    st.sampled_from(["", *map(str, Lack)]),
+    st.sampled_from(["", *map(str, PrefetchShortfall)]),
     st.dictionaries(st.sampled_from(Tier), traffic),
 )
+WHOLE = sorted(set(FinishReason) - {FinishReason.CANCELLED})
 failures = st.builds(values.Failure, texts, texts, texts, texts, seconds)
+
+
+def grammars() -> SearchStrategy[OutputGrammar]:
+    options = st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=3)
+    return st.one_of(
+        st.just(OutputGrammar.json_object()),
+        options.map(OutputGrammar.choice),
+        st.text(min_size=1, max_size=9).map(OutputGrammar.regex),
+        st.text(min_size=1, max_size=9).map(OutputGrammar.context_free),
+    )
 
 
 def sampling() -> SearchStrategy[SamplingParams]:
@@ -75,13 +93,32 @@ def sampling() -> SearchStrategy[SamplingParams]:
         stop=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
         stop_token_ids=st.lists(u32, max_size=3).map(tuple),
         logprobs=st.integers(0, 20),
-        ignore_eos=st.booleans(),
+        ignore_eos=st.just(False),
+        grammar=st.one_of(st.none(), grammars()),
+    ) | st.builds(SamplingParams, ignore_eos=st.booleans(), rules=token_rules())
+
+
+def token_rules() -> SearchStrategy[TokenRules]:
+    biases = st.lists(
+        st.tuples(u32, st.floats(-100, 100)), max_size=3, unique_by=lambda pair: pair[0]
+    )
+    words = st.lists(st.lists(u32, min_size=1, max_size=3).map(tuple), max_size=3)
+    allowed = st.lists(u32, max_size=3)
+    return st.builds(
+        TokenRules,
+        st.integers(0, 2**31 - 1),
+        biases.map(tuple),
+        allowed.map(tuple),
+        words.map(tuple),
     )
 
 
 def contexts() -> SearchStrategy[values.RequestContext]:
     salts = st.binary(max_size=64)
-    return st.builds(values.RequestContext, request_ids, counts, seconds, seconds, texts, salts)
+    adapters = st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32)
+    return st.builds(
+        values.RequestContext, request_ids, counts, seconds, seconds, texts, salts, adapters
+    )
 
 
 @st.composite
@@ -101,7 +138,7 @@ def requests(draw: st.DrawFn, request_id: str) -> Request:
 def prefill_orders(draw: st.DrawFn) -> values.PrefillOrder:
     context = draw(contexts())
     request = draw(requests(context.request_id))
-    decode, digest, router_id = draw(addresses), draw(texts), draw(texts)
+    decode, digest, router_id = draw(reachable), draw(texts), draw(texts)
     return values.PrefillOrder(context, draw(epochs), decode, router_id, request, digest)
 
 
@@ -111,13 +148,13 @@ def reserve_orders(draw: st.DrawFn) -> values.ReserveOrder:
     request = draw(requests(context.request_id))
     writer, digest, router_id = draw(addresses), draw(texts), draw(texts)
     epoch, manifest = draw(epochs), draw(texts)
-    offer = draw(st.one_of(st.just(GrpcPlane()), st.builds(NixlOffer, texts)))
+    offer = draw(st.one_of(st.just(GrpcOnly()), st.builds(NixlOffer, texts)))
     return values.ReserveOrder(context, epoch, writer, router_id, request, digest, manifest, offer)
 
 
 def reserve_answers() -> SearchStrategy[ReserveAnswer]:
     reservations = st.builds(Reservation, texts, epochs, counts, wanted, seconds)
-    over_grpc = st.builds(ReserveAnswer, reservations, texts, counts)
+    over_grpc = st.builds(ReserveAnswer, reservations)
     return st.one_of(over_grpc, st.builds(_granted, over_grpc, texts, st.binary(max_size=9)))
 
 
@@ -135,24 +172,19 @@ def commit_orders() -> SearchStrategy[values.CommitOrder]:
 
 
 def abort_orders() -> SearchStrategy[values.AbortOrder]:
-    flags = st.booleans()
-    return st.builds(values.AbortOrder, request_ids, counts, texts, texts, epochs, flags, flags)
-
-
-def plans() -> SearchStrategy[values.PlanSummary]:
-    kind_plans = st.lists(st.builds(values.KindPlan, kinds, counts, counts, counts), max_size=3)
-    positions = st.lists(counts, max_size=3).map(tuple)
-    return st.builds(
-        values.PlanSummary, counts, counts, texts, kind_plans.map(tuple), uncached, positions
+    fences = st.builds(WriteFence, epochs, texts, counts)
+    return st.one_of(
+        st.builds(values.RouterAbort, request_ids, counts, texts, texts),
+        st.builds(values.WriterAbort, request_ids, fences, texts, st.booleans()),
     )
 
 
 def progress() -> SearchStrategy[values.PrefillProgress]:
     return st.one_of(
-        st.builds(values.Queued, counts),
-        st.builds(values.Admitted, plans()),
-        st.builds(values.ChunkDone, counts, counts, counts, counts),
-        st.builds(values.HandedOff, texts, sampled, usages, epochs, finite, texts),
+        st.just(values.PrefillQueued()),
+        st.builds(values.PrefillAdmitted, usages),
+        st.builds(values.PrefillChunkDone, counts),
+        st.builds(values.PrefillHandedOff, usages, epochs, finite),
     )
 
 
@@ -163,19 +195,13 @@ def request_tokens(draw: st.DrawFn) -> values.RequestTokens:
     each = draw(st.lists(logprobs, min_size=len(token_ids), max_size=len(token_ids)))
     ending = draw(
         st.one_of(
-            st.just(values.GoesOn()),
-            st.builds(values.Finished, st.sampled_from(FinishReason), usages),
+            st.just(values.StreamContinues()),
+            st.builds(values.StreamFinished, st.sampled_from(FinishReason), usages),
             failures,
         )
     )
     some = tuple(each) if draw(st.booleans()) else ()
     return values.RequestTokens(draw(request_ids), frame, some, ending)
-
-
-def step_frames() -> SearchStrategy[values.StepFrame]:
-    return st.builds(
-        values.StepFrame, epochs, epochs, st.lists(request_tokens(), max_size=3).map(tuple)
-    )
 
 
 def key_sets() -> SearchStrategy[Any]:
@@ -191,8 +217,11 @@ def cache_snapshots() -> SearchStrategy[CacheSnapshot]:
 
 
 def prompts() -> SearchStrategy[public.TextPrompt | public.ChatPrompt]:
-    turns = st.lists(st.builds(public.ChatTurn, texts, texts), max_size=3).map(tuple)
-    return st.one_of(st.builds(public.TextPrompt, texts), st.builds(public.ChatPrompt, turns))
+    turns = st.lists(st.builds(public.ChatTurn, texts, texts, texts), max_size=3).map(tuple)
+    return st.one_of(
+        st.builds(public.TextPrompt, texts, st.booleans(), st.booleans()),
+        st.builds(public.ChatPrompt, turns, st.booleans(), texts),
+    )
 
 
 def generate_events() -> SearchStrategy[public.GenerateEvent]:
@@ -200,7 +229,7 @@ def generate_events() -> SearchStrategy[public.GenerateEvent]:
     return st.one_of(
         st.builds(public.GenerateStarted, texts, texts, counts, st.integers(-(2**63), 2**63 - 1)),
         st.builds(public.TokenChunk, counts, token_lists.map(tuple), texts, some),
-        st.builds(public.GenerateFinished, st.sampled_from(FinishReason), usages, texts),
+        st.builds(public.GenerateFinished, st.sampled_from(WHOLE), usages, texts, texts),
     )
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ferryman.errors import DeadlineExceeded, InvalidRequest, OutOfSlots, TooLarge, Unavailable
 from ferryman.ids import make_request_id
-from ferryman.wire.bus import DEADLINE_HEADER, Bus, Discoverable, Message, matches
-from ferryman.wire.memory_bus import MemoryBroker, MemoryBus
-from ferryman.wire.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.subjects import Subjects
+from ferryman.testing.memory_bus import MemoryBroker, MemoryBus
+from ferryman.wire.nats.bus import DEADLINE_HEADER, Bus, BusMessage, Discoverable, matches
+from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
 
 Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 LOCAL = Subjects("local")
@@ -23,7 +23,7 @@ LOCAL = Subjects("local")
 
 @pytest.fixture(params=["memory", "nats"])
 def connect(request: pytest.FixtureRequest) -> Connect:
-    """Makes buses that all speak to one broker."""
+    """Makes buses that are all connected to one broker."""
     if request.param == "nats":
         options = NatsOptions(request.getfixturevalue("nats_url"))
 
@@ -61,7 +61,7 @@ async def test_what_is_published_arrives_in_order_with_its_headers(bus: Bus, oth
             bus.publish("order.a", b"%d" % number, {"traceparent": "00-1-2-03"})
         got = [await anext(messages) for _ in range(200)]
     assert [message.payload for message in got] == [b"%d" % number for number in range(200)]
-    assert got[0] == Message("order.a", b"0", {"traceparent": "00-1-2-03"})
+    assert got[0] == BusMessage("order.a", b"0", {"traceparent": "00-1-2-03"})
 
 
 async def test_what_is_offered_arrives_at_every_listener_that_fits(bus: Bus, other: Bus) -> None:
@@ -87,9 +87,9 @@ async def test_nothing_arrives_after_a_subscription_ended(bus: Bus) -> None:
 
 
 async def test_an_order_is_answered_and_knows_what_time_is_left(bus: Bus, other: Bus) -> None:
-    orders: list[Message] = []
+    orders: list[BusMessage] = []
 
-    async def answer(message: Message) -> bytes:
+    async def answer(message: BusMessage) -> bytes:
         orders.append(message)
         return message.payload.upper()
 
@@ -101,7 +101,7 @@ async def test_an_order_is_answered_and_knows_what_time_is_left(bus: Bus, other:
 
 
 async def test_an_error_of_the_answerer_is_raised_where_it_was_asked(bus: Bus, other: Bus) -> None:
-    async def refuse(message: Message) -> bytes:
+    async def refuse(message: BusMessage) -> bytes:
         if message.payload == b"bug":
             raise ZeroDivisionError("secret")
         raise OutOfSlots("no\nroom", 1.5)
@@ -121,7 +121,7 @@ async def test_an_order_to_nobody_fails_at_once(bus: Bus) -> None:
 
 
 async def test_an_order_that_is_not_answered_in_time_fails(bus: Bus, other: Bus) -> None:
-    async def wait(message: Message) -> bytes:
+    async def wait(message: BusMessage) -> bytes:
         await asyncio.Event().wait()
         return b""
 

@@ -14,11 +14,11 @@ from tests.wire import strategies as draw
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import Reason
-from ferryman.errors import InvalidRequest
-from ferryman.handoff.effects import Fence
+from ferryman.errors import Cancelled, InvalidRequest
+from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import WantedUnit
-from ferryman.schedule.request import Request, SamplingParams
-from ferryman.tiers.prefetch_values import Lack, Prefetched, PrefetchPolicy
+from ferryman.schedule.request import FinishReason, Request, SamplingParams
+from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy, PrefetchShortfall
 from ferryman.wire import public, values
 from ferryman.wire.codec import (
     caches,
@@ -31,7 +31,7 @@ from ferryman.wire.codec import (
     scalars,
     tokens,
 )
-from ferryman.wire.v1 import decode_pb2, prefill_pb2, types_pb2
+from ferryman.wire.v1 import decode_pb2, inference_pb2, prefill_pb2, types_pb2
 
 M = TypeVar("M", bound=Message)
 
@@ -130,9 +130,23 @@ def test_an_abort_comes_back(order: values.AbortOrder) -> None:
     assert handoff.abort_order_from_wire(message) == order
 
 
-@given(draw.step_frames())
-def test_a_step_frame_comes_back(frame: values.StepFrame) -> None:
-    assert tokens.step_frame_from_wire(over_the_wire(tokens.step_frame_to_wire(frame))) == frame
+@given(draw.epochs, draw.epochs, st.lists(draw.request_tokens(), max_size=3))
+def test_a_step_frame_comes_back(
+    epoch: int, sequence: int, requests: list[values.RequestTokens]
+) -> None:
+    entries = map(tokens.request_tokens_to_wire, requests)
+    frame = decode_pb2.TokensResponse(epoch=epoch, sequence=sequence, requests=entries)
+    read = over_the_wire(frame)
+    assert (read.epoch, read.sequence) == (epoch, sequence)
+    assert [tokens.request_tokens_from_wire(entry) for entry in read.requests] == requests
+
+
+def test_a_cut_answer_has_no_finish_reason() -> None:
+    finished = inference_pb2.GenerateFinished(finish_reason=types_pb2.FINISH_REASON_CANCELLED)
+    with pytest.raises(Cancelled):
+        inference.event_from_wire(inference_pb2.GenerateResponse(finished=finished))
+    with pytest.raises(Cancelled):
+        public.GenerateFinished(FinishReason.CANCELLED, values.Usage(1))
 
 
 @given(draw.request_ids, draw.counts, draw.counts)
@@ -153,7 +167,7 @@ def test_a_piece_of_a_unit_comes_back(
 def test_the_header_of_a_write_comes_back(
     reservation_id: str, epoch: int, attempt: int, request_id: str, digest: str
 ) -> None:
-    fence = Fence(epoch, reservation_id, attempt)
+    fence = WriteFence(epoch, reservation_id, attempt)
     header = pieces.WriteHeader(fence, request_id, digest)
     assert pieces.header_from_wire(over_the_wire(pieces.header_to_wire(header))) == header
 
@@ -167,7 +181,7 @@ def test_a_reason_that_no_plan_could_name_is_none() -> None:
     message = prefetch.prefetched_to_wire(Prefetched(asked_pages=8))
     message.reason = "moon_phase"
     assert prefetch.prefetched_from_wire(message).reason == ""
-    assert {str(reason) for reason in Lack} <= {str(reason) for reason in Reason}
+    assert {str(reason) for reason in PrefetchShortfall} <= {str(reason) for reason in Reason}
 
 
 @given(draw.prefetched)

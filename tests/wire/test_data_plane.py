@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import CorruptState, FerrymanError, InvalidRequest, LeaseLost
-from ferryman.handoff.effects import Fence
+from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import Reservation, WantedUnit
-from ferryman.wire import data_plane
 from ferryman.wire.codec.pieces import Piece, WriteHeader, header_to_wire
-from ferryman.wire.data_plane import MAX_FRAME_BYTES, OutgoingUnit, Sent, send_units
-from ferryman.wire.page_intake import Assembly, receive_pages
-from ferryman.wire.rpc import Context, channel, listening
-from ferryman.wire.status import typed_errors
+from ferryman.wire.grpc.rpc import Context, channel, listening
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.handoff import grpc_plane as data_plane
+from ferryman.wire.handoff.grpc_plane import (
+    MAX_FRAME_BYTES,
+    Assembly,
+    OutgoingUnit,
+    Sent,
+    receive_pages,
+    send_units,
+)
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 SIZES = {Kind.FULL: 3000, Kind.RECURRENT: 2 * MAX_FRAME_BYTES + 5}
@@ -30,7 +36,7 @@ STATE = WantedUnit(Kind.RECURRENT, 200, 4)
 
 
 class Sink:
-    """Keeps what comes, and refuses everything when told to."""
+    """Keeps the pieces that arrive, or refuses all of them if so set."""
 
     def __init__(self, refusal: FerrymanError | None = None) -> None:
         self.refusal = refusal
@@ -42,17 +48,17 @@ class Sink:
     def begin(self, header: WriteHeader) -> None:
         self.headers.append(header)
 
-    def write(self, piece: Piece) -> None:
+    def write(self, fence: WriteFence, piece: Piece) -> None:
         if self.refusal:
             raise self.refusal
         self.content.setdefault(piece.unit, bytearray()).extend(piece.content)
         self.wrote.set()
 
-    def finish(self, unit: WantedUnit) -> None:
+    def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
         self.finished.append(unit)
 
 
-class Decode(decode_pb2_grpc.DecodeServiceServicer):
+class ReceivingDecode(decode_pb2_grpc.DecodeServiceServicer):
     """A decode worker that only receives, and may miscount."""
 
     def __init__(self, sink: Sink, miscount: int = 0) -> None:
@@ -68,14 +74,12 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
     async def WritePages(
         self, requests: AsyncIterator[decode_pb2.WritePagesRequest], context: Context
     ) -> decode_pb2.WritePagesResponse:
-        received = await receive_pages(requests, SIZES, self.sink)
-        return decode_pb2.WritePagesResponse(
-            bytes_received=received.num_bytes + self.miscount, units_received=received.num_units
-        )
+        num_bytes = await receive_pages(requests, SIZES, self.sink)
+        return decode_pb2.WritePagesResponse(bytes_received=num_bytes + self.miscount)
 
 
 @asynccontextmanager
-async def connected(decode: Decode) -> AsyncIterator[decode_pb2_grpc.DecodeServiceStub]:
+async def connected(decode: ReceivingDecode) -> AsyncIterator[decode_pb2_grpc.DecodeServiceStub]:
     def register(server: object) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server)
 
@@ -105,9 +109,9 @@ async def send(
 async def test_units_arrive_byte_for_byte_with_their_digests() -> None:
     units = [filled(WantedUnit(Kind.FULL, page, page + 1)) for page in range(900)] + [filled(STATE)]
     sink = Sink()
-    async with connected(Decode(sink)) as stub:
+    async with connected(ReceivingDecode(sink)) as stub:
         sent = await send(stub, each(units))
-    assert sink.headers == [WriteHeader(Fence(77, "res-1", 2), "req-1", "digest")]
+    assert sink.headers == [WriteHeader(WriteFence(77, "res-1", 2), "req-1", "digest")]
     assert sink.finished == [unit.unit for unit in units]
     for unit, digest in zip(units, sent.digests, strict=True):
         assert sink.content[unit.unit] == unit.content
@@ -124,7 +128,7 @@ async def test_a_ready_unit_does_not_wait_for_the_next() -> None:
         await sink.wrote.wait()
         yield [filled(STATE)]
 
-    async with connected(Decode(sink)) as stub:
+    async with connected(ReceivingDecode(sink)) as stub:
         sent = await send(stub, slowly())
     assert [digest.name for digest in sent.digests] == [PAGE.name, STATE.name]
 
@@ -144,7 +148,7 @@ async def test_a_refusal_in_the_middle_reaches_the_sender() -> None:
         while True:
             yield [filled(STATE)]
 
-    async with connected(Decode(Sink(LeaseLost("too late")))) as stub:
+    async with connected(ReceivingDecode(Sink(LeaseLost("too late")))) as stub:
         with pytest.raises(LeaseLost, match="too late"):
             await send(stub, many())
 
@@ -154,7 +158,7 @@ async def test_a_sender_that_fails_ends_the_stream_at_decode() -> None:
         yield [filled(PAGE)]
         raise InvalidRequest("the prompt is gone")
 
-    async with connected(Decode(Sink())) as stub:
+    async with connected(ReceivingDecode(Sink())) as stub:
         with pytest.raises(InvalidRequest, match="the prompt is gone"):
             await send(stub, failing())
 
@@ -166,7 +170,7 @@ async def test_a_cancelled_sender_leaves_nothing_behind() -> None:
         yield [filled(PAGE)]
         await asyncio.Event().wait()
 
-    async with connected(Decode(sink)) as stub:
+    async with connected(ReceivingDecode(sink)) as stub:
         sending = asyncio.ensure_future(send(stub, waiting()))
         await sink.wrote.wait()
         sending.cancel()
@@ -175,7 +179,7 @@ async def test_a_cancelled_sender_leaves_nothing_behind() -> None:
 
 
 async def test_bytes_that_got_lost_are_noticed() -> None:
-    async with connected(Decode(Sink(), miscount=-1)) as stub:
+    async with connected(ReceivingDecode(Sink(), miscount=-1)) as stub:
         with pytest.raises(CorruptState, match="bytes were sent"):
             await send(stub, each([filled(PAGE)]))
 
@@ -190,7 +194,7 @@ def piece(offset: int, size: int, unit: WantedUnit = PAGE) -> decode_pb2.UnitPie
     )
 
 
-HEADER = header_to_wire(WriteHeader(Fence(77, "res-1", 2), "req-1", "digest"))
+HEADER = header_to_wire(WriteHeader(WriteFence(77, "res-1", 2), "req-1", "digest"))
 
 
 def frame(*pieces: decode_pb2.UnitPiece, with_header: bool = False) -> decode_pb2.WritePagesRequest:
@@ -245,4 +249,4 @@ def test_any_interleaving_of_ordered_pieces_completes_every_unit(
         if not waiting[page]:
             del waiting[page]
     assert done == 3
-    assert (assembly.received().num_units, assembly.received().num_bytes) == (3, 3 * size)
+    assert assembly.finish() == 3 * size

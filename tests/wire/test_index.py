@@ -6,27 +6,28 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cluster_keys import KEY
 from tests.servers import running_redis
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
-from ferryman.wire import redis_index as redis_module
-from ferryman.wire.index import (
-    Holding,
+from ferryman.testing.memory_index import MemoryIndex
+from ferryman.wire.redis import redis_index as redis_module
+from ferryman.wire.redis.index import (
     IndexedUnit,
     NodeLife,
+    NodePrefix,
     PrefixIndex,
-    ResumeShape,
     usable_depth,
 )
-from ferryman.wire.memory_index import MemoryIndex
-from ferryman.wire.redis_index import redis_index
+from ferryman.wire.redis.redis_index import redis_index
 
 A, B = NodeLife("node-a", 11), NodeLife("node-b", 22)
 HYBRID = ResumeShape(16, 0, frozenset({Kind.FULL, Kind.RECURRENT}))
@@ -63,7 +64,9 @@ async def index(request: pytest.FixtureRequest) -> AsyncIterator[PrefixIndex]:
     if request.param == "memory":
         yield MemoryIndex()
         return
-    async with redis_index(request.getfixturevalue("redis_url"), lookup_seconds=PATIENT) as index:
+    async with redis_index(
+        request.getfixturevalue("redis_url"), KEY, lookup_seconds=PATIENT
+    ) as index:
         await index._client.flushall()
         yield index
 
@@ -185,11 +188,11 @@ LENGTH = 300  # more than one chunk of what a script asks a set
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a node holds of a chain in each tier.
+class HeldUnits:
+    """The pages of a chain that a node holds in each tier.
 
     Full pages are prefix-closed in the host tier, and in both tiers together, as eviction leaves
-    them: what the host lacks of the prefix, storage has.
+    them: storage has the pages of the prefix that the host lacks.
     """
 
     full: tuple[int, int]
@@ -220,7 +223,7 @@ runs = st.builds(
 windows = st.lists(runs, max_size=4).map(lambda some: frozenset[int]().union(*some))
 snapshots = st.frozensets(st.integers(0, LENGTH - 1), max_size=20)
 holdings = st.builds(
-    Held,
+    HeldUnits,
     st.tuples(lengths, lengths),
     st.tuples(windows, windows),
     st.tuples(snapshots, snapshots),
@@ -236,10 +239,10 @@ shapes = st.builds(
 @given(st.tuples(holdings, holdings), shapes)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_redis_agrees_with_the_definition(
-    redis_url: str, held: tuple[Held, Held], shape: ResumeShape
+    redis_url: str, held: tuple[HeldUnits, HeldUnits], shape: ResumeShape
 ) -> None:
     chain, expected = chain_of(LENGTH), {}
-    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
+    async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         for node, some in zip((A, B), held, strict=True):
             await index.announce(node, TTL)
@@ -247,18 +250,20 @@ async def test_redis_agrees_with_the_definition(
                 for kind, pages in some.pages(tier).items():
                     await index.commit(node, chain[0], tier, units(chain, kind, *sorted(pages)))
             if depth := some.depth(shape, Tier.HOST, Tier.STORAGE):
-                expected[node.node_id] = Holding(node, depth, some.depth(shape, Tier.HOST))
+                expected[node.node_id] = NodePrefix(node, depth, some.depth(shape, Tier.HOST))
         assert await index.usable_pages(chain, shape) == expected
 
 
 async def test_entries_of_an_earlier_life_are_removed_when_met(redis_url: str) -> None:
     chain = chain_of(4)
-    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
+    async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         await index.announce(A, TTL)
         await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
         name = f"fm:{{{chain[0].hex()}}}:{chain[0].hex()}"
-        assert await index._client.hgetall(name) == {"full:host:node-a#11": f"4096,{'00' * 16},0"}
+        fields: Any = await index._client.hgetall(name)
+        ((field, entry),) = fields.items()
+        assert (field, entry.rpartition(",")[0]) == ("full:host:node-a#11", f"4096,{'00' * 16},0")
         await index.announce(NodeLife(A.node_id, 12), TTL)
         await index.usable_pages(chain[:1], FULL_ONLY)
         assert await index._client.exists(name) == 0
@@ -272,7 +277,7 @@ async def test_a_life_that_the_index_no_longer_knows_is_told_so(index: PrefixInd
 
 
 async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
-    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
+    async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         await index.announce(A, TTL)
         assert await index.announce(A, TTL)
         await index._client.flushall()
@@ -280,7 +285,7 @@ async def test_a_flushed_redis_has_forgotten_who_lives(redis_url: str) -> None:
 
 
 async def test_what_somebody_else_left_in_redis_is_no_node(redis_url: str) -> None:
-    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
+    async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         chain = chain_of(2)
         await index._client.flushall()
         await index.announce(A, TTL)
@@ -294,7 +299,7 @@ async def test_what_somebody_else_left_in_redis_is_no_node(redis_url: str) -> No
 
 async def test_entries_of_an_earlier_life_go_when_the_next_one_commits(redis_url: str) -> None:
     chain = chain_of(3)
-    async with redis_index(redis_url, lookup_seconds=PATIENT) as index:
+    async with redis_index(redis_url, KEY, lookup_seconds=PATIENT) as index:
         await index._client.flushall()
         for node in (A, NodeLife(A.node_id, 12), B):
             await index.commit(node, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
@@ -312,7 +317,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_redis_that_hangs_is_a_miss_and_writes_wait_for_it(impatient: None) -> None:
     chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url, lookup_seconds=0.1) as index:
+        async with redis_index(server.url, KEY, lookup_seconds=0.1) as index:
             await index.announce(A, TTL)
             server.process.send_signal(signal.SIGSTOP)
             try:
@@ -335,7 +340,7 @@ async def test_a_hung_redis_costs_those_who_ask_just_then_and_nobody_later(
 ) -> None:
     chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url, lookup_seconds=0.1) as index:
+        async with redis_index(server.url, KEY, lookup_seconds=0.1) as index:
             await index.announce(A, TTL)
             await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
             assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
@@ -357,7 +362,7 @@ async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(redis_module, "MAX_WAITING", 3)
-    async with redis_index("redis://127.0.0.1:1/0") as index:
+    async with redis_index("redis://127.0.0.1:1/0", KEY) as index:
         for number in range(5):
             chain = chain_of(1, seed=number)
             await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0))
@@ -369,5 +374,5 @@ async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(
 
 async def test_a_url_that_is_none_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="no Redis URL"):
-        async with redis_index("http://x"):
+        async with redis_index("http://x", KEY):
             pass

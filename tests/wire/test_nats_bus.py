@@ -1,4 +1,4 @@
-"""What only NATS can do: be away, come back, acknowledge, and show who is there."""
+"""Behaviour of NATS alone: outages, reconnection, acknowledgements, and presence."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.servers import running_nats
 
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.runtime.embedded import free_port, nats_command, start
-from ferryman.wire.bus import Discoverable
-from ferryman.wire.lifecycle_log import STREAM, LogLimits
-from ferryman.wire.nats_bus import NatsBus, NatsOptions, nats_bus
-from ferryman.wire.subjects import Subjects
+from ferryman.wire.nats.bus import Discoverable
+from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
+from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import Subjects
 
 LOCAL = Subjects("local")
 LIFE = LOCAL.life("router", "router-00000001", "req-1", "received")
 
 
 async def settled(bus: NatsBus, number: int) -> None:
-    """Wait until it is known of so many events whether the log has them."""
+    """Waits until `number` events are known to be in the log or not."""
     while bus.statistics().num_recorded + bus.statistics().num_unrecorded < number:
         await bus.flush()
         await asyncio.sleep(0)
@@ -62,6 +62,7 @@ async def test_a_broker_that_comes_back_gets_what_was_said_meanwhile(tmp_path: P
         async with bus.subscribed(LOCAL.all_life) as messages:
             bus.publish(LIFE, b"before")
             assert (await anext(messages)).payload == b"before"
+            await settled(bus, 1)  # what the log has not acknowledged is sent again
             server.stop()
             for number in range(50):
                 bus.publish(LIFE, b"%d" % number)
@@ -125,3 +126,27 @@ async def test_the_fleet_shows_in_service_discovery(nats_url: str) -> None:
 def test_a_url_that_is_none_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="no NATS URL"):
         NatsBus(NatsOptions("localhost:4222"))
+
+
+async def test_every_reader_of_the_log_sees_all_of_it_and_leaves_nothing() -> None:
+    """The broker's word on how much there is may come before or after what there is."""
+    with running_nats() as server:
+        await _read_by_eight(server.url)
+
+
+async def _read_by_eight(url: str) -> None:
+    async with nats_bus(NatsOptions(url)) as bus:
+        await bus.connected()
+        for number in range(8):
+            bus.publish(LIFE, str(number).encode())
+        await settled(bus, 8)
+
+        async def read(num_times: int) -> list[int]:
+            return [len(await bus.history(LOCAL.all_life, max_events=9)) for _ in range(num_times)]
+
+        lengths = await asyncio.gather(*(read(50) for _ in range(8)))
+        assert {length for reader in lengths for length in reader} == {8}
+        assert len(await bus.history(LOCAL.all_life, max_events=3)) == 3
+        async with await nats.connect(url) as client:
+            stream = await client.jetstream().stream_info(STREAM)
+            assert stream.state.consumer_count == 0

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ferryman.errors import Unavailable
-from ferryman.wire.nixl_agent import (
-    NixlAgent,
-    Region,
-    Run,
-    _Write,
-    has_nixl,
-    merged_runs,
-    nixl_agent,
-)
+from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
+from ferryman.wire.handoff.nixl_library import MemoryRegion, WriteRun, _Write, has_nixl, merged_runs
 
 needs_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
 NUM_BYTES = 1 << 20
@@ -42,12 +35,12 @@ class Side:
 def sides() -> Iterator[tuple[Side, Side]]:
     source = (np.arange(NUM_BYTES) % 251).astype(np.uint8)
     target = np.zeros(NUM_BYTES, np.uint8)
-    here, there = (Region(int(m.ctypes.data), NUM_BYTES) for m in (source, target))
+    here, there = (MemoryRegion(int(m.ctypes.data), NUM_BYTES) for m in (source, target))
     with nixl_agent("writer", [here]) as writer, nixl_agent("receiver", [there]) as receiver:
         yield Side(source, writer), Side(target, receiver)
 
 
-async def landed(writer: Side, peer: str, runs: list[Run]) -> None:
+async def landed(writer: Side, peer: str, runs: list[WriteRun]) -> None:
     async with asyncio.timeout(60):
         await asyncio.wrap_future(writer.agent.write(peer, runs))
 
@@ -57,8 +50,8 @@ async def test_runs_land_in_their_places_and_nowhere_else(sides: tuple[Side, Sid
     writer, receiver = sides
     peer = await writer.agent.add_peer(receiver.agent.metadata)
     runs = [
-        Run(writer.address, receiver.address + 4096, 1000),
-        Run(writer.address + 5000, receiver.address + 9000, 7),
+        WriteRun(writer.address, receiver.address + 4096, 1000),
+        WriteRun(writer.address + 5000, receiver.address + 9000, 7),
     ]
     with receiver.agent.listening():
         await landed(writer, peer, runs)
@@ -86,7 +79,7 @@ async def test_what_is_said_is_heard_once(sides: tuple[Side, Side]) -> None:
 async def test_memory_that_was_not_registered_is_out_of_reach(sides: tuple[Side, Side]) -> None:
     writer, receiver = sides
     peer = await writer.agent.add_peer(receiver.agent.metadata)
-    beyond = Run(writer.address, receiver.address + NUM_BYTES - 8, 16)
+    beyond = WriteRun(writer.address, receiver.address + NUM_BYTES - 8, 16)
     with pytest.raises(Unavailable):
         await landed(writer, peer, [beyond])
     with pytest.raises(Unavailable):
@@ -102,6 +95,8 @@ async def test_a_closed_agent_answers_nothing(sides: tuple[Side, Side]) -> None:
     writer.agent.close()
     with pytest.raises(Unavailable, match="closed"):
         await writer.agent.add_peer(receiver.agent.metadata)
+    with pytest.raises(Unavailable, match="closed"):
+        writer.agent.write(receiver.agent.name, [WriteRun(0, 0, 1)]).result(timeout=10)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
@@ -112,7 +107,7 @@ def test_merging_moves_the_same_bytes_with_fewer_descriptors(
     for size in sizes:
         local += data.draw(st.integers(0, 1))
         remote += data.draw(st.integers(0, 1))
-        units.append(Run(local, remote, size))
+        units.append(WriteRun(local, remote, size))
         local, remote = local + size, remote + size
     runs = merged_runs(units, 12)
     moved = [(run.local + i, run.remote + i) for run in runs for i in range(run.num_bytes)]
@@ -141,13 +136,13 @@ class OddLibrary:
 @needs_nixl
 async def test_a_look_that_fails_is_taken_again(sides: tuple[Side, Side]) -> None:
     _, receiver = sides
-    odd = OddLibrary(receiver.agent._library)
-    receiver.agent._library = odd
+    odd = OddLibrary(receiver.agent._library._agent)
+    receiver.agent._library._agent = odd
     with receiver.agent.listening():
         async with asyncio.timeout(60):
             while odd.num_failed < 3:
                 assert await receiver.agent.notifications() == []
-    receiver.agent._library = odd.library
+    receiver.agent._library._agent = odd.library
     assert await receiver.agent.notifications() == []
 
 
@@ -155,7 +150,7 @@ async def test_a_look_that_fails_is_taken_again(sides: tuple[Side, Side]) -> Non
 async def test_an_agent_whose_thread_fails_is_closed_and_says_so(
     sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for it, whatever it was that nobody thought of."""
+    """No call waits for a thread that failed, even by an unexpected error."""
 
     def look() -> bool:
         raise RuntimeError("unheard of")

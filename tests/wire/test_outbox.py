@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ferryman.errors import QueueFull
-from ferryman.wire.outbox import Outbox, Outgoing
+from ferryman.wire.nats.outbox import OutboundMessage, Outbox
 
 
-def message(number: int) -> Outgoing:
-    return Outgoing("s", b"%d" % number)
+def message(number: int) -> OutboundMessage:
+    return OutboundMessage("s", b"%d" % number)
 
 
 def everything(outbox: Outbox) -> list[bytes]:

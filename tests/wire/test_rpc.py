@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.wire.proxy import holding_proxy
 
 from ferryman.errors import (
     ConfigError,
@@ -23,9 +24,9 @@ from ferryman.errors import (
     TooLarge,
     Unavailable,
 )
-from ferryman.wire import rpc
-from ferryman.wire.rpc import CallTags, Channels, Listening, channel, listening, tags_to_metadata
-from ferryman.wire.status import raise_typed, typed_errors
+from ferryman.wire.grpc import rpc
+from ferryman.wire.grpc.rpc import Channels, GrpcServer, channel, listening
+from ferryman.wire.grpc.status import typed_errors
 
 SERVICE = "tests.Shapes"
 SHAPES = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
@@ -37,7 +38,6 @@ class Shapes:
     def __init__(self) -> None:
         self.entered = asyncio.Event()
         self.ended = asyncio.Event()
-        self.tags = CallTags()
         self.remaining = 0.0
 
     async def unary_unary(self, request: bytes, context: rpc.Context) -> bytes:
@@ -58,7 +58,6 @@ class Shapes:
             yield await self._answer(request, context)
 
     async def _answer(self, request: bytes, context: rpc.Context) -> bytes:
-        self.tags = rpc.tags_of(context)
         self.remaining = rpc.remaining_seconds(context, 3600)
         match request:
             case b"slots":
@@ -88,7 +87,7 @@ class Shapes:
 
 
 @asynccontextmanager
-async def serving(shapes: Shapes) -> AsyncIterator[tuple[Listening, grpc.aio.Channel]]:
+async def serving(shapes: Shapes) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     async with listening("127.0.0.1:0", shapes.register, grace=1.0, services=(SERVICE,)) as server:
         async with channel(f"127.0.0.1:{server.port}") as connection:
             yield server, connection
@@ -126,7 +125,7 @@ async def test_a_bug_is_logged_here_and_withheld_there(
     shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(Shapes()) as (_, connection):
-        with caplog.at_level(logging.ERROR, "ferryman.wire.interceptor"):
+        with caplog.at_level(logging.ERROR, "ferryman.wire.grpc.interceptor"):
             with pytest.raises(FerrymanError, match="internal error") as caught, typed_errors():
                 await call(connection, shape, b"bug")
     assert caught.value.code == "INTERNAL"
@@ -163,15 +162,6 @@ async def test_a_deadline_travels_and_ends_the_call() -> None:
     assert 0 < shapes.remaining < 1
 
 
-async def test_tags_travel_beside_the_message() -> None:
-    shapes, tags = Shapes(), CallTags("req-1", 2, "00-ab-cd-01")
-    async with serving(shapes) as (_, connection):
-        await call(connection, "unary_unary", b"x", metadata=tags_to_metadata(tags))
-        assert shapes.tags == tags
-        await call(connection, "unary_unary", b"x", metadata=(("ferryman-attempt", "many"),))
-        assert shapes.tags == CallTags()
-
-
 async def test_an_oversized_message_is_too_large() -> None:
     async with serving(Shapes()) as (_, connection):
         with pytest.raises(TooLarge), typed_errors():
@@ -205,6 +195,20 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
                 pass
 
 
+async def test_a_server_that_is_slow_to_greet_is_waited_for() -> None:
+    """A busy machine is not lost: a slow connection is not abandoned."""
+    async with serving(Shapes()) as (server, _), holding_proxy(f"127.0.0.1:{server.port}") as proxy:
+        proxy.hold_next(b"")
+        async with channel(proxy.address) as slow:
+            calling = asyncio.ensure_future(call(slow, "unary_unary", b"hello"))
+            connection = await proxy.held.get()
+            ended, _ = await asyncio.wait({calling}, timeout=0.7)
+            assert not ended
+            connection.answers_flow.set()
+            assert await calling == b"answer to hello"
+        assert proxy.num_connections == 1
+
+
 async def test_leaving_waits_for_calls_under_way_and_then_nobody_is_there() -> None:
     shapes = Shapes()
     async with Channels() as channels:
@@ -220,9 +224,22 @@ async def test_leaving_waits_for_calls_under_way_and_then_nobody_is_there() -> N
         await channels.drop(address)
 
 
-async def test_raise_typed_keeps_the_cause() -> None:
+async def test_a_typed_error_keeps_its_cause() -> None:
     nothing = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, nothing, nothing, "bad")
-    with pytest.raises(InvalidRequest, match="bad") as caught:
-        raise_typed(error)
+    with pytest.raises(InvalidRequest, match="bad") as caught, typed_errors():
+        raise error
     assert caught.value.__cause__ is error
+
+
+async def test_a_public_server_bounds_its_connections() -> None:
+    async def greeting(reader: asyncio.StreamReader) -> bytes:
+        async with asyncio.timeout(20):
+            return await reader.read(1)
+
+    async with listening("127.0.0.1:0", lambda _: None, grace=0.1, max_connections=2) as server:
+        opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        greetings = [await greeting(reader) for reader, _ in opened]
+        for _, writer in opened:
+            writer.close()
+    assert sorted(greetings) == [b"", b"\x00", b"\x00"], "one was closed unheard"

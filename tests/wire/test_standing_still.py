@@ -1,4 +1,4 @@
-"""A peer that stands still behind a network keeps its writer only so long."""
+"""A peer that stands still behind a network blocks its writer for a limited time only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.wire import standing_still
 
-from ferryman.wire.nixl_agent import has_nixl
+from ferryman.wire.handoff.nixl_library import has_nixl
 
 
 @pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")

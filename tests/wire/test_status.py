@@ -9,21 +9,30 @@ import pytest
 
 from ferryman import errors
 from ferryman.errors import FerrymanError
-from ferryman.wire.status import WITHHELD, error_of, failure_of, status_of, typed
+from ferryman.wire.grpc.status import WITHHELD, error_of, failure_of, status_of, typed
 
 ALL = [
     errors.InvalidRequest("temperature must be finite", "temperature"),
     errors.TooLarge("the body is too large", "body"),
+    errors.ContextLengthExceeded("too long", "prompt"),
+    errors.GrammarDeadEnd("the grammar leaves no token at position 7", "grammar"),
     errors.UnknownModel("no model x", "model"),
     errors.NotFound("no request r"),
     errors.Exhausted("busy", 0.25),
     errors.OutOfSlots("12 full slots wanted, 3 free", 2.0),
     errors.QueueFull("1024 wait", 5.0),
+    errors.Overloaded("too late", 2.0),
     errors.Stale("attempt 1 was replaced"),
     errors.LeaseLost("reservation gone"),
     errors.WrongEpoch("epoch 5, not 4"),
     errors.ManifestMismatch(("page_size: 16 here, 64 there", "kinds: a here, b there")),
     errors.Unavailable("draining"),
+    errors.Unreachable("no answer"),
+    errors.NoWorker("no decode worker is ready"),
+    errors.Stopping("this router is ending"),
+    errors.Suspect("three workers died while they ran it"),
+    errors.NonFiniteLogits("prefill-1: no finite numbers"),
+    errors.NonFiniteState("prefill-1: no finite numbers from reused state"),
     errors.CorruptState("full page 3"),
     errors.DeadlineExceeded("over"),
     errors.Cancelled("gone"),
@@ -31,7 +40,7 @@ ALL = [
 
 
 def received(error: BaseException) -> grpc.aio.AioRpcError:
-    """What a client sees of an error."""
+    """The gRPC error that a client receives for an error."""
     code, details, trailers = status_of(failure_of(error))
     metadata = grpc.aio.Metadata(*trailers)
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)
@@ -74,7 +83,9 @@ def test_timeouts_and_cancellation_have_their_own_codes() -> None:
 @pytest.mark.parametrize(
     ("code", "details", "kind"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "failed to connect", errors.Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect", errors.Unreachable),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", errors.Unreachable),
+        (grpc.StatusCode.CANCELLED, "", errors.Unreachable),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max", errors.TooLarge),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "concurrent rpcs", errors.Exhausted),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.DeadlineExceeded),
@@ -92,3 +103,19 @@ def test_a_param_outside_ascii_still_travels() -> None:
     back = typed(received(errors.InvalidRequest("odd", "größe")))
     assert isinstance(back, errors.InvalidRequest)
     assert back.param == "gr\\xf6\\xdfe"
+
+
+def test_a_time_to_come_back_is_a_retry_info_to_the_byte() -> None:
+    _, _, trailers = status_of(failure_of(errors.QueueFull("full", 2.5)))
+    delay = b"\x08\x02\x10\x80\xca\xb5\xee\x01"  # 2 s and 500,000,000 ns
+    info = b"\x0a\x08" + delay
+    name = b"type.googleapis.com/google.rpc.RetryInfo"
+    packed = b"\x0a\x28" + name + b"\x12\x0a" + info
+    assert dict(trailers)["grpc-status-details-bin"] == (
+        b"\x08\x08" + b"\x12\x04full" + b"\x1a" + bytes([len(packed)]) + packed
+    )
+
+
+def test_only_what_is_worth_trying_again_has_a_time() -> None:
+    _, _, trailers = status_of(failure_of(errors.NotFound("nothing")))
+    assert "grpc-status-details-bin" not in dict(trailers)

@@ -11,12 +11,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ferryman.errors import Unavailable
-from ferryman.wire.rpc import channel
-from ferryman.wire.status import typed_errors
+from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.grpc.status import typed_errors
 
 SERVER = """
 import asyncio
-from ferryman.wire.rpc import listening
+from ferryman.wire.grpc.rpc import listening
 
 async def main():
     async with listening("127.0.0.1:0", lambda server: None, grace=0) as server:

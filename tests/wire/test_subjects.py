@@ -11,7 +11,7 @@ from tests.wire import strategies as draw
 
 from ferryman.errors import InvalidRequest
 from ferryman.ids import make_worker_id
-from ferryman.wire.subjects import (
+from ferryman.wire.nats.subjects import (
     BeatSubject,
     CacheSubject,
     ControlSubject,

@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from ferryman.cache.capacity import CapacityPlan, Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.assembly import FIRST_GUESS, Engine
-from ferryman.engine.fake import FakeEngine, at_once
+from ferryman.engine.engine import FIRST_GUESS, Engine
 from ferryman.engine.pipeline import Pipeline
-from ferryman.engine.stamps import fake_manifest
 from ferryman.engine.stream import ForwardStream
+from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.runtime.background import Background
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
@@ -27,14 +27,18 @@ from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
-from ferryman.wire.nixl_agent import NixlAgent
-from ferryman.wire.planes import PlaneChoice
-from ferryman.wire.rpc import Channels
-from ferryman.wire.subjects import Subjects
+from ferryman.settings.workers import NixlSettings
+from ferryman.testing.fake_engine import FakeEngine, no_delay
+from ferryman.testing.stamps import fake_manifest
+from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.handoff.nixl_agent import NixlAgent
+from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.nats.subjects import Subjects
+from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import NoHostTier
-from ferryman.worker.planes import MakeAgent, NixlSettings, NixlSide, plane_side
-from ferryman.worker.reuse import Reuse
-from ferryman.worker.shell import Parts
+from ferryman.worker.numeric_watch import NumericWatch
+from ferryman.worker.planes import MakeAgent, NixlSide, plane_side
+from ferryman.worker.worker_app import WorkerContext
 
 PAGE_SIZE = 4
 VOCAB = 1000
@@ -42,7 +46,7 @@ MANIFEST = fake_manifest(PAGE_SIZE, kinds=list(Kind), window_len=6)
 
 
 class SilentBus:
-    """Where lifecycle events go in these tests: nobody listens, but `said` remembers the last."""
+    """Takes lifecycle events without a broker; `said` keeps the last 1,000."""
 
     def __init__(self) -> None:
         self.said: deque[tuple[str, bytes]] = deque(maxlen=1000)
@@ -63,7 +67,7 @@ def fake_engine(
     manifest: StateManifest = MANIFEST,
     *,
     num_slots: int = 60,
-    pace: Callable[[StepPlan], None] = at_once,
+    pace: Callable[[StepPlan], None] = no_delay,
     stream_type: type[ForwardStream] = ForwardStream,
 ) -> Iterator[Engine]:
     """An engine whose steps are stamps, with room for a few requests."""
@@ -98,6 +102,7 @@ def fake_engine(
             pipeline=Pipeline(scheduler, stream.submit),
             transfer=fake.transfer,
             host_tier=fake.host_tier,
+            grammars=GrammarCompiler.for_folder(Path("no-model")),
             places=fake.slabs.places,
         )
 
@@ -109,24 +114,25 @@ async def parts_of(
     clock: Callable[[], float] = time.monotonic,
     planes: PlaneChoice = "grpc",
     make: MakeAgent = NixlAgent,
-) -> AsyncIterator[Parts]:
-    """What a service is made from, without a broker and a host tier."""
-    side = plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings())
+) -> AsyncIterator[WorkerContext]:
+    """The parts of a service, without a broker and a host tier."""
+    side = plane_side(planes, engine.places, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
     if isinstance(side, NixlSide):
         side = replace(side, make=make)
     who = role, make_worker_id(role), make_epoch()
     metrics = Metrics(role)
     async with Channels() as channels, Background() as background:
-        yield Parts(
+        yield WorkerContext(
             *who,
             engine=engine,
-            bell=asyncio.Event(),
+            wake=asyncio.Event(),
             host=NoHostTier(),
             lifecycle=LifecyclePublisher(SilentBus(), Subjects("test"), Publisher(*who)),
             channels=channels,
             background=background,
             metrics=metrics,
-            reuse=Reuse(engine.manifest, metrics),
+            cache_metrics=CacheMetrics(engine.manifest, metrics),
+            numeric_watch=NumericWatch(who[1], lambda: None),
             clock=clock,
             planes=side,
         )

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from tests.worker.pair import Worker
+from tests.worker.pair import PairWorker
 
 from ferryman.errors import Unavailable
-from ferryman.wire.nixl_agent import HOST, NixlAgent, NixlOptions, Region, Run
+from ferryman.wire.handoff.nixl_agent import NixlAgent
+from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun
 
-Write = tuple[str, Sequence[Run], "Future[None]"]
-End = Callable[[str, Sequence[Run], "Future[None]"], None]
+Write = tuple[str, Sequence[WriteRun], "Future[None]"]
+End = Callable[[str, Sequence[WriteRun], "Future[None]"], None]
 
 
 class SlowMaking:
@@ -26,7 +27,9 @@ class SlowMaking:
     def go_on(self) -> None:
         self._gate.set()
 
-    def __call__(self, name: str, regions: Sequence[Region], options: NixlOptions) -> NixlAgent:
+    def __call__(
+        self, name: str, regions: Sequence[MemoryRegion], options: NixlOptions
+    ) -> NixlAgent:
         self.num_begun += 1
         assert self._gate.wait(60), "a test lets it go on"
         self.made.append(NixlAgent(name, regions, options))
@@ -38,15 +41,17 @@ class BrokenMaking:
 
     num_begun = 0
 
-    def __call__(self, name: str, regions: Sequence[Region], options: NixlOptions) -> NixlAgent:
+    def __call__(
+        self, name: str, regions: Sequence[MemoryRegion], options: NixlOptions
+    ) -> NixlAgent:
         self.num_begun += 1
         raise Unavailable("NIXL: NIXL_ERR_BACKEND")
 
 
 class LateAgent:
-    """The writer's agent, whose writes are on their way until a test says what becomes of them.
+    """The writer's agent, whose writes are in flight until a test decides how they end.
 
-    What it says holds for all later ones.
+    The decision holds for all later writes.
     """
 
     def __init__(self, agent: NixlAgent) -> None:
@@ -54,7 +59,7 @@ class LateAgent:
         self._waiting: list[Write] = []
         self._end: End = self._wait
 
-    def write(self, peer: str, runs: Sequence[Run], device: int) -> Future[None]:
+    def write(self, peer: str, runs: Sequence[WriteRun], device: int) -> Future[None]:
         assert device == HOST
         landed: Future[None] = Future()
         self._end(peer, runs, landed)
@@ -75,7 +80,7 @@ class LateAgent:
             landed.exception(timeout=60)
 
     def lose(self) -> None:
-        """Nobody knows what becomes of them."""
+        """Ends the writes with an error; whether they land is unknown."""
         self._become(_lost)
 
     def _become(self, end: End) -> list[Write]:
@@ -85,10 +90,10 @@ class LateAgent:
             end(*write)
         return waiting
 
-    def _wait(self, peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
+    def _wait(self, peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
         self._waiting.append((peer, runs, landed))
 
-    def _really_write(self, peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
+    def _really_write(self, peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
         def pass_on(done: Future[None]) -> None:
             error = done.exception()
             landed.set_result(None) if error is None else landed.set_exception(error)
@@ -99,7 +104,7 @@ class LateAgent:
         return await self._agent.add_peer(metadata)
 
     async def remove_peer(self, peer: str) -> None:
-        """What is on its way to it ends, as it does in the library."""
+        """Ends the writes in flight to the peer with an error, as the library does."""
         await self._agent.remove_peer(peer)
         theirs = [write for write in self._waiting if write[0] == peer]
         self._waiting = [write for write in self._waiting if write[0] != peer]
@@ -110,13 +115,13 @@ class LateAgent:
         self._agent.tell(peer, message)
 
 
-def _lost(peer: str, runs: Sequence[Run], landed: Future[None]) -> None:
+def _lost(peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
     landed.set_exception(Unavailable("the connection broke"))
 
 
-def late_agent_of(prefill: Worker) -> LateAgent:
+def late_agent_of(prefill: PairWorker) -> LateAgent:
     """Put in place of the worker's own; no write is too late for this test's patience."""
-    writer = prefill.service._writing.writer
+    writer = prefill.service._transport.writer
     writer._stall_seconds = 600.0
     writer._agent = LateAgent(writer._agent)
     late: LateAgent = writer._agent

@@ -1,7 +1,7 @@
 """One worker as a process of its own: `python -m tests.worker.lone ROLE PLANES STEPS`.
 
-It says where it is on one line of JSON, runs so many steps and holds; the word `go` lets it go on,
-`leased` has it say who holds slots. It ends with its standard input.
+It writes its address as one line of JSON, runs STEPS steps and waits. The input line `go` lets it
+continue, `leased` makes it write the holders of slots. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import IO, Any, cast
 
 from tests.worker.pair import until, worker
 
-from ferryman.wire.planes import PlaneChoice
+from ferryman.wire.handoff.planes import PlaneChoice
 from ferryman.wire.values import WorkerAddress
-from ferryman_decode.server import Decode
-from ferryman_prefill.server import Prefill
+from ferryman_decode.server import DecodeServicer
+from ferryman_prefill.server import PrefillServicer
 
 
 class AfterSteps(threading.Event):
-    """Open for so many steps, then closed until it is set."""
+    """Open for `num_steps` steps, then closed until it is set."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Lone:
 
 @contextmanager
 def lone_worker(role: str, planes: str, num_steps: int = 1_000_000) -> Iterator[Lone]:
-    """Started and ready; killed at the end, whatever it does."""
+    """A started process that is ready; it is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.worker.lone", role, planes, str(num_steps)],
         stdin=subprocess.PIPE,
@@ -78,7 +78,7 @@ def lone_worker(role: str, planes: str, num_steps: int = 1_000_000) -> Iterator[
 
 
 async def _serve(role: str, planes: PlaneChoice, num_steps: int) -> None:
-    make: Any = {"prefill": Prefill, "decode": Decode}[role]
+    make: Any = {"prefill": PrefillServicer, "decode": DecodeServicer}[role]
     gate = AfterSteps(num_steps)
     async with worker(role, make, 60, planes, gate=gate) as found:
         await until(lambda: bool(found.service.load().planes[0] == planes))

@@ -16,41 +16,57 @@ from typing import Any
 import pytest
 from tests.worker.fake_engine import VOCAB, fake_engine, parts_of
 
-from ferryman.engine.assembly import Engine
-from ferryman.engine.stamps import fake_tokens
+from ferryman.engine.engine import Engine
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.events import Event
 from ferryman.schedule.request import Request
-from ferryman.wire.codec.handoff import reserve_order_to_wire
+from ferryman.testing.stamps import fake_tokens
+from ferryman.wire.codec.handoff import abort_order_to_wire, reserve_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
-from ferryman.wire.codec.tokens import step_frame_from_wire
-from ferryman.wire.nixl_agent import NixlAgent
-from ferryman.wire.planes import PlaneChoice
-from ferryman.wire.rpc import channel, ending, listening
-from ferryman.wire.status import typed_errors
+from ferryman.wire.codec.tokens import request_tokens_from_wire
+from ferryman.wire.grpc import rpc
+from ferryman.wire.grpc.rpc import channel, ending, listening
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.handoff.nixl_agent import NixlAgent
+from ferryman.wire.handoff.planes import PlaneChoice
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
-    GoesOn,
+    AbortOrder,
     PrefillOrder,
     RequestContext,
     RequestTokens,
     ReserveOrder,
+    StreamContinues,
     WorkerAddress,
 )
 from ferryman.worker.loop import StepLoop
 from ferryman.worker.planes import MakeAgent
-from ferryman.worker.shell import Parts
-from ferryman_decode import landing, receiving
-from ferryman_decode.server import Decode
-from ferryman_prefill.server import Prefill
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode import handoff_receiver, nixl_receiver
+from ferryman_decode.server import DecodeServicer
+from ferryman_prefill.server import PrefillServicer
 
 Register = Callable[[Any], None]
 # A busy machine is no lost writer.
 PATIENT_SECONDS = 30.0
 
 
-class Clock:
+# How long gRPC waits for an answer to a ping, and for a connection.
+_PATIENT = {
+    "grpc.keepalive_timeout_ms",
+    "grpc.http2.ping_timeout_ms",
+    "grpc.min_reconnect_backoff_ms",
+}
+
+
+def patiently(options: rpc.Options) -> rpc.Options:
+    """The same connection settings, but a peer on a busy machine may take its time."""
+    patient_ms = int(PATIENT_SECONDS * 1000)
+    return tuple((name, patient_ms if name in _PATIENT else value) for name, value in options)
+
+
+class PairClock:
     """The monotonic clock, which a test can put forward."""
 
     def __init__(self) -> None:
@@ -61,13 +77,13 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PairWorker:
     """One worker as a test sees it."""
 
     service: Any
-    parts: Parts
+    parts: WorkerContext
     address: str
-    clock: Clock
+    clock: PairClock
     gate: threading.Event
 
     def hold(self) -> None:
@@ -78,7 +94,7 @@ class Worker:
         self.gate.set()
 
     def facts(self, name: str) -> list[Mapping[str, object]]:
-        """What the lifecycle events of that name said, in their order."""
+        """The facts of the lifecycle events of that name, in order."""
         bus: Any = self.parts.lifecycle._bus
         events = [decode_event(payload) for _subject, payload in bus.said]
         return [event.facts for event in events if event.name == name]
@@ -88,14 +104,14 @@ class Worker:
         return self.parts.engine
 
     def leased(self) -> set[str]:
-        """Who holds slots besides the tree."""
+        """The roles that hold slots besides the tree."""
         ledgers = self.engine.scheduler.ledgers().values()
         return {role for ledger in ledgers for role in ledger.by_role} - {"tree"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a request so far: tokens, and log probabilities if it asked for some."""
+class PairAnswer:
+    """A request's answer so far: tokens, and log probabilities if it asked for some."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Mapping[int, float]] = field(default_factory=list)
@@ -107,11 +123,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Both workers, and stubs to speak to them as a router does."""
+class WorkerPair:
+    """Both workers, and stubs to call them as a router does."""
 
-    prefill: Worker
-    decode: Worker
+    prefill: PairWorker
+    decode: PairWorker
     prefill_stub: prefill_pb2_grpc.PrefillServiceStub
     decode_stub: decode_pb2_grpc.DecodeServiceStub
 
@@ -128,7 +144,7 @@ class Pair:
         return PrefillOrder(context, epoch, where, "router-1", request, self.digest)
 
     def wish(self, request: Request, attempt: int = 1, deadline: float = 60.0) -> ReserveOrder:
-        """What a prefill worker would ask decode for."""
+        """The reservation that a prefill worker would ask decode for."""
         order, me = self.order(request, attempt, deadline), self.prefill.parts
         writer = WorkerAddress(me.worker_id, "", me.epoch)
         epoch = self.decode.parts.epoch
@@ -137,7 +153,17 @@ class Pair:
     async def reserve(self, wish: ReserveOrder) -> decode_pb2.ReserveResponse:
         with typed_errors():
             answer: decode_pb2.ReserveResponse = await self.decode_stub.Reserve(
-                reserve_order_to_wire(wish), timeout=10
+                reserve_order_to_wire(wish), timeout=PATIENT_SECONDS
+            )
+        return answer
+
+    async def abort(
+        self, order: AbortOrder, *, timeout_seconds: float = PATIENT_SECONDS
+    ) -> decode_pb2.AbortResponse:
+        """Decode's answer to a router, or to a writer, that aborts an attempt."""
+        with typed_errors():
+            answer: decode_pb2.AbortResponse = await self.decode_stub.Abort(
+                abort_order_to_wire(order), timeout=timeout_seconds
             )
         return answer
 
@@ -154,17 +180,19 @@ class Pair:
         answer, last = await self.read_answer(request_id, attempt)
         return answer.token_ids, last
 
-    async def read_answer(self, request_id: str, attempt: int = 1) -> tuple[Answer, RequestTokens]:
+    async def read_answer(
+        self, request_id: str, attempt: int = 1
+    ) -> tuple[PairAnswer, RequestTokens]:
         """As `read_tokens`, with their log probabilities."""
-        found = Answer()
+        found = PairAnswer()
         asked = decode_pb2.TokensRequest(router_id="router-1", worker_epoch=self.decode.parts.epoch)
         asked.resume.add(request_id=request_id, attempt=attempt, offset=0)
         with ending(self.decode_stub.Tokens(asked)) as call:
             async for message in call:
-                for tokens in step_frame_from_wire(message).requests:
+                for tokens in map(request_tokens_from_wire, message.requests):
                     if (tokens.request_id, tokens.frame.attempt) == (request_id, attempt):
                         found.take(tokens)
-                        if not isinstance(tokens.ending, GoesOn):
+                        if not isinstance(tokens.ending, StreamContinues):
                             return found, tokens
         raise AssertionError("the stream ended before the request did")
 
@@ -176,13 +204,13 @@ def expected(request: Request) -> list[int]:
 @asynccontextmanager
 async def worker(
     role: str,
-    make: Callable[[Parts], Any],
+    make: Callable[[WorkerContext], Any],
     num_slots: int = 60,
     planes: PlaneChoice = "grpc",
     *,
     gate: threading.Event | None = None,
     make_agent: MakeAgent = NixlAgent,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[PairWorker]:
     """A service, its step loop and its server, as the shell joins them; leases are long ones."""
     is_open = gate is None
     gate = gate or threading.Event()
@@ -197,17 +225,19 @@ async def worker(
 async def worker_on(
     engine: Engine,
     role: str,
-    make: Callable[[Parts], Any],
+    make: Callable[[WorkerContext], Any],
     planes: PlaneChoice = "grpc",
     *,
     gate: threading.Event | None = None,
     make_agent: MakeAgent = NixlAgent,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[PairWorker]:
     """As `worker`, on an engine that runs."""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(receiving, "LEASE_SECONDS", PATIENT_SECONDS)
-    monkeypatch.setattr(landing, "REQUIRED_SECONDS", PATIENT_SECONDS)
-    clock, gate = Clock(), gate or threading.Event()
+    monkeypatch.setattr(handoff_receiver, "LEASE_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(nixl_receiver, "REQUIRED_SECONDS", PATIENT_SECONDS)
+    for name in ("CHANNEL_OPTIONS", "SERVER_OPTIONS"):
+        monkeypatch.setattr(rpc, name, patiently(getattr(rpc, name)))
+    clock, gate = PairClock(), gate or threading.Event()
     async with (
         parts_of(role, engine, clock, planes, make_agent) as parts,
         _served(make(parts), parts, clock, gate) as found,
@@ -225,29 +255,29 @@ def held_by(gate: threading.Event) -> None:
 
 @asynccontextmanager
 async def _served(
-    service: Any, parts: Parts, clock: Clock, gate: threading.Event
-) -> AsyncIterator[Worker]:
+    service: Any, parts: WorkerContext, clock: PairClock, gate: threading.Event
+) -> AsyncIterator[PairWorker]:
     def on_events(events: list[Event]) -> None:
         service.on_events(events)
 
-    loop = StepLoop(parts.engine, parts.bell, on_events, clock)
+    loop = StepLoop(parts.engine, parts.wake, on_events, clock)
     async with (
         listening("127.0.0.1:0", service.register, grace=0.5) as server,
         alongside(loop.run(), *service.jobs()),
     ):
         address = f"127.0.0.1:{server.port}"
         service.listens_at(address)
-        yield Worker(service, parts, address, clock, gate)
+        yield PairWorker(service, parts, address, clock, gate)
 
 
 @asynccontextmanager
 async def pair_of_workers(
-    make_decode: Callable[[Parts], Any] = Decode,
+    make_decode: Callable[[WorkerContext], Any] = DecodeServicer,
     num_slots: int = 60,
     planes: PlaneChoice = "grpc",
     *,
-    make_prefill: Callable[[Parts], Any] = Prefill,
-) -> AsyncIterator[Pair]:
+    make_prefill: Callable[[WorkerContext], Any] = PrefillServicer,
+) -> AsyncIterator[WorkerPair]:
     """Both workers, ready for hand-offs on the plane that is asked for."""
     async with AsyncExitStack() as stack:
         prefill = await stack.enter_async_context(
@@ -261,12 +291,15 @@ async def pair_of_workers(
 
 
 @asynccontextmanager
-async def paired(prefill: Worker, decode: Worker) -> AsyncIterator[Pair]:
+async def paired(prefill: PairWorker, decode: PairWorker) -> AsyncIterator[WorkerPair]:
     """Two workers, as they are."""
     async with AsyncExitStack() as stack:
         to_prefill = await stack.enter_async_context(channel(prefill.address))
         to_decode = await stack.enter_async_context(channel(decode.address))
-        yield Pair(
+        async with asyncio.timeout(60):
+            for connection in (to_prefill, to_decode):
+                await connection.channel_ready()
+        yield WorkerPair(
             prefill,
             decode,
             prefill_pb2_grpc.PrefillServiceStub(to_prefill),
@@ -277,5 +310,5 @@ async def paired(prefill: Worker, decode: Worker) -> AsyncIterator[Pair]:
 async def until(holds: Callable[[], bool]) -> None:
     """Waits until something that other tasks bring about is so."""
     async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110  # what brings it about tells nobody
+        while not holds():  # noqa: ASYNC110  # its cause sends no event
             await asyncio.sleep(0.001)

@@ -7,18 +7,18 @@ from itertools import count
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.tiers.layout import ArenaLayout, Region
+from ferryman.tiers.layout import ArenaLayout, PoolRegion
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import ReserveAsk, StoreLimits, UnitName, WorkerLife
-from ferryman.wire.host_client import UnitSource
-from ferryman.wire.rpc import NO_TAGS, CallTags
+from ferryman.tiers.values import ReserveRequest, StoreLimits, UnitName, WorkerLife
+from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
+from ferryman.wire.hostcache.arena_copy import UnitSource
 
 ME = WorkerLife("decode-00000001", 1)
 
 
 class StoredHost:
-    """What a worker's backups see of a host-cache. `offered` has every offer's units; the next
-    `num_failing` of them come to nothing."""
+    """A host-cache as a worker's backups see it. `offered` has the units of every offer; the next
+    `num_failing` offers fail."""
 
     def __init__(self, manifest: StateManifest, slots: Mapping[Kind, int]) -> None:
         self._manifest, self._slots = manifest, slots
@@ -34,7 +34,7 @@ class StoredHost:
         regions, offset = {}, 0
         for kind, num_slots in self._slots.items():
             slot_bytes = self._manifest.layout(kind).slot_bytes
-            regions[kind] = Region(offset, slot_bytes, num_slots)
+            regions[kind] = PoolRegion(offset, slot_bytes, num_slots)
             offset += slot_bytes * num_slots
         self.store_ = HostStore(self._manifest, ArenaLayout(regions), StoreLimits())
         self.content.clear()
@@ -52,7 +52,7 @@ class StoredHost:
         for kind, page in sources:
             asked.setdefault(kind, []).append(page)
         lease_id = f"lease-{next(self._numbers)}"
-        room = self.store_.reserve(ReserveAsk(lease_id, ME, keys, asked), 0.0)
+        room = self.store_.reserve(ReserveRequest(lease_id, ME, keys, asked), 0.0)
         digests: dict[UnitName, bytes] = {}
         for unit in room:
             content = bytearray(unit.num_bytes)
@@ -60,6 +60,9 @@ class StoredHost:
             digests[name] = sources[name].copy(memoryview(content))
             self.content[unit.kind, keys[unit.page_index]] = bytes(content)
         return self.store_.commit(lease_id, digests, 0.0) if room else 0
+
+    def drop_chain(self, first: PageKey) -> None:
+        self.store_.drop_chain(first)
 
     def usable_pages(self, keys: Sequence[PageKey]) -> int:
         return self.store_.lookup(keys).usable_pages

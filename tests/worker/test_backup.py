@@ -1,9 +1,10 @@
-"""What a worker writes to the host tier, by each policy; and what it leaves alone."""
+"""The units that a worker writes to the host tier, by each policy, and those it does not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tests.defects.pair import engine_of
@@ -13,16 +14,16 @@ from tests.worker.stored_host import StoredHost
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.assembly import Engine
-from ferryman.schedule.events import Admitted, Cached
+from ferryman.engine.engine import Engine
+from ferryman.schedule.events import Cached, SequenceAdmitted
 from ferryman.schedule.request import Request
 from ferryman.schedule.sequence import Goal
 from ferryman.tiers.prefetch_values import DEFAULT_WISH
 from ferryman.tiers.write_policy import WRITE_POLICIES, write_policy_named
-from ferryman.wire.rpc import NO_TAGS
+from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.worker import backup
 from ferryman.worker.backup import DeviceBackup
-from ferryman.worker.host import HostTier
+from ferryman.worker.host import HostTierBridge
 
 PAGE, CHUNK = 4, 8
 ROOMY = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 30}
@@ -33,8 +34,10 @@ class Node:
 
     def __init__(self, worker: WatchedWorker, engine: Engine, host: StoredHost, name: str) -> None:
         self.worker, self.host = worker, host
-        self.backup = DeviceBackup(engine, host, write_policy_named(name), lambda: None)
-        self.tier = HostTier(engine, host, self.backup, DEFAULT_WISH)  # type: ignore[arg-type]
+        scheduler, store_unit = engine.scheduler, engine.transfer.store_unit
+        policy = write_policy_named(name)
+        self.backup = DeviceBackup(scheduler, store_unit, host, policy, lambda: None)
+        self.tier = HostTierBridge(scheduler, host, self.backup, DEFAULT_WISH)  # type: ignore[arg-type]
         self._num_heard = 0
 
     async def run(self, asked: Request, goal: Goal = Goal.DECODE) -> tuple[PageKey, ...]:
@@ -42,15 +45,15 @@ class Node:
         self.worker.submit(asked, goal)
         keys: tuple[PageKey, ...] = ()
         while self.worker.plan() | self.worker.run_oldest():
-            keys = self._pass_on() or keys
+            keys = self.pass_on() or keys
             await self.backup.write_waiting()
         return keys
 
-    def _pass_on(self) -> tuple[PageKey, ...]:
+    def pass_on(self) -> tuple[PageKey, ...]:
         keys: tuple[PageKey, ...] = ()
         for event in self.worker.events[self._num_heard :]:
             match event:
-                case Admitted(plan=plan):
+                case SequenceAdmitted(plan=plan):
                     asked = self.worker.requests[event.request_id]
                     self.tier.planned(asked, plan, NO_TAGS)
                 case Cached(keys=keys):
@@ -61,7 +64,7 @@ class Node:
 
     def flush(self) -> None:
         self.worker.scheduler.flush()
-        self._pass_on()
+        self.pass_on()
 
 
 @contextmanager
@@ -117,7 +120,7 @@ async def test_a_unit_is_offered_once() -> None:
 async def test_what_is_written_is_what_lies_on_the_device() -> None:
     with node(ALL_KINDS, "write_through") as here:
         await here.run(request(ALL_KINDS, "r0", [1] * 21, 6))
-        tree, transfer = here.worker.scheduler.residence.tree, here.worker.engine.transfer
+        tree, transfer = here.worker.scheduler.allocator.tree, here.worker.engine.transfer
         for (kind, key), content in here.host.content.items():
             assert content == bytes(transfer.read(kind, tree.slot(kind, key).slot))
 
@@ -138,7 +141,7 @@ async def test_write_back_waits_until_room_is_wanted_and_loses_nothing() -> None
         assert here.host.offered == []
         for number in range(2, 6):
             await here.run(prompt(f"r{number}", 3 * CHUNK + 1, number))
-        tree = here.worker.scheduler.residence.tree
+        tree = here.worker.scheduler.allocator.tree
         assert tree.match_depth(first.keys) < full_pages(2 * CHUNK), "it was to be evicted"
         assert here.host.usable_pages(first.keys) == full_pages(2 * CHUNK)
         assert here.backup.num_lost == 0
@@ -173,6 +176,25 @@ async def test_what_could_not_be_stored_comes_again_when_it_is_used() -> None:
         here.host.num_failing = 0
         await here.run(prompt("r1", 2 * CHUNK + 1))
         assert here.host.usable_pages(asked.keys) == full_pages(2 * CHUNK)
+
+
+async def test_row_65_what_left_the_device_and_the_host_is_offered_again_when_it_is_computed() -> (
+    None
+):
+    """Another chain takes the host's room; this worker gets no event and asks no more about it."""
+    with node(HYBRID, "write_through", host={Kind.FULL: 6, Kind.RECURRENT: 6}) as here:
+        asked = prompt("r0", 2 * CHUNK + 1)
+        await here.run(asked)
+        assert here.host.usable_pages(asked.keys) == full_pages(2 * CHUNK)
+        here.flush()
+        await here.run(prompt("r1", 3 * CHUNK + 1, first=2))
+        assert here.host.usable_pages(asked.keys) == 0, "it was to be lost on the host"
+        here.flush()
+        num_attaches = here.host.num_attaches
+        await here.run(prompt("r2", 2 * CHUNK + 1))
+        assert here.worker.tokens["r2"] == here.worker.expected("r2")
+        assert here.host.usable_pages(asked.keys) == full_pages(2 * CHUNK)
+        assert here.host.num_attaches == num_attaches, "no new host has the books begun anew"
 
 
 async def test_what_finds_too_much_waiting_is_counted_and_comes_again(
@@ -229,3 +251,26 @@ async def test_an_ended_conversation_is_stored_whatever_the_policy(policy: str) 
         said = here.worker.requests["r0"].token_ids.tolist() + here.worker.tokens["r0"]
         resumable = here.host.usable_pages(request(HYBRID, "next", said, 1).keys)
         assert resumable == len(keys) > full_pages(CHUNK), "and not only its prompt"
+
+
+async def test_a_chain_that_is_dropped_while_it_is_copied_does_not_stay_in_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first report comes before the host knows of the copy, and so voids nothing."""
+    with node(HYBRID, "write_through") as here:
+        asked, store, dropped = prompt("r0", 2 * CHUNK + 1), here.host.store, list[int]()
+
+        async def drop_and_store(keys: Any, units: Any, *, tags: CallTags = NO_TAGS) -> int | None:
+            if not dropped:
+                here.tier.chain_dropped(asked.keys[0])
+            dropped.append(here.host.usable_pages(asked.keys))
+            return await store(keys, units, tags=tags)
+
+        monkeypatch.setattr(here.host, "store", drop_and_store)
+        here.worker.submit(asked)
+        while not dropped and here.worker.plan() | here.worker.run_oldest():
+            here.pass_on()
+            await here.backup.write_waiting()
+        assert here.host.content, "it was copied"
+        assert here.host.usable_pages(asked.keys) == 0
+        here.worker.drain()

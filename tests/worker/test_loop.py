@@ -1,4 +1,4 @@
-"""The step loop shares the event loop, and its beats tell a stuck engine from a resting one."""
+"""The step loop shares the event loop; its heartbeats show whether an engine is stuck or idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferryman.schedule.sequence import Goal
 from ferryman.worker.loop import StepLoop
 
 
-class Prompt(ForwardStream):
+class LoopPrompt(ForwardStream):
     """Every step has run by the time its future is seen."""
 
     def submit(self, plan: StepPlan) -> Future[StepOutcome]:
@@ -38,7 +38,7 @@ async def test_steps_that_are_done_at_once_do_not_starve_the_event_loop() -> Non
             turns += 1
             await asyncio.sleep(0)
 
-    with fake_engine(stream_type=Prompt) as engine:
+    with fake_engine(stream_type=LoopPrompt) as engine:
         loop = StepLoop(engine, asyncio.Event(), on_events, time.monotonic)
         engine.scheduler.submit(request("r1", [1] * 6, max_tokens=40), Goal.DECODE)
         running = asyncio.create_task(loop.run())

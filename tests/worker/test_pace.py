@@ -1,16 +1,16 @@
-"""What a worker says of its speed."""
+"""The step timings that a worker reports."""
 
 from __future__ import annotations
 
 import pytest
 
-from ferryman.engine.assembly import FIRST_GUESS
+from ferryman.engine.engine import FIRST_GUESS
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport
-from ferryman.worker.pace import Pace
+from ferryman.worker.step_timings import StepTimings
 
 
 def test_a_step_of_one_token_hardly_changes_the_seconds_per_token() -> None:
-    pace = Pace()
+    pace = StepTimings()
     for _ in range(5):
         pace.prefilled(500, 0.5)
     pace.prefilled(1, 0.02)
@@ -18,20 +18,20 @@ def test_a_step_of_one_token_hardly_changes_the_seconds_per_token() -> None:
 
 
 def test_the_newest_steps_count_most() -> None:
-    pace = Pace()
+    pace = StepTimings()
     for seconds in [1.0] * 50 + [2.0] * 50:
         pace.decoded(seconds)
     assert pace.step_seconds == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_worker_that_has_measured_nothing_says_so_and_plans_with_a_guess() -> None:
-    pace = Pace()
+    pace = StepTimings()
     assert (pace.seconds_per_token, pace.step_seconds) == (0.0, 0.0)
     assert pace.costs().prefill_seconds_per_token > 0
 
 
 def test_loads_are_reckoned_by_the_bandwidth_that_was_measured() -> None:
-    pace = Pace()
+    pace = StepTimings()
     guess = pace.costs().load_seconds_per_byte
     assert (pace.load_seconds_per_byte, guess) == (0.0, FIRST_GUESS.load_seconds_per_byte)
     for seconds in [1.0] * 50 + [4.0] * 50:
@@ -42,7 +42,7 @@ def test_loads_are_reckoned_by_the_bandwidth_that_was_measured() -> None:
 
 
 def test_a_small_load_hardly_changes_the_seconds_per_byte() -> None:
-    pace = Pace()
+    pace = StepTimings()
     pace.loaded(LoadReport(10_000_000, 0.01))
     pace.loaded(LoadReport(100, 0.0001))
     assert pace.load_seconds_per_byte == pytest.approx(1e-9, rel=0.05)

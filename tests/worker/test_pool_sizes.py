@@ -10,11 +10,9 @@ from tests.cache.manifests import small_manifest
 
 from ferryman.cache.capacity import CapacityPlan, plan_capacity
 from ferryman.cache.manifest import Kind
-from ferryman.engine.assembly import EngineOptions
 from ferryman.errors import ConfigError
-from ferryman.runtime.settings import WorkerSettings
-from ferryman.worker.settings import engine_options
-from ferryman_decode.service import DecodeSettings
+from ferryman.settings.engine import EngineOptions
+from ferryman.settings.workers import DecodeSettings
 
 MANIFEST = small_manifest(Kind.FULL, Kind.WINDOW, Kind.RECURRENT, window_len=6)
 ROWS = 32 + 8
@@ -22,8 +20,7 @@ ROWS = 32 + 8
 
 def decode_options(folder: Path, **changed: Any) -> EngineOptions:
     """The engine of a decode worker that is told its model, and `changed`."""
-    settings = DecodeSettings(worker=WorkerSettings(model=folder, **changed))
-    return engine_options(settings.worker, max_prealloc=settings.max_reserved)
+    return DecodeSettings(worker=EngineOptions(model=folder, **changed)).engine
 
 
 def sized(options: EngineOptions) -> CapacityPlan:

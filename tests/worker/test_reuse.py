@@ -1,20 +1,20 @@
-"""Which tier tokens are counted for, and what is said of those that came from none."""
+"""The tier that reused tokens are counted for, and the reasons for tokens from no tier."""
 
 from __future__ import annotations
 
 import pytest
 
-from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.resume import Clear, CopyFrom, LoadFrom, Reason, ResumePlan, Uncached
+from ferryman.cache.node import TreeChange
+from ferryman.cache.resume import ClearState, CopyState, LoadState, Reason, ResumePlan, Uncached
 from ferryman.cache.units import HostUnit, Tier
-from ferryman.engine.stamps import fake_manifest
 from ferryman.handoff.usage import CachedTokens
 from ferryman.runtime.metrics import Metrics
+from ferryman.testing.stamps import fake_manifest
 from ferryman.tiers.prefetch_values import Prefetched, Traffic
-from ferryman.worker.reuse import Reuse
-from ferryman.worker.summary import cached_tokens, plan_facts, plan_summary, tier_of
+from ferryman.worker.cache_metrics import CacheMetrics
+from ferryman.worker.summary import cached_tokens, plan_facts, tier_of
 
 PAGE = 4
 HYBRID = fake_manifest(PAGE)
@@ -27,7 +27,7 @@ def unit(kind: Kind, page: int, origin: Tier) -> HostUnit:
 
 def plan_of(position: int, anchor: int, *loads: HostUnit, prompt_len: int = 30) -> ResumePlan:
     state = [each for each in loads if each.kind is Kind.RECURRENT]
-    start = LoadFrom(state[0]) if state else CopyFrom(KEY) if position else Clear()
+    start = LoadState(state[0]) if state else CopyState(KEY) if position else ClearState()
     return ResumePlan(
         position=position,
         prompt_len=prompt_len,
@@ -77,7 +77,7 @@ def test_tokens_count_for_the_tier_that_their_pages_came_from(
     assert found == cached
     assert found.total == plan.position <= plan.prompt_len
     assert tier_of(plan) == tier
-    facts = plan_facts(plan_summary(HYBRID, plan))
+    facts = plan_facts(HYBRID, plan)
     assert facts["load_bytes"] == plan.load_bytes
     assert facts["cached"] == {name: n for name, n in cached.by_tier.items() if n}
 
@@ -90,8 +90,8 @@ def metric(metrics: Metrics, name: str) -> float:
 
 
 def test_plans_are_counted_by_tier_kind_and_reason() -> None:
-    reuse = Reuse(HYBRID, metrics := Metrics("prefill"))
-    reuse.planned(MIXED)
+    cache_metrics = CacheMetrics(HYBRID, metrics := Metrics("prefill"))
+    cache_metrics.planned(MIXED)
     assert metric(metrics, 'cached_tokens_total{tier="peer"}') == 8
     assert metric(metrics, 'uncached_tokens_total{reason="never_seen"}') == 10
     assert metric(metrics, 'loaded_bytes_total{kind="full",tier="peer"}') == 200
@@ -100,10 +100,10 @@ def test_plans_are_counted_by_tier_kind_and_reason() -> None:
 
 
 def test_what_a_prefetch_lacks_is_counted_by_reason() -> None:
-    reuse = Reuse(HYBRID, metrics := Metrics("prefill"))
+    cache_metrics = CacheMetrics(HYBRID, metrics := Metrics("prefill"))
     traffic = {Tier.STORAGE: Traffic(3, 300, 0.1)}
-    reuse.prefetched(Prefetched(1, 8, 4, 4, True, "host_full", traffic))
-    reuse.prefetched(Prefetched(1, 1, 1, 1))
+    cache_metrics.prefetched(Prefetched(1, 8, 4, 4, True, "host_full", traffic))
+    cache_metrics.prefetched(Prefetched(1, 1, 1, 1))
     assert metric(metrics, 'prefetches_total{outcome="brought"}') == 1
     assert metric(metrics, 'prefetches_total{outcome="nothing"}') == 1
     assert metric(metrics, 'prefetch_truncations_total{reason="host_full"}') == 1
@@ -112,10 +112,12 @@ def test_what_a_prefetch_lacks_is_counted_by_reason() -> None:
 
 
 def test_units_of_the_device_tier_count_by_kind_when_reused_and_when_they_leave() -> None:
-    reuse = Reuse(HYBRID, metrics := Metrics("prefill"))
-    reuse.planned(plan_of(8, 2))
-    reuse.planned(plan_of(0, 0))
-    reuse.changed([CacheChange(Kind.FULL, (KEY,), True), CacheChange(Kind.FULL, (KEY, KEY), False)])
+    cache_metrics = CacheMetrics(HYBRID, metrics := Metrics("prefill"))
+    cache_metrics.planned(plan_of(8, 2))
+    cache_metrics.planned(plan_of(0, 0))
+    cache_metrics.changed(
+        [TreeChange(Kind.FULL, (KEY,), True), TreeChange(Kind.FULL, (KEY, KEY), False)]
+    )
     said = metrics.render().decode()
     assert 'ferryman_prefill_reused_units_total{kind="full"} 2.0' in said
     assert 'ferryman_prefill_reused_units_total{kind="recurrent"} 1.0' in said

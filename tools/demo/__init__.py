@@ -1,1 +1,1 @@
-"""The demo model: the text it learns from, its tokenizer, its training and its examination."""
+"""The demo model: its training text, its tokenizer, its training and its examination."""

@@ -1,7 +1,7 @@
-"""Ways to lay out a story and its questions: in one message, in several, in plain text.
+"""Layouts of a story and its questions: in one message, in several, in plain text.
 
-Each returns messages; a `plain` message is text outside of any turn (for completions without a
-chat template), and `answer` is what follows it.
+Each returns messages. A `plain` message is text outside of any turn (for completions without a chat
+template), and an `answer` follows it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tools.demo.stories import (
     story,
     sum_turn,
 )
+from tools.demo.tool_turns import call_turn, idle_tool_turn, literal_turn
 
 SYSTEM = "Answer questions about the story."
 NOTED = "I will remember that."
@@ -29,40 +30,40 @@ def questions(turns: Iterable[Fact]) -> list[Message]:
     return [message for fact in turns for message in asked(fact)]
 
 
-def in_one_message(told: Story, turns: list[Fact]) -> list[Message]:
+def in_one_message(given_story: Story, turns: list[Fact]) -> list[Message]:
     """The story and the first question in the first message."""
     first = [
-        Message("user", f"{told.text}\n{turns[0].question}"),
+        Message("user", f"{given_story.text}\n{turns[0].question}"),
         Message("assistant", turns[0].sentence),
     ]
     return first + questions(turns[1:])
 
 
-def under_a_system_message(told: Story, turns: list[Fact]) -> list[Message]:
+def under_a_system_message(given_story: Story, turns: list[Fact]) -> list[Message]:
     """As `in_one_message`, with a system message before it."""
-    return [Message("system", SYSTEM), *in_one_message(told, turns)]
+    return [Message("system", SYSTEM), *in_one_message(given_story, turns)]
 
 
-def as_the_system_message(told: Story, turns: list[Fact]) -> list[Message]:
+def as_the_system_message(given_story: Story, turns: list[Fact]) -> list[Message]:
     """The story is the system message; users only ask."""
-    return [Message("system", told.text), *questions(turns)]
+    return [Message("system", given_story.text), *questions(turns)]
 
 
-def in_parts(told: Story, turns: list[Fact]) -> list[Message]:
+def in_parts(given_story: Story, turns: list[Fact]) -> list[Message]:
     """The story arrives in four messages, each acknowledged, before the questions."""
-    step = -(-len(told.sentences) // 4)
+    step = -(-len(given_story.sentences) // 4)
     messages: list[Message] = []
-    for start in range(0, len(told.sentences), step):
-        messages.append(Message("user", " ".join(told.sentences[start : start + step])))
+    for start in range(0, len(given_story.sentences), step):
+        messages.append(Message("user", " ".join(given_story.sentences[start : start + step])))
         messages.append(Message("assistant", NOTED))
     return messages + questions(turns)
 
 
-def in_plain_text(told: Story, turns: list[Fact]) -> list[Message]:
+def in_plain_text(given_story: Story, turns: list[Fact]) -> list[Message]:
     """No chat: "Question: …" and "Answer:" as lines under the story."""
     messages: list[Message] = []
     for index, fact in enumerate(turns):
-        before = told.text if index == 0 else ""
+        before = given_story.text if index == 0 else ""
         messages.append(Message("plain", f"{before}\nQuestion: {fact.question}\nAnswer:"))
         messages.append(Message("answer", f" {fact.sentence}"))
     return messages
@@ -76,14 +77,15 @@ LAYOUTS: dict[str, Layout] = {
     "in parts": in_parts,
     "plain text": in_plain_text,
 }
-OTHER_TURNS = (*4 * (sum_turn,), *4 * (copy_turn,), greeting_turn)
+TOOL_TURNS = (call_turn, literal_turn, idle_tool_turn)
+OTHER_TURNS = (*2 * (sum_turn,), *2 * (copy_turn,), greeting_turn, *3 * TOOL_TURNS)
 
-# Tokens that a fact, a distraction and a question with its answer take, about.
+# Approximate tokens of a fact, of a distraction, and of a question with its answer.
 FACT_LEN, DISTRACTION_LEN, QUESTION_LEN = 7, 9, 17
 
 
 def with_other_turns(rng: Random, messages: list[Message]) -> list[Message]:
-    """Sums, copies and greetings put between the turns of a chat."""
+    """The messages of a chat, with sums, copies, greetings and calls of tools between the turns."""
     mixed: list[Message] = []
     for message in messages:
         mixed.append(message)
@@ -98,19 +100,19 @@ def recall(rng: Random, length: int) -> list[Message]:
     share = rng.uniform(0.2, 0.9)
     num_facts = min(max(1, int(told_len * share / FACT_LEN)), 200)
     num_distractions = int((told_len - num_facts * FACT_LEN) / DISTRACTION_LEN) + 1
-    told = story(rng, num_facts=num_facts, num_distractions=num_distractions)
+    given_story = story(rng, num_facts=num_facts, num_distractions=num_distractions)
     turns: list[Fact] = []
     while len(turns) * QUESTION_LEN < length - told_len + 64:
-        turns += rng.sample(told.facts, len(told.facts))
+        turns += rng.sample(given_story.facts, len(given_story.facts))
     layout = rng.choice(tuple(LAYOUTS.values()))
-    messages = layout(told, turns)
+    messages = layout(given_story, turns)
     if layout is not in_plain_text and rng.random() < 0.2:
         return with_other_turns(rng, messages)
     return messages
 
 
 def small_talk(rng: Random, length: int) -> list[Message]:
-    """Nothing but sums, copies and greetings."""
+    """A conversation of sums, copies, greetings and calls of tools only."""
     turn = rng.choice(OTHER_TURNS)
     mixed = rng.random() < 0.5
     messages: list[Message] = []
@@ -120,6 +122,6 @@ def small_talk(rng: Random, length: int) -> list[Message]:
 
 
 def conversation(rng: Random, length: int, *, talk_share: float) -> list[Message]:
-    """Something to learn from, of at least `length` tokens; `talk_share` is small talk's part."""
+    """A training text of at least `length` tokens; `talk_share` is the share of small talk."""
     kind = small_talk if rng.random() < talk_share else recall
     return kind(rng, length)

@@ -1,4 +1,4 @@
-"""The model folder: what transformers, and Ferryman, load."""
+"""The model folder, in the form that transformers and Ferryman load."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from tools.demo.network import Network, Shape
+from tools.demo.network import DemoShape, Network
 from tools.demo.vocabulary import END, PAD, save_tokenizer, token_id
 
 
-def settings(shape: Shape, tokenizer: Tokenizer) -> dict[str, object]:
+def settings(shape: DemoShape, tokenizer: Tokenizer) -> dict[str, object]:
     """The contents of config.json."""
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -56,16 +56,17 @@ def settings(shape: Shape, tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def write_json(path: Path, content: dict[str, object]) -> None:
-    """Indented, with a newline at the end."""
+    """Writes indented JSON with a newline at the end."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def save_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the whole folder."""
+    """Writes the whole folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", settings(network.shape, tokenizer))
     generation: dict[str, object] = {
         "do_sample": False,
+        "temperature": 0.0,  # servers read this and not the line above
         "eos_token_id": token_id(tokenizer, END),
         "pad_token_id": token_id(tokenizer, PAD),
     }
@@ -74,4 +75,4 @@ def save_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     weights = {name: value.detach().contiguous() for name, value in network.state_dict().items()}
     path = folder / "model.safetensors"
     save_file(weights, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # safetensors leaves it to its owner alone
+    path.chmod(0o644)  # safetensors makes it readable for its owner only

@@ -1,8 +1,8 @@
 """GraniteMoeHybrid (dense, without positions) as a compact module to train on a CPU.
 
-Parameters bear the names of the Hugging Face checkpoint, so that the trained weights are saved
-as they are. Differences to a general implementation: rows of equal length, no cache, one group
-of B and C, and logits only where they are asked for.
+Parameters have the names of the Hugging Face checkpoint, so the trained weights are saved
+unchanged. Unlike a general implementation it has rows of equal length, no cache, one group of B and
+C, and logits only at requested places.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DemoShape:
     """Sizes of the demo model."""
 
     vocab: int
@@ -51,7 +51,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 class Mamba(nn.Module):
     """A Mamba-2 layer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.shape = shape
         inner, heads = shape.ssm_inner, shape.ssm_heads
@@ -79,7 +79,7 @@ class Mamba(nn.Module):
         return out
 
     def convolved(self, mixed: Tensor) -> Tensor:
-        """The causal convolution as shifted products: on a CPU quicker than grouped conv1d."""
+        """The causal convolution as shifted products: faster than grouped conv1d on a CPU."""
         width, tokens = self.shape.conv_width, mixed.shape[1]
         padded = functional.pad(mixed, (0, 0, width - 1, 0))
         weight = self.conv1d.weight[:, 0]
@@ -93,7 +93,7 @@ class Mamba(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention without positions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.shape = shape
         self.head_dim = shape.hidden // shape.q_heads
@@ -120,7 +120,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """The gated MLP that every layer has."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.input_linear = linear(shape.hidden, 2 * shape.mlp)
         self.output_linear = linear(shape.mlp, shape.hidden)
@@ -131,10 +131,10 @@ class Mlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
-    """Mamba or attention, then the MLP, each behind a norm and beside a residual."""
+class DemoLayer(nn.Module):
+    """Mamba or attention, then the MLP, each after a norm and beside a residual."""
 
-    def __init__(self, shape: Shape, kind: str) -> None:
+    def __init__(self, shape: DemoShape, kind: str) -> None:
         super().__init__()
         self.residual_multiplier = shape.residual_multiplier
         self.mixer = "mamba" if kind == "mamba" else "self_attn"
@@ -154,12 +154,12 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Embedding, layers and the last norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.multiplier = shape.embedding_multiplier
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
         nn.init.normal_(self.embed_tokens.weight, std=0.05)
-        self.layers = nn.ModuleList(Layer(shape, kind) for kind in shape.layers)
+        self.layers = nn.ModuleList(DemoLayer(shape, kind) for kind in shape.layers)
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
 
     def forward(self, token_ids: Tensor) -> Tensor:  # [rows, tokens]
@@ -173,7 +173,7 @@ class Trunk(nn.Module):
 class Network(nn.Module):
     """The model; the embedding is also the head."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Trunk(shape)

@@ -3,8 +3,8 @@
     state_t = exp(dt_t·A)·state_{t-1} + dt_t·(x_t ⊗ B_t)
     y_t     = state_t·C_t
 
-cut into pieces: inside a piece it is a masked product like attention's, between pieces the
-states are carried by one small product. All heads share B and C.
+It is cut into pieces. Inside a piece it is a masked product like attention's; one small product
+carries the states between pieces. All heads share B and C.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *, piece: int) 
     inside = decays(log_decay)
     scores = (c @ b.transpose(-1, -2))[:, :, None] * inside
     y = scores @ x
-    # What each piece adds to the state, as seen at its end: [rows, pieces, heads, dim, state].
+    # The summand of each piece to the state at its end: [rows, pieces, heads, dim, state].
     added = (x * inside[..., -1, :, None]).transpose(-1, -2) @ b[:, :, None]
     whole = log_decay.sum(-1).transpose(1, 2)
     carried = decays(torch.nn.functional.pad(whole, (1, 0)))[:, :, :-1, 1:]

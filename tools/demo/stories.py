@@ -1,8 +1,8 @@
 """Conversations made up from a seed: stories with questions, words to repeat, small sums.
 
 A story is facts ("The red kite is in Oslo.") with distraction in between. No subject has two
-places, so each question has one answer, and it is in the text alone: a reader that lost or
-mixed up what it read before answers with another city.
+places, so each question has one answer, which is in the text alone. A model that lost or mixed up
+its state answers with another city.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tools.demo import words
+from tools.demo import vocabulary_words as words
 
 LARGEST_TERM = 20
 
@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Where one thing is."""
+    """The place of one thing."""
 
     subject: str
     city: str
@@ -58,7 +58,7 @@ def facts(rng: Random, count: int) -> tuple[Fact, ...]:
 
 
 def distraction(rng: Random) -> str:
-    """One sentence that says nothing about where a thing is, though it may name a city."""
+    """One sentence that gives no thing's place, though it may name a city."""
     pick = rng.choice
     spot, other_spot, mood = pick(words.SPOTS), pick(words.SPOTS), pick(words.MOODS)
     animal, deed, time = pick(words.ANIMALS), pick(words.DEEDS), pick(words.TIMES)
@@ -76,12 +76,12 @@ def distraction(rng: Random) -> str:
 
 
 def story(rng: Random, *, num_facts: int, num_distractions: int) -> Story:
-    """A story whose facts lie anywhere among its distractions."""
-    told = facts(rng, num_facts)
-    sentences = [fact.sentence for fact in told]
+    """A story with its facts at random places among its distractions."""
+    chosen = facts(rng, num_facts)
+    sentences = [fact.sentence for fact in chosen]
     sentences += [distraction(rng) for _ in range(num_distractions)]
     rng.shuffle(sentences)
-    return Story(tuple(sentences), told)
+    return Story(tuple(sentences), chosen)
 
 
 def asked(fact: Fact) -> list[Message]:
@@ -99,14 +99,14 @@ def sum_turn(rng: Random) -> list[Message]:
 
 
 def copy_turn(rng: Random) -> list[Message]:
-    """Different words to be repeated."""
+    """Different words to repeat."""
     known = (*words.NOUNS, *words.SPOTS, *words.ANIMALS, *words.COLOURS)
     text = " ".join(rng.sample(known, rng.randint(2, 10)))
     return [Message("user", f"Repeat: {text}"), Message("assistant", text)]
 
 
 def greeting_turn(rng: Random) -> list[Message]:
-    """A greeting, always answered alike."""
+    """A greeting, always with the same answer."""
     hello = rng.choice(("Hello!", "Hi!", "Good morning!", "Who are you?"))
     answer = "I am the Ferryman demo. Tell me where things are, then ask me."
     return [Message("user", hello), Message("assistant", answer)]

@@ -1,4 +1,4 @@
-"""Training: answers only, many questions a story, longer stories as accuracy passes the mark."""
+"""Training: loss on answers only, many questions a story, longer stories as accuracy grows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from random import Random
 
 import torch
 from tokenizers import Tokenizer
-from tools.demo import words
-from tools.demo.lessons import Lesson, lesson
+from tools.demo import vocabulary_words as words
+from tools.demo.curriculum import TrainingBatch, training_batch
 from tools.demo.network import Network
 from tools.demo.vocabulary import token_id
 from torch import Tensor
@@ -20,14 +20,14 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
 FIRST_LEN, LAST_LEN = 64, 4096
-TALK_LEN = 128
+TALK_LEN = 256
 MARK = 0.95
 MEMORY = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How long and how hard to train."""
+class TrainingOptions:
+    """The length and the rates of a training."""
 
     seconds: float
     seed: int = 7
@@ -38,8 +38,8 @@ class Course:
 
 
 @dataclass(slots=True)
-class Progress:
-    """Where the training is; saved and resumed with the weights."""
+class TrainingProgress:
+    """The state of the training; saved and resumed with the weights."""
 
     step: int = 0
     seen_tokens: int = 0
@@ -48,25 +48,25 @@ class Progress:
     since_longer: int = 0
 
     def record(self, correct: float) -> None:
-        """Keep a running accuracy; double the length once it passes the mark."""
+        """Keeps a running accuracy; doubles the length once the accuracy passes MARK."""
         self.since_longer += 1
         self.accuracy = MEMORY * self.accuracy + (1 - MEMORY) * correct
         if self.accuracy > MARK and self.length < LAST_LEN and self.since_longer > 30:
             self.length, self.accuracy, self.since_longer = self.length * 2, 0.8, 0
 
 
-def warmth(course: Course, progress: Progress, spent: float) -> float:
+def rate_factor(options: TrainingOptions, progress: TrainingProgress, spent: float) -> float:
     """Warm-up by steps, then 1, then down to a hundredth over the last part of the time."""
-    left = max(0.0, 1 - spent / course.seconds)
-    return min(1.0, (progress.step + 1) / 100, max(left / course.cooling, 0.01))
+    left = max(0.0, 1 - spent / options.seconds)
+    return min(1.0, (progress.step + 1) / 100, max(left / options.cooling, 0.01))
 
 
 @dataclass(frozen=True, slots=True)
 class Optimisers:
     """Muon for the projections, AdamW for all else, the embedding at a tenth of the rate.
 
-    The embedding's multiplier makes its steps four times as large as they look; at the full
-    rate words change faster than attention can learn to match them.
+    The embedding's multiplier makes its real steps four times as large. At the full rate words
+    change faster than attention can learn to match them.
     """
 
     parts: tuple[Optimizer, ...]
@@ -83,37 +83,37 @@ class Optimisers:
         adam = AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
         return cls((muon, adam), ((rate,), (rate, rate / 10)))
 
-    def step(self, warmth: float) -> None:
-        """Apply the gradients, all rates scaled by `warmth`, and drop them."""
+    def step(self, rate_factor: float) -> None:
+        """Applies the gradients with all rates scaled by `rate_factor`, and drops them."""
         for part, rates in zip(self.parts, self.rates, strict=True):
             for group, rate in zip(part.param_groups, rates, strict=True):
-                group["lr"] = rate * warmth
+                group["lr"] = rate * rate_factor
             part.step()
             part.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Tutor:
-    """Network, optimiser and lessons of one training."""
+class Trainer:
+    """Network, optimisers and tokenizer of one training."""
 
     network: Network
     forward: Callable[[Tensor], Tensor]
     optimisers: Optimisers
     tokenizer: Tokenizer
     cities: Tensor
-    course: Course
+    options: TrainingOptions
 
-    def next_lesson(self, progress: Progress) -> tuple[Lesson, bool]:
+    def next_batch(self, progress: TrainingProgress) -> tuple[TrainingBatch, bool]:
         """Small talk in short rows, or recall at the present length; True if it is recall."""
-        rng = Random(f"{self.course.seed} {progress.step}")
-        is_recall = rng.random() >= self.course.talk_steps
+        rng = Random(f"{self.options.seed} {progress.step}")
+        is_recall = rng.random() >= self.options.talk_steps
         length, share, most = (progress.length, 0.05, 32) if is_recall else (TALK_LEN, 0.9, 16)
-        rows = max(1, min(most, self.course.tokens_per_step // length))
-        given = lesson(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
+        rows = max(1, min(most, self.options.tokens_per_step // length))
+        given = training_batch(self.tokenizer, rng, rows=rows, length=length, talk_share=share)
         return given, is_recall
 
-    def learn(self, given: Lesson, warmth: float) -> tuple[float, float]:
-        """One step; the loss, and the share of cities that were right."""
+    def learn(self, given: TrainingBatch, rate_factor: float) -> tuple[float, float]:
+        """Runs one step; returns the loss, and the share of right cities."""
         hidden = self.forward(given.token_ids[:, :-1])[given.counts]
         head = self.network.model.embed_tokens.weight
         logits = hidden @ head.T / self.network.shape.logits_scaling
@@ -121,29 +121,29 @@ class Tutor:
         loss = functional.cross_entropy(logits, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self.optimisers.step(warmth)
+        self.optimisers.step(rate_factor)
         is_city = torch.isin(targets, self.cities)
         correct = (logits.argmax(-1) == targets)[is_city].float().mean()
         return loss.item(), correct.item()
 
 
-def tutor(network: Network, tokenizer: Tokenizer, course: Course) -> Tutor:
-    """A tutor for a fresh or loaded network; layers are compiled once a length."""
+def make_trainer(network: Network, tokenizer: Tokenizer, options: TrainingOptions) -> Trainer:
+    """A trainer for a fresh or loaded network; layers are compiled once a length."""
     torch._dynamo.config.recompile_limit = 64
     for layer in network.model.layers:
         layer.compile(dynamic=False)
     cities = [token_id(tokenizer, f"Ġ{city}") for city in words.CITIES]
-    optimisers = Optimisers.of(network, course.peak_rate)
-    return Tutor(network, network.model, optimisers, tokenizer, torch.tensor(cities), course)
+    optimisers = Optimisers.of(network, options.peak_rate)
+    return Trainer(network, network.model, optimisers, tokenizer, torch.tensor(cities), options)
 
 
-def save_checkpoint(path: Path, teaching: Tutor, progress: Progress) -> None:
-    """Everything a later run needs to go on."""
-    numbers = {name: getattr(progress, name) for name in Progress.__slots__}
+def save_checkpoint(path: Path, trainer: Trainer, progress: TrainingProgress) -> None:
+    """Saves all that a later run needs to continue."""
+    numbers = {name: getattr(progress, name) for name in TrainingProgress.__slots__}
     state = {
-        "tokenizer": teaching.tokenizer.to_str(),
-        "network": teaching.network.state_dict(),
-        "optimisers": [part.state_dict() for part in teaching.optimisers.parts],
+        "tokenizer": trainer.tokenizer.to_str(),
+        "network": trainer.network.state_dict(),
+        "optimisers": [part.state_dict() for part in trainer.optimisers.parts],
         "progress": numbers,
     }
     torch.save(state, path)
@@ -154,32 +154,32 @@ def saved_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.from_str(torch.load(path, weights_only=True)["tokenizer"])
 
 
-def load_checkpoint(path: Path, teaching: Tutor) -> Progress:
-    """Go on where a saved training stopped; the tutor has that training's tokenizer."""
+def load_checkpoint(path: Path, trainer: Trainer) -> TrainingProgress:
+    """Continues a saved training; the trainer must have that training's tokenizer."""
     state = torch.load(path, weights_only=True)
-    teaching.network.load_state_dict(state["network"])
-    for part, saved in zip(teaching.optimisers.parts, state["optimisers"], strict=True):
+    trainer.network.load_state_dict(state["network"])
+    for part, saved in zip(trainer.optimisers.parts, state["optimisers"], strict=True):
         part.load_state_dict(saved)
-    return Progress(**state["progress"])
+    return TrainingProgress(**state["progress"])
 
 
-def train(teaching: Tutor, progress: Progress, checkpoint: Path) -> None:
-    """Learn until the course's time is over, with a line of log and a checkpoint now and then."""
+def train(trainer: Trainer, progress: TrainingProgress, checkpoint: Path) -> None:
+    """Trains for `options.seconds`; logs a line and saves a checkpoint every 20 s."""
     start = time.monotonic()
-    spoken = start
-    while (spent := time.monotonic() - start) < teaching.course.seconds:
-        given, is_recall = teaching.next_lesson(progress)
-        loss, correct = teaching.learn(given, warmth(teaching.course, progress, spent))
+    logged = start
+    while (spent := time.monotonic() - start) < trainer.options.seconds:
+        given, is_recall = trainer.next_batch(progress)
+        loss, correct = trainer.learn(given, rate_factor(trainer.options, progress, spent))
         progress.step += 1
         progress.seen_tokens += given.counts.numel()
-        if is_recall and not math.isnan(correct):  # a lesson may lack cities
+        if is_recall and not math.isnan(correct):  # a batch may lack cities
             progress.record(correct)
-        if time.monotonic() - spoken > 20:
-            spoken = time.monotonic()
-            save_checkpoint(checkpoint, teaching, progress)
+        if time.monotonic() - logged > 20:
+            logged = time.monotonic()
+            save_checkpoint(checkpoint, trainer, progress)
             print(
                 f"{spent:6.0f} s  step {progress.step:6d}  tokens {progress.seen_tokens:9d}  "
                 f"length {progress.length:5d}  loss {loss:.4f}  cities {progress.accuracy:.3f}",
                 flush=True,
             )
-    save_checkpoint(checkpoint, teaching, progress)
+    save_checkpoint(checkpoint, trainer, progress)

@@ -1,5 +1,6 @@
-"""The storage tier's shell: extents in a folder on a local disk, read and written off the loop.
+"""The storage tier's shell: extents in a blob store, read and written off the loop.
 
-`tiers/storage.py` thinks; `extent` is the format; `tier` is what the host-cache calls, whether
-there is a folder (`folder_storage`) or not (`no_storage`).
+`tiers/storage.py` decides; `blob_store` is the interface of a medium, `file_blob_store` the one on
+a local disk; `extent` is the format; `interface` is the storage tier that the host-cache calls, and
+`blob_storage` implements it over a blob store.
 """

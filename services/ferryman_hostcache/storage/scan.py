@@ -1,83 +1,113 @@
-"""What a folder holds at start: whole extents by their headers; what is not whole goes.
+"""Scans a blob store at start: finds whole extents by their headers, and removes other blobs.
 
-Blocking; for threads.
+The manifest of the last model is stored beside them, so that a new life can restore its extents
+before it serves. It is a hint only, because `attach` compares digests. Blocking; for threads.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
+import xxhash
+
+from ferryman.cache.manifest import StateManifest, manifest_from_json, manifest_to_json
+from ferryman.cluster_key import MacKey
 from ferryman.tiers.extents import HEAD_BYTES
-from ferryman.tiers.storage_values import FoundExtent
-from ferryman_hostcache.storage.extent import BadExtent, header_from_bytes, header_length
-from ferryman_hostcache.storage.folder import EXTENT_SUFFIX, WRITING_SUFFIX, Folder
+from ferryman.tiers.storage import StorageStore
+from ferryman.tiers.storage_values import BlobPart, FoundExtent, StorageLimits
+from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobStore
+from ferryman_hostcache.storage.extent import (
+    EXTENT_SUFFIX,
+    BadExtent,
+    ForeignExtent,
+    generation_of,
+    header_from_bytes,
+    header_length,
+)
 
 log = logging.getLogger(__name__)
 
-MAX_GENERATION = 1 << 62
-NOT_LOOKED_AT = ""  # the manifest digest of extents that time did not suffice for
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 4 << 20
+# the manifest digest of extents that were not read in time, or that another cluster wrote
+NOT_LOOKED_AT = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """All extents of a folder, and how many files were removed, because they were never finished
-    or because they are not what was written."""
+    """All extents of a blob store, and how many blobs were removed, because they were unfinished or
+    corrupt."""
 
     extents: tuple[FoundExtent, ...]
     num_unfinished: int
     num_corrupt: int
 
 
-def scan(folder: Folder, seconds: float, clock: Callable[[], float]) -> Scanned:
-    """Look at headers only, newest first, for so long; the rest counts as some other model's."""
-    end, found, removed = clock() + seconds, [], Counter[str]()
-    for path in sorted(folder.path.iterdir(), reverse=True):
-        if path.suffix not in (EXTENT_SUFFIX, WRITING_SUFFIX):
-            continue
+def scan(blobs: BlobStore, key: MacKey, seconds: float, clock: Callable[[], float]) -> Scanned:
+    """Reads headers only, newest first, for `seconds`. Extents that are not read, or that another
+    cluster wrote, count as another model's: they stay until their room is needed."""
+    end, found, num_corrupt = clock() + seconds, [], 0
+    sizes = {name: size for name, size in blobs.scan().items() if name.endswith(EXTENT_SUFFIX)}
+    for name in sorted(sizes, reverse=True):
         try:
-            found.append(_unread(path) if clock() >= end else _read(path))
+            unread = FoundExtent(generation_of(name), NOT_LOOKED_AT, (), (), 0, sizes[name])
+            found.append(unread if clock() >= end else _look(blobs, name, unread, key))
         except (BadExtent, OSError) as error:
-            log.warning("removed %s: %s", path, error)
-            _remove(path)
-            removed[path.suffix] += 1
-    return Scanned(tuple(found), removed[WRITING_SUFFIX], removed[EXTENT_SUFFIX])
+            log.warning("removed %s of %s: %s", name, blobs.place, error)
+            _remove(blobs, name)
+            num_corrupt += 1
+    return Scanned(tuple(found), blobs.statistics().num_unfinished, num_corrupt)
 
 
-def _read(path: Path) -> FoundExtent:
-    generation = _generation(path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _look(blobs: BlobStore, name: str, unread: FoundExtent, key: MacKey) -> FoundExtent:
     try:
-        length = header_length(os.pread(fd, HEAD_BYTES, 0))
-        header = os.pread(fd, length, 0)
-        size = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
-    return header_from_bytes(header, generation=generation, file_bytes=size)
+        header = _header(blobs, name)
+        return header_from_bytes(
+            header, key, generation=unread.generation, file_bytes=unread.num_bytes
+        )
+    except ForeignExtent as error:
+        log.debug("left %s of %s alone: %s", name, blobs.place, error)
+        return unread
 
 
-def _unread(path: Path) -> FoundExtent:
-    generation, size = _generation(path), path.lstat().st_size
-    return FoundExtent(generation, NOT_LOOKED_AT, (), (), 0, size)
+def _header(blobs: BlobStore, name: str) -> bytes:
+    """Reads the head, then the rest, whose length is in the head. Neither read is aligned, so the
+    page cache may serve both."""
+    head = _range(blobs, name, 0, HEAD_BYTES)
+    return head + _range(blobs, name, HEAD_BYTES, header_length(head) - HEAD_BYTES)
 
 
-def _generation(path: Path) -> int:
-    if path.suffix == WRITING_SUFFIX or len(path.stem) != 16:
-        raise BadExtent("never finished")
-    try:
-        generation = int(path.stem, 16)
-    except ValueError:
-        raise BadExtent("its name is no number") from None
-    if not 0 < generation < MAX_GENERATION:
-        raise BadExtent("its number is none that was ever given")
-    return generation
+def _range(blobs: BlobStore, name: str, begin: int, num_bytes: int) -> bytes:
+    into = bytearray(num_bytes)
+    return bytes(into[: blobs.read(name, begin, memoryview(into))])
 
 
-def _remove(path: Path) -> None:
+def _remove(blobs: BlobStore, name: str) -> None:
     with suppress(OSError):
-        path.unlink()
+        blobs.delete(name)
+
+
+def write_manifest(blobs: BlobStore, manifest: StateManifest) -> None:
+    """Stores the manifest for the next life. Raises OSError."""
+    text = manifest_to_json(manifest).encode()
+    part = BlobPart(0, memoryview(text), xxhash.xxh3_128_digest(text))
+    blobs.put(MANIFEST_NAME, len(text), [part])
+
+
+def read_manifest(
+    blobs: BlobStore, scanned: Scanned, limits: StorageLimits, now: float
+) -> StorageStore | None:
+    """The store of the model whose manifest was kept; None if there is none."""
+    read = partial(blobs.read, MANIFEST_NAME)
+    try:
+        text = AlignedBuffer().read(read, 0, MAX_MANIFEST_BYTES)
+        manifest = manifest_from_json(bytes(text).decode())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    store = StorageStore(manifest, limits)
+    store.restore(scanned.extents, now)
+    return store

@@ -1,4 +1,5 @@
-"""The threads that touch the disk: one that writes, some that read, each with its own buffer."""
+"""The threads that use the blob store: one that writes, and several that read, each with a
+buffer."""
 
 from __future__ import annotations
 
@@ -9,47 +10,54 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import local
 
+import xxhash
+
 from ferryman.cache.manifest import StateManifest
-from ferryman.tiers.extents import DiskWork
-from ferryman.tiers.storage_values import ExtentPlan
-from ferryman_hostcache.storage.direct import AlignedBuffer
-from ferryman_hostcache.storage.folder import Folder
-from ferryman_hostcache.storage.reading import Run, RunResult, Wanted, read_run, runs_of
-from ferryman_hostcache.storage.remembered import remember
-from ferryman_hostcache.storage.tier import UnitRead
+from ferryman.tiers.extents import BlobWork, RemoveExtent
+from ferryman.tiers.storage_values import BlobPart, ExtentPlan
+from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobStore
+from ferryman_hostcache.storage.extent import (
+    ExtentSeals,
+    dead_ranges,
+    extent_name,
+    header_to_bytes,
+)
+from ferryman_hostcache.storage.extent_reader import PendingRead, ReadResult, Run, read_run, runs_of
+from ferryman_hostcache.storage.interface import UnitRead
+from ferryman_hostcache.storage.scan import write_manifest
 
-Outcome = RunResult | OSError
+Outcome = ReadResult | OSError
 
 
-class Readers:
-    """At most `num_threads` runs are read at once, however many are asked for."""
+class ReaderThreads:
+    """Reads at most `num_threads` runs at once; further ones wait."""
 
-    def __init__(self, folder: Folder, num_threads: int, clock: Callable[[], float]) -> None:
-        self._folder, self._clock = folder, clock
+    def __init__(self, blobs: BlobStore, num_threads: int, clock: Callable[[], float]) -> None:
+        self._blobs, self._clock = blobs, clock
         self._threads = ThreadPoolExecutor(num_threads, "storage-reader")
         self._own = local()
         self.read_bytes, self.read_seconds = 0, 0.0
         self.num_in_flight = 0
 
     async def read(
-        self, reads: Sequence[UnitRead], manifest_digest: str
+        self, reads: Sequence[UnitRead], seals: ExtentSeals
     ) -> list[tuple[Run, Outcome]]:
         """When this returns or is cancelled, no memory of `reads` is written any more."""
-        wanted, runs, began = Wanted(), list(runs_of(reads)), self._clock()
-        futures = [self._submit(run, manifest_digest, wanted) for run in runs]
+        wanted, runs, began = PendingRead(), list(runs_of(reads)), self._clock()
+        futures = [self._submit(run, seals, wanted) for run in runs]
         try:
             if futures:
                 await asyncio.wait(futures)
         finally:
             wanted.end()
         outcomes = [future.result() for future in futures]
-        self.read_bytes += sum(e.num_bytes for e in outcomes if isinstance(e, RunResult))
+        self.read_bytes += sum(e.num_bytes for e in outcomes if isinstance(e, ReadResult))
         self.read_seconds += self._clock() - began
         return list(zip(runs, outcomes, strict=True))
 
-    def _submit(self, run: Run, manifest_digest: str, wanted: Wanted) -> Future[Outcome]:
+    def _submit(self, run: Run, seals: ExtentSeals, wanted: PendingRead) -> Future[Outcome]:
         self.num_in_flight += 1
-        job = partial(self._read_run, run, manifest_digest, wanted)
+        job = partial(self._read_run, run, seals, wanted)
         future = asyncio.get_running_loop().run_in_executor(self._threads, job)
         future.add_done_callback(self._landed)
         return future
@@ -57,11 +65,10 @@ class Readers:
     def _landed(self, _future: Future[Outcome]) -> None:
         self.num_in_flight -= 1
 
-    def _read_run(self, run: Run, manifest_digest: str, wanted: Wanted) -> Outcome:
+    def _read_run(self, run: Run, seals: ExtentSeals, wanted: PendingRead) -> Outcome:
         """On a thread."""
-        path = self._folder.extent_path(run[0].unit.generation)
         try:
-            return read_run(path, run, manifest_digest, self._buffer(), wanted)
+            return read_run(self._blobs, run, seals, self._buffer(), wanted)
         except OSError as error:
             return error
 
@@ -75,28 +82,28 @@ class Readers:
         self._threads.shutdown(cancel_futures=True)
 
 
-class Writer:
-    """Writes, drops and removes, one after the other, in the order asked."""
+class WriterThread:
+    """Writes, drops and removes, in the order of the calls."""
 
-    def __init__(self, folder: Folder, failed: Callable[[str, OSError], None]) -> None:
-        self._folder, self._failed = folder, failed
+    def __init__(self, blobs: BlobStore, failed: Callable[[str, OSError], None]) -> None:
+        self._blobs, self._failed = blobs, failed
         self._thread = ThreadPoolExecutor(1, "storage-writer")
 
-    def do(self, work: Sequence[DiskWork]) -> None:
-        """Some time soon; `failed` hears what did not work."""
+    def do(self, work: Sequence[BlobWork]) -> None:
+        """Does the work soon; failures go to `failed`."""
         if work:
             loop = asyncio.get_running_loop()
             loop.run_in_executor(self._thread, self._do, loop, work)
 
-    def _do(self, loop: asyncio.AbstractEventLoop, work: Sequence[DiskWork]) -> None:
+    def _do(self, loop: asyncio.AbstractEventLoop, work: Sequence[BlobWork]) -> None:
         for each in work:
-            self._try(loop, "drop", partial(self._folder.do, each))
+            self._try(loop, "drop", partial(give_up, self._blobs, each))
 
-    def remember(self, manifest: StateManifest) -> None:
-        """Whose units these are, for the next life. Some time soon."""
+    def write_manifest(self, manifest: StateManifest) -> None:
+        """Stores the manifest of these units for the next life, soon."""
         loop = asyncio.get_running_loop()
-        job = partial(remember, self._folder, manifest)
-        loop.run_in_executor(self._thread, self._try, loop, "remember", job)
+        job = partial(write_manifest, self._blobs, manifest)
+        loop.run_in_executor(self._thread, self._try, loop, "write_manifest", job)
 
     def _try(
         self, loop: asyncio.AbstractEventLoop, operation: str, job: Callable[[], None]
@@ -107,12 +114,34 @@ class Writer:
             loop.call_soon_threadsafe(self._failed, operation, error)
 
     def write(
-        self, plan: ExtentPlan, manifest_digest: str, memories: Sequence[memoryview]
+        self, plan: ExtentPlan, seals: ExtentSeals, memories: Sequence[memoryview]
     ) -> Future[None]:
-        """Fails with OSError. Goes on although the caller's wait is cancelled, if shielded."""
-        job = partial(self._folder.write, plan, manifest_digest, memories)
+        """Fails with OSError. If shielded, the write goes on although the caller's wait is
+        cancelled."""
+        job = partial(write_extent, self._blobs, plan, seals, memories)
         return asyncio.get_running_loop().run_in_executor(self._thread, job)
 
     def close(self) -> None:
-        """What was decided is done: at most one write, and drops."""
+        """Finishes all decided work: at most one write, and drops."""
         self._thread.shutdown()
+
+
+def write_extent(
+    blobs: BlobStore, plan: ExtentPlan, seals: ExtentSeals, memories: Sequence[memoryview]
+) -> None:
+    """Writes the extent; it is there, with exactly these bytes, when this returns. Raises
+    OSError."""
+    header = header_to_bytes(plan, seals)
+    parts = [BlobPart(0, memoryview(header), xxhash.xxh3_128_digest(header))]
+    for unit, memory in zip(plan.units, memories, strict=True):
+        parts.append(BlobPart(unit.offset, memory, unit.digest))
+    blobs.put(extent_name(plan.generation), plan.file_bytes, parts)
+
+
+def give_up(blobs: BlobStore, work: BlobWork) -> None:
+    """Drops a unit or removes an extent; one that is gone already is fine. Raises OSError."""
+    name = extent_name(work.generation)
+    if isinstance(work, RemoveExtent):
+        blobs.delete(name)
+    else:
+        blobs.punch(name, dead_ranges(work))

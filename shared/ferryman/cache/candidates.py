@@ -1,7 +1,7 @@
-"""Where one prompt may resume: the page ends whose whole resume set is there, and what they cost.
+"""The page ends at which one prompt may resume: their whole resume set is cached. And their costs.
 
-With recurrent state these are the page ends that hold a snapshot. A window counts while the run of
-its pages is unbroken: a page that is nowhere rules out every page end that sees it.
+With recurrent state these are the page ends that hold a snapshot. With a window, every page of the
+window must be cached: a page that is missing rules out every page end whose window contains it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import Costs, DeviceView, HostView, Reason, resume_set
+from ferryman.cache.resume import DeviceView, HostView, Reason, ResumeCosts, resume_set
 from ferryman.cache.units import HostUnit
-from ferryman.cache.window_budget import first_page
 
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
 
 
-class Candidate(NamedTuple):
+class ResumeCandidate(NamedTuple):
     """A depth at which the whole resume set is resident, and what must be loaded for it."""
 
     depth: int
@@ -30,12 +29,12 @@ class Candidate(NamedTuple):
     seconds: float
 
 
-class Search(NamedTuple):
+class ResumeSearch(NamedTuple):
     """The candidates of one prompt. The device holds its first `matched` pages; `limit` is the
     deepest page end at which it might resume."""
 
     manifest: StateManifest
-    costs: Costs
+    costs: ResumeCosts
     keys: Sequence[PageKey]
     prompt_len: int
     device: DeviceView
@@ -43,10 +42,10 @@ class Search(NamedTuple):
     matched: int
     limit: int
 
-    def choose(self) -> tuple[Candidate, Candidate, Reason]:
+    def choose(self) -> tuple[ResumeCandidate, ResumeCandidate, Reason]:
         """The cheapest candidate, the best without loads, and why no deeper one was taken.
 
-        Once a candidate needs no load, every shallower one only adds prefill: the search ends.
+        The search ends at the first candidate without loads: every shallower one only adds prefill.
         """
         best = unloaded = self.from_the_start()
         refused = Reason.NO_SNAPSHOT if _RECURRENT in self.manifest.kinds else Reason.WINDOW_EVICTED
@@ -64,10 +63,10 @@ class Search(NamedTuple):
                 break
         return best, unloaded, refused
 
-    def from_the_start(self) -> Candidate:
-        """Everything is computed."""
+    def from_the_start(self) -> ResumeCandidate:
+        """The candidate that computes the whole prompt."""
         seconds = self.prompt_len * self.costs.prefill_seconds_per_token
-        return Candidate(0, (), (), 0, 0.0, seconds, seconds)
+        return ResumeCandidate(0, (), (), 0, 0.0, seconds, seconds)
 
     def _depths(self) -> Iterator[int]:
         """Depths to consider, deepest first."""
@@ -83,10 +82,11 @@ class Search(NamedTuple):
         return _merge_descending(iter(on_host), on_device)
 
     def _page_ends(self) -> Iterator[int]:
-        """Page ends with an unbroken run of window pages behind them, deepest first.
+        """Page ends with an unbroken run of window pages before them, deepest first.
 
-        Where each page more is a load more, one is as good as the next: the deepest speaks for all
-        that lie a window and more behind what the device holds.
+        More than a window beyond the `matched` pages, each further page adds the same load and
+        saves the same prefill. The cost is linear there, so only the deepest of these page ends is
+        yielded.
         """
         span = -(-self.manifest.window_len // self.manifest.page_size)
         depth = self.limit
@@ -99,19 +99,17 @@ class Search(NamedTuple):
                 depth = lacking
 
     def _lacking_page(self, depth: int) -> int:
-        """The last window page of a resume at `depth` that is nowhere; -1 when all are there."""
-        if _WINDOW not in self.manifest.kinds:
-            return -1
-        first = first_page(self.manifest, depth * self.manifest.page_size)
+        """The last window page of a resume at `depth` that is not cached; -1 if none is missing."""
+        needs = resume_set(self.manifest, depth * self.manifest.page_size)
         keys, units, has, matched = self.keys, self.host.units, self.device.has, self.matched
-        for page in range(depth - 1, first - 1, -1):
+        for page in reversed(range(*needs.window)):
             here = page < matched and has(_WINDOW, keys[page])
             if not here and (_WINDOW, page) not in units:
                 return page
         return -1
 
-    def _candidate(self, depth: int) -> Candidate | None:
-        """The candidate at `depth`, or None when part of its resume set is nowhere."""
+    def _candidate(self, depth: int) -> ResumeCandidate | None:
+        """The candidate at `depth`, or None when part of its resume set is not cached."""
         units, keys, device = self.host.units, self.keys, self.device
         needs = resume_set(self.manifest, depth * self.manifest.page_size)
         loads = [units[_FULL, page] for page in range(self.matched, needs.full.end)]
@@ -129,19 +127,19 @@ class Search(NamedTuple):
 
     def _priced(
         self, depth: int, loads: tuple[HostUnit, ...], window_pages: tuple[int, ...]
-    ) -> Candidate:
+    ) -> ResumeCandidate:
         compute = self.prompt_len - depth * self.manifest.page_size
         compute_seconds = compute * self.costs.prefill_seconds_per_token
         num_bytes = sum([unit.num_bytes for unit in loads]) if loads else 0
         load_seconds = num_bytes * self.costs.load_seconds_per_byte
         seconds = load_seconds + compute_seconds
-        return Candidate(
+        return ResumeCandidate(
             depth, loads, window_pages, num_bytes, load_seconds, compute_seconds, seconds
         )
 
 
 def _merge_descending(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
-    """Both descending sequences as one, each value once. Lazy: a long tail is never walked."""
+    """Merges two descending sequences, each value once. Lazy: long tails are not walked."""
     left, right = next(first, 0), next(second, 0)
     while left or right:
         value = max(left, right)

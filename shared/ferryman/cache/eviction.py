@@ -1,4 +1,4 @@
-"""The order of eviction: one number for each cached unit, and the least goes first.
+"""The order of eviction: each cached unit has a number, and the least is evicted first.
 
 A snapshot's number is that of GreedyDual-Size with frequency (Cao and Irani, 1997; Cherkasova,
 1998), which joins value and recency:
@@ -6,10 +6,11 @@ A snapshot's number is that of GreedyDual-Size with frequency (Cao and Irani, 19
     credit = clock + value        the clock rises to the credit of what was evicted
     value  = seconds saved / bytes, and these are pages saved × a constant of the pool
 
-The pages it saves are those behind the next snapshot before it, for each branch that goes on from
-it and each use so far. All pages of a pool are worth the same, so theirs is the time of their last
-use. What serves no resume point any more (a window page without its snapshot, a snapshot without
-its window) goes first of all. Reading the order changes nothing.
+A snapshot saves the pages between the next shallower snapshot and itself, once for each branch
+below it and once for each use so far. All pages of a pool save the same, so the number of a page is
+the time of its last use. A unit that serves no resume point any more (a window page without its
+snapshot, a snapshot without its window) is evicted before all others. Reading the order changes
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import count
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.node import NO_POINTS, Node
+from ferryman.cache.node import NO_POINTS, TreeNode
 from ferryman.cache.slots import SlotHandle
 
 _FULL, _WINDOW, _RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
@@ -29,14 +30,15 @@ USELESS = -1.0
 
 IsFree = Callable[[SlotHandle], bool]
 SlotsByKey = Mapping[Kind, Mapping[PageKey, SlotHandle]]
-_Entry = tuple[float, int, Node]
+_Entry = tuple[float, int, TreeNode]
 
 
 class EvictionOrder:
-    """Ranks what a tree holds: its `slots`, read here and never written.
+    """Ranks the units of a tree. `slots` are the tree's own, which this class reads and never
+    writes.
 
-    `window_pages` lie before a resume point (0: windows do not count). The tree says what came,
-    went and was used; nodes are otherwise left alone.
+    `window_pages` lie before a resume point (0: windows do not count). The tree reports every
+    insertion, removal and use.
     """
 
     def __init__(self, slots: SlotsByKey, window_pages: int) -> None:
@@ -51,14 +53,14 @@ class EvictionOrder:
 
     # Ranks.
 
-    def _rank(self, kind: Kind, node: Node) -> float:
+    def _rank(self, kind: Kind, node: TreeNode) -> float:
         if kind is _RECURRENT:
             return node.credit
         if kind is _WINDOW and self._has_points and not node.points:
             return USELESS
         return node.last_use
 
-    def _is_candidate(self, kind: Kind, node: Node) -> bool:
+    def _is_candidate(self, kind: Kind, node: TreeNode) -> bool:
         if kind is _FULL and (node.children or node.holds):
             return False
         return node.parent is not None and node.key in self._slots[kind]
@@ -67,14 +69,17 @@ class EvictionOrder:
         node = entry[2]
         return self._is_candidate(kind, node) and entry[0] == self._rank(kind, node)
 
-    def offer(self, node: Node) -> None:
-        """Makes known what of a node may be evicted, as of now; older entries are stale."""
+    def offer(self, node: TreeNode) -> None:
+        """Queues the units of a node that may be evicted, with their present rank.
+
+        Older entries of the node become stale.
+        """
         only = (node,)
         for kind in self._slots:
             if self._is_candidate(kind, node):
                 self._push(kind, only)
 
-    def _push(self, kind: Kind, nodes: Iterable[Node]) -> None:
+    def _push(self, kind: Kind, nodes: Iterable[TreeNode]) -> None:
         heap, rank, ticket = self._heaps[kind], self._rank, self._ticket
         for node in nodes:
             heapq.heappush(heap, (rank(kind, node), next(ticket), node))
@@ -82,78 +87,81 @@ class EvictionOrder:
             heap[:] = [entry for entry in heap if self._is_live(kind, entry)]
             heapq.heapify(heap)
 
-    # What the tree tells.
+    # Events of the tree.
 
-    def came(self, points: Sequence[Node], windows: Sequence[Node], end: Node) -> None:
+    def on_insert(
+        self, points: Sequence[TreeNode], windows: Sequence[TreeNode], end: TreeNode
+    ) -> None:
         """A path up to `end` is complete; these snapshots and window pages are new on it."""
         for point in points:
             if point is not end:
-                self._settled(point)
-        self._settled(end)
-        # A page in the window of a point was pushed with it; a full page is no leaf yet.
+                self._current(point)
+        self._current(end)
+        # A page in the window of a point was queued with the point. A full page is no leaf yet.
         if others := [page for page in windows if not page.points]:
             self._push(_WINDOW, others)
 
-    def _settled(self, node: Node) -> None:
-        """All that comes with this node and the pages before it is there."""
+    def _current(self, node: TreeNode) -> None:
+        """Ranks and queues a node whose own units and window are complete."""
         if node.key in self._snapshots:
-            self._appraise(node)
+            self._score(node)
         self.offer(node)
 
-    def used(self, node: Node, now: float) -> None:
-        """Somebody resumes at the end of this page: it and its window are wanted."""
+    def on_use(self, node: TreeNode, now: float) -> None:
+        """A request resumes at the end of this page: the page and its window are used."""
         if now <= node.last_use:
             return
         node.uses += 1
-        for page in (node, *node.up(self._window_pages)):
+        for page in (node, *node.path_up(self._window_pages)):
             if now > page.last_use:
                 page.last_use = now
                 if page is not node:
                     self.offer(page)
-        self._settled(node)
+        self._current(node)
 
-    def forked(self, node: Node) -> None:
-        """One branch more goes on from here."""
+    def on_fork(self, node: TreeNode) -> None:
+        """This node got one more child."""
         if node.children > 1 and node.key in self._snapshots:
-            self._settled(node)
+            self._current(node)
 
-    def passed_over(self, kind: Kind, node: Node) -> None:
-        """This unit is given up for being worth least: what comes from now on is worth more."""
+    def on_evict(self, kind: Kind, node: TreeNode) -> None:
+        """This unit is evicted as the least: the clock rises, so later snapshots rank higher."""
         if kind is _RECURRENT:
             self._clock = max(self._clock, node.credit)
 
-    def went(self, kind: Kind, node: Node) -> None:
+    def on_remove(self, kind: Kind, node: TreeNode) -> None:
         """A unit left the tree."""
         if kind is _RECURRENT:
-            self._let_go(node)
+            self._release_window(node)
         elif kind is _WINDOW and node.points:
             for point in list(node.points.values()):
-                self._let_go(point)
+                self._release_window(point)
                 point.credit = USELESS
                 self._push(_RECURRENT, (point,))
 
     # Snapshots and their windows.
 
-    def _appraise(self, point: Node) -> None:
+    def _score(self, point: TreeNode) -> None:
         point.credit = USELESS
         if self._has_points and not self._claim_window(point):
             return
         pages = point.depth - self._depth_below(point)
         point.credit = self._clock + pages * (max(1, point.children) + point.uses)
 
-    def _depth_below(self, point: Node) -> int:
-        """The depth of the next snapshot before this one: where one would resume without it."""
+    def _depth_below(self, point: TreeNode) -> int:
+        """The depth of the next shallower snapshot: requests would resume there without this."""
         node, snapshots = point.parent, self._snapshots
         while node is not None and node.depth and node.key not in snapshots:
             node = node.parent
         return node.depth if node is not None else 0
 
-    def _claim_window(self, point: Node) -> bool:
-        """Notes on each page of its window that this point needs it; False when one is lacking."""
+    def _claim_window(self, point: TreeNode) -> bool:
+        """Adds this point to each page of its window; False, and adds nothing, when a page is
+        missing."""
         if point.key in point.points:
             return True
         pages = []
-        for page in point.up(self._window_pages):
+        for page in point.path_up(self._window_pages):
             if page.key not in self._windows:
                 return False
             pages.append(page)
@@ -164,9 +172,9 @@ class EvictionOrder:
         self._push(_WINDOW, new)
         return True
 
-    def _let_go(self, point: Node) -> None:
-        """A resume point is one no more: pages that served it alone serve nothing."""
-        for page in point.up(self._window_pages if self._has_points else 0):
+    def _release_window(self, point: TreeNode) -> None:
+        """Removes a resume point from its window: pages that served it alone become useless."""
+        for page in point.path_up(self._window_pages if self._has_points else 0):
             if point.key not in page.points:
                 continue
             rest = {key: other for key, other in page.points.items() if other is not point}
@@ -174,10 +182,11 @@ class EvictionOrder:
             if not rest and page.key in self._windows:
                 self._push(_WINDOW, (page,))
 
-    def pop_least(self, path: list[Node]) -> Node:
-        """Takes out of the points of a path, in order, the one to give up; never the newest.
+    def pop_least(self, path: list[TreeNode]) -> TreeNode:
+        """Takes the point to give up out of `path`, the points of one path in order. Never the
+        newest.
 
-        Forks stay as long as there is another. What it saved is now saved by the next one behind.
+        Forks are given up last. The next deeper point now saves the pages of the removed one too.
         """
         least = min(path[:-1], key=lambda node: (node.children > 1, node.credit, node.depth))
         place = path.index(least)
@@ -190,23 +199,24 @@ class EvictionOrder:
 
     # Reading the order.
 
-    def nodes(self, kind: Kind, is_free: IsFree) -> Iterator[Node]:
-        """Whose unit goes next, in order; a page becomes a leaf when its last child was named.
+    def nodes(self, kind: Kind, is_free: IsFree) -> Iterator[TreeNode]:
+        """The nodes whose unit of `kind` is evicted next, in order.
 
-        Nothing may come, go or be used while this is read. Stale entries on top are dropped.
+        A page counts as a leaf once all its children were yielded. The tree must not change while
+        this is read. Stale entries at the top of the heap are dropped.
         """
         heap = self._heaps[kind]
         while heap and not self._is_live(kind, heap[0]):
             heapq.heappop(heap)
-        ahead: list[tuple[float, int, Node, int]] = []
-        _look(heap, 0, ahead)
+        ahead: list[tuple[float, int, TreeNode, int]] = []
+        _push_heap_entry(heap, 0, ahead)
         gone: dict[PageKey, int] = {}
         named: set[PageKey] = set()
         while ahead:
             rank, ticket, node, index = heapq.heappop(ahead)
             if index >= 0:
-                _look(heap, 2 * index + 1, ahead)
-                _look(heap, 2 * index + 2, ahead)
+                _push_heap_entry(heap, 2 * index + 1, ahead)
+                _push_heap_entry(heap, 2 * index + 2, ahead)
                 if node.key in named or not self._is_live(kind, (rank, ticket, node)):
                     continue
             if not is_free(self._slots[kind][node.key]):
@@ -222,13 +232,13 @@ class EvictionOrder:
 
     def choose(
         self, lacks: Mapping[Kind, int], is_free: IsFree
-    ) -> tuple[list[tuple[Kind, Node]], bool]:
-        """What to give up so that `lacks` slots become free, and whether that is enough.
+    ) -> tuple[list[tuple[Kind, TreeNode]], bool]:
+        """The units to give up so that `lacks` slots become free, and whether they are enough.
 
-        A full page takes along whatever else its node holds, so full pages are chosen first.
+        Evicting a full page frees the other units of its node too, so full pages are chosen first.
         """
-        chosen: list[tuple[Kind, Node]] = []
-        going: dict[PageKey, Node] = {}
+        chosen: list[tuple[Kind, TreeNode]] = []
+        going: dict[PageKey, TreeNode] = {}
         is_enough = True
         for kind in sorted(lacks, key=lambda kind: kind is not _FULL):
             slots = self._slots[kind]
@@ -245,6 +255,8 @@ class EvictionOrder:
         return chosen, is_enough
 
 
-def _look(heap: list[_Entry], index: int, ahead: list[tuple[float, int, Node, int]]) -> None:
+def _push_heap_entry(
+    heap: list[_Entry], index: int, ahead: list[tuple[float, int, TreeNode, int]]
+) -> None:
     if index < len(heap):
         heapq.heappush(ahead, (*heap[index], index))

@@ -3,8 +3,11 @@
     key(page) = H(key(parent page) ‖ tokens of the page as little-endian u32)
     key(root) = H(model fingerprint ‖ page size ‖ state layout ‖ tenant salt)
 
-H is blake2b with a 16-byte digest (RFC 7693). Two equal keys mean equal tokens from position 0 on,
-an equal model, an equal layout and an equal tenant.
+H is blake2b with a 16-byte digest (RFC 7693); the root of state that a LoRA adapter has computed is
+hashed with the adapter's digest as the key. Two equal keys mean equal tokens from position 0 on, an
+equal model and adapter, an equal layout and an equal tenant.
+
+vLLM calls this the hash of a KV block.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ def as_token_ids(token_ids: ArrayLike) -> TokenIds:
     return np.ascontiguousarray(token_ids, dtype="<u4")
 
 
-class Named(Protocol):
-    """What of a state manifest goes into keys; a router knows no more of it than this."""
+class KeyedModel(Protocol):
+    """The fields of a state manifest that enter the keys; a router knows only these."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -39,10 +42,13 @@ class Named(Protocol):
     def digest(self) -> str: ...
 
 
-def root_key(manifest: Named, tenant_salt: bytes = b"") -> PageKey:
-    """The key above a tenant's first pages. Another salt makes every key another."""
+def root_key(manifest: KeyedModel, tenant_salt: bytes = b"", adapter: str = "") -> PageKey:
+    """The key above a tenant's first pages. A different salt, or another adapter, changes every
+    key. `adapter` is the hex digest of its content; empty for the model alone."""
     name = f"{manifest.fingerprint}|{manifest.page_size}|{manifest.digest}|".encode()
-    return hashlib.blake2b(name + tenant_salt, digest_size=KEY_BYTES).digest()
+    # As blake2b's key, because no salt that a tenant may choose can stand for an adapter then.
+    key = bytes.fromhex(adapter)
+    return hashlib.blake2b(name + tenant_salt, digest_size=KEY_BYTES, key=key).digest()
 
 
 def page_keys(root: PageKey, token_ids: TokenIds, page_size: int) -> tuple[PageKey, ...]:

@@ -1,7 +1,7 @@
-"""The state manifest: what a model's cached state looks like, byte for byte.
+"""The state manifest: the layout of a model's cached state, byte for byte.
 
-A slot holds all layers of its kind contiguously, so everything but the model's own kernels treats
-a slot as one blob. The manifest is generated from the model definition; its digest is compared at
+A slot holds all layers of its kind contiguously, so all code except the model's own kernels treats
+a slot as one blob. The manifest is generated from the model definition. Its digest is compared at
 every hand-off and at every read from a tier.
 """
 
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One tensor inside a slot: where it lies, and along which axis tensor parallelism cuts it.
+    """One tensor inside a slot: its place, and the axis along which tensor parallelism cuts it.
 
     `shard_axis` None: every rank holds all of it.
     """
@@ -50,8 +50,8 @@ class Section:
 class SectionSpec:
     """A section before it has a place.
 
-    `parts` (name, length along axis 0) makes sections of their own of it, because they are sharded
-    apart. They lie one behind the other without padding, so that one strided view covers them all.
+    `parts` (name, length along axis 0) divide it into sections of their own, because each is
+    sharded separately. They follow each other without padding, so one strided view covers them all.
     """
 
     name: str
@@ -97,7 +97,7 @@ class KindLayout:
 
 
 def lay_out(kind: Kind, specs: Iterable[SectionSpec]) -> KindLayout:
-    """Places specs one behind the other, each at a multiple of 64 bytes."""
+    """Places specs one after the other, each at a multiple of 64 bytes."""
     sections: list[Section] = []
     offset = 0
     for spec in specs:
@@ -108,6 +108,19 @@ def lay_out(kind: Kind, specs: Iterable[SectionSpec]) -> KindLayout:
 
 def _aligned(offset: int) -> int:
     return -(-offset // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeShape:
+    """The part of a manifest that decides at which page ends a chain of keys can be resumed."""
+
+    page_size: int
+    window_len: int
+    kinds: frozenset[Kind]
+
+    @classmethod
+    def of(cls, manifest: StateManifest) -> ResumeShape:
+        return cls(manifest.page_size, manifest.window_len, frozenset(manifest.kinds))
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,7 @@ class StateManifest:
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
     def differences(self, other: StateManifest) -> tuple[str, ...]:
-        """One line for everything that keeps state of `other` from being used here."""
+        """The reasons why state of `other` cannot be used here, one line each; empty if it can."""
         found = [
             f"{name}: {getattr(self, name)} here, {getattr(other, name)} there"
             for name in ("fingerprint", "page_size", "scan_chunk", "window_len", "kinds")
@@ -178,7 +191,7 @@ def _differing(here: Section, there: Section) -> str:
 
 
 def manifest_to_json(manifest: StateManifest) -> str:
-    """The manifest as a person can read it, and as `manifest_from_json` takes it back."""
+    """The manifest as JSON text; `manifest_from_json` reads it back."""
     return json.dumps(asdict(manifest), sort_keys=True)
 
 

@@ -1,9 +1,11 @@
-"""Snapshot placement: which positions of a prompt deserve a recurrent slot.
+"""Snapshot placement: the positions of a prompt that deserve a recurrent slot.
 
 the end     the last page end at which a repeat can resume, at most n-1 tokens deep
-n itself    where a page ends with the prompt: the next turn resumes there, a page deeper
-junctions   where the prompt leaves a path that is known
-the grid    every so many tokens, for prompts that will share a stem nobody has seen yet
+n itself    if a page ends with the prompt: the next turn resumes there, one page deeper
+junctions   where the prompt leaves a known path
+the grid    every `grid` tokens, for later prompts that share a beginning not seen twice yet
+
+SGLang calls a snapshot a Mamba checkpoint.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import NamedTuple
 
 
 class Placement(NamedTuple):
-    """`grid` is in tokens, 0 for none. `most` bounds the snapshots of one prompt, 0 does not: what
-    a path does not keep would be taken from others for nothing."""
+    """Rules of placement. `grid` is in tokens, 0 for none. `most` bounds the snapshots of one
+    prompt (0: no bound): a path keeps no more, so further ones would evict others for nothing."""
 
     grid: int = 0
     most: int = 0
@@ -22,8 +24,8 @@ class Placement(NamedTuple):
     def positions(
         self, resumed: int, junction: int, ends: tuple[int, ...], prompt_len: int
     ) -> tuple[int, ...]:
-        """Where to freeze the state on the way from `resumed`. `ends` are those of the prompt,
-        rising; a junction counts when it lies between `resumed` and the last of them."""
+        """The positions at which to freeze the state on the way from `resumed`. `ends` are those of
+        the prompt, rising; a junction counts if it lies between `resumed` and the first of them."""
         ends = tuple([end for end in ends if end > resumed])
         if not ends:
             return ()
@@ -38,10 +40,10 @@ class Placement(NamedTuple):
         return next(few for few in self.fewer(places, prompt_len) if len(few) <= self.most)
 
     def fewer(self, places: tuple[int, ...], prompt_len: int) -> Iterator[tuple[int, ...]]:
-        """Ever fewer of these positions, the end always among them.
+        """Smaller and smaller subsets of these positions; each contains the end.
 
-        First goes the prompt's length, which saves one page; then the grid, every second one at a
-        time; then the junction.
+        First the prompt's length is removed, which saves one page; then the grid, every second
+        point at a time; then the junction.
         """
         if len(places) < 2:
             return

@@ -1,35 +1,40 @@
-"""The planner: the cheapest way to have a position, and what to do when pools are short of it.
+"""The planner: the cheapest way to reach a position, and alternatives when pools are short.
 
 Candidates are the page ends at which every part of the resume set is on the device or the host
-(`candidates`). The cost of one is the seconds to load what is not on the device and to compute what
-is behind it. Planning has no side effects.
+(`candidates`). The cost of one is the seconds to load the units that are not on the device and to
+compute the tokens after it. Planning has no side effects. SGLang's `match_prefix` answers a part
+of the same question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ferryman.cache.candidates import Candidate, Search
+from ferryman.cache.candidates import ResumeCandidate, ResumeSearch
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.placement import Placement
 from ferryman.cache.resume import (
-    Clear,
-    CopyFrom,
-    Costs,
+    EMPTY_HOST,
+    ClearState,
+    CopyState,
     DeviceView,
     HostView,
     Initialiser,
-    LoadFrom,
+    LoadState,
     Reason,
-    Receive,
+    ReceiveState,
+    ResumeCosts,
     ResumePlan,
+    ResumeSet,
     Shortfall,
     Uncached,
+    max_resume_pages,
     resume_set,
+    uncached_spans,
 )
-from ferryman.cache.uncached import uncached_spans
+from ferryman.cache.units import HostUnit
 from ferryman.cache.window_budget import (
     NO_WINDOWS,
     WindowDemand,
@@ -52,12 +57,12 @@ ROOMY = WindowPool()
 class Planner:
     """Plans for one model on one worker; a step computes at most `step_tokens` of a prompt.
 
-    `num_decoded` counts the positions that decoding computes here behind a prompt at most;
-    `num_drafts` of them at once are drafts, each with a slot for the state behind it.
+    Up to `num_drafts` tokens of a request are drafts at once, each with a slot for the state after
+    it.
     """
 
     manifest: StateManifest
-    costs: Costs
+    costs: ResumeCosts
     step_tokens: int
     placement: Placement = ENDS_ONLY
     has_junctions: bool = True
@@ -81,19 +86,22 @@ class Planner:
         *,
         num_decoded: int = 0,
     ) -> Iterator[ResumePlan]:
-        """The best plan, and then what asks less of the pools, in the order in which to try them.
+        """The best plan, then plans that ask less of the pools, in the order in which to try them.
 
-        Snapshots go first, those that save least before others, then the loads. What the window
-        pool could never hold is left out; when nothing else is left, chunks become shorter.
+        Snapshots are given up first, those that save least before others, then the loads. Plans
+        that the window pool could never hold are left out; if no other plan is left, chunks become
+        shorter.
+
+        `num_decoded` bounds the positions that are decoded on this worker after the prompt.
         """
         least = plan = self.plan(keys, prompt_len, device, host, num_decoded=num_decoded)
-        if self._could_fit(plan):
+        if self._fits(plan):
             yield plan
         for snapshots in self.placement.fewer(plan.snapshots, prompt_len):
             least = self._budgeted(plan._replace(snapshots=snapshots))
-            if self._could_fit(least):
+            if self._fits(least):
                 yield least
-        if not self._could_fit(least):
+        if not self._fits(least):
             yield self._in_shorter_chunks(least)
         if plan.loads:
             without = self._declined(plan, host)
@@ -108,13 +116,17 @@ class Planner:
         *,
         num_decoded: int = 0,
     ) -> ResumePlan:
-        """The cheapest way to have position `prompt_len`, one token at least being computed."""
+        """The cheapest way to reach position `prompt_len`; at least one token is computed."""
         page_size = self.manifest.page_size
         matched = device.match_depth(keys)
         seen = host.pages_from(matched) if _FULL in self.manifest.kinds else host.end_from(matched)
-        limit = min(seen, (prompt_len - 1) // page_size)
-        search = Search(self.manifest, self.costs, keys, prompt_len, device, host, matched, limit)
+        limit = min(seen, max_resume_pages(prompt_len, page_size))
+        search = ResumeSearch(
+            self.manifest, self.costs, keys, prompt_len, device, host, matched, limit
+        )
         best, unloaded, refused = search.choose()
+        # The pages match deeper than any resume point: the path forks there. A snapshot at the fork
+        # serves all later prompts on either branch.
         junction = seen if self.has_junctions and best.depth < min(seen, limit) else best.depth
         plan = ResumePlan(
             position=best.depth * page_size,
@@ -141,8 +153,8 @@ class Planner:
         return self._budgeted(plan)
 
     def plan_cold(self, prompt_len: int, reason: Reason, *, num_decoded: int = 0) -> ResumePlan:
-        """Computes everything and keeps nothing: without a prefix cache, or when what was cached
-        proved corrupt. What does not fit even so can never run here."""
+        """Computes everything and keeps nothing. For a worker without a prefix cache, and for units
+        that proved corrupt. A prompt whose cold plan does not fit can never run here."""
         seconds = prompt_len * self.costs.prefill_seconds_per_token
         pages = -(-prompt_len // self.manifest.page_size)
         bare = ResumePlan(
@@ -151,7 +163,7 @@ class Planner:
             anchor_pages=0,
             window_pages=(),
             loads=(),
-            initialiser=Clear(),
+            initialiser=ClearState(),
             snapshots=(),
             uncached=(Uncached(reason, 0, pages),),
             demand={},
@@ -160,19 +172,25 @@ class Planner:
             chunk_len=self.step_tokens,
             compute_seconds=seconds,
         )
-        keepless = self._keepless
-        plan = keepless._budgeted(bare)
-        return plan if self._could_fit(plan) else keepless._in_shorter_chunks(plan)
+        unretained = self._without_retention
+        plan = unretained._budgeted(bare)
+        return plan if self._fits(plan) else unretained._in_shorter_chunks(plan)
 
     def plan_receive(
         self,
         keys: Sequence[PageKey],
         prompt_len: int,
         device: DeviceView,
+        host: HostView = EMPTY_HOST,
         *,
         num_decoded: int = 0,
     ) -> ResumePlan:
-        """Decode's half of a hand-off at n: what is here stays, all the rest will be received."""
+        """Decode's part of a hand-off at n: cached state is reused, the host's is loaded, all the
+        rest is received.
+
+        The plan does not weigh the loads: a copy within the node is never slower than a transfer
+        that ends in the same memory.
+        """
         page_size, needs = self.manifest.page_size, resume_set(self.manifest, prompt_len)
         matched = device.match_depth(keys[: prompt_len // page_size])
         window_pages = tuple(
@@ -180,39 +198,43 @@ class Planner:
             for page in range(needs.window.first, min(needs.window.end, matched))
             if device.has(_WINDOW, keys[page])
         )
+        reused = {_FULL: range(matched), _WINDOW: window_pages}
+        loads = _loads_to_receive(needs, host, prompt_len // page_size, reused)
         plan = ResumePlan(
             position=prompt_len,
             prompt_len=prompt_len,
             anchor_pages=matched,
             window_pages=window_pages,
-            loads=(),
-            initialiser=Receive(),
+            loads=loads,
+            initialiser=ReceiveState(),
             snapshots=(),
             uncached=(),
             demand={},
             seconds=0.0,
             final_len=prompt_len + num_decoded,
             chunk_len=self.step_tokens,
+            load_bytes=sum(unit.num_bytes for unit in loads),
         )
         budgeted = self._budgeted(plan)
-        if self._could_fit(budgeted):
+        if self._fits(budgeted):
             return budgeted
-        # A pool that has just room for it keeps nothing for the next turn, nor for others.
-        return self._keepless._budgeted(plan._replace(window_pages=()))
+        # The pool has room for this request alone: it keeps nothing for the next turn or for
+        # others.
+        return self._without_retention._budgeted(plan._replace(window_pages=()))
 
-    # Spelling out the choice.
+    # Parts of the plan.
 
-    def _initialiser(self, keys: Sequence[PageKey], best: Candidate) -> Initialiser:
+    def _initialiser(self, keys: Sequence[PageKey], best: ResumeCandidate) -> Initialiser:
         if best.depth == 0 or _RECURRENT not in self.manifest.kinds:
-            return Clear()
+            return ClearState()
         for unit in best.loads:
             if unit.kind is _RECURRENT:
-                return LoadFrom(unit)
-        return CopyFrom(keys[best.depth - 1])
+                return LoadState(unit)
+        return CopyState(keys[best.depth - 1])
 
     @property
     def _point_kind(self) -> Kind | None:
-        """What makes a page end a resume point; None where every page end is one."""
+        """The kind of state that makes a page end a resume point; None if every page end is one."""
         for kind in (_RECURRENT, _WINDOW):
             if kind in self.manifest.kinds:
                 return kind
@@ -226,9 +248,10 @@ class Planner:
         junction: int,
         device: DeviceView,
     ) -> tuple[int, ...]:
-        """The end is the deepest page end before the prompt's: there a repeat of it resumes.
+        """Positions of snapshots. The deepest page end before the prompt's end is always among
+        them: a repeat of the prompt resumes there.
 
-        When a page ends with the prompt, that is an end too, unless it is held already.
+        If a page ends exactly with the prompt, that position is added unless it is cached already.
         """
         page_size = self.manifest.page_size
         pages, rest = divmod(prompt_len, page_size)
@@ -240,19 +263,19 @@ class Planner:
         return self.placement.positions(depth * page_size, junction * page_size, ends, prompt_len)
 
     def _declined(self, plan: ResumePlan, host: HostView) -> HostView:
-        """There is no room for the loads of `plan`: the host has nothing to give, and why."""
+        """A view without host units, because there is no room for the loads of `plan`."""
         end = max(plan.position // self.manifest.page_size, host.shortfall.end_page)
         return HostView(shortfall=Shortfall(end, Reason.NO_ROOM))
 
     # Counting slots.
 
     @property
-    def _keepless(self) -> Planner:
-        """Where nothing of what is decoded is kept."""
+    def _without_retention(self) -> Planner:
+        """This planner for a worker that keeps nothing of what it decodes."""
         return replace(self, windows=self.windows._replace(uncertain_len=-1))
 
     def _budgeted(self, plan: ResumePlan) -> ResumePlan:
-        """With the fresh slots it needs: what is reused on the device is not among them."""
+        """The plan with the fresh slots it needs; slots reused on the device are not counted."""
         demand, kinds, windows = {}, self.manifest.kinds, NO_WINDOWS
         if _FULL in kinds:
             demand[_FULL] = -(-plan.prompt_len // self.manifest.page_size) - plan.anchor_pages
@@ -279,13 +302,31 @@ class Planner:
         )
 
     def _window_room(self, plan: ResumePlan) -> int:
-        """What the pool has at most besides the pages that the plan reuses."""
+        """The slots of the window pool besides the pages that the plan reuses."""
         return self.windows.num_slots - len(plan.window_pages)
 
-    def _could_fit(self, plan: ResumePlan) -> bool:
+    def _fits(self, plan: ResumePlan) -> bool:
         return plan.windows.most <= self._window_room(plan)
 
     def _in_shorter_chunks(self, plan: ResumePlan) -> ResumePlan:
         use, room = self._window_use(plan), self._window_room(plan)
         length = fitting_chunk(self.manifest, use, plan.chunk_len, room)
         return self._budgeted(plan._replace(chunk_len=length))
+
+
+def _loads_to_receive(
+    needs: ResumeSet, host: HostView, num_pages: int, reused: Mapping[Kind, Container[int]]
+) -> tuple[HostUnit, ...]:
+    """The host's units of a resume set that the device lacks, among the prompt's first `num_pages`
+    pages.
+
+    The recurrent state at the prompt's end is not among them: prefill always computes a token, and
+    so it always has the state after it.
+    """
+    spans = {_FULL: needs.full, _WINDOW: needs.window}
+    return tuple(
+        host.units[kind, page]
+        for kind, span in spans.items()
+        for page in range(span.first, min(span.end, num_pages))
+        if page not in reused[kind] and (kind, page) in host.units
+    )

@@ -4,8 +4,10 @@
                     window:    pages floor(max(0, p-W+1)/P) .. ceil(p/P)-1
                     recurrent: {snapshot at p}            (empty when p = 0: a cleared slot)
 
-Everything that is decided about cached state is a projection of this one answer: matching,
-copy-on-write, load-back, admission budgets, the hand-off. Planning has no side effects.
+Every decision about cached state is a projection of this one answer: matching, copy-on-write,
+load-back, admission budgets, the hand-off. Planning has no side effects.
+
+A prefix match, as other systems have it, answers this for attention alone.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil, floor
 from typing import NamedTuple, Protocol
 
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.units import HostUnit
 from ferryman.cache.window_budget import NO_WINDOWS, WindowDemand, first_page
 
@@ -64,7 +67,7 @@ class PageSpan(NamedTuple):
 
 
 class ResumeSet(NamedTuple):
-    """What position `position` needs: pages of each kind, and perhaps a recurrent state at it."""
+    """The state that `position` needs: pages of each kind, and perhaps a recurrent state."""
 
     position: int
     full: PageSpan
@@ -75,11 +78,16 @@ class ResumeSet(NamedTuple):
 NO_PAGES = PageSpan(0, 0)
 
 
-def resume_set(manifest: StateManifest, position: int) -> ResumeSet:
-    """The answer everything else is read off from."""
-    pages = -(-position // manifest.page_size)
-    oldest = first_page(manifest, position)
-    has = manifest.kinds
+def max_resume_pages(prompt_len: int, page_size: int) -> int:
+    """The pages that a prompt can resume from at most: its last token is always computed."""
+    return max(0, prompt_len - 1) // page_size
+
+
+def resume_set(shape: StateManifest | ResumeShape, position: int) -> ResumeSet:
+    """The resume set of `position`; all other code derives its answer from this one."""
+    pages = -(-position // shape.page_size)
+    oldest = first_page(shape, position)
+    has = shape.kinds
     return ResumeSet(
         position,
         PageSpan(0, pages) if _FULL in has else NO_PAGES,
@@ -88,38 +96,38 @@ def resume_set(manifest: StateManifest, position: int) -> ResumeSet:
     )
 
 
-# How the working recurrent slot of a request comes to its first state: exactly one of these.
+# The origin of a request's first recurrent state, in its working slot: exactly one of these.
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class ClearState:
     """Position 0: all zeros."""
 
 
 @dataclass(frozen=True, slots=True)
-class CopyFrom:
+class CopyState:
     """Copy-on-write from the device snapshot that the tree holds under `key`."""
 
     key: PageKey
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFrom:
+class LoadState:
     """From a unit of the host tier."""
 
     unit: HostUnit
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class ReceiveState:
     """From a prefill worker, as part of a hand-off at position n."""
 
 
-Initialiser = Clear | CopyFrom | LoadFrom | Receive
+Initialiser = ClearState | CopyState | LoadState | ReceiveState
 
 
 class DeviceView(Protocol):
-    """What the plan asks of the device tier; the prefix tree answers."""
+    """The questions of the planner to the device tier; the prefix tree implements them."""
 
     def match_depth(self, keys: Sequence[PageKey]) -> int: ...
 
@@ -142,7 +150,7 @@ NO_SHORTFALL = Shortfall(0, Reason.NEVER_SEEN)
 class HostView:
     """Units of one key chain that the host tier has leased to the reader, by (kind, page index).
 
-    `shortfall` says what a slower tier holds beyond them: the plan names it as the reason.
+    `shortfall` names the units of a slower tier beyond them; the plan reports its reason.
     """
 
     units: Mapping[tuple[Kind, int], HostUnit] = field(default_factory=dict)
@@ -163,7 +171,7 @@ EMPTY_HOST = HostView()
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ResumeCosts:
     """Measured costs: seconds to compute one prompt token, seconds to load one byte."""
 
     prefill_seconds_per_token: float
@@ -171,17 +179,17 @@ class Costs:
 
 
 class ResumePlan(NamedTuple):
-    """How a request of `prompt_len` tokens will resume at `position`.
+    """The way in which a request of `prompt_len` tokens will resume at `position`.
 
     `anchor_pages` pages are read from the device tree; `window_pages` are the window pages reused
-    there. `loads` come from the host. `snapshots` are the positions at which later prompts are to
-    resume: there the recurrent state is frozen on the way, and the window before them is kept.
-    `demand` counts the fresh slots of each pool that the whole prompt needs, loads included, and
-    of window pages those that decoding up to `final_len` needs too (`windows`).
-    A chunk has at most `chunk_len` tokens.
+    there. `loads` come from the host. `snapshots` are the positions at which later prompts can
+    resume: the request saves its recurrent state there on the way, and keeps the window before
+    them. `demand` counts the fresh slots of each pool for the whole prompt, loads included; its
+    window pages include those of decoding up to `final_len` (`windows`). A chunk has at most
+    `chunk_len` tokens.
 
     `seconds` is the sum of `load_seconds`, for `load_bytes`, and `compute_seconds`, for the tokens
-    behind `position`. The loads replace computing of `recompute_seconds` (0 without loads).
+    after `position`. The loads save `recompute_seconds` of computing (0 without loads).
     """
 
     position: int
@@ -201,3 +209,45 @@ class ResumePlan(NamedTuple):
     load_seconds: float = 0.0
     compute_seconds: float = 0.0
     recompute_seconds: float = 0.0
+
+
+# The reasons that a slower tier could have removed.
+_LACKING = (Reason.NEVER_SEEN, Reason.NO_SNAPSHOT, Reason.WINDOW_EVICTED)
+
+
+def uncached_spans(
+    depth: int,
+    limit: int,
+    seen: int,
+    prompt_pages: float,
+    refused: Reason,
+    shortfall: Shortfall,
+) -> tuple[Uncached, ...]:
+    """The reasons for all pages from `depth` on, for a prompt of `prompt_pages` that resumes there.
+
+    `limit` is the deepest page end at which it might resume, `seen` the end of the cached pages.
+    `refused` says why it does not resume deeper, `shortfall` what slower tiers did not bring.
+    """
+    pages = ceil(prompt_pages)
+    usable = max(depth, limit)
+    aligned = pages if seen >= floor(prompt_pages) else max(usable, seen)
+    spans = []
+    if depth < usable:
+        spans.append(Uncached(refused, depth, usable))
+    if usable < aligned:
+        spans.append(Uncached(Reason.PAGE_ALIGNMENT, usable, aligned))
+    if aligned < pages:
+        spans.append(Uncached(Reason.NEVER_SEEN, aligned, pages))
+    if shortfall.end_page > depth:
+        spans = [part for span in spans for part in _split(span, shortfall)]
+    return tuple(spans)
+
+
+def _split(span: Uncached, shortfall: Shortfall) -> list[Uncached]:
+    """Splits a span: the pages that a slower tier could have brought get its reason."""
+    reason, first, end = span
+    if reason not in _LACKING or shortfall.end_page <= first:
+        return [span]
+    cut = min(end, shortfall.end_page)
+    brought = Uncached(shortfall.reason, first, cut)
+    return [brought, Uncached(reason, cut, end)] if cut < end else [brought]

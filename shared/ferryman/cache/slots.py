@@ -1,15 +1,18 @@
-"""Slots and who keeps them alive: pools, leases, generations.
+"""Slots and the leases that keep them alive: pools, holders, generations.
 
-A slot is free exactly when nobody holds a lease on it. Its generation grows by one at every
-allocation, so a handle that outlived its slot is recognised instead of reading a stranger's state.
+A slot is free exactly when it has no lease. Its generation grows by one at every allocation, so a
+handle that is older than the slot's present use raises an error instead of reading the state of
+another request.
 
     total = free + leased        (checked by `check_integrity`, printed by `ledger`)
+
+A slot is what vLLM calls a KV cache block; a lease is its ref count, SGLang's lock ref.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -50,7 +53,7 @@ class SlotHandle(NamedTuple):
 
 
 class StaleHandle(Exception):
-    """A handle names a generation that is no more."""
+    """The slot of a handle was allocated again since."""
 
     def __init__(self, handle: SlotHandle, current: int) -> None:
         super().__init__(
@@ -62,12 +65,12 @@ class StaleHandle(Exception):
 
 
 class LeaseError(Exception):
-    """A lease is released that is not held, or taken on a free slot."""
+    """The released lease is not held, or the slot to lease is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Who holds how many slots of one pool; a slot with several holders counts for each role."""
+    """The slots of one pool by role; a slot with several holders counts for each of their roles."""
 
     total: int
     free: int
@@ -80,7 +83,8 @@ class Ledger:
 
 
 class SlotPool:
-    """Fixed-size slots of one kind with their free list. Last freed is first reused: it is warm."""
+    """Fixed-size slots of one kind, with their free list. The slot freed last is reused first: its
+    memory is likely still in the processor's cache."""
 
     def __init__(self, kind: Kind, num_slots: int) -> None:
         self.kind = kind
@@ -94,7 +98,7 @@ class SlotPool:
         return len(self._free)
 
     def try_allocate(self, count: int, holder: Holder) -> tuple[SlotHandle, ...] | None:
-        """Leases `count` fresh slots to `holder`, or takes none and says None."""
+        """Leases `count` fresh slots to `holder`; takes none and returns None if fewer are free."""
         if count > len(self._free):
             return None
         return tuple(self._allocate_one(holder) for _ in range(count))
@@ -124,7 +128,7 @@ class SlotPool:
         return True
 
     def move(self, handle: SlotHandle, giver: Holder, taker: Holder) -> None:
-        """Changes the holder of one lease: how a slot is donated. Nothing is copied."""
+        """Gives one lease of `giver` to `taker`: a slot is donated, and nothing is copied."""
         holders = self._current(handle)
         if giver not in holders:
             raise LeaseError(f"{giver} holds no lease on {handle} to give to {taker}")
@@ -139,13 +143,19 @@ class SlotPool:
             raise StaleHandle(handle, current)
         return self._holders[handle.slot]
 
+    def leases(self) -> Iterator[tuple[SlotHandle, Holder]]:
+        """Every lease of the pool. Walks all slots."""
+        for slot, holders in enumerate(self._holders):
+            for holder in holders:
+                yield SlotHandle(self.kind, slot, self._generations[slot]), holder
+
     def ledger(self) -> Ledger:
         leased = [holders for holders in self._holders if holders]
         by_role = Counter(role for holders in leased for role in {h.role.value for h in holders})
         return Ledger(self.num_slots, self.num_free, len(leased), dict(sorted(by_role.items())))
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless free and leased slots add up and none is both."""
+        """Raises AssertionError unless free and leased slots add up and no slot is both."""
         free = set(self._free)
         assert len(free) == len(self._free), f"{self.kind}: a slot is free twice"
         leased = {slot for slot, holders in enumerate(self._holders) if holders}
@@ -163,14 +173,14 @@ class Pools:
         return self.by_kind[kind]
 
     def shortage(self, demand: Demand) -> dict[Kind, int]:
-        """How many slots are missing of each kind; empty when the demand fits."""
+        """The number of missing slots of each kind; empty when the demand fits."""
         lacks = {kind: count - self.by_kind[kind].num_free for kind, count in demand.items()}
         return {kind: lack for kind, lack in lacks.items() if lack > 0}
 
     def try_allocate(
         self, demand: Demand, holder: Holder
     ) -> dict[Kind, tuple[SlotHandle, ...]] | None:
-        """One transaction over all pools."""
+        """Leases the whole demand to `holder` in one transaction, or nothing, and returns None."""
         if self.shortage(demand):
             return None
         return {
@@ -189,6 +199,11 @@ class Pools:
     def move(self, handles: Iterable[SlotHandle], giver: Holder, taker: Holder) -> None:
         for handle in handles:
             self.by_kind[handle.kind].move(handle, giver, taker)
+
+    def leases(self) -> Iterator[tuple[SlotHandle, Holder]]:
+        """Every lease of every pool."""
+        for pool in self.by_kind.values():
+            yield from pool.leases()
 
     def ledgers(self) -> dict[Kind, Ledger]:
         return {kind: pool.ledger() for kind, pool in self.by_kind.items()}

@@ -1,29 +1,33 @@
 """The prefix tree: a trie of pages, one node a page, every node found by its key.
 
-Full pages are evicted leaf first, so the pages present on any key chain are a prefix of it: how
-deep a chain matches is found by bisection, and a hold on the deepest node protects its whole path.
-Window and recurrent slots may leave inner nodes, which stand on.
+Full pages are evicted leaf first, so the present pages of any key chain are a prefix of it.
+Therefore bisection finds how deep a chain matches, and a hold on the deepest node protects its
+whole path. Window and recurrent slots may be dropped from inner nodes; the node stays.
 
-The tree decides; whoever owns the pools executes: it stores handles and never touches a pool.
+The tree stores handles and decides; it never touches a pool. The owner of the pools carries out its
+decisions.
+
+Others call it a radix tree or prefix cache; with one page a node nothing is ever split.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ferryman.cache.branch import Branch, CacheChange, Inserted
 from ferryman.cache.eviction import EvictionOrder, IsFree
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.node import Node
+from ferryman.cache.node import Branch, Inserted, TreeChange, TreeNode
+from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import SlotHandle
 
 
 class PrefixTree:
-    """Pages by key. `path_kind` is the kind every node must hold (None: a node may be bare).
+    """Pages by key. `path_kind` is the kind that every node must hold (None: a node may be bare).
 
-    `window_pages` are those that a window reaches back from a page's end. A path from the root to
-    a leaf keeps at most `path_snapshots` (0: as many as there are slots for).
+    `window_pages` is the length of the window before a page's end. A path from the root to a leaf
+    keeps at most `path_snapshots` (0: no bound but the number of slots).
     """
 
     def __init__(
@@ -31,32 +35,33 @@ class PrefixTree:
     ) -> None:
         self.kinds = tuple(kinds)
         self._path_kind = Kind.FULL if Kind.FULL in kinds else None
-        self._root = Node(b"", None, 0, 0.0)
-        self._nodes: dict[PageKey, Node] = {}
+        self._root = TreeNode(b"", None, 0, 0.0)
+        self._nodes: dict[PageKey, TreeNode] = {}
         self._slots: dict[Kind, dict[PageKey, SlotHandle]] = {kind: {} for kind in kinds}
         self._snapshots = self._slots.get(Kind.RECURRENT, {})
         self._order = EvictionOrder(self._slots, window_pages)
         self._path_snapshots = path_snapshots
         self._num_guarded = 0
-        self._changes: list[CacheChange] = []
+        self._changes: list[TreeChange] = []
 
     @classmethod
     def of(cls, manifest: StateManifest, path_snapshots: int = 0) -> PrefixTree:
         """A tree for one model's state."""
-        window_pages = -(-max(0, manifest.window_len - 1) // manifest.page_size)
+        deep = (manifest.window_len + 1) * manifest.page_size  # a page end with its whole window
+        window_pages = resume_set(manifest, deep).window.num_pages
         return cls(manifest.kinds, window_pages=window_pages, path_snapshots=path_snapshots)
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def node(self, key: PageKey) -> Node:
-        """Raises KeyError when the page is not here."""
+    def node(self, key: PageKey) -> TreeNode:
+        """The node of a page. Raises KeyError when the page is not here."""
         return self._nodes[key]
 
     # Matching: no side effects.
 
     def match_depth(self, keys: Sequence[PageKey]) -> int:
-        """How many of the first pages of `keys` are here, in O(log pages)."""
+        """The number of first pages of `keys` that are cached, in O(log pages)."""
         nodes, low, high = self._nodes, 0, len(keys)
         if high and keys[high - 1] in nodes:
             return high
@@ -79,22 +84,22 @@ class PrefixTree:
         return key in self._slots.get(kind, ())
 
     def slot(self, kind: Kind, key: PageKey) -> SlotHandle:
-        """Raises KeyError when that unit is not here."""
+        """The slot of one unit. Raises KeyError when it is not here."""
         return self._slots[kind][key]
 
     def slots_of(self, kind: Kind, keys: Sequence[PageKey]) -> list[SlotHandle]:
-        """Raises KeyError when one of these units is not here."""
+        """The slots of these units. Raises KeyError when one is not here."""
         slots = self._slots[kind]
         return [slots[key] for key in keys]
 
     def kinds_of(self, key: PageKey) -> tuple[Kind, ...]:
-        """What is held of a page."""
+        """The kinds of which the page has a unit."""
         return tuple(kind for kind in self.kinds if key in self._slots[kind])
 
     def chain(self, key: PageKey) -> tuple[PageKey, ...]:
         """The keys of all pages up to and with this one. Raises KeyError when it is not here."""
         node = self._nodes[key]
-        return tuple(page.key for page in node.up(node.depth))[::-1]
+        return tuple(page.key for page in node.path_up(node.depth))[::-1]
 
     # Holding: a hold on a node protects its whole path from eviction.
 
@@ -102,7 +107,7 @@ class PrefixTree:
         node = self._nodes[key]
         node.holds += 1
         self._guard(node, 1)
-        self._order.used(node, now)
+        self._order.on_use(node, now)
 
     def release(self, key: PageKey) -> None:
         node = self._nodes[key]
@@ -112,9 +117,9 @@ class PrefixTree:
         self._order.offer(node)
         self._prune(node)
 
-    def _guard(self, held: Node, change: int) -> None:
-        """A page is guarded by its own holds and by its guarded children."""
-        node: Node | None = held
+    def _guard(self, held: TreeNode, change: int) -> None:
+        """Updates `guards` upwards: its own holds and its guarded children guard a page."""
+        node: TreeNode | None = held
         while node is not None and node.depth:
             was_guarded = node.guards > 0
             node.guards += change
@@ -125,12 +130,12 @@ class PrefixTree:
 
     def touch(self, key: PageKey, now: float) -> None:
         """Notes a use, so that the page, its snapshot and its window are evicted later."""
-        self._order.used(self._nodes[key], now)
+        self._order.on_use(self._nodes[key], now)
 
     # Growing.
 
     def insert(self, branch: Branch, now: float) -> Inserted:
-        """Adds what is new of a branch. Where a page exists the tree keeps its own slot."""
+        """Adds the new units of a branch. A unit that the tree already has keeps its slot."""
         end = self._grow(branch.keys, now)
         adopted: list[SlotHandle] = []
         duplicates: list[tuple[int, SlotHandle, SlotHandle]] = []
@@ -140,26 +145,26 @@ class PrefixTree:
             adopted += new.values()
             came[kind] = tuple(new)
             if new:
-                self._changes.append(CacheChange(kind, came[kind], True))
+                self._changes.append(TreeChange(kind, came[kind], True))
         points = [self._nodes[key] for key in came.get(Kind.RECURRENT, ())]
         windows = [self._nodes[key] for key in came.get(Kind.WINDOW, ())]
-        self._order.came(points, windows, end)
+        self._order.on_insert(points, windows, end)
         dropped = self._thin_out(branch.keys) if points else ()
         return Inserted(tuple(adopted), tuple(duplicates), dropped)
 
-    def _grow(self, keys: Sequence[PageKey], now: float) -> Node:
-        """Adds the pages that are not here, as one run; the last page of the path."""
+    def _grow(self, keys: Sequence[PageKey], now: float) -> TreeNode:
+        """Adds the pages that are missing, as one run. Returns the last page of the path."""
         known = self.match_depth(keys)
         node = self._nodes[keys[known - 1]] if known else self._root
         if known < len(keys):
             fork, run, new_keys = node, [], keys[known:]
             for key in new_keys:
-                node = Node(key, node, 1, now)
+                node = TreeNode(key, node, 1, now)
                 run.append(node)
             node.children = 0
             self._nodes.update(zip(new_keys, run, strict=True))
             fork.children += 1
-            self._order.forked(fork)
+            self._order.on_fork(fork)
         node.last_use = max(node.last_use, now)
         return node
 
@@ -170,7 +175,10 @@ class PrefixTree:
         units: Mapping[int, SlotHandle],
         duplicates: list[tuple[int, SlotHandle, SlotHandle]],
     ) -> dict[PageKey, SlotHandle]:
-        """Takes the slots of one kind that pages lack; which."""
+        """Stores the slots of one kind for pages that have none, and returns those by key.
+
+        Slots that differ from the one the tree holds are appended to `duplicates`.
+        """
         slots = self._slots[kind]
         new = {keys[page]: handle for page, handle in units.items() if keys[page] not in slots}
         if len(new) < len(units):
@@ -192,19 +200,21 @@ class PrefixTree:
     # Evicting.
 
     def evict(self, kind: Kind, num_slots: int, is_only_tree: IsFree) -> list[SlotHandle]:
-        """Gives up slots until `num_slots` of `kind` become free, what is worth least first.
+        """Gives up slots until `num_slots` of `kind` become free; the least valuable go first.
 
-        Returns all slots the tree no longer holds, of every kind: dropping a page drops all of it.
-        Fewer come back when everything else is held. `is_only_tree` says whether the tree is the
-        only holder; other slots would not become free and are left alone.
+        Returns all slots the tree no longer holds, of every kind: dropping a page drops all its
+        units. Returns fewer when all other units are held. `is_only_tree` says whether the tree is
+        the only holder of a slot; other slots would not become free and stay.
         """
         chosen, _ = self._order.choose({kind: num_slots}, is_only_tree)
-        return self._give_up(chosen)
+        return self._evict_units(chosen)
 
     def try_evict(self, lacks: Mapping[Kind, int], is_only_tree: IsFree) -> list[SlotHandle] | None:
-        """As `evict`, for all kinds at once; None, and nothing is given up, unless all can be met.
+        """As `evict`, for all kinds at once. Returns None and changes nothing unless all can be
+        met.
 
-        An upper bound answers most of what cannot be met without looking at any page.
+        An upper bound is checked first, so most demands that cannot be met cost no look at any
+        page.
         """
         for kind, lack in lacks.items():
             guarded = self._num_guarded if kind is Kind.FULL else 0
@@ -213,12 +223,12 @@ class PrefixTree:
         chosen, is_enough = self._order.choose(lacks, is_only_tree)
         if not is_enough:
             return None
-        return self._give_up(chosen)
+        return self._evict_units(chosen)
 
-    def _give_up(self, chosen: Sequence[tuple[Kind, Node]]) -> list[SlotHandle]:
+    def _evict_units(self, chosen: Sequence[tuple[Kind, TreeNode]]) -> list[SlotHandle]:
         dropped: list[SlotHandle] = []
         for kind, node in chosen:
-            self._order.passed_over(kind, node)
+            self._order.on_evict(kind, node)
             dropped += self._drop(kind, node)
         return dropped
 
@@ -229,23 +239,23 @@ class PrefixTree:
         """
         return (node.key for node in self._order.nodes(kind, is_only_tree))
 
-    def _drop(self, kind: Kind, node: Node) -> list[SlotHandle]:
+    def _drop(self, kind: Kind, node: TreeNode) -> list[SlotHandle]:
         if kind is self._path_kind:
             return self._remove(node)
-        handle = self._take_out(kind, node)
+        handle = self._remove_unit(kind, node)
         self._prune(node)
         return [handle]
 
-    def _take_out(self, kind: Kind, node: Node) -> SlotHandle:
+    def _remove_unit(self, kind: Kind, node: TreeNode) -> SlotHandle:
         handle = self._slots[kind].pop(node.key)
-        self._order.went(kind, node)
-        self._changes.append(CacheChange(kind, (node.key,), False))
+        self._order.on_remove(kind, node)
+        self._changes.append(TreeChange(kind, (node.key,), False))
         return handle
 
-    def _remove(self, node: Node) -> list[SlotHandle]:
-        """A leaf goes, with all that is held of it."""
+    def _remove(self, node: TreeNode) -> list[SlotHandle]:
+        """Removes a leaf with all its units."""
         key = node.key
-        dropped = [self._take_out(kind, node) for kind in self.kinds if key in self._slots[kind]]
+        dropped = [self._remove_unit(kind, node) for kind in self.kinds if key in self._slots[kind]]
         del self._nodes[key]
         parent, node.parent = node.parent, None
         assert parent is not None, "the root is never removed"
@@ -254,7 +264,7 @@ class PrefixTree:
         self._order.offer(parent)
         return dropped
 
-    def _prune(self, node: Node) -> None:
+    def _prune(self, node: TreeNode) -> None:
         """Removes bare leaves, which only trees without full pages have."""
         while self._path_kind is None and node.parent and not (node.children or node.holds):
             if self.kinds_of(node.key):
@@ -264,16 +274,24 @@ class PrefixTree:
             node = parent
 
     def drop(self, kind: Kind, key: PageKey) -> list[SlotHandle]:
-        """Gives up one unit whatever it is worth, and with a page all that stands on it.
+        """Gives up one unit regardless of its value; for a full page, also all pages after it.
 
-        For what proved corrupt. Nobody may hold a page of it. Raises KeyError if it is not here.
+        Used for units that proved corrupt. No page that is removed may be held. Raises KeyError if
+        the unit is not here.
         """
-        node = self._nodes[key]
         if kind is not self._path_kind:
-            return self._drop(kind, node)
-        return [slot for page in reversed(self._subtree(node)) for slot in self._remove(page)]
+            return self._drop(kind, self._nodes[key])
+        return self.drop_chain(key)
 
-    def _subtree(self, top: Node) -> list[Node]:
+    def drop_chain(self, key: PageKey) -> list[SlotHandle]:
+        """Gives up all units of a page and of all pages after it.
+
+        No page that is removed may be held. Raises KeyError if the page is not here.
+        """
+        pages = self._subtree(self._nodes[key])
+        return [slot for page in reversed(pages) for slot in self._remove(page)]
+
+    def _subtree(self, top: TreeNode) -> list[TreeNode]:
         """All pages from `top` on, parents first. Walks the whole tree: this is rare."""
         found = {id(top): top}
         for node in sorted(self._nodes.values(), key=lambda node: node.depth):
@@ -282,13 +300,14 @@ class PrefixTree:
         assert not any(node.holds for node in found.values()), "a page that is held is dropped"
         return list(found.values())
 
-    def drain_changes(self) -> tuple[CacheChange, ...]:
-        """What came and went since the last call, in order."""
+    def drain_changes(self) -> tuple[TreeChange, ...]:
+        """The units that entered or left the tree since the last call, in order."""
         changes, self._changes = tuple(self._changes), []
         return changes
 
     def units(self) -> Iterator[tuple[Kind, PageKey]]:
-        """Everything held, parents before children: what a snapshot of the cache lists."""
+        """Every unit of the tree, parents before children: the content of a published cache
+        listing."""
         for node in sorted(self._nodes.values(), key=lambda node: (node.depth, node.key)):
             for kind in self.kinds_of(node.key):
                 yield kind, node.key
@@ -296,6 +315,10 @@ class PrefixTree:
     def handles(self) -> Iterator[SlotHandle]:
         for slots in self._slots.values():
             yield from slots.values()
+
+    def holds(self) -> Counter[PageKey]:
+        """The number of holds of each page that is held itself. Walks the whole tree."""
+        return Counter({key: node.holds for key, node in self._nodes.items() if node.holds})
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless parents, children, depths and slots agree."""

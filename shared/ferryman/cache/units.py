@@ -21,9 +21,9 @@ class Tier(StrEnum):
 class HostUnit:
     """One slot's bytes in the host arena, leased by the reader until the step has run.
 
-    `page_index` is absolute; a recurrent unit has that of the page that ends at its position.
-    `offset` and `num_bytes` locate it in the arena; `digest` is the xxh3-128 of its bytes.
-    `origin` is the tier that it was brought from for this reader: what usage reports.
+    `page_index` is absolute; a recurrent unit has the index of the page that ends at its position.
+    `offset` and `num_bytes` locate it in the arena; `digest` is the xxh3-128 of its bytes. `origin`
+    is the tier from which it was brought for this reader; usage reports it.
     """
 
     kind: Kind

@@ -1,17 +1,18 @@
-"""The window budget: how many window pages a request holds at once. Plans, pools, the door ask.
+"""The window budget: the window pages that a request holds at once. Plans, sizing and admission use
+it.
 
 A query at t reads the pages that meet [t-W+1, t]. A chunk [s, e) writes its keys before any of its
-queries reads, so while it runs its pages and the window behind s are held together:
+queries reads. So while it runs, its pages and the window before s are held together:
 
     pages of the tree | kept at points |        window of s, chunk        |
     ------------------+----------------+----------------------------------+
                       q-W+1 … q        s-W+1 … s ………………………………………………… e
 
-A page behind the window gives its slot to a page to come, unless it lies in the window of a resume
-point: then it goes to the tree with the point, and its slot is lost to the request. In tokens and
-without points that is `max(min(chunk, extend) + window, min(extend + max_new, window + page))`,
-rounded up to pages where the chunk lies worst, and what is loaded of the window counts like what
-is computed. Nothing here grows with the length of a prompt.
+A page that leaves the window gives its slot to a new page, unless it lies in the window of a resume
+point: then it goes to the tree with the point, and the request loses its slot. In tokens and
+without points the budget is `max(min(chunk, extend) + window, min(extend + max_new, window +
+page))`, rounded up to pages for the worst position of the chunk. Loaded window pages count like
+computed ones. The budget does not grow with the length of a prompt.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ferryman.cache.manifest import StateManifest
+from ferryman.cache.manifest import ResumeShape, StateManifest
 
 
 class WindowUse(NamedTuple):
-    """What one request does with its window.
+    """The use that one request makes of its window.
 
-    It resumes at `start`, computes up to `prompt_len` and decodes up to `final_len`. `points` are
-    the positions at which the tree is given the window; `reused` are pages the tree gave, rising.
-    `uncertain_len` positions, of steps in flight, may yet turn out not to count (-1: nothing of
-    what is decoded will be kept). A step of decoding takes up to `num_drafts` tokens beyond its
+    It resumes at `start`, computes up to `prompt_len` and decodes up to `final_len`. At the
+    positions `points` it gives its window to the tree; `reused` are pages that come from the tree,
+    rising. Up to `uncertain_len` positions of steps in flight may be discarded later (-1: nothing
+    that is decoded will be kept). A step of decoding takes up to `num_drafts` tokens beyond its
     first.
     """
 
@@ -53,21 +54,21 @@ NO_WINDOWS = WindowDemand(0, 0)
 
 
 class WindowPool(NamedTuple):
-    """What plans know of the pool: its slots, and the `uncertain_len` of all that runs there."""
+    """The pool as plans see it: its slots, and the `uncertain_len` of all requests in it."""
 
     num_slots: int = 2**31 - 1
     uncertain_len: int = -1
 
 
-def first_page(manifest: StateManifest, position: int) -> int:
+def first_page(shape: StateManifest | ResumeShape, position: int) -> int:
     """The oldest page that a query at `position` reads."""
-    return max(0, position - manifest.window_len + 1) // manifest.page_size
+    return max(0, position - shape.window_len + 1) // shape.page_size
 
 
 def window_demand(manifest: StateManifest, use: WindowUse, chunk_len: int) -> WindowDemand:
-    """The slots that `use` needs, whatever chunks of at most `chunk_len` tokens it is cut into.
+    """The slots that `use` needs, for any division into chunks of at most `chunk_len` tokens.
 
-    Exact: some way of cutting needs as many.
+    The bound is exact: some division needs this many.
     """
     held = _Held(manifest, use)
     decoding = held.while_decoding()
@@ -78,7 +79,7 @@ def window_demand(manifest: StateManifest, use: WindowUse, chunk_len: int) -> Wi
 def fitting_chunk(manifest: StateManifest, use: WindowUse, chunk_len: int, num_slots: int) -> int:
     """The longest chunk, at most `chunk_len`, with which a pool of `num_slots` can hold `use`.
 
-    The shortest there is when none can: a step of the scan's grid.
+    If no chunk fits, the shortest possible one: one step of the scan's grid.
     """
     if window_demand(manifest, use, chunk_len).most <= num_slots:
         return chunk_len
@@ -93,9 +94,9 @@ def fitting_chunk(manifest: StateManifest, use: WindowUse, chunk_len: int, num_s
 def most_window_pages(
     manifest: StateManifest, chunk_len: int, *, uncertain_len: int = -1, num_drafts: int = 0
 ) -> WindowDemand:
-    """What the longest request needs, wherever it ends: the least with which each can run.
+    """The slots that the longest request needs, for any length: with these every request can run.
 
-    Where what is decoded is kept, so is the window of the prompt's end.
+    A worker that keeps what it decodes also keeps the window of the prompt's end.
     """
     page = manifest.page_size
     far = -(-4 * (manifest.window_len + chunk_len + num_drafts + page) // page) * page
@@ -108,7 +109,7 @@ def most_window_pages(
 
 
 class _Held:
-    """Counts the slots that are a request's own, or were until it gave them to the tree."""
+    """Counts the slots that a request owns, or owned until it gave them to the tree."""
 
     def __init__(self, manifest: StateManifest, use: WindowUse) -> None:
         self._manifest = manifest
@@ -121,13 +122,13 @@ class _Held:
         ]
 
     def in_chunk(self, start: int, chunk_len: int) -> int:
-        """While the longest chunk that begins at `start` runs."""
+        """The slots held while the longest chunk from `start` runs."""
         end = chunk_end(start, chunk_len, self._use.prompt_len, self._manifest.scan_chunk)
         return self._between(start, end)
 
     def while_decoding(self) -> int:
-        """From the prompt's end on. Most is held where a step reaches the last page's start, or
-        where the first page's end that decoding keeps is certain."""
+        """The slots held after the prompt's end. The count is highest when a step reaches the start
+        of the last page, or when the first page end that decoding keeps becomes certain."""
         use, page_size = self._use, self._manifest.page_size
         at_end = self._between(use.prompt_len, use.prompt_len)
         if use.final_len <= use.prompt_len:
@@ -139,7 +140,8 @@ class _Held:
         return max(at_end, self._in_step(reaches), self._in_step(certain))
 
     def _in_step(self, position: int) -> int:
-        """While a step decodes from `position`: its own window, or that of the page end kept."""
+        """The slots held while a step decodes from `position`: for its own window, or for the
+        window of the page end that is still to be kept."""
         use, page_size = self._use, self._manifest.page_size
         kept = (position - use.uncertain_len) // page_size * page_size
         oldest = kept if use.uncertain_len >= 0 and kept > use.prompt_len else position
@@ -147,7 +149,7 @@ class _Held:
         return self._between(oldest, reached + 1)
 
     def _between(self, start: int, end: int) -> int:
-        """Pages from the window of `start` to `end`, and those given away before them."""
+        """The pages from the window of `start` to `end`, and those given away before them."""
         first, last = first_page(self._manifest, start), -(-end // self._manifest.page_size)
         pages = max(0, last - first) + sum(
             min(stop, first) - begin for begin, stop in self._given if begin < first
@@ -155,7 +157,7 @@ class _Held:
         return pages - self._num_reused(first, last)
 
     def _num_reused(self, first: int, last: int) -> int:
-        """Of the pages counted, those that were the tree's before."""
+        """The counted pages that the tree owned before."""
         reused = self._use.reused
         if not reused or (first > reused[-1] and not self._given_again):
             return 0
@@ -164,17 +166,17 @@ class _Held:
 
 
 def chunk_end(start: int, chunk_len: int, prompt_len: int, grid: int) -> int:
-    """Where a chunk ends: the prompt's end, or the last grid point within `chunk_len` tokens."""
+    """The end of a chunk: the prompt's end, or the last grid point within `chunk_len` tokens."""
     if start + chunk_len >= prompt_len:
         return prompt_len
     return max(start, (start + chunk_len) // grid * grid)
 
 
 def _worst_starts(manifest: StateManifest, use: WindowUse, chunk_len: int) -> list[int]:
-    """Starts of chunks among which one holds most.
+    """Starts of chunks, among them one with the highest count.
 
-    The count rises where the chunk's end enters a page and falls where its window leaves one, once
-    a page each: so only the last rise counts, and what comes before and behind the prompt's end.
+    The count rises where the end of the chunk enters a page, and falls where its window leaves one,
+    once for each page. So only the last rise matters, and the chunks around the prompt's end.
     """
     grid, page = manifest.scan_chunk, manifest.page_size
     if use.start >= use.prompt_len:
@@ -187,7 +189,7 @@ def _worst_starts(manifest: StateManifest, use: WindowUse, chunk_len: int) -> li
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint, rising spans of the same pages; `spans` rise already."""
+    """Disjoint, rising spans of the same pages; `spans` must rise too."""
     merged: list[tuple[int, int]] = []
     for first, end in spans:
         if merged and first <= merged[-1][1]:

@@ -4,13 +4,13 @@
         async for event in client.generate("The red kite is in", SamplingParams(max_tokens=8)):
             ...
 
-Everything it speaks of is a plain value; every failure is one of `ferryman.errors`.
+Arguments and results are plain values; every failure is one of `ferryman.errors`.
 """
 
 from __future__ import annotations
 
 from ferryman.client.client import Client
-from ferryman.client.retries import ConnectionBroken, Retries
+from ferryman.client.retries import ConnectionBroken, NotResumable, Retries
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.wire.public import (
     ChatPrompt,
@@ -39,6 +39,7 @@ __all__ = [
     "GenerateStarted",
     "LifecycleEvent",
     "ModelCard",
+    "NotResumable",
     "Retries",
     "RouteCandidate",
     "RouteExplanation",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ferryman.client.answer import Answer, Order
-from ferryman.client.calls import Deadline, Failures, told_apart
-from ferryman.client.prompts import GivenPrompt, as_prompt
+from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.client.calls import Deadline, Failures, typed_client_errors
+from ferryman.client.generate_call import GenerateCall, GenerateOrder
 from ferryman.client.retries import Chance, ConnectionBroken, Retries
-from ferryman.errors import Cancelled
-from ferryman.ids import check_request_id
+from ferryman.errors import Cancelled, InvalidRequest, Stopping
+from ferryman.ids import check_correlation_id, check_request_id
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.inference import (
     explanation_from_wire,
@@ -21,19 +21,62 @@ from ferryman.wire.codec.inference import (
     prompt_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
-from ferryman.wire.public import GenerateEvent, LifecycleEvent, ModelCard, RouteExplanation
-from ferryman.wire.rpc import channel
+from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.public import (
+    ChatPrompt,
+    ChatTurn,
+    GenerateEvent,
+    LifecycleEvent,
+    ModelCard,
+    Prompt,
+    RouteExplanation,
+    TextPrompt,
+    TokenPrompt,
+)
 from ferryman.wire.v1 import inference_pb2
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
+
+Turns = Sequence[ChatTurn] | Sequence[Mapping[str, str]]
+GivenPrompt = str | Sequence[int] | Turns | Prompt
+
+
+def as_prompt(given: GivenPrompt) -> Prompt:
+    """A prompt from text, token ids, or turns of a chat (as values or as OpenAI's messages)."""
+    if isinstance(given, TextPrompt | ChatPrompt | TokenPrompt):
+        return given
+    if isinstance(given, str):
+        return TextPrompt(given)
+    items: list[Any] = list(given)
+    if items and all(isinstance(item, ChatTurn | Mapping) for item in items):
+        return ChatPrompt(tuple(_turn(item) for item in items))
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return TokenPrompt(_token_ids(items))
+    raise InvalidRequest("a prompt is text, token ids, or a list of chat turns", "prompt")
+
+
+def _turn(given: ChatTurn | Mapping[str, object]) -> ChatTurn:
+    if isinstance(given, ChatTurn):
+        return given
+    role, content = given.get("role"), given.get("content")
+    if not isinstance(role, str) or not isinstance(content, str) or len(given) != 2:
+        raise InvalidRequest("a chat turn has a role and a content, both text", "prompt")
+    return ChatTurn(role, content)
+
+
+def _token_ids(items: list[int]) -> TokenIds:
+    if any(not 0 <= token_id < 2**31 for token_id in items):
+        raise InvalidRequest("token ids are whole numbers from 0", "prompt")
+    return as_token_ids(items)
+
 
 GENERATE_SECONDS = 300.0
 ASK_SECONDS = 10.0
 
 
 class Client:
-    """Speaks to the router at `address` (host:port). Use it in `async with`, or call `close`.
+    """A client of the router at `address` (host:port). Use it in `async with`, or call `close`.
 
-    With an `api_key` every call says who it is from. `chance` spreads retries in time.
+    With an `api_key` every call names its sender. `chance` spreads retries in time.
     """
 
     def __init__(
@@ -51,7 +94,7 @@ class Client:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Ends the calls under way."""
+        """Ends all calls in progress."""
         self._is_closed = True
         await self._channel.close()
 
@@ -77,11 +120,14 @@ class Client:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Streams an answer: GenerateStarted, TokenChunks, GenerateFinished.
 
-        Every token comes once and in order; a broken connection is taken up behind the last one.
-        To stop early close the generator (`contextlib.aclosing`): the router frees everything.
+        Every token comes once and in order; a broken stream is resumed after the last token
+        received. A router that restarted does not know the answer. Then the client sends the
+        request again with the same seed and continues if the same tokens come; if not, NotResumable
+        gives the number of tokens delivered. To stop early close the generator
+        (`contextlib.aclosing`): the router frees everything.
         """
         deadline = Deadline(deadline_seconds)
-        order = Order(
+        order = GenerateOrder(
             prompt_to_wire(as_prompt(prompt)),
             sampling or SamplingParams(),
             model,
@@ -89,28 +135,28 @@ class Client:
             deadline,
         )
         failures = Failures(self._retries, self._chance, deadline)
-        return Answer(order, self._open_stream, failures).events()
+        return GenerateCall(order, self._open_stream, failures).events()
 
     async def explain(
         self, request_id: str, *, deadline_seconds: float = ASK_SECONDS
     ) -> tuple[RouteExplanation, ...]:
-        """Why a request was routed as it was, one entry per attempt."""
-        request = inference_pb2.ExplainRequest(request_id=check_request_id(request_id))
-        answer = await self._ask(self._stub.Explain, request, deadline_seconds)
+        """The reasons for the routing of a request, one entry per attempt."""
+        request = inference_pb2.ExplainRequest(request_id=check_correlation_id(request_id))
+        answer = await self._call(self._stub.Explain, request, deadline_seconds)
         return tuple(explanation_from_wire(route) for route in answer.routes)
 
     async def trace(
         self, request_id: str, *, deadline_seconds: float = ASK_SECONDS
     ) -> tuple[LifecycleEvent, ...]:
-        """What happened to a request, from the lifecycle log."""
-        request = inference_pb2.TraceRequest(request_id=check_request_id(request_id))
-        answer = await self._ask(self._stub.Trace, request, deadline_seconds)
+        """The events of a request, from the lifecycle log."""
+        request = inference_pb2.TraceRequest(request_id=check_correlation_id(request_id))
+        answer = await self._call(self._stub.Trace, request, deadline_seconds)
         return tuple(lifecycle_from_wire(event) for event in answer.events)
 
     async def models(self, *, deadline_seconds: float = ASK_SECONDS) -> tuple[ModelCard, ...]:
-        """What is served."""
+        """The served models."""
         request = inference_pb2.ListModelsRequest()
-        answer = await self._ask(self._stub.ListModels, request, deadline_seconds)
+        answer = await self._call(self._stub.ListModels, request, deadline_seconds)
         return tuple(model_from_wire(model) for model in answer.models)
 
     async def tokenize(
@@ -119,25 +165,25 @@ class Client:
         """The token ids that `generate` would use."""
         given = prompt_to_wire(as_prompt(prompt))
         request = inference_pb2.TokenizeRequest(model=model, prompt=given)
-        answer = await self._ask(self._stub.Tokenize, request, deadline_seconds)
+        answer = await self._call(self._stub.Tokenize, request, deadline_seconds)
         return tuple(token_ids_from_bytes(answer.token_ids).tolist())
 
     def _open_stream(self, request: inference_pb2.GenerateRequest, seconds: float) -> Any:
         self._check_open()
         return self._stub.Generate(request, timeout=seconds, metadata=self._metadata)
 
-    async def _ask(self, method: Any, request: Any, seconds: float) -> Any:
-        """One question, asked again while the connection breaks."""
+    async def _call(self, method: Any, request: Any, seconds: float) -> Any:
+        """Makes one call, and makes it again while the connection breaks."""
         deadline = Deadline(seconds)
         failures = Failures(self._retries, self._chance, deadline)
         while True:
             self._check_open()
             try:
-                with told_apart():
+                with typed_client_errors():
                     return await method(
                         request, timeout=deadline.seconds_left(), metadata=self._metadata
                     )
-            except ConnectionBroken as error:
+            except (ConnectionBroken, Stopping) as error:
                 await failures.wait(error)
 
     def _check_open(self) -> None:

@@ -1,8 +1,8 @@
-"""Where a runner's tensors live, and how numbers get there and back.
+"""The device of a runner's tensors, and the transfers to it and back.
 
-A host device has done everything when a call returns. A CUDA device queues its work on one stream
-and says by an event when the result has arrived in pinned host memory. The two are two objects,
-chosen when the runner is built.
+A host device has done everything when a call returns. A CUDA device queues its work on one stream;
+an event tells when the result has arrived in pinned host memory. The two are two objects, chosen
+when the runner is built.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ferryman.engine.copy_side import CopySide, CudaSide, HostSide, recorded_event
+from ferryman.engine.copy_stream import CopySide, CudaSide, HostSide, recorded_event
 from ferryman.schedule.batch import Ints
 
 Arrays = tuple[NDArray[Any], ...]
 
 
-class Fetched(Protocol):
+class FetchedStep(Protocol):
     """Values on their way back from the device."""
 
     def is_ready(self) -> bool: ...
@@ -37,32 +37,33 @@ class Fetched(Protocol):
         ...
 
 
-class Timed(Protocol):
-    """A step under way since `Device.begin`."""
+class TimedStep(Protocol):
+    """A step under way since `ComputeDevice.begin`."""
 
-    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+    def fetch(self, tensors: Sequence[Tensor]) -> FetchedStep:
         """Ends the step and starts bringing `tensors` back."""
         ...
 
 
-class Device(Protocol):
+class ComputeDevice(Protocol):
     """A place for tensors with one queue of work."""
 
     @property
     def torch_device(self) -> torch.device: ...
 
     def entered(self) -> AbstractContextManager[object]:
-        """What the forward stream's thread enters once, so that its work goes to this queue."""
+        """The context that the forward stream's thread enters once, so that its work goes to this
+        queue."""
         ...
 
     def upload(self, integers: Ints) -> Tensor:
         """One transfer of one buffer."""
         ...
 
-    def begin(self) -> Timed: ...
+    def begin(self) -> TimedStep: ...
 
     def copy_side(self) -> CopySide:
-        """Where copies run beside the work of this queue."""
+        """The side that copies beside the work of this queue."""
         ...
 
 
@@ -77,7 +78,7 @@ class HostDevice:
     def upload(self, integers: Ints) -> Tensor:
         return torch.from_numpy(integers)
 
-    def begin(self) -> Timed:
+    def begin(self) -> TimedStep:
         return _HostTimed()
 
     def copy_side(self) -> CopySide:
@@ -88,7 +89,7 @@ class _HostTimed:
     def __init__(self) -> None:
         self._began = perf_counter()
 
-    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+    def fetch(self, tensors: Sequence[Tensor]) -> FetchedStep:
         arrays = tuple(tensor.numpy() for tensor in tensors)
         return _HostFetched(arrays, perf_counter() - self._began)
 
@@ -116,7 +117,7 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     def entered(self) -> AbstractContextManager[object]:
-        # What was built before (weights, slabs) was queued on the default stream.
+        # Weights and slabs were queued on the default stream before.
         self._stream.wait_stream(torch.cuda.default_stream(self.torch_device))
         stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
         return stream
@@ -125,7 +126,7 @@ class CudaDevice:
         pinned = torch.from_numpy(integers).pin_memory()
         return pinned.to(self.torch_device, non_blocking=True)
 
-    def begin(self) -> Timed:
+    def begin(self) -> TimedStep:
         return _CudaTimed()
 
     def copy_side(self) -> CopySide:
@@ -136,7 +137,7 @@ class _CudaTimed:
     def __init__(self) -> None:
         self._began = recorded_event()
 
-    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+    def fetch(self, tensors: Sequence[Tensor]) -> FetchedStep:
         hosts = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)

@@ -1,8 +1,12 @@
 """Loads of host units into slots, on the copy stream.
 
-The loads of a step begin when it is submitted: its slots are nobody's by then, because slots come
-back only behind the last step that may use them (`schedule/residence.py`). The step's launch waits
-for their fence. Bytes are verified where they arrive, before any forward reads them.
+The loads of a step begin when it is submitted, those of a reservation when it is made. No earlier
+step uses their slots by then, because slots are given back only after the last step that may use
+them (`schedule/slot_allocator.py`). The step's launch waits for their fence; a reservation is
+committed, or freed, after their end. Bytes are verified where they arrive, before any forward reads
+them.
+
+vLLM says onload, SGLang load back.
 """
 
 from __future__ import annotations
@@ -11,20 +15,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ferryman.engine.copy_side import PASSED, CopySide, Fence, HostSide
-from ferryman.engine.copy_stream import AtOnce, Copies
+from ferryman.engine.copy_stream import PASSED, AtOnce, Copies, CopyFence, CopySide, HostSide
 from ferryman.engine.transfer import Transfer, arena_view
 from ferryman.errors import CorruptState
-from ferryman.schedule.batch import NOTHING_LOADED, Load, LoadReport
+from ferryman.schedule.batch import NOTHING_LOADED, LoadReport, SlotLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What became of the loads of a step; `corrupt` names requests whose bytes were wrong."""
+class LoadedUnits:
+    """The result of a step's loads; `corrupt` names requests whose bytes were wrong."""
 
     corrupt: tuple[str, ...]
     num_bytes: int
-    fence: Fence
+    fence: CopyFence
 
     def report(self) -> LoadReport:
         """Waits for the fence."""
@@ -32,13 +35,14 @@ class Loaded:
         return LoadReport(self.num_bytes, seconds) if self.num_bytes else NOTHING_LOADED
 
 
-NO_LOADS = Loaded((), 0, PASSED)
+NO_LOADS = LoadedUnits((), 0, PASSED)
 AT_ONCE = AtOnce()
 ON_HOST = HostSide()
 
 
-class HostTier:
-    """The arena that loads read from, empty until one is attached, and the loads under way."""
+class LoadQueue:
+    """The arena that loads read from, empty until one is attached, and the loads that are
+    running."""
 
     def __init__(
         self, transfer: Transfer, copies: Copies = AT_ONCE, side: CopySide = ON_HOST
@@ -47,17 +51,17 @@ class HostTier:
         self._copies = copies
         self._side = side
         self._arena = memoryview(b"")
-        self._under_way: dict[int, Future[Loaded]] = {}
+        self._under_way: dict[int, Future[LoadedUnits]] = {}
         self._highest = -1
 
     def attach(self, arena: memoryview) -> None:
-        """Reads from this arena from now on; on return nobody reads from the one before."""
+        """Reads from this arena from now on; on return no load reads from the one before."""
         self._copies.submit(lambda: self._exchange(arena)).result()
 
     def _exchange(self, arena: memoryview) -> None:
         self._arena = arena
 
-    def begin(self, step_id: int, loads: Sequence[Load]) -> None:
+    def begin(self, step_id: int, loads: Sequence[SlotLoad]) -> None:
         """Starts the loads of a step that is being submitted, once. Raises QueueFull.
 
         Call it from the thread that submits, before the step can be launched.
@@ -67,11 +71,11 @@ class HostTier:
         self._under_way[step_id] = self._copies.submit(lambda: self._load(loads))
         self._highest = step_id
 
-    def arrived(self, step_id: int, loads: Sequence[Load]) -> Loaded:
-        """Waits until a launch may queue its step behind the fence. Raises what a load raised.
+    def arrived(self, step_id: int, loads: Sequence[SlotLoad]) -> LoadedUnits:
+        """Waits until a launch may queue its step behind the fence. Raises the error of a load.
 
-        Loads that were not begun run now: a step that reaches its launch with loads has not had
-        them (`OnceOnly`).
+        Loads that were not begun run now: `OnceOnly` leaves loads only in a plan that runs for the
+        first time.
         """
         if not loads:
             return NO_LOADS
@@ -82,7 +86,17 @@ class HostTier:
         loaded.fence.wait()
         return loaded
 
-    def _load(self, loads: Sequence[Load]) -> Loaded:
+    def load(self, loads: Sequence[SlotLoad]) -> Future[LoadedUnits]:
+        """Loads outside a step, into slots that no step names before the future has ended; its
+        copies have ended then. Raises QueueFull, StreamClosed."""
+        return self._copies.submit(lambda: self._load_to_end(loads))
+
+    def _load_to_end(self, loads: Sequence[SlotLoad]) -> LoadedUnits:
+        loaded = self._load(loads)
+        loaded.fence.finish()
+        return loaded
+
+    def _load(self, loads: Sequence[SlotLoad]) -> LoadedUnits:
         with self._side.entered():
             run, num_bytes, corrupt = self._side.begin(), 0, []
             for load in loads:
@@ -90,10 +104,10 @@ class HostTier:
                     num_bytes += load.unit.num_bytes
                 else:
                     corrupt.append(load.request_id)
-            return Loaded(tuple(dict.fromkeys(corrupt)), num_bytes, run.end())
+            return LoadedUnits(tuple(dict.fromkeys(corrupt)), num_bytes, run.end())
 
-    def _try_load(self, load: Load) -> bool:
-        """Brings a unit into its slot; False if these are not the bytes that were written."""
+    def _try_load(self, load: SlotLoad) -> bool:
+        """Brings a unit into its slot; False if its bytes differ from those written."""
         unit = load.unit
         try:
             view = arena_view(self._arena, unit.offset, unit.num_bytes)

@@ -1,7 +1,7 @@
 """Slot operations of a step: checked for conflicts, and handed out once.
 
 Each slot has one initialiser (load, copy or clear) and each destination one writer in a step. Two
-are an error that names both, because whichever ran last would silently win.
+are an error that names both, because otherwise the last one to run would silently win.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ferryman.cache.manifest import Kind
-from ferryman.schedule.batch import Copy, Load, PrefillStep, SlotOps, Snapshot, StepPlan
+from ferryman.schedule.batch import PrefillStep, SlotCopy, SlotLoad, SlotOps, SlotSnapshot, StepPlan
 
 NO_OPS = SlotOps()
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class ClearSlot:
     """The clearing of a slot, as a party to a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class AdvanceSlot:
     """The forward over one token or chunk, as a party to a conflict."""
 
     index: int
 
 
-Party = Load | Copy | Clear | Snapshot | Advance
+Party = SlotLoad | SlotCopy | ClearSlot | SlotSnapshot | AdvanceSlot
 Claim = tuple[Kind, int, Party]
 
 
@@ -41,18 +41,22 @@ class SlotConflict(Exception):
         self.operations = (first, second)
 
 
+BEFORE_ALL = -3
+"""Below all step ids: those of real steps count from 1, those of the warm-up end with -1."""
+
+
 class OnceOnly:
     """Hands out a step's slot operations the first time the step runs, and nothing after that.
 
-    Step ids only grow on a forward stream, so the highest one seen is all there is to remember.
+    Step ids only grow on a forward stream, so it is enough to remember the highest one.
     """
 
     def __init__(self) -> None:
-        self._highest = -1
+        self._highest = BEFORE_ALL
         self.num_consumed = 0
 
     def consume(self, plan: StepPlan) -> StepPlan:
-        """The plan as it is to be run now. Raises SlotConflict; a replay comes back without ops."""
+        """The plan to run now. Raises SlotConflict; a replayed plan loses its slot operations."""
         if plan.step_id <= self._highest:
             return without_ops(plan)
         check_slots(plan)
@@ -62,14 +66,14 @@ class OnceOnly:
 
 
 def without_ops(plan: StepPlan) -> StepPlan:
-    """The same forward with nothing left to do to slots around it."""
+    """The same forward without its slot operations."""
     if isinstance(plan, PrefillStep):
         chunks = tuple(replace(chunk, snapshots=()) for chunk in plan.chunks)
         return replace(plan, ops=NO_OPS, chunks=chunks)
     return replace(plan, ops=NO_OPS)
 
 
-def snapshots_of(plan: StepPlan) -> tuple[Snapshot, ...]:
+def snapshots_of(plan: StepPlan) -> tuple[SlotSnapshot, ...]:
     """All snapshots of a step, in the order in which they are written."""
     if isinstance(plan, PrefillStep):
         scanned = tuple(snapshot for chunk in plan.chunks for snapshot in chunk.snapshots)
@@ -95,7 +99,7 @@ def check_slots(plan: StepPlan) -> None:
     initialised = list(_initialised(plan.ops))
     frozen: list[Claim] = [(Kind.RECURRENT, s.dst, s) for s in snapshots_of(plan)]
     advanced: list[Claim] = [
-        (Kind.RECURRENT, slot, Advance(index))
+        (Kind.RECURRENT, slot, AdvanceSlot(index))
         for index, slot in enumerate(advanced_slots_of(plan))
         if slot >= 0
     ]
@@ -110,7 +114,7 @@ def _initialised(ops: SlotOps) -> Iterator[Claim]:
     for copy in ops.copies:
         yield Kind.RECURRENT, copy.dst, copy
     for slot in ops.clears:
-        yield Kind.RECURRENT, slot, Clear()
+        yield Kind.RECURRENT, slot, ClearSlot()
 
 
 def _check_distinct(step_id: int, claims: Iterable[Claim]) -> None:
@@ -123,7 +127,7 @@ def _check_distinct(step_id: int, claims: Iterable[Claim]) -> None:
 
 
 def _check_copy_sources(plan: StepPlan) -> None:
-    """Copies of a step run in no order, so none may read what another writes."""
+    """Copies of a step run in no order, so no copy may read a slot that another one writes."""
     destinations = {copy.dst: copy for copy in plan.ops.copies}
     for copy in plan.ops.copies:
         if copy.src in destinations:
@@ -134,13 +138,13 @@ def _check_copy_sources(plan: StepPlan) -> None:
 
 def _described(party: Party) -> str:
     match party:
-        case Load():
+        case SlotLoad():
             return f"the load of page {party.unit.page_index} for {party.request_id}"
-        case Copy():
+        case SlotCopy():
             return f"the copy from slot {party.src}"
-        case Clear():
+        case ClearSlot():
             return "the clear"
-        case Snapshot():
+        case SlotSnapshot():
             return f"the snapshot of slot {party.src} at {party.position}"
-        case Advance():
+        case AdvanceSlot():
             return f"the forward of part {party.index}"

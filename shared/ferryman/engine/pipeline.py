@@ -1,7 +1,6 @@
-"""plan → run → commit, with as many steps in flight as the scheduler allows.
+"""The pipeline of steps between a scheduler and a forward stream.
 
-With overlap, step k + 1 is planned and submitted while k runs; results of k are applied after that.
-The offline engine waits for a step by blocking, a worker by awaiting: the rest is the same.
+A module of its own: ranks other than the first use the stream, but no scheduler.
 """
 
 from __future__ import annotations
@@ -19,33 +18,25 @@ Submit = Callable[[StepPlan], "Future[StepOutcome]"]
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step that was submitted, and where its outcome will be."""
+    """A step that was submitted, and the future of its outcome."""
 
     plan: StepPlan
     outcome: Future[StepOutcome]
 
 
 class Pipeline:
-    """Feeds a forward stream from a scheduler. Touched from one thread only."""
+    """Feeds a forward stream from a scheduler. Used from one thread only.
+
+    `flights` are the submitted steps, the oldest first. The owner removes each one when its outcome
+    has arrived, and has the scheduler commit it.
+    """
 
     def __init__(self, scheduler: Scheduler, submit: Submit) -> None:
         self._scheduler = scheduler
         self._submit = submit
-        self._flights: deque[Flight] = deque()
+        self.flights: deque[Flight] = deque()
 
     def fill(self, now: float) -> None:
-        """Submits steps until the scheduler has no more to give now."""
+        """Submits steps until the scheduler has no step to give."""
         while (plan := self._scheduler.plan(now)) is not None:
-            self._flights.append(Flight(plan, self._submit(plan)))
-
-    @property
-    def oldest(self) -> Flight | None:
-        """The step to wait for; None when the device has nothing to do."""
-        return self._flights[0] if self._flights else None
-
-    def commit_oldest(self, now: float) -> StepOutcome:
-        """Applies the oldest step, whose outcome is there. Raises what the step raised."""
-        flight = self._flights.popleft()
-        outcome = flight.outcome.result()
-        self._scheduler.commit(flight.plan, outcome, now)
-        return outcome
+            self.flights.append(Flight(plan, self._submit(plan)))

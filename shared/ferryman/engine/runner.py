@@ -3,7 +3,7 @@
     on the host     slot operations are handed out once, whatever is replayed; loads are awaited
     on each rank    the packed step (engine/step.py), behind its loads
 
-Nothing but drawn tokens (and logprobs that were asked for) comes back from the device.
+Only drawn tokens (and requested logprobs) come back from the device.
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ from collections.abc import Sequence
 import torch
 
 from ferryman.engine.copy_stream import Copies
-from ferryman.engine.device import Device, Fetched, HostDevice
-from ferryman.engine.loads import AT_ONCE, HostTier, Loaded
+from ferryman.engine.device import ComputeDevice, FetchedStep, HostDevice
+from ferryman.engine.grammar_masks import GrammarMasks, guided_draws
+from ferryman.engine.loads import AT_ONCE, LoadedUnits, LoadQueue
 from ferryman.engine.ops import OnceOnly
-from ferryman.engine.others import NO_OTHERS, Others, Told
-from ferryman.engine.packing import StepTensors, pack
+from ferryman.engine.packed_step import pack
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import AS_PLANNED, Drafter, ForwardModel, StepRunner
-from ferryman.schedule.batch import DecodeStep, Draw, Ints, Sampled, StepOutcome, StepPlan
+from ferryman.engine.step_tensors import unpack
+from ferryman.engine.tensor_parallel.channel import SentStep
+from ferryman.engine.tensor_parallel.group import TpGroup
+from ferryman.engine.transfer import transfer_of
+from ferryman.model.ranks import SINGLE_RANK
+from ferryman.model.state import LayerCount
+from ferryman.schedule.batch import DecodeStep, Ints, Sampled, SampleRequest, StepOutcome, StepPlan
 
 HOST = HostDevice()
 
 
 class Runner:
-    """Rank 0 of a worker: its share of the model, and the `others` that run each step beside it.
+    """Rank 0 of a worker: its share of the model, and the other `ranks`, which run each step too.
 
-    Launch steps from one thread, in their order. `copies` is where loads run: by default within
-    the call that begins them.
+    Launch steps from one thread, in their order. `copies` runs the loads: by default within the
+    call that begins them.
     """
 
     def __init__(
@@ -39,20 +45,27 @@ class Runner:
         *,
         max_rows: int,
         max_len: int,
-        device: Device = HOST,
+        device: ComputeDevice = HOST,
         copies: Copies = AT_ONCE,
-        others: Others = NO_OTHERS,
+        ranks: TpGroup | None = None,
         drafter: Drafter = AS_PLANNED,
+        masks: GrammarMasks | None = None,
     ) -> None:
         side = device.copy_side()
-        self.transfer = others.transfer_of(slabs, side)
-        self.host_tier = HostTier(self.transfer, copies, side)
+        self.transfer = ranks.transfer_of(slabs) if ranks else transfer_of(slabs, side)
+        self.host_tier = LoadQueue(self.transfer, copies, side)
         self.once = OnceOnly()
         self.device = device
-        self._others = others
+        self._ranks = ranks
+        group = ranks.group if ranks else SINGLE_RANK
         self._steps = StepRunner(
-            model, slabs, others.group, max_rows=max_rows, max_len=max_len, drafter=drafter
+            model, slabs, group, max_rows=max_rows, max_len=max_len, drafter=drafter, masks=masks
         )
+
+    @property
+    def layers_run(self) -> LayerCount:
+        """Moves while a step runs."""
+        return self._steps.layers_run
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Runs one step to its end."""
@@ -63,18 +76,19 @@ class Runner:
         self.host_tier.begin(plan.step_id, plan.ops.loads)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
-        """Runs one step as far as the host is concerned; its values may still be on their way."""
+    def launch(self, plan: StepPlan) -> DeviceStep:
+        """Runs one step as far as the host is concerned; its values may arrive later."""
         plan = self.once.consume(plan)
         self._check_bounds(plan.draws)
         packed = pack(plan)
         loaded = self.host_tier.arrived(plan.step_id, plan.ops.loads)
-        told = self._others.tell(packed, loaded.fence)
+        sent = self._ranks.send(packed, loaded.fence) if self._ranks else None
         timed = self.device.begin()
-        found = self._steps.run(StepTensors(packed, self.device.upload(packed.buffer)))
-        return Launched(plan, loaded, timed.fetch(found), told)
+        uploaded = self.device.upload(packed.buffer)
+        found = self._steps.run(unpack(packed, uploaded, guided_draws(plan.draws)))
+        return DeviceStep(plan, loaded, timed.fetch(found), sent)
 
-    def _check_bounds(self, draws: Sequence[Draw]) -> None:
+    def _check_bounds(self, draws: Sequence[SampleRequest]) -> None:
         rows, length = self._steps.history_shape
         for draw in draws:
             if not (0 <= draw.row < rows and 0 <= draw.position < length):
@@ -84,21 +98,24 @@ class Runner:
                 )
 
 
-class Launched:
-    """A step whose values are on their way back."""
+class DeviceStep:
+    """A step whose values are still coming back."""
 
-    def __init__(self, plan: StepPlan, loaded: Loaded, fetched: Fetched, told: Told) -> None:
+    def __init__(
+        self, plan: StepPlan, loaded: LoadedUnits, fetched: FetchedStep, sent: SentStep | None
+    ) -> None:
         self._plan = plan
         self._loaded = loaded
         self._fetched = fetched
-        self._told = told
+        self._sent = sent
 
     def is_ready(self) -> bool:
-        return self._fetched.is_ready() and self._told.is_answered()
+        return self._fetched.is_ready() and (self._sent is None or self._sent.has_reply())
 
     def outcome(self) -> StepOutcome:
-        """The values; waits for them, and for the other ranks, if need be."""
-        self._told.wait()
+        """The values; waits for them and for the other ranks if necessary."""
+        if self._sent is not None:
+            self._sent.wait()
         plan, arrays = self._plan, self._fetched.arrays()
         num_named = int(isinstance(plan, DecodeStep) and bool(plan.drafts))
         return StepOutcome(
@@ -111,7 +128,7 @@ class Launched:
         )
 
 
-def _as_sampled(draws: Sequence[Draw], arrays: Sequence[Ints]) -> tuple[Sampled, ...]:
+def _as_sampled(draws: Sequence[SampleRequest], arrays: Sequence[Ints]) -> tuple[Sampled, ...]:
     if not arrays:
         return ()
     tokens = arrays[0].tolist()
@@ -125,7 +142,7 @@ def _as_sampled(draws: Sequence[Draw], arrays: Sequence[Ints]) -> tuple[Sampled,
 
 
 def _logprobs(count: int, token_ids: Sequence[int], values: Sequence[float]) -> dict[int, float]:
-    """The first is the chosen token; then as many of the likeliest as this draw asked for."""
+    """The chosen token first; then as many of the likeliest as this draw asked for."""
     if count == 0:
         return {}
     return dict(zip(token_ids[: 1 + count], values[: 1 + count], strict=True))

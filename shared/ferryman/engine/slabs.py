@@ -1,8 +1,9 @@
 """Slabs: the one tensor behind each pool, [num_slots, slot_bytes] of uint8.
 
-A fresh slab holds 0xFF in every byte of its sections, which reads as NaN in every float dtype: what
-uses a slot that nothing initialised shows it at once, in tests and in production alike. What lies
-between sections is zero in all slots of all workers, so digests do not depend on how a slot is cut.
+A fresh slab holds 0xFF in every byte of its sections, which reads as NaN in every float dtype:
+using a slot that was not initialised shows at once, in tests and in production alike. The bytes
+between sections are zero in all slots of all workers, so digests do not depend on how a slot is
+divided.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
-from ferryman.engine.places import HOST, SlabPlace
+from ferryman.engine.slab_address import HOST, SlabAddress
 
 POISON = 0xFF
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
@@ -71,8 +72,8 @@ class Slabs:
         return {kind: slab.tensor for kind, slab in self.by_kind.items()}
 
     @property
-    def places(self) -> Mapping[Kind, SlabPlace]:
-        """For whoever moves bytes by address."""
+    def places(self) -> Mapping[Kind, SlabAddress]:
+        """The addresses of the slabs, for transports that move bytes by address."""
         return {kind: _place_of(slab.tensor) for kind, slab in self.by_kind.items()}
 
     @property
@@ -85,7 +86,7 @@ class Slabs:
 
 
 def fill_slab(slab: Tensor, layout: KindLayout) -> None:
-    """Poison in every section, zero between them. Touches all of it."""
+    """Fills every section with poison and the gaps with zeros. Touches all memory of the slab."""
     slab.fill_(POISON)
     end = 0
     for section in (*layout.sections, None):
@@ -94,9 +95,9 @@ def fill_slab(slab: Tensor, layout: KindLayout) -> None:
         end = begin if section is None else begin + section.num_bytes
 
 
-def _place_of(tensor: Tensor) -> SlabPlace:
+def _place_of(tensor: Tensor) -> SlabAddress:
     device = HOST if tensor.device.type == "cpu" else tensor.device.index or 0
-    return SlabPlace(tensor.data_ptr(), tensor.numel(), tensor.shape[1], device)
+    return SlabAddress(tensor.data_ptr(), tensor.numel(), tensor.shape[1], device)
 
 
 def _on(device: torch.device, kind: Kind, num_slots: int, slot_bytes: int) -> Slab:
@@ -105,7 +106,7 @@ def _on(device: torch.device, kind: Kind, num_slots: int, slot_bytes: int) -> Sl
 
 
 def _on_host(kind: Kind, num_slots: int, slot_bytes: int) -> Slab:
-    """Private memory in transparent huge pages; filling it is what faults it in (`fill_slab`).
+    """Private memory in transparent huge pages; filling it allocates its pages (`fill_slab`).
 
     Measured with 4 KiB pages first touch runs at 2.7 GB/s, with huge pages at 15 (performance.md).
     """

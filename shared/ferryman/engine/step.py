@@ -1,4 +1,4 @@
-"""What each rank of a worker does in a step: all of it follows from the packed step alone.
+"""A step on each rank of a worker, computed from the packed step alone.
 
 prologue   copies, clears, seeds, saves
 forward    reads the history for decode, writes it for prefill; drafts stand behind what was read
@@ -15,18 +15,31 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.packing import (
-    StepTensors,
-    decode_batch,
-    filters_of,
-    penalties_of,
-    prefill_batch,
-)
+from ferryman.engine.grammar_masks import GrammarMasks
 from ferryman.engine.slabs import Slabs
+from ferryman.engine.step_tensors import (
+    DecodeTensors,
+    DrawTensors,
+    OpTensors,
+    PastPenalties,
+    PrefillTensors,
+    RuleTensors,
+    SlotPairs,
+    StepTensors,
+)
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.ranks import Group
-from ferryman.model.sampler import Past, greedy, log_probabilities, penalise, sample
-from ferryman.model.state import ModelState, state_views
+from ferryman.model.sampler import (
+    Past,
+    are_finite,
+    greedy,
+    log_probabilities,
+    penalise,
+    sample,
+)
+from ferryman.model.state import LayerCount, ModelState, state_views
+from ferryman.model.token_rules import NO_OUTPUT, OutputTail, apply_rules
+from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN
 from ferryman_kernels.slots import clear_slots, copy_slots
 
 
@@ -45,7 +58,7 @@ class ForwardModel(Protocol):
 
 
 class Drafter(Protocol):
-    """How the tokens behind the first wave of a decode step are named."""
+    """Names the tokens after the first wave of a decode step."""
 
     def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
         """All token ids of the batch [tokens]."""
@@ -53,7 +66,7 @@ class Drafter(Protocol):
 
 
 class AsPlanned:
-    """The plan names them, or there are none."""
+    """The plan names the drafts, or there are none."""
 
     def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
         return batch.token_ids
@@ -62,45 +75,86 @@ class AsPlanned:
 AS_PLANNED: Drafter = AsPlanned()
 
 
-class Drawing(Protocol):
-    """How a rank comes by the tokens of a step."""
+class TokenSource(Protocol):
+    """The tokens of a step on one rank."""
 
-    def tokens(self, logits: Tensor, tensors: StepTensors, history: Tensor) -> tuple[Tensor, ...]:
-        """Tokens [draws]; behind them values and ids of logprobs, if any draw asks for some."""
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
+        """Tokens [draws], NO_TOKEN for a row of logits that are not finite, NO_CHOICE at a dead end
+        of a grammar; then values and ids of logprobs, if any draw asks for some."""
         ...
 
 
-class Sampling:
-    """Rank 0 draws."""
+class Sampler:
+    """Draws the tokens of a model that lies on one rank."""
 
-    def tokens(self, logits: Tensor, tensors: StepTensors, history: Tensor) -> tuple[Tensor, ...]:
-        weighed = _penalised(logits, tensors, history) if "penalties" in tensors else logits
-        drawn = sample(weighed, filters_of(tensors)) if "drawn" in tensors else greedy(weighed)
-        if "num_best" not in tensors:
-            return (drawn,)
-        found = log_probabilities(logits, drawn, int(tensors.on_host("num_best")[0]))
-        return drawn, found.values, found.token_ids
+    def __init__(self, masks: GrammarMasks | None = None) -> None:
+        """Without `masks` no draw may have a grammar."""
+        self._masks = masks
+
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
+        ruled = _ruled(logits, draws, draws.rules, history) if draws.rules else logits
+        weighed = _penalised(ruled, draws, draws.past, history) if draws.past else ruled
+        dead_ends: tuple[int, ...] = ()
+        if draws.guided:
+            assert self._masks is not None, "the door lets no grammar in where none is served"
+            found_masks = self._masks.masked(weighed, draws.guided, history)
+            weighed, dead_ends = found_masks.logits, found_masks.dead_ends
+        drawn = sample(weighed, draws.filters) if draws.filters else greedy(weighed)
+        told = torch.where(are_finite(logits), drawn, NO_TOKEN)
+        if dead_ends:
+            told[list(dead_ends)] = NO_CHOICE
+        if not draws.num_best:
+            return (told,)
+        found = log_probabilities(logits, drawn, draws.num_best)
+        return told, found.values, found.token_ids
 
 
-class Listening:
-    """Any other rank makes room for what rank 0 has drawn."""
+class TokenRoom:
+    """An empty tensor for the tokens that rank 0 draws."""
 
-    def tokens(self, logits: Tensor, tensors: StepTensors, history: Tensor) -> tuple[Tensor, ...]:
-        return (torch.empty_like(tensors["draw_rows"]),)
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
+        return (torch.empty_like(draws.rows),)
 
 
-def _penalised(logits: Tensor, tensors: StepTensors, history: Tensor) -> Tensor:
-    longest = int(tensors.on_host("draw_positions").max())
-    said = history[tensors["draw_rows"], :longest]
-    past = Past(said, tensors["prompt_lens"], tensors["draw_positions"])
-    return penalise(logits, past, penalties_of(tensors))
+class RankZeroTokens:
+    """The tokens of rank 0, at every rank."""
+
+    def __init__(self, source: TokenSource, group: Group) -> None:
+        self._source = source
+        self._group = group
+
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
+        # All ranks exchange here, on one line: tests can see by it that they are in step.
+        drawn, *best = self._source.tokens(logits, draws, history)
+        return self._group.from_first(drawn), *best
+
+
+def _token_source(group: Group, masks: GrammarMasks | None) -> TokenSource:
+    if group.num_ranks == 1:
+        return Sampler(masks)
+    return RankZeroTokens(Sampler(masks) if group.rank == 0 else TokenRoom(), group)
+
+
+def _ruled(logits: Tensor, draws: DrawTensors, given: RuleTensors, history: Tensor) -> Tensor:
+    tail = None
+    if given.prompt_lens is not None:
+        back = torch.arange(-given.num_before, 0, device=logits.device)
+        places = draws.positions[:, None] + back
+        said = history[draws.rows[:, None], places.clamp_min(0)]
+        tail = OutputTail(torch.where(places >= given.prompt_lens[:, None], said, NO_OUTPUT))
+    return apply_rules(logits, given.rules, tail)
+
+
+def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history: Tensor) -> Tensor:
+    said = history[draws.rows, : past.longest]
+    return penalise(logits, Past(said, past.prompt_lens, draws.positions), past.penalties)
 
 
 class StepRunner:
     """A rank's share of a model, its slabs, and each row's history of token ids.
 
-    Run steps from one thread, in their order. What rank 0 has drawn is told to all: no two ranks
-    can come to different tokens.
+    Run steps from one thread, in their order. Rank 0 sends its drawn tokens to all, so ranks never
+    disagree on a token.
     """
 
     def __init__(
@@ -112,17 +166,23 @@ class StepRunner:
         max_rows: int,
         max_len: int,
         drafter: Drafter = AS_PLANNED,
+        masks: GrammarMasks | None = None,
     ) -> None:
         self._model = model
         self._drafter = drafter
         self._slabs = slabs.tensors
         self._state = state_views(model.manifest, slabs.tensors)
         self._group = group
-        self._drawing: Drawing = Sampling() if group.rank == 0 else Listening()
+        self._token_source = _token_source(group, masks)
         devices = {slab.device for slab in self._slabs.values()}
-        # -1 is no token: a decode step that reads what nobody wrote fails in the embedding.
+        # -1 is no token: a decode step that reads an unwritten entry fails in the embedding.
         shape, device = (max_rows, max_len), devices.pop()
         self._history = torch.full(shape, -1, dtype=torch.int32, device=device)
+
+    @property
+    def layers_run(self) -> LayerCount:
+        """Moves while a step runs."""
+        return self._state.layers_run
 
     @property
     def history_shape(self) -> tuple[int, int]:
@@ -131,51 +191,56 @@ class StepRunner:
         return rows, length
 
     def run(self, tensors: StepTensors) -> tuple[Tensor, ...]:
-        """Runs one step as far as the host is concerned: the drafts if there are any, and behind
-        them what `Drawing.tokens` gave."""
-        self._prologue(tensors)
-        logits, found = self._prefill(tensors) if tensors.is_prefill else self._decode(tensors)
-        if tensors.on_host("draw_rows").size:
-            drawn, *best = self._drawing.tokens(logits, tensors, self._history)
-            drawn = self._group.from_first(drawn)
-            found += (drawn, *best)
-            self._write(tensors["draw_rows"], tensors["draw_positions"], drawn)
-        self._epilogue(tensors)
+        """Runs one step as far as the host is concerned. Returns the drafts, if there are any, and
+        then the result of `TokenSource.tokens`."""
+        self._prologue(tensors.ops)
+        if isinstance(tensors, PrefillTensors):
+            logits, found = self._prefill(tensors)
+        else:
+            logits, found = self._decode(tensors)
+        draws = tensors.draws
+        if draws.count:
+            sampled = self._token_source.tokens(logits, draws, self._history)
+            found += sampled
+            # A step that is already submitted may read it: any token will do, for its result is
+            # dropped.
+            readable = sampled[0].clamp_min(0)
+            self._write(draws.rows, draws.positions, readable)
+        self._copy(tensors.ops.snapshots)
         return found
 
-    def _prologue(self, tensors: StepTensors) -> None:
-        if "copies" in tensors:
-            copy_slots(self._slabs[Kind.RECURRENT], *tensors["copies"].unbind())
-        if "clears" in tensors:
-            clear_slots(self._slabs[Kind.RECURRENT], tensors["clears"])
-        if "seed_rows" in tensors:
-            self._write(tensors["seed_rows"], tensors["seed_positions"], tensors["seed_token_ids"])
-        if "saves" in tensors:
-            copy_slots(self._slabs[Kind.RECURRENT], *tensors["saves"].unbind())
+    def _prologue(self, ops: OpTensors) -> None:
+        # A copy may read what a clear is about to empty; a save reads what both have left.
+        self._copy(ops.copies)
+        if ops.clears is not None:
+            clear_slots(self._slabs[Kind.RECURRENT], ops.clears)
+        if ops.seeds is not None:
+            self._write(ops.seeds.rows, ops.seeds.positions, ops.seeds.token_ids)
+        self._copy(ops.saves)
 
-    def _prefill(self, tensors: StepTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
-        self._write(tensors["rows"], tensors["positions"], tensors["token_ids"])
-        return self._model.prefill(prefill_batch(tensors), self._state), ()
+    def _prefill(self, tensors: PrefillTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
+        batch = tensors.batch
+        self._write(tensors.rows, batch.positions, batch.token_ids)
+        return self._model.prefill(batch, self._state), ()
 
-    def _decode(self, tensors: StepTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _decode(self, tensors: DecodeTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and the drafts as they were consumed."""
-        rows, positions = tensors["rows"], tensors["positions"]
-        first = int(tensors.on_host("waves")[0])
+        rows, positions, first = tensors.rows, tensors.positions, tensors.waves[0]
         token_ids = self._history[rows[:first], positions[:first]].long()
-        if "drafts" in tensors:
-            token_ids = torch.cat([token_ids, tensors["drafts"]])
-        batch = decode_batch(tensors, token_ids)
+        if tensors.drafts is not None:
+            token_ids = torch.cat([token_ids, tensors.drafts.token_ids])
+        batch = tensors.batch(token_ids)
         token_ids = self._drafter.named(batch, self._state, self._group)
         logits = self._model.decode(replace(batch, token_ids=token_ids), self._state)
-        if "drafts" not in tensors:
+        if tensors.drafts is None:
             return logits, ()
-        # Penalties look back on drafts as they would on tokens.
+        # Penalties count drafts as they count tokens.
         self._write(rows[first:], positions[first:], token_ids[first:])
         return logits, (token_ids[first:],)
 
-    def _epilogue(self, tensors: StepTensors) -> None:
-        if "snapshots" in tensors:
-            copy_slots(self._slabs[Kind.RECURRENT], *tensors["snapshots"].unbind())
+    def _copy(self, pairs: SlotPairs | None) -> None:
+        if pairs is not None:
+            copy_slots(self._slabs[Kind.RECURRENT], pairs.src, pairs.dst)
 
     def _write(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         self._history[rows, positions] = token_ids.to(torch.int32)

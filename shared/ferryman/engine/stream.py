@@ -1,8 +1,9 @@
 """The forward stream: one thread, one bounded queue, everything in order.
 
-The loop plans a step and submits it; the thread launches it and, when its values have arrived,
-fulfils its future. Step k + 1 may be launched while k's values are still on their way. This is the
-one bridge between asyncio and the device; nothing else calls the device.
+The loop plans a step and submits it; the thread launches it and sets its future's result when the
+values have arrived. Step k + 1 may be launched before k's values arrive: with overlap it is planned
+and submitted while k runs, and results of k are applied after that. Only this module connects
+asyncio and the device; no other code calls the device.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from ferryman.schedule.batch import StepOutcome, StepPlan
 
 T = TypeVar("T")
 
-# How long the thread waits for a next job before it asks again whether a result has arrived.
+# How long the thread waits for a job before it checks again whether a result has arrived.
 POLL_SECONDS = 0.0001
 
 
-class Launched(Protocol):
-    """A step whose values are on their way back."""
+class LaunchedStep(Protocol):
+    """A step whose values are still coming back."""
 
     def is_ready(self) -> bool: ...
 
     def outcome(self) -> StepOutcome: ...
 
 
-class Engine(Protocol):
-    """What runs steps: a runner, or its fake."""
+class StepEngine(Protocol):
+    """Runs steps: a runner, or its fake."""
 
     def begin(self, plan: StepPlan) -> None:
-        """Starts what need not wait for the steps before it: loads. Called where plans are made."""
+        """Starts the work that need not wait for earlier steps: loads. Called where plans are
+        made."""
         ...
 
-    def launch(self, plan: StepPlan) -> Launched: ...
+    def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
 
 class StreamPoisoned(RuntimeError):
@@ -50,50 +52,54 @@ class StreamPoisoned(RuntimeError):
 
 
 class StreamClosed(RuntimeError):
-    """The stream takes no more work."""
+    """The stream is closed and takes no more work."""
 
 
 class _Step:
-    """A plan on its way through the stream."""
+    """A plan in the stream."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.future: Future[StepOutcome] = Future()
-        # A step that was submitted runs: cancelling who waits for it must not skip it.
+        # A submitted step always runs: cancelling its waiting caller must not skip it.
         self.future.set_running_or_notify_cancel()
         self.fail = self.future.set_exception
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A closure on its way through the stream."""
+    """A closure in the stream."""
 
     run: Callable[[], None]
     fail: Callable[[BaseException], None]
 
 
 class _Close:
-    """The last job."""
+    """The last job, which ends the thread."""
 
 
 class ForwardStream:
     """Runs plans and closures on one thread, in the order in which they were submitted.
 
-    `context` is entered by the thread: `CudaDevice.entered()` for a card, nothing for the host.
-    A full queue refuses with QueueFull.
+    `context` is entered by the thread: `CudaDevice.entered()` for a card, nothing for the host. Up
+    to `depth` steps and as many closures wait; more are refused with QueueFull. Each sort has its
+    own limit: a planned step must run, however many closures wait.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: StepEngine,
         *,
         context: AbstractContextManager[object] | None = None,
         depth: int = 64,
     ) -> None:
         self._engine = engine
         self._context = context if context is not None else nullcontext()
-        self._jobs: queue.Queue[_Step | _Call | _Close] = queue.Queue(depth)
-        self._flying: deque[tuple[_Step, Launched]] = deque()
+        # A Queue: SimpleQueue.get waits without end when its deadline passes at the wrong moment.
+        self._jobs: queue.Queue[_Step | _Call | _Close] = queue.Queue()
+        self._depth = depth
+        self._room = {_Step: threading.Semaphore(depth), _Call: threading.Semaphore(depth)}
+        self._flying: deque[tuple[_Step, LaunchedStep]] = deque()
         self._poison: BaseException | None = None
         self._closed = False
         self.steps_done = 0
@@ -108,7 +114,7 @@ class ForwardStream:
         self.close()
 
     def submit(self, plan: StepPlan) -> Future[StepOutcome]:
-        """Begins a step's loads and queues it. Its future raises what the step raised."""
+        """Begins a step's loads and queues it. Its future raises the step's error."""
         self._check_open()
         self._engine.begin(plan)
         step = _Step(plan)
@@ -120,14 +126,14 @@ class ForwardStream:
         return await asyncio.wrap_future(self.submit(plan))
 
     def call(self, fn: Callable[[], T]) -> Future[T]:
-        """Queues a closure in the same order. What it raises goes to its future only."""
+        """Queues a closure in the same order. Its error goes to its future only."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         self._put(_Call(lambda: future.set_result(fn()), future.set_exception))
         return future
 
     def close(self) -> None:
-        """Runs what was submitted, then ends the thread. Blocks; may be called twice."""
+        """Runs the submitted jobs, then ends the thread. Blocks; may be called twice."""
         if not self._closed:
             self._closed = True
             self._jobs.put(_Close())
@@ -141,10 +147,9 @@ class ForwardStream:
 
     def _put(self, job: _Step | _Call) -> None:
         self._check_open()
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            raise QueueFull(f"{self._jobs.maxsize} jobs wait on the forward stream") from None
+        if not self._room[type(job)].acquire(blocking=False):
+            raise QueueFull(f"{self._depth} jobs wait on the forward stream")
+        self._jobs.put(job)
 
     def _work(self) -> None:
         with self._context:
@@ -154,55 +159,51 @@ class ForwardStream:
                     break
                 if job is not None:
                     self._do(job)
-                self._settle()
-            self._settle_all()
+                while self._flying and self._flying[0][1].is_ready():
+                    self._deliver_oldest()
+            while self._flying:
+                self._deliver_oldest()
 
     def _next_job(self) -> _Step | _Call | _Close | None:
-        """The next job; None when results are under way and none came in a short while."""
-        if not self._flying:
-            return self._jobs.get()
+        """The next job; None when results are due and no job came in a short while."""
         try:
-            return self._jobs.get(timeout=POLL_SECONDS)
+            job = self._jobs.get(timeout=POLL_SECONDS if self._flying else None)
         except queue.Empty:
             return None
+        if not isinstance(job, _Close):
+            self._room[type(job)].release()
+        return job
 
     def _do(self, job: _Step | _Call) -> None:
+        """An error of a job goes to its waiting caller: no code above this thread could handle
+        it."""
         if self._poison is not None:
             job.fail(self._poisoned())
-        elif isinstance(job, _Step):
-            step = job
-            self._attempt(step, lambda: self._launch(step))
-        else:
-            self._attempt(job, job.run)
-
-    def _attempt(self, job: _Step | _Call, action: Callable[[], None]) -> None:
+            return
         try:
-            action()
-        except Exception as error:  # the device thread's top: whatever it is goes to who waits
             if isinstance(job, _Step):
-                self._poison = error
-            job.fail(error)
+                self._flying.append((job, self._engine.launch(job.plan)))
+            else:
+                job.run()
+        except Exception as error:
+            self._fail(job, error)
 
-    def _launch(self, step: _Step) -> None:
-        self._flying.append((step, self._engine.launch(step.plan)))
-
-    def _settle(self) -> None:
-        """Delivers what has arrived, in order."""
-        while self._flying and self._flying[0][1].is_ready():
-            self._finish(*self._flying.popleft())
-
-    def _settle_all(self) -> None:
-        while self._flying:
-            self._finish(*self._flying.popleft())
-
-    def _finish(self, step: _Step, launched: Launched) -> None:
-        # A card reports a failed kernel only when its values are fetched.
-        self._attempt(step, lambda: self._deliver(step, launched.outcome()))
-
-    def _deliver(self, step: _Step, outcome: StepOutcome) -> None:
+    def _deliver_oldest(self) -> None:
+        """Gives the outcome of the oldest launched step to its waiting caller."""
+        step, launched = self._flying.popleft()
+        try:
+            outcome = launched.outcome()
+        except Exception as error:  # a card reports a failed kernel when its values are fetched
+            self._fail(step, error)
+            return
         self.steps_done += 1
         self.last_progress = monotonic()
         step.future.set_result(outcome)
+
+    def _fail(self, job: _Step | _Call, error: Exception) -> None:
+        if isinstance(job, _Step):
+            self._poison = error
+        job.fail(error)
 
     def _poisoned(self) -> StreamPoisoned:
         error = StreamPoisoned(

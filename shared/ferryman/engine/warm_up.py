@@ -1,7 +1,8 @@
-"""A first step of each sort before anybody waits for one: kernels are compiled, memory is touched.
+"""Runs a first step of each sort before the first request: compiles kernels and touches memory.
 
-Runs before the scheduler has given any slot away. What it computes is never read: the slots it uses
-are cleared, copied to or overwritten before their first real use, as every slot is.
+It runs before the scheduler has given any slot away. Its state in the slots is never read: they are
+cleared, copied to or overwritten before their first real use, as every slot is. But its logits are
+checked: a model whose logits are not finite even here is refused.
 """
 
 from __future__ import annotations
@@ -11,20 +12,37 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.stream import Engine
-from ferryman.schedule.batch import Chunk, DecodeStep, Draw, Ints, PrefillStep, SlotOps
+from ferryman.engine.stream import StepEngine
+from ferryman.errors import ConfigError
+from ferryman.schedule.batch import (
+    NO_TOKEN,
+    Chunk,
+    DecodeStep,
+    Ints,
+    PrefillStep,
+    SampleRequest,
+    SlotOps,
+)
 from ferryman.schedule.request import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-# Below every real step, so that the record of executed slot operations stays as it is.
-BEFORE_ALL = -1
+# Below every real step.
+PREFILL_ID, DECODE_ID = -2, -1
 
 
-def warm_up(engine: Engine, manifest: StateManifest) -> None:
-    """Prefills one page and a token, then decodes one token, on slot 0 of each pool."""
+def warm_up(engine: StepEngine, manifest: StateManifest) -> None:
+    """Prefills one page and a token, then decodes one token, on slot 0 of each pool.
+
+    Raises ConfigError when the logits are not finite.
+    """
     prompt_len = manifest.page_size + 1
-    engine.launch(_prefill(manifest, prompt_len)).outcome()
-    engine.launch(_decode(manifest, prompt_len)).outcome()
+    for step in (_prefill(manifest, prompt_len), _decode(manifest, prompt_len)):
+        (sampled,) = engine.launch(step).outcome().sampled
+        if sampled.token_id == NO_TOKEN:
+            raise ConfigError(
+                "the model computes no finite logits: its weights are damaged, its config does not "
+                "belong to them, or its dtype is too narrow for it"
+            )
 
 
 def _prefill(manifest: StateManifest, prompt_len: int) -> PrefillStep:
@@ -36,24 +54,26 @@ def _prefill(manifest: StateManifest, prompt_len: int) -> PrefillStep:
         token_ids=np.zeros(prompt_len, dtype="<u4"),
         working_slot=_working_slot(manifest),
         snapshots=(),
-        draws=(Draw(0, prompt_len, prompt_len, GREEDY),),
+        draws=(SampleRequest(0, prompt_len, prompt_len, GREEDY),),
     )
-    return PrefillStep(BEFORE_ALL, SlotOps(), (chunk,), _page_tables(manifest, 2))
+    working = _working_slot(manifest)
+    ops = SlotOps(clears=(working,) if working >= 0 else ())
+    return PrefillStep(PREFILL_ID, ops, (chunk,), _page_tables(manifest, 2))
 
 
 def _decode(manifest: StateManifest, position: int) -> DecodeStep:
     working = _ints([_working_slot(manifest)])
     return DecodeStep(
-        step_id=BEFORE_ALL,
+        step_id=DECODE_ID,
         ops=SlotOps(),
         request_ids=("warm-up",),
         rows=_ints([0]),
         positions=_ints([position]),
         read_slots=working,
         write_slots=working,
-        waves=(1,),
+        verify_depths=(1,),
         page_tables=_page_tables(manifest, position // manifest.page_size + 1),
-        draws=(Draw(0, position + 1, position, GREEDY),),
+        draws=(SampleRequest(0, position + 1, position, GREEDY),),
     )
 
 
@@ -62,7 +82,8 @@ def _working_slot(manifest: StateManifest) -> int:
 
 
 def _page_tables(manifest: StateManifest, num_pages: int) -> Mapping[Kind, Ints]:
-    """All pages in slot 0: a pool may have no other, and nobody reads what is written there."""
+    """All pages in slot 0: a pool may have no other slot, and no real step reads what is written
+    there."""
     paged = [kind for kind in manifest.kinds if kind is not Kind.RECURRENT]
     return {kind: _ints([[0] * num_pages]) for kind in paged}
 

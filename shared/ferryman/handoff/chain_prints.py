@@ -1,11 +1,11 @@
-"""A chain of page keys as one short fact of the lifecycle log: enough to see what is shared.
+"""A chain of page keys as one short field of the lifecycle log: enough to see shared prefixes.
 
     4:9f86d081e3b0c442…    the first 4 bytes of the keys of pages 4, 8, 12, ... in hex
 
 Keys are salted hashes chained from the model's and the tenant's name on: equal prints mean equal
-prefixes of one tenant, and say nothing of what the tokens are. The step is the smallest power of
-two with which there are at most MAX_PRINTS, so the prints of a longer chain are some of those that
-a shorter one with the same beginning has.
+prefixes of one tenant, and do not reveal the tokens. The step is the smallest power of two with
+which there are at most MAX_PRINTS, so the prints of a longer chain are some of those that a shorter
+one with the same beginning has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORM = re.compile(rf"[1-9][0-9]{{0,9}}:([0-9a-f]{{{2 * PRINT_BYTES}}}){{0,{MAX_
 
 @dataclass(frozen=True, slots=True)
 class ChainPrints:
-    """Print i is of the page that ends at `(i + 1) * step` pages."""
+    """Print i belongs to the page that ends at `(i + 1) * step` pages."""
 
     step: int
     prints: tuple[bytes, ...]
@@ -35,7 +35,7 @@ class ChainPrints:
         return ChainPrints(step, self.prints[every - 1 :: every])
 
     def shared_pages(self, other: ChainPrints) -> int:
-        """Pages from page 0 on that both have, rounded down to the larger step of the two."""
+        """Pages from page 0 that both chains share, rounded down to the larger step of the two."""
         step = max(self.step, other.step)
         shared = 0
         for mine, theirs in zip(
@@ -60,7 +60,7 @@ def encode_prints(prints: ChainPrints) -> str:
 
 
 def decode_prints(text: str) -> ChainPrints:
-    """Inverse of `encode_prints`; ValueError when `text` is nothing that it gives."""
+    """Inverse of `encode_prints`; ValueError for any other text."""
     if not _FORM.fullmatch(text) or (step := int(text.partition(":")[0])) & (step - 1):
         raise ValueError(f"{text[:40]!r} are no prints of a chain")
     raw = bytes.fromhex(text.partition(":")[2])

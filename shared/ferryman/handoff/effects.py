@@ -1,33 +1,38 @@
-"""What a reservation table is told and what it answers: values, and effects for others to do."""
+"""Identities, answers and effects of a reservation table, as values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ferryman.handoff.commit_check import Verdict
 from ferryman.handoff.values import Reservation
-from ferryman.handoff.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """One life of the process that may write."""
+class WriterId:
+    """One life of a process that may write."""
 
     worker_id: str
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
-    """What every message about a reservation carries."""
+class WriteFence:
+    """The fence that every message about a reservation carries."""
 
     epoch: int
     reservation_id: str
     attempt: int
 
 
+def fence_of(reservation: Reservation) -> WriteFence:
+    """The fence that the writer of a reservation must show."""
+    return WriteFence(reservation.epoch, reservation.reservation_id, reservation.attempt)
+
+
 @dataclass(frozen=True, slots=True)
 class StartDecoding:
-    """Everything is verified: the slots are the request's now, and it may run."""
+    """Everything is verified: the request owns the slots now, and it may run."""
 
     request_id: str
     reservation: Reservation
@@ -35,7 +40,7 @@ class StartDecoding:
 
 @dataclass(frozen=True, slots=True)
 class FreeSlots:
-    """Nobody will write to these slots again: drop the reservation's leases."""
+    """No process will write to these slots again: release the reservation's leases."""
 
     request_id: str
     reservation: Reservation
@@ -43,11 +48,12 @@ class FreeSlots:
 
 @dataclass(frozen=True, slots=True)
 class StopWriter:
-    """Tell the writer to stop and report `writer_stopped` when it has; until then, quarantine."""
+    """Tell the writer to stop and to report `writer_stopped` when it has; until then,
+    quarantine."""
 
     request_id: str
     reservation: Reservation
-    writer: Writer
+    writer: WriterId
 
 
 Effect = StartDecoding | FreeSlots | StopWriter
@@ -55,7 +61,8 @@ Effect = StartDecoding | FreeSlots | StopWriter
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """What the writer is told, and what the worker does; a repeated commit has no effects."""
+    """The verdict for the writer, and the effects for the worker; a repeated commit has no
+    effects."""
 
     verdict: Verdict
     effects: tuple[Effect, ...]

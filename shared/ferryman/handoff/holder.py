@@ -1,4 +1,4 @@
-"""Prefill's side of a hand-off: how long its slots must stay as they are.
+"""Prefill's side of a hand-off: how long its slots must stay unchanged.
 
     state      event → state
     held       a send starts → sending · decode answered, lease over, cancelled → released
@@ -21,7 +21,7 @@ from ferryman.handoff.transitions import follow
 
 
 class HoldState(StrEnum):
-    """Whether prefill's slots are still needed, and still read."""
+    """Whether prefill's slots are still needed, and whether a send still reads them."""
 
     HELD = "held"
     SENDING = "sending"
@@ -41,23 +41,23 @@ class SendEnded:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Decode said what became of the reservation: committed, failed or given up."""
+    """Decode told the end of the reservation: committed, failed or given up."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
-    """The reservation's lease is over by prefill's own monotonic clock."""
+class HoldLeaseEnded:
+    """The reservation's lease has ended by prefill's own monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class HoldCancelled:
     """The router gave up the attempt."""
 
 
-HoldEvent = SendStarted | SendEnded | Answered | LeaseEnded | Cancelled
+HoldEvent = SendStarted | SendEnded | Answered | HoldLeaseEnded | HoldCancelled
 
 S = HoldState
-_OVER = (Answered, LeaseEnded, Cancelled)
+_OVER = (Answered, HoldLeaseEnded, HoldCancelled)
 
 # fmt: off
 TRANSITIONS: Mapping[HoldState, Mapping[type, HoldState]] = {
@@ -82,14 +82,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class StopSending:
-    """Nobody needs these bytes any more: end the sends, then report `send_ended`."""
+    """These bytes are not needed any more: end the sends, then report `send_ended`."""
 
     hold: Hold
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHold:
-    """Drop the lease `transfer out`: no send reads the slots."""
+    """Release the lease `transfer out`: no send reads the slots."""
 
     hold: Hold
 
@@ -98,7 +98,7 @@ HoldEffect = StopSending | ReleaseHold
 
 
 @dataclass(slots=True)
-class _Entry:
+class _HeldRequest:
     hold: Hold
     lease_end: float
     state: HoldState = HoldState.HELD
@@ -106,11 +106,11 @@ class _Entry:
 
 
 class HoldTable:
-    """All holds of one prefill worker, by reservation id. Calls about unknown ones do nothing."""
+    """All holds of one prefill worker, by reservation id. Calls for unknown ones do nothing."""
 
     def __init__(self, max_holds: int = 4096) -> None:
         self._max_holds = max_holds
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _HeldRequest] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,10 +120,11 @@ class HoldTable:
         assert hold.reservation_id not in self._entries, "a reservation is held once"
         if len(self._entries) >= self._max_holds:
             raise QueueFull(f"{self._max_holds} hand-offs are being held")
-        self._entries[hold.reservation_id] = _Entry(hold, now + hold.lease_seconds)
+        self._entries[hold.reservation_id] = _HeldRequest(hold, now + hold.lease_seconds)
 
     def try_send(self, reservation_id: str, now: float) -> bool:
-        """Whether a send may begin to read the slots; each that may is ended by `send_ended`."""
+        """Whether a send may begin to read the slots; the caller ends each such send by
+        `send_ended`."""
         entry = self._entries.get(reservation_id)
         if entry is None or entry.state is S.STOPPING or now >= entry.lease_end:
             return False
@@ -133,20 +134,20 @@ class HoldTable:
         return True
 
     def send_ended(self, reservation_id: str) -> tuple[HoldEffect, ...]:
-        """One send has read its last byte, whatever came of it."""
+        """One send has read its last byte, with any result."""
         entry = self._entries[reservation_id]
         assert entry.num_sends > 0, f"more sends of {reservation_id} ended than began"
         entry.num_sends -= 1
         return () if entry.num_sends else self._apply(entry, SendEnded())
 
     def renew(self, reservation_id: str, now: float) -> None:
-        """Decode took a write: the reservation's lease starts anew."""
+        """Decode accepted a write: the reservation's lease starts anew."""
         entry = self._entries.get(reservation_id)
         if entry is not None:
             entry.lease_end = now + entry.hold.lease_seconds
 
     def answered(self, reservation_id: str, decode_epoch: int) -> tuple[HoldEffect, ...]:
-        """Decode's answer, which counts only from the life that made the reservation."""
+        """Decode's answer. It counts only from the life that made the reservation."""
         entry = self._entries.get(reservation_id)
         if entry is None or entry.hold.decode_epoch != decode_epoch:
             return ()
@@ -156,18 +157,18 @@ class HoldTable:
         """Ends every hold of one attempt."""
         name = request_id, attempt
         found = [e for e in self._entries.values() if (e.hold.request_id, e.hold.attempt) == name]
-        return tuple(effect for entry in found for effect in self._apply(entry, Cancelled()))
+        return tuple(effect for entry in found for effect in self._apply(entry, HoldCancelled()))
 
     def expire(self, now: float) -> tuple[HoldEffect, ...]:
         over = [entry for entry in self._entries.values() if now >= entry.lease_end]
-        return tuple(effect for entry in over for effect in self._apply(entry, LeaseEnded()))
+        return tuple(effect for entry in over for effect in self._apply(entry, HoldLeaseEnded()))
 
     def next_deadline(self) -> float | None:
-        """When `expire` is worth calling again."""
+        """The time of the next `expire`."""
         waiting = (e.lease_end for e in self._entries.values() if e.state is not S.STOPPING)
         return min(waiting, default=None)
 
-    def _apply(self, entry: _Entry, event: HoldEvent) -> tuple[HoldEffect, ...]:
+    def _apply(self, entry: _HeldRequest, event: HoldEvent) -> tuple[HoldEffect, ...]:
         before, entry.state = entry.state, follow(TRANSITIONS, entry.state, event)
         if entry.state is before:
             return ()

@@ -1,11 +1,11 @@
-"""The lifecycle of a request as events that any process may publish, and the law of their order.
+"""The lifecycle of a request as events that any process may publish, and the rules of their order.
 
 Publishers are concurrent, so order is compared in two ways only. Within one publisher, by its own
-sequence number: the tables FOLLOWS. Across publishers, by what cannot exist without what: NEEDS;
-whether a chunk was published before or after the first token says nothing.
+sequence number: the tables FOLLOWS. Across publishers, by cause: the table NEEDS. Whether a chunk
+was published before or after the first token means nothing.
 
-A publisher that had to drop events says so with `gap {from, to}`; across a gap anything may have
-happened, except that what has ended goes on.
+A publisher that had to drop events reports `gap {from, to}`; across a gap anything may have
+happened, except that an ended request goes on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _ROUTER_ENDS = ("failed", "cancelled")
 _HOSTCACHE_ANY = ("loaded", "stored", "corrupt", "evicted_under_lease_refused", "storage_failed")
 _DECODE_GOES_ON = ("progress", "retracted", "finished", "aborted")
 
-# An empty tuple is an end. The router's row order runs over all attempts of a request; the others'
-# over one attempt. A prefill that was retracted, or that met a corrupt load, is admitted again.
+# An empty tuple is an end. The router's order covers all attempts of a request; the other roles'
+# order covers one attempt. A prefill that was retracted, or that met a corrupt load, is admitted
+# again.
 # fmt: off
 FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ROUTER: {
@@ -49,7 +50,8 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     DECODE: {
         START:         ("reserved",),
-        "reserved":    ("verified", "aborted"),
+        "reserved":    ("loaded", "verified", "aborted"),
+        "loaded":      ("verified", "aborted"),
         "verified":    ("first_token", "retracted", "aborted"),
         "first_token": _DECODE_GOES_ON,
         "progress":    _DECODE_GOES_ON,
@@ -69,7 +71,7 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 # fmt: on
 
-# (role, event) → one of these exists for the same attempt, wherever it came from.
+# (role, event) → at least one of these exists for the same attempt, from any publisher.
 NEEDS: Mapping[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (PREFILL, "queued"): ((ROUTER, "routed"),),
     (DECODE, "reserved"): ((PREFILL, "queued"),),
@@ -78,13 +80,17 @@ NEEDS: Mapping[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (ROUTER, "finished"): ((DECODE, "first_token"),),
 }
 
+# Reasons of decode's `aborted` that end a reservation. After `verified` the request belongs to
+# decode and its router, and neither prefill nor a lease can end it.
+ENDS_RESERVATIONS = frozenset({"prefill_failed", "cancelled", "reservation_ended", "load_failed"})
+
 
 @dataclass(frozen=True, slots=True)
-class LifecycleEvent:
-    """One event. `seq` counts from 1 what this publisher said of this request.
+class LifecycleEntry:
+    """One event. `seq` counts this publisher's events of this request from 1.
 
     `unix_ms` is for reading only and `elapsed_ms` counts since the request came to this publisher;
-    neither orders anything. `facts` are named numbers and short words, never content.
+    neither gives an order. `facts` are named numbers and short words, never content.
     """
 
     role: str
@@ -114,7 +120,7 @@ class LifecycleEvent:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something in the log of one request that cannot be; `rule` is its stable name."""
+    """A contradiction in the log of one request; `rule` is the stable name of its rule."""
 
     request_id: str
     attempt: int
@@ -122,21 +128,21 @@ class Violation:
     detail: str
 
 
-def check(events: Iterable[LifecycleEvent]) -> list[Violation]:
-    """Everything illegal in these logs, any number of requests and publishers mixed."""
-    by_request: dict[str, list[LifecycleEvent]] = {}
+def check(events: Iterable[LifecycleEntry]) -> list[Violation]:
+    """All violations in these logs; events of any requests and publishers may be mixed."""
+    by_request: dict[str, list[LifecycleEntry]] = {}
     for event in events:
         by_request.setdefault(event.request_id, []).append(event)
     return [found for log in by_request.values() for found in _check_request(log)]
 
 
-def is_over(events: Iterable[LifecycleEvent]) -> bool:
-    """Whether the router has ended the one request that these events are about."""
+def is_over(events: Iterable[LifecycleEntry]) -> bool:
+    """Whether the router has ended the one request of these events."""
     return any(event.role == ROUTER and not _row(event) for event in events if _is_known(event))
 
 
-def _check_request(log: list[LifecycleEvent]) -> list[Violation]:
-    by_publisher: dict[tuple[str, str, int], list[LifecycleEvent]] = {}
+def _check_request(log: list[LifecycleEntry]) -> list[Violation]:
+    by_publisher: dict[tuple[str, str, int], list[LifecycleEntry]] = {}
     for event in log:
         by_publisher.setdefault(event.publisher, []).append(event)
     found = [_violation(event, "unknown_event", "") for event in log if not _is_known(event)]
@@ -144,11 +150,11 @@ def _check_request(log: list[LifecycleEvent]) -> list[Violation]:
         ordered = sorted(filter(_is_known, said), key=lambda event: event.seq)
         found += _check_sequence(ordered)
         found += _check_order(ordered)
-    return found + _check_needs(log) + _check_one_decode(log)
+    return found + _check_needs(log) + _check_one_decode(log) + _check_whole(log)
 
 
-def _check_sequence(ordered: list[LifecycleEvent]) -> list[Violation]:
-    """Numbers run from 1 without repetition, and a gap accounts for each that is absent."""
+def _check_sequence(ordered: list[LifecycleEntry]) -> list[Violation]:
+    """Numbers run from 1 without repetition, and a gap event covers each that is missing."""
     found, last = [], 0
     for event in ordered:
         first = event.seq
@@ -164,7 +170,7 @@ def _check_sequence(ordered: list[LifecycleEvent]) -> list[Violation]:
     return found
 
 
-def _check_order(ordered: list[LifecycleEvent]) -> list[Violation]:
+def _check_order(ordered: list[LifecycleEntry]) -> list[Violation]:
     gaps = [event.seq for event in ordered if event.name == GAP]
     said = [event for event in ordered if event.name != GAP]
     if said and said[0].role == ROUTER:
@@ -175,14 +181,14 @@ def _check_order(ordered: list[LifecycleEvent]) -> list[Violation]:
             if after.attempt < before.attempt
         ]
         return found + _check_line(said, gaps)
-    lines: dict[int, list[LifecycleEvent]] = {}
+    lines: dict[int, list[LifecycleEntry]] = {}
     for event in said:
         lines.setdefault(event.attempt, []).append(event)
     return [found for line in lines.values() for found in _check_line(line, gaps)]
 
 
-def _check_line(line: list[LifecycleEvent], gaps: list[int]) -> list[Violation]:
-    """Follows the table along what one publisher said."""
+def _check_line(line: list[LifecycleEntry], gaps: list[int]) -> list[Violation]:
+    """Follows the table along the events of one publisher."""
     found, name, seq = [], START, 0
     for event in line:
         allowed = FOLLOWS[event.role][name]
@@ -193,14 +199,18 @@ def _check_line(line: list[LifecycleEvent], gaps: list[int]) -> list[Violation]:
     return found
 
 
-def _check_needs(log: list[LifecycleEvent]) -> list[Violation]:
-    """Looks for causes, but for attempts that were given up: their worker may have died unheard."""
+def _check_needs(log: list[LifecycleEntry]) -> list[Violation]:
+    """Looks for causes in the last attempt only: the worker of an earlier one may have died before
+    it could publish. Until the router has ended the request, its own events may be missing, because
+    it may have died, too."""
     if any(event.role == ROUTER and event.name in _ROUTER_ENDS for event in log):
         return []
     last_attempt = max(event.attempt for event in log)
     last = [event for event in log if event.attempt == last_attempt]
     existing = {(event.role, event.name) for event in last}
     silent = {event.role for event in log if event.name == GAP}
+    if not is_over(log):
+        silent.add(ROUTER)
     found = []
     for event in last:
         needs = NEEDS.get((event.role, event.name), ())
@@ -211,7 +221,7 @@ def _check_needs(log: list[LifecycleEvent]) -> list[Violation]:
     return found
 
 
-def _check_one_decode(log: list[LifecycleEvent]) -> list[Violation]:
+def _check_one_decode(log: list[LifecycleEntry]) -> list[Violation]:
     """Only one process may take over an attempt."""
     owners: dict[int, tuple[str, str, int]] = {}
     found = []
@@ -223,15 +233,42 @@ def _check_one_decode(log: list[LifecycleEvent]) -> list[Violation]:
     return found
 
 
-def _is_known(event: LifecycleEvent) -> bool:
+def _check_whole(log: list[LifecycleEntry]) -> list[Violation]:
+    """A request that decode took over is ended by its last token, by the router, or by decode
+    itself; a request that was ended otherwise has not finished."""
+    taken = {(*e.publisher, e.attempt) for e in log if (e.role, e.name) == (DECODE, "verified")}
+    aborted = [
+        event
+        for event in log
+        if (event.role, event.name) == (DECODE, "aborted")
+        and (*event.publisher, event.attempt) in taken
+    ]
+    found = [
+        _violation(event, "ended_by_prefill", f"after verified: {event.facts['reason']}")
+        for event in aborted
+        if event.facts.get("reason") in ENDS_RESERVATIONS
+    ]
+    lost = {event.attempt for event in aborted}
+    for event in log:
+        if (event.role, event.name) != (ROUTER, "finished"):
+            continue
+        reason = event.facts.get("reason")
+        if reason == "cancelled":
+            found.append(_violation(event, "cut_answer", "is no end of an answer"))
+        elif reason == "length" and event.attempt in lost:
+            found.append(_violation(event, "cut_answer", "though decode had aborted it"))
+    return found
+
+
+def _is_known(event: LifecycleEntry) -> bool:
     rows = FOLLOWS.get(event.role, {})
     return bool(rows) and event.name != START and (event.name == GAP or event.name in rows)
 
 
-def _row(event: LifecycleEvent) -> tuple[str, ...]:
+def _row(event: LifecycleEntry) -> tuple[str, ...]:
     return FOLLOWS[event.role].get(event.name, (GAP,))
 
 
-def _violation(event: LifecycleEvent, rule: str, detail: str) -> Violation:
+def _violation(event: LifecycleEntry, rule: str, detail: str) -> Violation:
     said = f"{event.role}.{event.name} of {event.worker_id} {detail}".rstrip()
     return Violation(event.request_id, event.attempt, rule, said)

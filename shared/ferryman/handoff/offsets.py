@@ -1,4 +1,4 @@
-"""The router's token ledger: each token of a request once and in order, whatever arrives.
+"""The router's token ledger: each token of a request once and in order, from any frames.
 
 A frame says "attempt a has these token ids from offset o on". Offsets count generated tokens from
 0 and mean the same in every attempt, because a later attempt draws the same tokens.
@@ -8,7 +8,7 @@ A frame says "attempt a has these token ids from offset o on". Offsets count gen
     frame                    7 8   5 6 are lacking: nothing is taken, the sender is asked
 
 A frame ends with the running hash of all tokens up to its end: 64 bits, continued token by token,
-so that it does not depend on how tokens were cut into frames. It says that sender and client agree
+so that it does not depend on how tokens were cut into frames. It shows that sender and client agree
 on everything before the frame too.
 """
 
@@ -24,7 +24,7 @@ EMPTY_HASH = 0
 
 
 def extend_hash(before: int, token_ids: Iterable[int]) -> int:
-    """Continues the hash of a token list, so that the hash of a + b comes from that of a."""
+    """Continues the hash of a token list: the hash of a + b follows from that of a."""
     digest = before.to_bytes(8, "little")
     for token_id in token_ids:
         digest = blake2b(digest + token_id.to_bytes(4, "little"), digest_size=8).digest()
@@ -55,14 +55,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Nothing in the frame was new: of another attempt, or all of it known."""
+    """The frame had no new token: it belongs to another attempt, or all its tokens are known."""
 
     is_stale: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """The tokens [first, end) are to come first: ask for a repetition from `first` on."""
+    """The tokens [first, end) must come first: ask for a repetition from `first` on."""
 
     first: int
     end: int
@@ -70,7 +70,7 @@ class Lacking:
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """The sender's tokens are not those the client has: this attempt must be given up."""
+    """The sender's tokens differ from those the client has: this attempt must be given up."""
 
     offset: int
 
@@ -80,7 +80,7 @@ Acceptance = Accepted | Dropped | Lacking | Diverged
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatistics:
-    """What was not taken: stale and early count frames, duplicate counts tokens."""
+    """Counts of refused input: stale and early count frames, duplicate counts tokens."""
 
     num_stale_frames: int
     num_early_frames: int
@@ -110,16 +110,16 @@ class TokenLedger:
 
     @property
     def hash(self) -> int:
-        """The running hash of all tokens there are."""
+        """The running hash of all tokens so far."""
         return self._hashes[-1]
 
     def begin_attempt(self, attempt: int) -> None:
-        """From now on only this attempt's frames count; attempts only go up."""
+        """From now on only this attempt's frames count. Attempt numbers only grow."""
         assert attempt > self.attempt, f"attempt {attempt} does not follow {self.attempt}"
         self.attempt = attempt
 
     def accept(self, frame: TokenFrame) -> Acceptance:
-        """Takes what is new of a frame, or says why nothing is."""
+        """Takes the new tokens of a frame, or returns why there are none."""
         if frame.attempt != self.attempt:
             self._num_stale += 1
             return Dropped(is_stale=True)
@@ -140,7 +140,7 @@ class TokenLedger:
         return Accepted(frame.offset + num_known, fresh)
 
     def since(self, offset: int) -> Accepted:
-        """Everything from `offset` on again, for a client that resumes."""
+        """All tokens from `offset` on again, for a client that resumes."""
         return Accepted(offset, tuple(self._token_ids[offset:]))
 
     def statistics(self) -> LedgerStatistics:

@@ -1,11 +1,12 @@
-"""All reservations of one decode worker: who may write where, until when, and what follows.
+"""All reservations of one decode worker: the slots, the writer and the end of each.
 
 The table decides; the decode server carries out the effects it returns. Every write is checked in
 the same tick as its copy against (epoch, reservation, attempt, slot generation), so a writer of an
-earlier life, attempt or tenant of a slot is refused, not noticed later.
+earlier life, attempt or owner of a slot is refused at once.
 
-Who the writer is depends on the data plane. With one-sided writes it is the prefill process; with
-frames over gRPC only decode's own servicer copies, and it stops as soon as its last copy returned.
+The data plane decides which process writes. With one-sided writes it is the prefill process; with
+frames over gRPC only decode's own servicer copies, and it stops as soon as its last copy has
+returned.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ferryman.errors import LeaseLost, QueueFull, Stale, WrongEpoch
+from ferryman.handoff.commit_check import LeaseOver, Verdict, Verified, check_commit
 from ferryman.handoff.effects import (
     AbortAnswer,
     CommitAnswer,
     Effect,
-    Fence,
     FreeSlots,
     ReceiverLimits,
     ReceiverStatistics,
     StartDecoding,
     StopWriter,
-    Writer,
+    WriteFence,
+    WriterId,
 )
 from ferryman.handoff.reservation import (
     OPEN,
@@ -33,25 +35,54 @@ from ferryman.handoff.reservation import (
     Aborted,
     CommitRefused,
     CommitVerified,
-    LeaseEnded,
     Renewed,
     ReservationEvent,
+    ReservationLeaseEnded,
     ReservationState,
     WriterDied,
     WriterStopped,
     Written,
     next_state,
 )
-from ferryman.handoff.tombstones import Tombstones
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, WantedUnit
-from ferryman.handoff.verdict import LeaseOver, Verdict, Verified, judge
+
+
+class Tombstones:
+    """A bounded memory of cancelled attempts: an attempt stands for all earlier ones of its
+    request.
+
+    At the bound the oldest is forgotten; a reservation that it would have refused then ends with
+    its lease.
+    """
+
+    def __init__(self, max_tombstones: int, lifetime_seconds: float) -> None:
+        self._max_tombstones = max_tombstones
+        self._lifetime_seconds = lifetime_seconds
+        self._graves: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._graves)
+
+    def add(self, request_id: str, attempt: int, now: float) -> None:
+        earlier, _ = self._graves.pop(request_id, (attempt, now))
+        self._graves[request_id] = max(attempt, earlier), now + self._lifetime_seconds
+        while len(self._graves) > self._max_tombstones:
+            self._graves.popitem(last=False)
+
+    def holds(self, request_id: str, attempt: int, now: float) -> bool:
+        cancelled, end = self._graves.get(request_id, (attempt - 1, now))
+        return attempt <= cancelled and now < end
+
+    def expire(self, now: float) -> None:
+        while self._graves and next(iter(self._graves.values()))[1] <= now:
+            self._graves.popitem(last=False)
 
 
 @dataclass(slots=True)
-class _Entry:
+class _OpenReservation:
     request_id: str
     reservation: Reservation
-    writer: Writer
+    writer: WriterId
     lease_end: float
     generations: dict[UnitName, int]
     state: ReservationState = ReservationState.OFFERED
@@ -65,15 +96,15 @@ class ReservationTable:
     def __init__(self, epoch: int, limits: ReceiverLimits) -> None:
         self.epoch = epoch
         self._limits = limits
-        self._live: dict[str, _Entry] = {}
-        self._closed: OrderedDict[str, _Entry] = OrderedDict()
-        self._of_request: dict[str, list[_Entry]] = {}
+        self._live: dict[str, _OpenReservation] = {}
+        self._closed: OrderedDict[str, _OpenReservation] = OrderedDict()
+        self._of_request: dict[str, list[_OpenReservation]] = {}
         self._tombstones = Tombstones(limits.max_tombstones, limits.tombstone_seconds)
         self._num_refused = 0
         self._num_skipped_units = 0
 
     def check_new(self, request_id: str, attempt: int, now: float) -> None:
-        """Whether this attempt may reserve at all; to be asked before slots are allocated."""
+        """Raises unless this attempt may reserve; call it before slots are allocated."""
         if self._tombstones.holds(request_id, attempt, now):
             raise self._refusal(Stale(f"attempt {attempt} of {request_id} was cancelled"))
         known = [e.reservation.attempt for e in self._of_request.get(request_id, ())]
@@ -83,22 +114,22 @@ class ReservationTable:
             raise QueueFull(f"{len(self._live)} reservations are open")
 
     def offer(
-        self, request_id: str, reservation: Reservation, writer: Writer, now: float
+        self, request_id: str, reservation: Reservation, writer: WriterId, now: float
     ) -> tuple[Effect, ...]:
-        """Enters a reservation; earlier attempts of the same request are given up."""
+        """Enters a reservation and gives up earlier attempts of the same request."""
         assert reservation.epoch == self.epoch, "a reservation carries the epoch of its own worker"
         self.check_new(request_id, reservation.attempt, now)
         earlier = list(self._of_request.get(request_id, ()))
         effects = [effect for entry in earlier for effect in self._apply(entry, Aborted())]
         generations = {unit.name: unit.slot_generation for unit in reservation.wanted}
         lease_end = now + reservation.lease_seconds
-        entry = _Entry(request_id, reservation, writer, lease_end, generations)
+        entry = _OpenReservation(request_id, reservation, writer, lease_end, generations)
         self._live[reservation.reservation_id] = entry
         self._of_request.setdefault(request_id, []).append(entry)
         return tuple(effects)
 
-    def try_write(self, fence: Fence, unit: WantedUnit, now: float) -> bool:
-        """Whether to copy this part of a unit; False: nobody wants it, skip it. Renews the lease.
+    def try_write(self, fence: WriteFence, unit: WantedUnit, now: float) -> bool:
+        """Whether to copy this part of a unit; False: it is not wanted, skip it. Renews the lease.
 
         Raises WrongEpoch, LeaseLost or Stale when the writer must not write here any more.
         """
@@ -113,44 +144,64 @@ class ReservationTable:
                     f"{entry.generations[unit.name]} of its slot, not {unit.slot_generation}"
                 )
             )
-        entry.received.pop(unit.name, None)  # written again: an earlier digest holds no longer
+        entry.received.pop(unit.name, None)  # written again, so an earlier digest is void
         self._progress(entry, Written(), now)
         return True
 
-    def record(self, fence: Fence, unit: UnitDigest, now: float) -> None:
-        """A wanted unit is complete, and this is what its bytes hash to here."""
+    def record(self, fence: WriteFence, unit: UnitDigest, now: float) -> None:
+        """A wanted unit is complete; `unit` has the digest of its bytes as they lie here."""
         entry = self._open_entry(fence, now)
         if unit.name in entry.generations:
             entry.received[unit.name] = unit.digest
             self._progress(entry, Written(), now)
 
-    def renew(self, fence: Fence, now: float) -> None:
-        """Prefill is still at it."""
+    def renew(self, fence: WriteFence, now: float) -> None:
+        """Prefill is still working on the hand-off."""
         self._progress(self._open_entry(fence, now), Renewed(), now)
 
+    def check_request(self, fence: WriteFence, request_id: str) -> None:
+        """Raises LeaseLost when the reservation is another request's."""
+        if self._entry(fence).request_id != request_id:
+            raise self._refusal(
+                LeaseLost(f"reservation {fence.reservation_id} is not for {request_id}")
+            )
+
     def commit(
-        self, fence: Fence, written: Iterable[PageRange], sent: Iterable[UnitDigest], now: float
+        self,
+        fence: WriteFence,
+        written: Iterable[PageRange],
+        sent: Iterable[UnitDigest],
+        now: float,
     ) -> CommitAnswer:
-        """Judges the hand-off. All writes must have been recorded before; the first word counts."""
+        """Judges the hand-off. All writes must have been recorded before; the first commit
+        counts."""
         entry = self._entry(fence)
         if entry.state in TERMINAL:
             return CommitAnswer(entry.verdict, ())
         if entry.state not in OPEN or now >= entry.lease_end:
             return CommitAnswer(entry.verdict, self._apply(entry, WriterStopped()))
-        entry.verdict = judge(entry.reservation, entry.received, written, sent)
+        entry.verdict = check_commit(entry.reservation, entry.received, written, sent)
         verified = isinstance(entry.verdict, Verified)
         event = CommitVerified() if verified else CommitRefused()
         return CommitAnswer(entry.verdict, self._apply(entry, event))
 
     def abort(self, request_id: str, attempt: int, now: float) -> AbortAnswer:
-        """Gives up an attempt and all before it, known or not: what arrives later is refused."""
+        """Gives up an attempt and all before it, known or not, and refuses their later messages."""
         self._tombstones.add(request_id, attempt, now)
         mine = self._of_request.get(request_id, ())
         found = [e for e in mine if e.reservation.attempt <= attempt]
         effects = [effect for entry in found for effect in self._apply(entry, Aborted())]
         return AbortAnswer(any(e.state not in TERMINAL for e in found), tuple(effects))
 
-    def writer_stopped(self, fence: Fence) -> tuple[Effect, ...]:
+    def give_up(self, fence: WriteFence) -> tuple[Effect, ...]:
+        """Gives up one reservation: its writer wants to, or decode cannot load its part of it. A
+        committed one stays.
+
+        Raises WrongEpoch or LeaseLost for a reservation that is not known here.
+        """
+        return self._apply(self._entry(fence), Aborted())
+
+    def writer_stopped(self, fence: WriteFence) -> tuple[Effect, ...]:
         """The writer will not write again: it acknowledged a stop, or gave up by itself."""
         return self._apply(self._entry(fence), WriterStopped())
 
@@ -161,27 +212,30 @@ class ReservationTable:
             for entry in self._of_request.get(request_id, ())
         )
 
-    def writer_died(self, writer: Writer) -> tuple[Effect, ...]:
+    def writer_died(self, writer: WriterId) -> tuple[Effect, ...]:
         """This life of the writer is over."""
         return self._apply_to_all([e for e in self._live.values() if e.writer == writer])
 
-    def writer_seen(self, writer: Writer) -> tuple[Effect, ...]:
-        """The writer lives in this epoch, so its other lives are over."""
+    def writer_seen(self, writer: WriterId) -> tuple[Effect, ...]:
+        """The writer lives in this epoch, so its other lives have ended."""
         mine = [e for e in self._live.values() if e.writer.worker_id == writer.worker_id]
         return self._apply_to_all([e for e in mine if e.writer.epoch != writer.epoch])
 
     def expire(self, now: float) -> tuple[Effect, ...]:
-        """Puts what outlived its lease into quarantine; frees nothing that may still be written."""
+        """Puts reservations whose lease has ended into quarantine; frees no slot that may be
+        written."""
         self._tombstones.expire(now)
         over = [e for e in self._live.values() if e.state in OPEN and now >= e.lease_end]
-        return tuple(effect for entry in over for effect in self._apply(entry, LeaseEnded()))
+        return tuple(
+            effect for entry in over for effect in self._apply(entry, ReservationLeaseEnded())
+        )
 
     def next_deadline(self) -> float | None:
-        """When `expire` is worth calling again."""
+        """The time of the next `expire`."""
         return min((e.lease_end for e in self._live.values() if e.state in OPEN), default=None)
 
     def reserved(self, request_id: str, attempt: int) -> Reservation | None:
-        """What an open reservation promised, to answer a repeated Reserve as the first."""
+        """The promise of an open reservation, to answer a repeated Reserve as the first."""
         for entry in self._of_request.get(request_id, ()):
             if entry.reservation.attempt == attempt and entry.state in OPEN:
                 return entry.reservation
@@ -191,8 +245,8 @@ class ReservationTable:
         entry = self._live.get(reservation_id) or self._closed.get(reservation_id)
         return entry.state if entry else None
 
-    def writers(self) -> tuple[Writer, ...]:
-        """Whose death or word is still waited for."""
+    def writers(self) -> tuple[WriterId, ...]:
+        """The writers of all reservations that have not ended."""
         order = {entry.writer: None for entry in self._live.values()}
         return tuple(order)
 
@@ -206,11 +260,11 @@ class ReservationTable:
             self._num_skipped_units,
         )
 
-    def _apply_to_all(self, entries: list[_Entry]) -> tuple[Effect, ...]:
+    def _apply_to_all(self, entries: list[_OpenReservation]) -> tuple[Effect, ...]:
         return tuple(effect for entry in entries for effect in self._apply(entry, WriterDied()))
 
-    def _apply(self, entry: _Entry, event: ReservationEvent) -> tuple[Effect, ...]:
-        """The one place where a state changes, and where its entry's effects come from."""
+    def _apply(self, entry: _OpenReservation, event: ReservationEvent) -> tuple[Effect, ...]:
+        """Changes a state: the only place that does, and the source of the entry's effects."""
         before, entry.state = entry.state, next_state(entry.state, event)
         if entry.state is before:
             return ()
@@ -224,30 +278,30 @@ class ReservationTable:
             return (FreeSlots(entry.request_id, entry.reservation),)
         return ()
 
-    def _close(self, entry: _Entry) -> None:
+    def _close(self, entry: _OpenReservation) -> None:
         reservation_id = entry.reservation.reservation_id
         self._closed[reservation_id] = self._live.pop(reservation_id)
         entry.received, entry.generations = {}, {}
         while len(self._closed) > self._limits.max_closed:
             self._forget(self._closed.popitem(last=False)[1])
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: _OpenReservation) -> None:
         left = [other for other in self._of_request[entry.request_id] if other is not entry]
         self._of_request[entry.request_id] = left
         if not left:
             del self._of_request[entry.request_id]
 
-    def _progress(self, entry: _Entry, event: ReservationEvent, now: float) -> None:
+    def _progress(self, entry: _OpenReservation, event: ReservationEvent, now: float) -> None:
         self._apply(entry, event)
         entry.lease_end = now + entry.reservation.lease_seconds
 
-    def _open_entry(self, fence: Fence, now: float) -> _Entry:
+    def _open_entry(self, fence: WriteFence, now: float) -> _OpenReservation:
         entry = self._entry(fence)
         if entry.state not in OPEN or now >= entry.lease_end:
             raise self._refusal(LeaseLost(f"reservation {fence.reservation_id} is {entry.state}"))
         return entry
 
-    def _entry(self, fence: Fence) -> _Entry:
+    def _entry(self, fence: WriteFence) -> _OpenReservation:
         if fence.epoch != self.epoch:
             raise self._refusal(
                 WrongEpoch(f"this is epoch {self.epoch}, the message is for {fence.epoch}")

@@ -8,8 +8,11 @@
     committed, failed, freed      absorbing
 
 A writer cannot be recalled. While one may still write, the slots of an expiring reservation are in
-quarantine: only the writer's word, or its death, frees them; never a clock alone. A commit is such
-a word too, for it says that all is written, so `failed` needs no quarantine.
+quarantine: only the writer's report that it stopped, or its death, frees them; never a clock alone.
+A commit is such a report too, because it means that all is written, so `failed` needs no
+quarantine.
+
+The receiver's half of a KV transfer (vLLM's KV connector, SGLang's KV receiver).
 """
 
 from __future__ import annotations
@@ -44,32 +47,32 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class CommitVerified:
-    """Everything wanted was written, and its bytes are those that were sent."""
+    """Every wanted unit was written, and its bytes are those that were sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused:
-    """A unit is lacking, or its bytes are not those that were sent."""
+    """A unit is missing, or its bytes differ from those that were sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
-    """The lease is over by decode's own monotonic clock."""
+class ReservationLeaseEnded:
+    """The lease has ended by decode's own monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The router cancelled the attempt, or decode itself gives it up."""
+    """The router cancelled the attempt, its writer gave it up, or decode itself did."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterStopped:
-    """The writer says that it will not write again."""
+    """The writer reports that it will not write again."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterDied:
-    """The process that could write is no more."""
+    """The process that could write has ended."""
 
 
 ReservationEvent = (
@@ -77,7 +80,7 @@ ReservationEvent = (
     | Renewed
     | CommitVerified
     | CommitRefused
-    | LeaseEnded
+    | ReservationLeaseEnded
     | Aborted
     | WriterStopped
     | WriterDied
@@ -85,7 +88,7 @@ ReservationEvent = (
 
 S = ReservationState
 _NOBODY_WRITES: dict[type, ReservationState] = {WriterStopped: S.FREED, WriterDied: S.FREED}
-_GIVEN_UP: dict[type, ReservationState] = {LeaseEnded: S.EXPIRING, Aborted: S.EXPIRING}
+_GIVEN_UP: dict[type, ReservationState] = {ReservationLeaseEnded: S.EXPIRING, Aborted: S.EXPIRING}
 _COMMIT: dict[type, ReservationState] = {CommitVerified: S.COMMITTED, CommitRefused: S.FAILED}
 _WRITE: dict[type, ReservationState] = {Written: S.RECEIVING, Renewed: S.RECEIVING}
 
@@ -93,7 +96,7 @@ _WRITE: dict[type, ReservationState] = {Written: S.RECEIVING, Renewed: S.RECEIVI
 TRANSITIONS: Mapping[ReservationState, Mapping[type, ReservationState]] = {
     S.OFFERED:   {**_WRITE, **_COMMIT, **_GIVEN_UP, **_NOBODY_WRITES},
     S.RECEIVING: {**_WRITE, **_COMMIT, **_GIVEN_UP, **_NOBODY_WRITES},
-    S.EXPIRING:  {LeaseEnded: S.EXPIRING, Aborted: S.EXPIRING, **_NOBODY_WRITES},
+    S.EXPIRING:  {ReservationLeaseEnded: S.EXPIRING, Aborted: S.EXPIRING, **_NOBODY_WRITES},
     S.COMMITTED: {},
     S.FAILED:    {},
     S.FREED:     {},
@@ -105,5 +108,5 @@ TERMINAL = terminal_states(TRANSITIONS)
 
 
 def next_state(state: ReservationState, event: ReservationEvent) -> ReservationState:
-    """Follows the table; raises IllegalTransition, and stays where it is in a terminal state."""
+    """Follows the table; raises IllegalTransition. A terminal state stays as it is."""
     return follow(TRANSITIONS, state, event)

@@ -1,8 +1,8 @@
-"""How a table of (state, event) → state is followed.
+"""Follows a table of (state, event) → state.
 
 A table has a row for every state; a row names the events that are legal in that state by their
-type. A state with an empty row is terminal and absorbs whatever comes late. Everything else that
-the table does not say is illegal, and there is one error for it.
+type. A state with an empty row is terminal and absorbs late events. Every other event that the row
+does not name is illegal, and raises IllegalTransition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class IllegalTransition(FerrymanError):
-    """An event that the state's row does not name: a bug in whoever let it happen."""
+    """An event that the state's row does not name: a bug in the caller."""
 
     def __init__(self, state: StrEnum, event: object) -> None:
         super().__init__(f"{type(event).__name__} cannot happen in state {state}")

@@ -1,8 +1,8 @@
 """How many tokens of a prompt were not computed, by the tier their state came from.
 
-Prefill alone counts: what decode held already was not sent to it, but was computed all the same
-unless prefill held it too. So a prefix that both workers hold counts once, and never more than the
-prompt has.
+Only prefill counts: state that decode held already was not sent, but prefill computed it all the
+same unless it held it too. So a prefix that both workers hold counts once, and the count never
+exceeds the prompt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CachedTokens:
         }
 
     def at_most(self, num_tokens: int) -> CachedTokens:
-        """The first `num_tokens` of them: the nearest tiers' tokens are kept."""
+        """The first `num_tokens` of them: tokens of the nearest tiers are kept."""
         kept = []
         for tokens in (self.device, self.host, self.storage, self.peer):
             kept.append(min(tokens, num_tokens))

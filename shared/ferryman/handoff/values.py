@@ -1,8 +1,8 @@
-"""What a hand-off is about: units named by absolute position, and who promised them to whom.
+"""The values of a hand-off: units named by absolute position, and reservations of them.
 
 A unit is one slot's worth of state. Its `index` is absolute: the page number for full and window
-state, the position itself for a recurrent state. Both sides speak of units by (kind, index) only,
-never by their place in a list, so two lists of different length cannot be paired wrongly:
+state, the position itself for a recurrent state. Both sides name units by (kind, index) only, never
+by their place in a list, so two lists of different length cannot be paired wrongly:
 
     decode wants   |    2 3 4 5 6 |
     prefill offers | 0 1 2 3 4    |       intersection 2 3 4, wanted but not offered 5 6
@@ -38,7 +38,7 @@ class PageRange:
 
 @dataclass(frozen=True, slots=True)
 class WantedUnit:
-    """A unit that decode wants, and the generation of the slot it will lie in."""
+    """A unit that decode wants, and the generation of its slot there."""
 
     kind: Kind
     index: int
@@ -51,7 +51,7 @@ class WantedUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitDigest:
-    """What the bytes of a unit hash to (xxh3_128)."""
+    """The digest of a unit's bytes (xxh3_128)."""
 
     kind: Kind
     index: int
@@ -64,7 +64,7 @@ class UnitDigest:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Decode's promise of slots for one attempt at one request. `epoch` is decode's own."""
+    """Decode's promise of slots for one attempt of one request. `epoch` is decode's own."""
 
     reservation_id: str
     epoch: int
@@ -90,7 +90,7 @@ def ranges_of(units: Iterable[UnitName]) -> tuple[PageRange, ...]:
 
 
 def _runs(ascending: list[int]) -> Iterator[tuple[int, int]]:
-    """Where consecutive integers begin and end: 2 3 4 7 → [2, 5) [7, 8)."""
+    """The begin and end of each run of consecutive integers: 2 3 4 7 → [2, 5) [7, 8)."""
     first = end = ascending[0]
     for index in ascending:
         if index != end:
@@ -127,7 +127,7 @@ def merged(ranges: Iterable[PageRange]) -> tuple[PageRange, ...]:
 
 
 def intersection(left: Iterable[PageRange], right: Iterable[PageRange]) -> tuple[PageRange, ...]:
-    """The units in both: what a transfer moves."""
+    """The units in both: those that a transfer moves."""
     others = merged(right)
     return tuple(
         PageRange(mine.kind, max(mine.first, other.first), min(mine.end, other.end))
@@ -138,7 +138,7 @@ def intersection(left: Iterable[PageRange], right: Iterable[PageRange]) -> tuple
 
 
 def difference(left: Iterable[PageRange], right: Iterable[PageRange]) -> tuple[PageRange, ...]:
-    """The units of `left` that are not in `right`: what is lacking, or what is beyond the need."""
+    """The units of `left` that are not in `right`."""
     others, rest = merged(right), []
     for mine in merged(left):
         first = mine.first

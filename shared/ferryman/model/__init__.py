@@ -1,4 +1,5 @@
 """Model families over paged, slot-indexed state: config, weights, layers, and their manifests.
 
-Knows no request, no network, no asyncio. A formula that runs on the device lives in the kernels.
+This package knows no request, no network, no asyncio. Formulas that run on the device are in the
+kernels.
 """

@@ -1,88 +1,57 @@
 """Grouped-query attention over pages.
 
-q, k, v = x · Wqkv;   q, k turned by position;   k, v written to their pages
+q, k, v = x · Wqkv;   q, k rotated by position;   k, v written to their pages
 y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one more score a head;
+                                                            scores may be capped by a tanh;
                                                             with a gate: · sigmoid(gate) before Wo)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ferryman.model.attention_shapes import (
+    AttentionShape,
+    HeadNorm,
+    NoPositions,
+)
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.layers import Place, RmsNorm, load_norm
-from ferryman.model.linear import Linear, make_linear, make_summed
-from ferryman.model.ranks import share_of
-from ferryman.model.rotary import rotary_frequencies
-from ferryman.model.shapes import AttentionShape, NoPositions, RotaryPositions
+from ferryman.model.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
+from ferryman.model.head_norms import load_head_norms
+from ferryman.model.layers import LayerPlace
+from ferryman.model.linear import Linear
+from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
+from ferryman.model.ranks import Group, share_of
+from ferryman.model.rotation import GrownQueries, RotaryEmbedding, load_rotary
 from ferryman.model.state import AttentionState, ModelState
-from ferryman.model.weights import Weights, accumulation_dtype
+from ferryman.model.weights import Weights
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
 from ferryman_kernels.pages import write_kv
-from ferryman_kernels.rotary import apply_rotary
-
-NORM_NAMES = ("q_norm", "k_norm")
-
-
-class Turning(Protocol):
-    """Puts the positions [tokens] into q and k [tokens, heads, head_dim]."""
-
-    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rotary:
-    """Turns pairs of channels by position · `inv_freq` [rotary_dim / 2], and scales them."""
-
-    inv_freq: Tensor
-    scaling: float
-
-    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return apply_rotary(q, k, positions, self.inv_freq, self.scaling)
-
-
-@dataclass(frozen=True, slots=True)
-class NormedHeads:
-    """Norms every head of q and of k before `turn` sees them (Qwen 3, Gemma 3)."""
-
-    q_norm: RmsNorm
-    k_norm: RmsNorm
-    turn: Turning
-
-    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.turn(_each_head(self.q_norm, q), _each_head(self.k_norm, k), positions)
-
-
-def _each_head(norm: RmsNorm, heads: Tensor) -> Tensor:
-    return norm(heads.flatten(0, 1)).view_as(heads)
-
-
-def leave_unturned(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """No positions ("nope")."""
-    return q, k
+from ferryman_kernels.ragged import Span
 
 
 class OutputGate(Protocol):
-    """What lies between the heads' outputs and the product that joins them."""
+    """The gate between the heads' outputs and the product that joins them."""
 
     def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """q [tokens, q_heads, head_dim], and the gate as `pass_through` wants it, out of what
-        q_proj yields.
-        """
+        """Divides the output of q_proj into q [tokens, q_heads, head_dim] and the gate that
+        `pass_through` takes."""
         ...
 
     def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """`mixed` [tokens, q_heads, head_dim] behind the gate."""
+        """`mixed` [tokens, q_heads, head_dim] multiplied by the gate."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoGate:
-    """All goes through."""
+    """No gate: outputs pass unchanged."""
 
     def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         return projected, projected
@@ -93,7 +62,7 @@ class NoGate:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidGate:
-    """mixed · sigmoid(gate); behind each head of q stands a head of gate (Qwen3-Next)."""
+    """mixed · sigmoid(gate); each head of q is followed by a head of gate (Qwen3-Next)."""
 
     def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         tokens, _, head_dim = projected.shape
@@ -105,8 +74,9 @@ class SigmoidGate:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """The attention mixer of layer `layer`. `qkv` yields query, key and value heads in a row.
+class AttentionLayer:
+    """The attention mixer of layer `layer`. `qkv` yields all query heads, then key, then value
+    heads.
 
     `sinks` [q_heads] in the accumulation dtype, or None.
     """
@@ -114,7 +84,7 @@ class Attention:
     layer: int
     shape: AttentionShape
     qkv: Linear
-    turn: Turning
+    turn: RotaryEmbedding
     sinks: Tensor | None
     gate: OutputGate
     out: Linear
@@ -122,15 +92,19 @@ class Attention:
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         q, gate = self._write(hidden, pages, table, batch.rows, batch.positions)
+        spans: Sequence[Span] = batch.spans
+        if self.shape.chunk_len:
+            table, spans = chunks_of_spans(table, spans, self._chunk(pages))
         mixed = paged_attention_prefill(
             q,
             pages.key_pages,
             pages.value_pages,
             table,
-            batch.spans,
+            spans,
             self.shape.scale,
             self.shape.window_len,
             self.sinks,
+            self.shape.score_cap,
         )
         return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 
@@ -138,22 +112,29 @@ class Attention:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         rows = torch.arange(len(hidden), device=hidden.device)
         q, gate = self._write(hidden, pages, table, rows, batch.positions)
+        positions = batch.positions
+        if self.shape.chunk_len:
+            table, positions = chunks_of_positions(table, positions, self._chunk(pages))
         mixed = paged_attention_decode(
             q,
             pages.key_pages,
             pages.value_pages,
             table,
-            batch.positions,
+            positions,
             self.shape.scale,
             self.shape.window_len,
             self.sinks,
+            self.shape.score_cap,
         )
         return self.out(self.gate.pass_through(mixed, gate).flatten(1))
+
+    def _chunk(self, pages: AttentionState) -> ChunkOfPages:
+        return ChunkOfPages(self.shape.chunk_len, pages.key_pages.shape[2])
 
     def _write(
         self, hidden: Tensor, pages: AttentionState, table: Tensor, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Writes the tokens' keys and values to their pages; returns q, turned, and the gate."""
+        """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate."""
         shape = self.shape
         heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
         sizes = (shape.projected_heads, shape.kv_heads, shape.kv_heads)
@@ -164,60 +145,89 @@ class Attention:
         return q, gate
 
 
-def load_attention(weights: Weights, shape: AttentionShape, place: Place) -> Attention:
-    """The attention whose projections lie under `weights`, q, k and v joined into one product.
+def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -> AttentionLayer:
+    """The attention with projections under `weights`; q, k and v are joined into one product.
 
     A rank holds its heads of q, and the heads of k and v that those read.
     """
-    hidden_dim = place.hidden_dim
-    group = weights.group
-    heads = {"q_proj": shape.q_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
-    out_dims = {"q_proj": shape.projected_heads * shape.head_dim}
-
-    def joined(suffix: str, *in_dim: int) -> Tensor:
-        parts = []
-        for name, count in heads.items():
-            out_dim = out_dims.get(name, count * shape.head_dim)
-            part = weights.tensor(f"{name}.{suffix}", out_dim, *in_dim)
-            parts.append(share_of(part, count, group))
-        return torch.cat(parts)
-
-    bias, out_bias = None, None
-    if shape.has_bias:
-        bias, out_bias = joined("bias"), weights.tensor("o_proj.bias", hidden_dim)
-    out = weights.tensor("o_proj.weight", hidden_dim, shape.q_heads * shape.head_dim)
-    return Attention(
+    hidden_dim, group = place.hidden_dim, weights.group
+    bias = torch.cat(_projected_bias(weights, shape)) if shape.has_bias else None
+    out = weights.matrix("o_proj.weight", hidden_dim, shape.q_heads * shape.head_dim)
+    out_bias = weights.tensor("o_proj.bias", hidden_dim) if shape.has_out_bias else None
+    return AttentionLayer(
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
-        qkv=make_linear(joined("weight", hidden_dim), bias),
+        qkv=join_linear(_projected(weights, shape, hidden_dim), bias),
         turn=_prepared(weights, shape, place),
         sinks=_sinks(weights, shape) if shape.has_sinks else None,
         gate=SigmoidGate() if shape.gates_output else NoGate(),
-        out=make_summed(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
+        out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
     )
+
+
+def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list[Matrix]:
+    """A rank's rows of q, k and v, which are stored as three weights or as one (Phi 3)."""
+    out_dims = _out_dims(shape)
+    if weights.has_module("qkv_proj"):
+        whole = weights.matrix("qkv_proj.weight", sum(out_dims.values()), hidden_dim)
+        parts = split_rows(whole, out_dims.values())
+    else:
+        parts = [weights.matrix(f"{name}.weight", n, hidden_dim) for name, n in out_dims.items()]
+    orders = _own_rows(shape, weights.group)
+    return [part.with_rows(rows) for part, rows in zip(parts, orders, strict=True)]
+
+
+def _projected_bias(weights: Weights, shape: AttentionShape) -> list[Tensor]:
+    out_dims = _out_dims(shape)
+    if weights.has("qkv_proj.bias"):
+        whole = weights.tensor("qkv_proj.bias", sum(out_dims.values()))
+        parts = split_rows(whole, out_dims.values())
+    else:
+        parts = [weights.tensor(f"{name}.bias", n) for name, n in out_dims.items()]
+    orders = _own_rows(shape, weights.group)
+    return [part[rows] for part, rows in zip(parts, orders, strict=True)]
+
+
+def _out_dims(shape: AttentionShape) -> dict[str, int]:
+    heads = {"q_proj": shape.projected_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
+    return {name: count * shape.head_dim for name, count in heads.items()}
+
+
+def _own_rows(shape: AttentionShape, group: Group) -> list[Tensor]:
+    """The rows of q, k and v that are of this rank's heads, in the order in which they turn."""
+    found = []
+    heads = (shape.q_heads, shape.kv_heads, shape.kv_heads)
+    for (name, out_dim), count in zip(_out_dims(shape).items(), heads, strict=True):
+        rows = torch.arange(out_dim)
+        turned = rows if name == "v_proj" else _halves_apart(rows, shape)
+        found.append(share_of(turned, count, group))
+    return found
+
+
+def _halves_apart(rows: Tensor, shape: AttentionShape) -> Tensor:
+    """The rows of q or k, the two of a rotated pair half of rotary_dim apart.
+
+    Scores are the same in any order that q and k share. So interleaved pairs are reordered in the
+    weights, once, and not at every token.
+    """
+    positions = shape.positions
+    if isinstance(positions, NoPositions) or not positions.is_interleaved:
+        return rows
+    turning = torch.arange(positions.rotary_dim, device=rows.device)
+    rest = torch.arange(positions.rotary_dim, shape.head_dim, device=rows.device)
+    order = torch.cat((turning[0::2], turning[1::2], rest))
+    by_head = rows.reshape(-1, shape.head_dim, *rows.shape[1:])
+    return by_head[:, order].flatten(0, 1)
 
 
 def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
-    sinks = weights.precise("sinks", shape.q_heads)
-    return share_of(sinks, shape.q_heads, weights.group).contiguous()
+    own = partial(share_of, heads=shape.q_heads, group=weights.group)
+    return weights.precise("sinks", shape.q_heads, part=own)
 
 
-def _prepared(weights: Weights, shape: AttentionShape, place: Place) -> Turning:
-    """What happens to q and k between their projection and their pages."""
-    turn = load_turning(weights, shape.positions)
-    if not shape.norms_heads:
-        return turn
-    q_norm, k_norm = (
-        load_norm(weights, name, shape.head_dim, place.norm_eps, place.norm_origin)
-        for name in NORM_NAMES
-    )
-    return NormedHeads(q_norm, k_norm, turn)
-
-
-def load_turning(weights: Weights, positions: RotaryPositions | NoPositions) -> Turning:
-    """How `positions` enter q and k, in the accumulation dtype of `weights`."""
-    if isinstance(positions, NoPositions):
-        return leave_unturned
-    like = torch.empty(0, dtype=accumulation_dtype(weights.dtype), device=weights.device)
-    found = rotary_frequencies(positions.theta, positions.rotary_dim, positions.stretch, like=like)
-    return Rotary(*found)
+def _prepared(weights: Weights, shape: AttentionShape, place: LayerPlace) -> RotaryEmbedding:
+    """The norms and rotation of q and k between their projection and their pages."""
+    turn = load_rotary(weights, shape.positions)
+    if shape.head_norm is not HeadNorm.NONE:
+        turn = load_head_norms(weights, shape, place, turn)
+    return turn if shape.growth is None else GrownQueries(turn, shape.growth)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError
+from ferryman.model.config_fields import ConfigFields, read_fields
 from ferryman.model.families import FAMILIES
 from ferryman.model.family import Family
-from ferryman.model.fields import Fields, read_fields
 from ferryman.model.shapes import ModelConfig
+from ferryman.model.weight_formats import AS_STORED, read_format
+from ferryman.model.weights import WeightFormat
 
 SUPPORTED_ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 
@@ -18,9 +20,18 @@ def load_config(folder: Path | str) -> ModelConfig:
     """The config of the model in `folder`; raises ConfigError saying what is wrong with it."""
     fields = read_fields(Path(folder) / "config.json")
     family = _family_of(fields)
-    _check_quantisation(fields, family.quantisations)
+    read_format(fields, family.quantisations)
     config: ModelConfig = family.read(fields)
     return config
+
+
+def load_format(folder: Path | str, quantize: str = AS_STORED) -> WeightFormat:
+    """The format of the weights in `folder`, or the one that `quantize` makes of them at load.
+
+    Raises ConfigError, by name, for one that is not supported.
+    """
+    fields = read_fields(Path(folder) / "config.json")
+    return read_format(fields, _family_of(fields).quantisations, quantize)
 
 
 def family_of(folder: Path | str) -> Family[Any]:
@@ -28,16 +39,7 @@ def family_of(folder: Path | str) -> Family[Any]:
     return _family_of(read_fields(Path(folder) / "config.json"))
 
 
-def _check_quantisation(fields: Fields, known: tuple[str, ...]) -> None:
-    """Weights of an unknown format may have the names and shapes of plain ones."""
-    found = fields.raw.get("quantization_config")
-    method = found.get("quant_method") if isinstance(found, dict) else found
-    if found is not None and method not in known:
-        named = f"absent, or quant_method {' or '.join(known)}" if known else "absent"
-        raise fields.refusal("quantization_config", named)
-
-
-def _family_of(fields: Fields) -> Family[Any]:
+def _family_of(fields: ConfigFields) -> Family[Any]:
     architectures = fields.words("architectures")
     for family in FAMILIES:
         if set(architectures) & set(family.architectures):

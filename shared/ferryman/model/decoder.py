@@ -7,25 +7,32 @@ logits = norm(hidden) · Whead / logits_scaling     (capped: cap · tanh(logits 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
+from ferryman.model.adapted import ServedAdapters
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.layers import Layer, Place, RmsNorm
-from ferryman.model.linear import Linear, make_joined
+from ferryman.model.layers import Layer, LayerPlace, Norm, RmsNorm
+from ferryman.model.linear import Linear, make_joined, padded_rows
 from ferryman.model.shapes import ModelConfig, TrunkShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights, accumulation_dtype
 
+P = TypeVar("P")
+T = TypeVar("T")
+
 
 class Model(Protocol):
-    """What the engine runs. Both forwards advance `state` in place.
+    """The model as the engine runs it. Both forwards advance `state` in place.
 
     Logits come in the accumulation dtype: float64 for a float64 model, float32 otherwise.
     """
@@ -53,7 +60,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndScales:
-    """What a family multiplies at its ends, and where it caps its logits; 0: nowhere."""
+    """A family's multipliers at the ends of the decoder, and the cap of its logits (0: none)."""
 
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
@@ -61,11 +68,11 @@ class EndScales:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EmbeddingAndHead:
     """The two ends of a decoder: from token ids to hidden states, from those to logits."""
 
     embedding: Tensor
-    norm: RmsNorm
+    norm: Norm
     head: Linear
     scales: EndScales
 
@@ -74,7 +81,11 @@ class Ends:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, vocab], in the accumulation dtype."""
-        scores = self.head(self.norm(hidden))
+        return self.logits_of_normed(self.norm(hidden))
+
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """As `logits`, from hidden states that went through the final norm, or another one."""
+        scores = self.head(normed.to(self.embedding.dtype))
         logits = scores.to(accumulation_dtype(scores.dtype)).div_(self.scales.logits_scaling)
         cap = self.scales.logits_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
@@ -82,12 +93,13 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model of any family, put together from its layers."""
+    """A model of any family, made of its layers."""
 
     config: ModelConfig
     manifest: StateManifest
-    ends: Ends
+    ends: EmbeddingAndHead
     layers: tuple[Layer, ...]
+    lora: ServedAdapters | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -99,40 +111,82 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
-        hidden = self.ends.embed(batch.token_ids)
-        for layer in self.layers:
-            hidden = layer.prefill(hidden, batch, state)
-        return self.ends.logits(hidden[batch.last_tokens])
+        return self.ends.logits(self.prefill_hidden(batch, state)[batch.last_tokens])
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self.ends.logits(self.decode_hidden(batch, state))
+
+    def prefill_hidden(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        """The hidden states of all tokens before the final norm: [tokens, hidden_dim]."""
+        self._select_adapters(batch)
+        hidden = self.ends.embed(batch.token_ids)
+        for layer in self.layers:
+            hidden = layer.prefill(hidden, batch, state)
+            state.layers_run.num_done += 1
+        return hidden
+
+    def decode_hidden(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        """As `prefill_hidden`, of a decode step's tokens."""
+        self._select_adapters(batch)
         hidden = self.ends.embed(batch.token_ids)
         for layer in self.layers:
             hidden = layer.decode(hidden, batch, state)
-        return self.ends.logits(hidden)
+            state.layers_run.num_done += 1
+        return hidden
+
+    def _select_adapters(self, batch: PrefillBatch | DecodeBatch) -> None:
+        """Tells the adapted layers, which see nothing but their rows, whose rows these are."""
+        if self.lora is not None:
+            self.lora.active.select(batch.adapters, len(batch.token_ids))
 
 
 def load_decoder(
     config: ModelConfig,
     manifest: StateManifest,
-    ends: Ends,
+    ends: EmbeddingAndHead,
     layers: Weights,
-    load_layer: Callable[[Weights, Place], Layer],
+    load_layer: Callable[[Weights, LayerPlace], Layer],
     norm_origin: float = 0.0,
 ) -> Decoder:
-    """The decoder of `config` between its ends: `load_layer` makes each layer of what lies under
-    its number in `layers`, for where it stands.
-    """
+    """The decoder of `config` between its ends. `load_layer` makes each layer from the weights
+    under its number in `layers` and from its place."""
     trunk = config.trunk
     places = (
-        Place(index, trunk.hidden_dim, trunk.norm_eps, manifest.scan_chunk, norm_origin)
+        LayerPlace(index, trunk.hidden_dim, trunk.norm_eps, manifest.scan_chunk, norm_origin)
         for index in range(trunk.num_layers)
     )
-    loaded = tuple(load_layer(layers.under(str(place.layer)), place) for place in places)
+    loaded = side_by_side(
+        lambda place: load_layer(layers.under(str(place.layer)), place), tuple(places)
+    )
     return Decoder(config, manifest, ends, loaded)
 
 
-def load_ends(
+def side_by_side(load: Callable[[P], T], places: Sequence[P]) -> tuple[T, ...]:
+    """The results of `load` for all places. Raises the first error, in the order of places.
+
+    Each is loaded by one thread, and each operation of torch runs in one thread. The copies of a
+    layer are too small for several: on a busy machine they would wait for each other at each one.
+    """
+    with (
+        _single_threaded_operations() as num_threads,
+        ThreadPoolExecutor(num_threads, "layer-loader") as pool,
+    ):
+        return tuple(pool.map(load, places))
+
+
+@contextmanager
+def _single_threaded_operations() -> Iterator[int]:
+    """Yields the number of threads that torch's operations have otherwise."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def load_embedding_and_head(
     weights: Weights,
     trunk: TrunkShape,
     final_norm: str,
@@ -140,10 +194,15 @@ def load_ends(
     *,
     embedded: str = "model.embed_tokens.weight",
     norm_origin: float = 0.0,
-) -> Ends:
+) -> EmbeddingAndHead:
     """Embedding, final norm and head; a tied head multiplies by the embedding."""
     size = (trunk.vocab_size, trunk.hidden_dim)
     embedding = weights.tensor(embedded, *size)
-    head = embedding if trunk.ties_embeddings else weights.tensor("lm_head.weight", *size)
+    own = partial(padded_rows, group=weights.group)
+    if trunk.ties_embeddings:
+        rows = own(embedding)
+    else:
+        rows = weights.tensor("lm_head.weight", *size, part=own)
+    head = make_joined(rows, trunk.vocab_size, weights.group)
     norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim) + norm_origin, trunk.norm_eps)
-    return Ends(embedding, norm, make_joined(head, weights.group), scales)
+    return EmbeddingAndHead(embedding, norm, head, scales)

@@ -1,8 +1,8 @@
-"""The gated delta net (Yang, Kautz & Hatamizadeh 2024) over slot-indexed state, as Qwen builds it.
+"""The gated delta net (Yang, Kautz & Hatamizadeh 2024) over slot-indexed state: Qwen's and OLMo's.
 
 q k v, z, b, a = u · Win
-q, k, v        = silu(conv(q k v));   q, k to length one, head by head;   q / √k_dim
-β, g           = sigmoid(b), -exp(A_log)·softplus(a + dt_bias)
+q, k, v        = silu(conv(q k v));   q, k scaled to length one in each head;   q / √k_dim
+β, g           = max_rate·sigmoid(b), -exp(A_log)·softplus(a + dt_bias)
 y              = gated delta rule of q, k, v with decay exp(g) and rate β
 out            = norm(y) · silu(z) · Wout                                a norm for each value head
 """
@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ferryman.errors import ConfigError
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.gating import GateBehindNorm
-from ferryman.model.layers import Place
-from ferryman.model.linear import Linear, make_linear, make_summed
-from ferryman.model.ranks import Group, share_of
-from ferryman.model.shapes import DeltaLayout, DeltaShape
+from ferryman.model.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.gating import NormThenGate
+from ferryman.model.layers import LayerPlace
+from ferryman.model.linear import Linear
+from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
+from ferryman.model.ranks import Cuttable, Group, share_of
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
@@ -30,22 +33,23 @@ from ferryman_kernels.delta_decode import delta_decode
 from ferryman_kernels.rms_norm import rms_norm
 
 LENGTH_EPS = 1e-6
-"""Added to the square of a key's length before it is divided by it."""
+"""Added to the squared length of a key before the division by the length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What β and g are computed with: `decay` (exp(A_log)), `dt_bias` [v_heads], both in the
-    accumulation dtype.
-    """
+class DeltaRates:
+    """The parameters of β and g: `decay` (exp(A_log)) and `dt_bias` [v_heads], both in the
+    accumulation dtype; β is below `max_rate`."""
 
     decay: Tensor
     dt_bias: Tensor
+    max_rate: float
 
     def __call__(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The log decay g, at most 0, and β, in the accumulation dtype; all [tokens, v_heads]."""
         wide = self.decay.dtype
-        return F.softplus(a.to(wide) + self.dt_bias) * -self.decay, b.to(wide).sigmoid()
+        g = F.softplus(a.to(wide) + self.dt_bias) * -self.decay
+        return g, b.to(wide).sigmoid() * self.max_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +66,30 @@ class DeltaNet:
     project_in: Linear
     conv_weight: Tensor
     unit: Tensor
-    rates: Rates
-    gate: GateBehindNorm
+    rates: DeltaRates
+    gate: NormThenGate
     project_out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        slots = state.recurrent[self.layer]
         places = batch.spans, batch.working_slots, batch.snapshots
         mixed, z, a, b = self._project(hidden)
-        mixed = causal_conv_prefill(mixed, slots.conv_states, self.conv_weight, None, *places)
+        mixed = causal_conv_prefill(mixed, state.conv[self.layer], self.conv_weight, None, *places)
         q, k, v = self._heads(mixed)
         g, beta = self.rates(a, b)
-        y = delta_chunk_scan(q, k, v, g, beta, slots.ssm_states, *places, self.scan_chunk)
+        y = delta_chunk_scan(q, k, v, g, beta, state.ssm[self.layer], *places, self.scan_chunk)
         return self.project_out(self.gate(y.flatten(1), z))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        slots = state.recurrent[self.layer]
         mixed, z, a, b = self._project(hidden)
         g, beta = self.rates(a, b)
 
         def advance(wave: slice) -> Tensor:
             places = batch.read_slots[wave], batch.write_slots[wave]
             convolved = causal_conv_decode(
-                mixed[wave], slots.conv_states, self.conv_weight, None, *places
+                mixed[wave], state.conv[self.layer], self.conv_weight, None, *places
             )
             q, k, v = self._heads(convolved)
-            return delta_decode(slots.ssm_states, q, k, v, g[wave], beta[wave], *places)
+            return delta_decode(state.ssm[self.layer], q, k, v, g[wave], beta[wave], *places)
 
         y = batch.wave_by_wave(advance)
         return self.project_out(self.gate(y.flatten(1), z))
@@ -114,53 +116,75 @@ class DeltaNet:
         return q * dim**-0.5, k, v.reshape(-1, shape.v_heads, shape.v_dim)
 
 
-def load_delta(weights: Weights, shape: DeltaShape, place: Place) -> DeltaNet:
-    """The gated delta net whose tensors lie under `weights`: a rank's value heads, and the key
-    heads that those read.
-    """
+def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaNet:
+    """The gated delta net under `weights`: a rank's value heads, and the key heads they read."""
     group = weights.group
     own = shape.shard(group.num_ranks)
-    conv = weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width).squeeze(1)
-    conv_parts = conv.split_with_sizes((shape.key_dim, shape.key_dim, shape.value_dim))
-    out = weights.tensor("out_proj.weight", place.hidden_dim, shape.value_dim)
+    conv_parts = _conv_parts(weights, shape)
+    out = weights.matrix("out_proj.weight", place.hidden_dim, shape.value_dim)
+    heads = partial(share_of, heads=shape.v_heads, group=group)
     decay, dt_bias = (
-        share_of(weights.precise(name, shape.v_heads), shape.v_heads, group).contiguous()
-        for name in ("A_log", "dt_bias")
+        weights.precise(name, shape.v_heads, part=heads) for name in ("A_log", "dt_bias")
     )
     norm_weight = weights.precise("norm.weight", shape.v_dim).repeat(own.v_heads)
     return DeltaNet(
         layer=place.layer,
         shape=own,
         scan_chunk=place.scan_chunk,
-        project_in=make_linear(_cut(_in_rows(weights, shape, place.hidden_dim), shape, group)),
-        conv_weight=_cut(conv_parts, shape, group),
-        unit=conv.new_full((shape.k_dim,), shape.k_dim**-0.5),
-        rates=Rates(decay.exp(), dt_bias),
-        gate=GateBehindNorm(norm_weight, place.norm_eps, own.v_heads),
-        project_out=make_summed(share_of(out, shape.v_heads, group, axis=1), None, group),
+        project_in=join_linear(_cut(_in_rows(weights, shape, place.hidden_dim), shape, group)),
+        conv_weight=torch.cat(_cut(conv_parts, shape, group)),
+        unit=conv_parts[0].new_full((shape.k_dim,), shape.k_dim**-0.5),
+        rates=DeltaRates(decay.exp(), dt_bias, shape.max_rate),
+        gate=NormThenGate(norm_weight, place.norm_eps, own.v_heads),
+        project_out=summed_linear(share_of(out, shape.v_heads, group, axis=1), None, group),
     )
 
 
-def _cut(parts: Sequence[Tensor], shape: DeltaShape, group: Group) -> Tensor:
-    """A rank's heads of q, k, v and what else has value heads, one behind the other."""
+def _conv_parts(weights: Weights, shape: DeltaShape) -> list[Tensor]:
+    """The weights [channels, conv_width] of q, k and v."""
+    channels, width = shape.conv_dim, shape.conv_width
+    if weights.has("q_conv1d.weight"):
+        whole = torch.cat([_conv_third(weights, role, width) for role in "qkv"])
+    else:
+        whole = weights.precise("conv1d.weight", channels, 1, width)
+    if len(whole) != channels:
+        raise ConfigError(
+            f"{weights.prefix}: the convolutions of q, k and v have {len(whole)} channels, "
+            f"but config.json implies {channels}"
+        )
+    return list(whole.squeeze(1).split_with_sizes((shape.key_dim, shape.key_dim, shape.value_dim)))
+
+
+def _conv_third(weights: Weights, role: str, width: int) -> Tensor:
+    """One of the three tensors that OLMo stores. transformers cuts all channels into equal thirds,
+    others by q, k and v; joined they are the same."""
+    name = f"{role}_conv1d.weight"
+    return weights.precise(name, weights.header(name).shape[0], 1, width)
+
+
+def _cut(parts: Sequence[Cuttable], shape: DeltaShape, group: Group) -> list[Cuttable]:
+    """A rank's heads of q, k, v and of further parts with value heads."""
     heads = (shape.k_heads, shape.k_heads, *(shape.v_heads for _ in parts[2:]))
-    return torch.cat(
-        [share_of(part, count, group) for part, count in zip(parts, heads, strict=True)]
-    )
+    return [share_of(part, count, group) for part, count in zip(parts, heads, strict=True)]
 
 
-def _in_rows(weights: Weights, shape: DeltaShape, hidden_dim: int) -> Sequence[Tensor]:
+def _in_rows(weights: Weights, shape: DeltaShape, hidden_dim: int) -> Sequence[Matrix]:
     """The rows of the in-projection for q, k, v, z, b and a, heads in their order."""
     key, value, per_key = shape.key_dim, shape.value_dim, shape.v_heads // shape.k_heads
+    if shape.layout is DeltaLayout.SEPARATE:
+        sizes = {"q": key, "k": key, "v": value, "g": value, "b": shape.v_heads, "a": shape.v_heads}
+        return [
+            weights.matrix(f"{role}_proj.weight", size, hidden_dim) for role, size in sizes.items()
+        ]
     if shape.layout is DeltaLayout.BY_ROLE:
         sizes = {"qkv": shape.conv_dim, "z": value, "b": shape.v_heads, "a": shape.v_heads}
         qkv, *others = (
-            weights.tensor(f"in_proj_{role}.weight", size, hidden_dim)
+            weights.matrix(f"in_proj_{role}.weight", size, hidden_dim)
             for role, size in sizes.items()
         )
-        return [*qkv.split_with_sizes((key, key, value)), *others]
-    qkvz = weights.tensor("in_proj_qkvz.weight", 2 * (key + value), hidden_dim)
-    ba = weights.tensor("in_proj_ba.weight", 2 * shape.v_heads, hidden_dim)
+        return [*split_rows(qkv, (key, key, value)), *others]
+    qkvz = weights.matrix("in_proj_qkvz.weight", 2 * (key + value), hidden_dim)
+    ba = weights.matrix("in_proj_ba.weight", 2 * shape.v_heads, hidden_dim)
     values = per_key * shape.v_dim
     return [
         *_by_role(qkvz, shape.k_heads, (shape.k_dim, shape.k_dim, values, values)),
@@ -168,7 +192,7 @@ def _in_rows(weights: Weights, shape: DeltaShape, hidden_dim: int) -> Sequence[T
     ]
 
 
-def _by_role(rows: Tensor, k_heads: int, sizes: tuple[int, ...]) -> list[Tensor]:
+def _by_role(matrix: Matrix, k_heads: int, sizes: tuple[int, ...]) -> list[Matrix]:
     """Parts of `sizes` of each key head, gathered from all key heads."""
-    by_head = rows.view(k_heads, -1, rows.shape[1])
-    return [part.flatten(0, 1) for part in by_head.split_with_sizes(sizes, dim=1)]
+    by_head = torch.arange(matrix.shape[0]).view(k_heads, -1)
+    return [matrix.with_rows(rows.flatten()) for rows in by_head.split_with_sizes(sizes, dim=1)]

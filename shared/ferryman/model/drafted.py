@@ -1,15 +1,15 @@
 """A model with a draft model beside it: one state, two forwards.
 
-The draft's layers are numbered behind the target's, and their sections lie in the same page slots
+The draft's layers are numbered after the target's, and their sections are in the same page slots
 and recurrent slots. So prefix cache, tiers, hand-off and retraction carry the draft's state without
-knowing of it: a slot is whole or it is not.
+knowing of it.
 
     prefill    draft, then target, over the same chunk
     a step     draft: the known token → draft 1 → draft 2 → … → consumes the last draft, too
                target: the known token and all drafts at once
 
-The draft consumes what it proposed last so that the state behind every draft is whole: whichever
-the target accepts, both models go on from the same slot.
+The draft model consumes its last proposal too, so the state after every draft is complete: both
+models go on from the same slot, no matter how many drafts the target accepts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DraftedConfig:
 
 @dataclass(frozen=True, slots=True)
 class DraftedModel:
-    """`target` decides; `draft` has the same vocabulary, and proposes."""
+    """`target` decides the tokens; `draft` has the same vocabulary and proposes them."""
 
     target: Model
     draft: Model
@@ -64,35 +64,36 @@ class DraftedModel:
         return self.target.prefill(batch, state)
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
-        """The target's forward alone; `named` has brought the draft's state as far."""
+        """The target's forward alone; `named` has already advanced the draft's state."""
         return self.target.decode(batch, state)
 
     @torch.inference_mode()
     def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
-        """The batch's token ids [tokens], all but the first wave named by the draft model.
+        """The batch's token ids [tokens]; the draft model proposes all but those of the first wave.
 
-        Rank 0 of `group` names them; the draft's state advances over all of them.
+        Rank 0 of `group` proposes for all ranks. The draft's state advances over all tokens.
         """
         token_ids, drafts_state = batch.token_ids.clone(), self._drafts_state(state)
-        for wave, behind in _waves(batch.waves):
-            logits = self.draft.decode(_one_wave(batch, token_ids, wave), drafts_state)
+        for wave, behind in wave_spans(batch.waves):
+            logits = self.draft.decode(one_wave(batch, token_ids, wave), drafts_state)
             following = behind.stop - behind.start
             if following:
                 token_ids[behind] = group.from_first(greedy(logits[:following]))
         return token_ids
 
     def _drafts_state(self, state: ModelState) -> ModelState:
-        return state.behind(len(self.target.config.states))
+        return state.from_layer(len(self.target.config.states))
 
 
-def _waves(sizes: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
-    """Each wave's tokens, and those of the wave behind it, which is empty behind the last."""
+def wave_spans(sizes: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Each wave's tokens with those of the next wave, which is empty after the last."""
     ends = [0, *accumulate(sizes)]
     spans = [slice(*span) for span in pairwise(ends)]
     return zip(spans, [*spans[1:], slice(ends[-1], ends[-1])], strict=True)
 
 
-def _one_wave(batch: DecodeBatch, token_ids: Tensor, wave: slice) -> DecodeBatch:
+def one_wave(batch: DecodeBatch, token_ids: Tensor, wave: slice) -> DecodeBatch:
+    """The tokens of `wave`, or of a part of it, as a batch of their own."""
     return DecodeBatch(
         token_ids=token_ids[wave],
         positions=batch.positions[wave],
@@ -104,9 +105,9 @@ def _one_wave(batch: DecodeBatch, token_ids: Tensor, wave: slice) -> DecodeBatch
 
 
 def join_configs(target: ModelConfig, draft: ModelConfig) -> DraftedConfig:
-    """Raises ConfigError, saying what differs, for two that cannot go together.
+    """The config of both. Raises ConfigError, with the difference, if they cannot go together.
 
-    A context is as long as the shorter of the two allows.
+    The context is as long as the shorter of the two.
     """
     ours, theirs = target.trunk, draft.trunk
     if ours.vocab_size != theirs.vocab_size:
@@ -119,7 +120,7 @@ def join_configs(target: ModelConfig, draft: ModelConfig) -> DraftedConfig:
 
 
 def join_draft(target: Model, draft: Model, dtype: str, group: Group) -> DraftedModel:
-    """One model of both. Raises ConfigError as `join_configs`, and for windows of two lengths."""
+    """One model of both. Raises ConfigError as `join_configs`."""
     config = join_configs(target.config, draft.config)
     page_size, fingerprint = target.manifest.page_size, _joint_fingerprint(target, draft)
     manifest = state_manifest(config, dtype, page_size, fingerprint, group.num_ranks)

@@ -1,4 +1,4 @@
-"""What a model family is: a name on disk, a config, and a way from weights to a decoder."""
+"""A model family: its names on disk, its config, and its loader from weights to a decoder."""
 
 from __future__ import annotations
 
@@ -7,24 +7,42 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ferryman.cache.manifest import StateManifest
+from ferryman.model.config_fields import ConfigFields
 from ferryman.model.decoder import Decoder
-from ferryman.model.fields import Fields
-from ferryman.model.shapes import ModelConfig
+from ferryman.model.layers import LayerPlace
+from ferryman.model.mtp import MtpHead
+from ferryman.model.shapes import ModelConfig, StateShape
+from ferryman.model.weight_formats import LINEAR_METHODS
 from ferryman.model.weights import Weights
 
 Config = TypeVar("Config", bound=ModelConfig)
 
 
 @dataclass(frozen=True, slots=True)
+class MtpSource(Generic[Config]):
+    """The layer for multi-token prediction in a family's checkpoints.
+
+    `check` raises ConfigError, by field name, for a config that says there is none, or another one
+    than `load` reads. `attention` is the shape that keeps the layer's state.
+    """
+
+    check: Callable[[ConfigFields], None]
+    attention: Callable[[Config], StateShape]
+    load: Callable[[Config, Weights, LayerPlace], MtpHead]
+
+
+@dataclass(frozen=True, slots=True)
 class Family(Generic[Config]):
     """`architectures` are the names in config.json.
 
-    `read` raises ConfigError, by field name, for what is not supported; `load` does for a tensor
-    that is missing or has another shape than the config implies. `quantisations` are the values of
-    `quant_method` that it can load.
+    `read` raises ConfigError, by field name, for an unsupported config. `load` raises it for a
+    tensor that is missing or has another shape than the config implies. `quantisations` are the
+    values of `quant_method` that it can load. `mtp` is None where checkpoints cannot draft for
+    themselves.
     """
 
     architectures: tuple[str, ...]
-    read: Callable[[Fields], Config]
+    read: Callable[[ConfigFields], Config]
     load: Callable[[Config, StateManifest, Weights], Decoder]
-    quantisations: tuple[str, ...] = ()
+    quantisations: tuple[str, ...] = LINEAR_METHODS
+    mtp: MtpSource[Config] | None = None

@@ -1,6 +1,7 @@
 """The model's fingerprint: equal fingerprints mean equal models, number for number.
 
-fingerprint = blake2b(config as read ‖ dtype ‖ name, dtype, shape and xxh3_128 of every tensor)
+fingerprint = blake2b(config as read ‖ dtype ‖ format of the weights
+                      ‖ name, dtype, shape and xxh3_128 of every tensor)
 """
 
 from __future__ import annotations
@@ -14,37 +15,54 @@ from pathlib import Path
 
 import xxhash
 
-from ferryman.model.checkpoint import StoredTensor, open_checkpoint
-from ferryman.model.config import load_config
+from ferryman.model.checkpoint import Checkpoint, open_checkpoint
+from ferryman.model.config import load_config, load_format
+from ferryman.model.safetensors_header import StoredTensor
+from ferryman.model.shapes import ModelConfig
+from ferryman.model.weight_formats import AS_STORED
+from ferryman.model.weights import OnRead, WeightFormat, uncounted
 
 FINGERPRINT_BYTES = 16
 
 
-def model_fingerprint(folder: Path | str, dtype: str) -> str:
+def model_fingerprint(folder: Path | str, dtype: str, quantize: str = AS_STORED) -> str:
     """32 hex digits that name the model in `folder` run in `dtype`. Reads every byte of it once."""
-    config = load_config(folder)
-    tensors = sorted(open_checkpoint(folder).tensors.values(), key=lambda t: (t.file, t.start))
+    config, weight_format = load_config(folder), load_format(folder, quantize)
+    return fingerprint_of(config, open_checkpoint(folder), dtype, weight_format)
+
+
+def fingerprint_of(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: str,
+    weight_format: WeightFormat,
+    on_read: OnRead = uncounted,
+) -> str:
+    """As `model_fingerprint`, of a checkpoint that is open."""
+    tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.file, tensor.start))
     lines = sorted(
-        line for file, ts in groupby(tensors, lambda t: t.file) for line in _lines(file, ts)
+        line
+        for file, stored in groupby(tensors, lambda tensor: tensor.file)
+        for line in _lines(checkpoint.files[file].content, stored, on_read)
     )
-    head = json.dumps([repr(config), dtype])
+    head = json.dumps([repr(config), dtype, repr(weight_format)])
     digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     digest.update("\n".join([head, *lines]).encode())
     return digest.hexdigest()
 
 
-def _lines(file: Path, tensors: Iterable[StoredTensor]) -> list[str]:
-    """One line a tensor: how the bytes are split over files makes no difference."""
-    with (
-        file.open("rb") as opened,
-        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-    ):
-        mapped.madvise(mmap.MADV_SEQUENTIAL)
-        with memoryview(mapped) as content:
-            return [_line(tensor, content) for tensor in tensors]
+def _lines(content: mmap.mmap, tensors: Iterable[StoredTensor], on_read: OnRead) -> list[str]:
+    """One line a tensor, so that the division of the bytes into files makes no difference."""
+    # In the order of the bytes the kernel can read ahead; loaders that follow find them in memory.
+    content.madvise(mmap.MADV_SEQUENTIAL)
+    with memoryview(content) as view:
+        lines = [_line(tensor, view, on_read) for tensor in tensors]
+    content.madvise(mmap.MADV_NORMAL)
+    return lines
 
 
-def _line(tensor: StoredTensor, content: memoryview) -> str:
+def _line(tensor: StoredTensor, content: memoryview, on_read: OnRead) -> str:
+    on_read(tensor)
     with content[tensor.start : tensor.end] as part:
         digest = xxhash.xxh3_128_hexdigest(part)
     return json.dumps([tensor.name, tensor.dtype, tensor.shape, digest])

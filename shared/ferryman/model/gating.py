@@ -1,15 +1,16 @@
-"""How the gate of a Mamba-2 mixer meets what the scan yields: with or without a norm, in any order.
+"""The gate of a Mamba-2 mixer on the output of the scan: with or without a norm, in either order.
 
     norm(y · silu(gate))      norm(y) · silu(gate)      y · silu(gate)
 
-The norm is over each group of channels. With fewer groups than ranks, a group's mean square is
-over channels of several ranks: each tells the others the sum over its own, one number a token and
-group.
+The norm is over each group of channels. With fewer groups than ranks, the channels of a group are
+on several ranks: each rank sends the others the sum of squares of its own channels, one number for
+each token and group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,19 +19,19 @@ from torch.nn import functional as F
 
 from ferryman.cache.shards import piece_of
 from ferryman.model.ranks import Group, share_of
-from ferryman.model.shapes import Gating, MambaShape
+from ferryman.model.recurrent_shapes import Gating, MambaShape
 from ferryman.model.weights import Weights
 from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
 
 
-class Gate(Protocol):
-    """Joins what the scan yields and its gate, both [tokens, inner_dim]: a rank's channels."""
+class ScanGate(Protocol):
+    """Joins a rank's channels of the scan's output and of the gate, both [tokens, inner_dim]."""
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
-class NormBehindGate:
+class GateThenNorm:
     """norm(y · silu(gate)), a norm for each of `groups`; weight in the accumulation dtype."""
 
     weight: Tensor
@@ -42,7 +43,7 @@ class NormBehindGate:
 
 
 @dataclass(frozen=True, slots=True)
-class GateBehindNorm:
+class NormThenGate:
     """norm(y) · silu(gate), a norm for each of `groups` (Falcon-H1)."""
 
     weight: Tensor
@@ -63,7 +64,7 @@ def gate_alone(y: Tensor, gate: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SharedNorm:
-    """A norm over one of the model's `num_groups` groups, all of this rank's channels and others'.
+    """The norm over one of the model's `num_groups` groups: this rank's channels and other ranks'.
 
     `weight` [inner_dim / ranks] is this rank's, in the accumulation dtype.
     """
@@ -84,8 +85,8 @@ class SharedNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedNormBehindGate:
-    """`NormBehindGate` where groups reach over ranks."""
+class GateThenSharedNorm:
+    """`GateThenNorm` for groups that extend over several ranks."""
 
     norm: SharedNorm
 
@@ -95,8 +96,8 @@ class SharedNormBehindGate:
 
 
 @dataclass(frozen=True, slots=True)
-class GateBehindSharedNorm:
-    """`GateBehindNorm` where groups reach over ranks."""
+class SharedNormThenGate:
+    """`NormThenGate` for groups that extend over several ranks."""
 
     norm: SharedNorm
 
@@ -105,15 +106,16 @@ class GateBehindSharedNorm:
         return (self.norm(y.to(wide)) * F.silu(gate.to(wide))).to(y.dtype)
 
 
-def load_gate(weights: Weights, shape: MambaShape, eps: float) -> Gate:
-    """The gate of the mixer under `weights`, whose whole shape is `shape`."""
+def load_gate(weights: Weights, shape: MambaShape, eps: float) -> ScanGate:
+    """The gate of the mixer under `weights`; `shape` is the undivided one."""
     if shape.gating is Gating.GATE_ALONE:
         return gate_alone
     group, groups = weights.group, shape.ssm_groups
-    weight = share_of(weights.precise("norm.weight", shape.inner_dim), shape.ssm_heads, group)
+    heads = partial(share_of, heads=shape.ssm_heads, group=group)
+    weight = weights.precise("norm.weight", shape.inner_dim, part=heads)
     norm_is_first = shape.gating is Gating.NORM_THEN_GATE
     if groups % group.num_ranks == 0:
         own = groups // group.num_ranks
-        return (GateBehindNorm if norm_is_first else NormBehindGate)(weight, eps, own)
+        return (NormThenGate if norm_is_first else GateThenNorm)(weight, eps, own)
     norm = SharedNorm(weight, eps, groups, group)
-    return GateBehindSharedNorm(norm) if norm_is_first else SharedNormBehindGate(norm)
+    return SharedNormThenGate(norm) if norm_is_first else GateThenSharedNorm(norm)

@@ -1,12 +1,12 @@
 """Drawing by inverse CDF over a row's filtered, descending-sorted distribution.
 
     weights = exp((logit − max) / temperature), sorted descending, lowest id first in a tie
-    kept    = the shortest prefix that top_k, top_p (of what top_k left) and min_p each allow
+    kept    = the shortest prefix that top_k, top_p (of the mass top_k left) and min_p each allow
     token   = the first whose cumulative weight exceeds uniform · weight(kept)
 
-On the host a sort of the whole vocabulary is what a step spends its time on, and nearly every draw
-falls among the likeliest few: those are ranked first, and only rows that they cannot decide are
-sorted whole. Both ways compute the same numbers in the same order, so they choose the same token.
+On the host a sort of the whole vocabulary dominates the time of a step, and nearly every draw falls
+among the likeliest few. So those are ranked first, and a row is sorted whole only if they cannot
+decide it. Both ways compute the same numbers in the same order, so they choose the same token.
 (100,352 tokens, 32 rows, one thread: a whole sort takes 450 ms, the likeliest 256 take 30.)
 """
 
@@ -22,7 +22,7 @@ NUM_LIKELIEST = 256
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """How the drawn rows are drawn, all [drawn]; `indices` says which of the logits they are.
+    """Parameters of the rows that are drawn, all [drawn]; `indices` are their rows of the logits.
 
     Greedy rows are not among them. `top_k` 0 keeps all.
     """
@@ -35,7 +35,7 @@ class Filters:
     min_p: Tensor
 
     def of(self, rows: Tensor) -> Filters:
-        """Those of some of the rows."""
+        """The parameters of the given rows."""
         return Filters(
             self.indices[rows],
             self.uniforms[rows],
@@ -69,7 +69,7 @@ def draw(logits: Tensor, filters: Filters) -> Tensor:
 
 
 def _total(logits: Tensor, filters: Filters) -> Tensor:
-    """The weight of the whole vocabulary. A running sum, whose order no batch size changes."""
+    """The weight of the whole vocabulary [drawn]: a running sum, in one order at any batch size."""
     weights = _weights(logits, logits.amax(dim=-1, keepdim=True), filters)
     return weights.cumsum_(dim=-1)[:, -1]
 
@@ -79,14 +79,14 @@ def _weights(logits: Tensor, top: Tensor, filters: Filters) -> Tensor:
 
 
 def _ranked(logits: Tensor) -> Ranking:
-    # Sorted before the division by temperature, which could make ties of what was none.
+    # Sorted before the division by temperature, which could turn different logits into ties.
     ranked, token_ids = logits.sort(dim=-1, descending=True, stable=True)
     return Ranking(ranked, token_ids, torch.full_like(token_ids[:, 0], logits.shape[-1]))
 
 
 def _likeliest(logits: Tensor) -> Ranking:
     values, token_ids = logits.topk(NUM_LIKELIEST, dim=-1)
-    # Which of those that tie with the last are in is arbitrary, so none of them counts.
+    # topk chooses arbitrarily among tokens that tie with its last one, so none of those counts.
     lens = (values > values[:, -1:]).sum(dim=-1)
     token_ids, by_id = token_ids.sort(dim=-1)
     ranked, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
@@ -94,7 +94,7 @@ def _likeliest(logits: Tensor) -> Ranking:
 
 
 def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tuple[Tensor, Tensor]:
-    """A token for each row, and whether the ranked tokens suffice to say so, both [drawn]."""
+    """A token for each row, and whether the ranked tokens suffice to choose it, both [drawn]."""
     weights = _weights(ranking.logits, ranking.logits[:, :1], filters)
     is_ranked = torch.arange(weights.shape[-1], device=weights.device) < ranking.lens[:, None]
     cumulative = weights.cumsum(dim=-1)
@@ -107,8 +107,11 @@ def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tu
     kept = torch.minimum(torch.minimum(by_k, by_p), by_min)
     target = filters.uniforms * torch.where(kept >= vocab, total, _at(cumulative, kept - 1))
     index = (is_ranked & (cumulative <= target[:, None])).sum(dim=-1)
-    # Rounding may put the target on the very end of what is kept.
-    tokens = _at(ranking.token_ids, torch.minimum(index, kept - 1))
+    # Rounding may put the target on the very end of the kept weight, behind which there are only
+    # tokens that must not be drawn.
+    num_possible = (ranking.logits > -torch.inf).sum(dim=-1)
+    last = torch.minimum(kept, num_possible) - 1
+    tokens = _at(ranking.token_ids, torch.minimum(index, last))
     is_mass_known = (by_k <= ranking.lens) | (by_k == vocab)
     is_open = (by_k == vocab) & (filters.top_p >= 1) & (filters.min_p <= 0)
     is_ended = (kept <= ranking.lens) | (is_open & (index < ranking.lens))
@@ -116,10 +119,13 @@ def _choose(ranking: Ranking, total: Tensor, filters: Filters, vocab: int) -> tu
 
 
 def _or_beyond(count: Tensor, lens: Tensor, vocab: int) -> Tensor:
-    """Where all ranked tokens pass, those behind them may pass too."""
+    """The count, or `vocab` where all ranked tokens pass: unranked tokens may pass too."""
     return torch.where(count >= lens, vocab, count)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
-    """values[i, index[i]], the last one where the index lies behind it."""
-    return values.gather(1, index.clamp_max(values.shape[-1] - 1)[:, None])[:, 0]
+    """values[i, index[i]]; an index beyond the last column takes the last one.
+
+    An index before the first takes the first one: no token is kept of a row with NaN.
+    """
+    return values.gather(1, index.clamp(0, values.shape[-1] - 1)[:, None])[:, 0]

@@ -1,9 +1,9 @@
 """Multi-head latent attention over pages, in its absorbed form (DeepSeek-V2).
 
     residual       = norm(x · Wqa)                        (or x itself, without a query latent)
-    q_plain, q_rope = residual · Wqb, by head;            q_rope turned by position
-    row            = norm(latent of x · Wkva), the rest of it turned: written to its page
-    q              = (q_plain · Wk, q_rope)               what up-projects keys goes into q
+    q_plain, q_rope = residual · Wqb, by head;            q_rope rotated by position
+    row            = norm(latent of x · Wkva), the rest of it rotated: written to its page
+    q              = (q_plain · Wk, q_rope)               the keys' up-projection goes into q
     y              = (softmax(scale · q·rows)·latents) · Wv · Wo
 
 All heads read one row a token, which is never expanded to keys and values.
@@ -12,46 +12,48 @@ All heads read one row a token, which is never expanded to keys and values.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.model.attention import Turning, load_turning
+from ferryman.model.attention_shapes import LatentShape
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.layers import Place, RmsNorm, load_norm
-from ferryman.model.linear import Linear, make_linear, make_summed
+from ferryman.model.layers import LayerPlace, RmsNorm, load_norm
+from ferryman.model.linear import Linear
+from ferryman.model.matrix import summed_linear
 from ferryman.model.ranks import share_of
-from ferryman.model.shapes import LatentShape
+from ferryman.model.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.latent_attention import latent_attention_decode, latent_attention_prefill
 from ferryman_kernels.latent_pages import write_latents
 
 LATENT_NORM_EPS = 1e-6
-"""Of the norms on latents, whatever the other norms of a model have."""
+"""The epsilon of norms on latents, independent of a model's other norms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where a batch's tokens stand: each one's row of `page_table` [rows, pages], and position."""
+class TokenPositions:
+    """The places of a batch's tokens: their rows of `page_table` [rows, pages], and positions."""
 
     page_table: Tensor
     rows: Tensor
     positions: Tensor
 
 
-def whereabouts(batch: PrefillBatch | DecodeBatch) -> Whereabouts:
-    """By the pages of the full kind; a token of a decode batch has a row of its own."""
+def token_positions(batch: PrefillBatch | DecodeBatch) -> TokenPositions:
+    """The places in the full kind's pages; each token of a decode batch has its own row."""
     table, positions = batch.page_tables[Kind.FULL], batch.positions
     if isinstance(batch, PrefillBatch):
-        return Whereabouts(table, batch.rows, positions)
-    return Whereabouts(table, torch.arange(len(positions), device=positions.device), positions)
+        return TokenPositions(table, batch.rows, positions)
+    return TokenPositions(table, torch.arange(len(positions), device=positions.device), positions)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLatent:
-    """norm(x · down): what queries, and a sparse index's, come out of."""
+    """norm(x · down): the latent from which queries, and those of a sparse index, are computed."""
 
     down: Linear
     norm: RmsNorm
@@ -61,13 +63,13 @@ class QueryLatent:
 
 
 def no_latent(x: Tensor) -> Tensor:
-    """Queries come straight out of hidden."""
+    """x itself: queries are computed directly from hidden."""
     return x
 
 
 @dataclass(frozen=True, slots=True)
 class LatentProjections:
-    """Into rows and absorbed queries, and out of attended latents.
+    """Projections into rows and absorbed queries, and out of attended latents.
 
     `keys_up` [heads, plain_dim, latent_dim] and `values_up` [heads, latent_dim, value_dim].
     """
@@ -77,12 +79,14 @@ class LatentProjections:
     query_up: Linear
     row_down: Linear
     row_norm: RmsNorm
-    turn: Turning
+    turn: RotaryEmbedding
     keys_up: Tensor
     values_up: Tensor
     out: Linear
 
-    def write(self, hidden: Tensor, residual: Tensor, where: Whereabouts, pages: Tensor) -> Tensor:
+    def write(
+        self, hidden: Tensor, residual: Tensor, where: TokenPositions, pages: Tensor
+    ) -> Tensor:
         """Writes the tokens' rows; returns their queries [tokens, heads, latent_dim + rope_dim]."""
         shape = self.shape
         latents, ropes = self.row_down(hidden).split_with_sizes(
@@ -104,14 +108,14 @@ class LatentProjections:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """The mixer of layer `layer` that attends to everything before a token."""
+    """The mixer of layer `layer`; a token attends to all earlier positions."""
 
     layer: int
     projections: LatentProjections
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         pages, shape = state.latent[self.layer], self.projections.shape
-        where = whereabouts(batch)
+        where = token_positions(batch)
         q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
         attended = latent_attention_prefill(
             q, pages, where.page_table, batch.spans, shape.latent_dim, shape.scale
@@ -120,7 +124,7 @@ class LatentAttention:
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
         pages, shape = state.latent[self.layer], self.projections.shape
-        where = whereabouts(batch)
+        where = token_positions(batch)
         q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
         attended = latent_attention_decode(
             q, pages, where.page_table, batch.positions, shape.latent_dim, shape.scale
@@ -128,19 +132,21 @@ class LatentAttention:
         return self.projections.finish(attended)
 
 
-def load_latent_attention(weights: Weights, shape: LatentShape, place: Place) -> LatentAttention:
-    """Dense latent attention whose projections lie under `weights`."""
+def load_latent_attention(
+    weights: Weights, shape: LatentShape, place: LayerPlace
+) -> LatentAttention:
+    """Dense latent attention with projections under `weights`."""
     return LatentAttention(place.layer, load_projections(weights, shape, place))
 
 
-def load_projections(weights: Weights, shape: LatentShape, place: Place) -> LatentProjections:
-    """What all kinds of latent attention share. A rank holds its heads, and all of the latents."""
+def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) -> LatentProjections:
+    """The projections of any latent attention. A rank holds its heads, and all of the latents."""
     group, heads, latent_dim = weights.group, shape.q_heads, shape.latent_dim
-    up = weights.tensor(
-        "kv_b_proj.weight", heads * (shape.plain_dim + shape.value_dim), latent_dim
-    ).view(heads, -1, latent_dim)
-    up = share_of(up, heads, group)
-    out = weights.tensor("o_proj.weight", place.hidden_dim, heads * shape.value_dim)
+    own = partial(share_of, heads=heads, group=group)
+    up_dims = heads * (shape.plain_dim + shape.value_dim), latent_dim
+    up = weights.tensor("kv_b_proj.weight", *up_dims, part=own)
+    up = up.view(-1, shape.plain_dim + shape.value_dim, latent_dim)
+    out = weights.matrix("o_proj.weight", place.hidden_dim, heads * shape.value_dim)
     out_bias = weights.tensor("o_proj.bias", place.hidden_dim) if shape.has_bias else None
     keys_up, values_up = up.split_with_sizes((shape.plain_dim, shape.value_dim), dim=1)
     return LatentProjections(
@@ -149,44 +155,46 @@ def load_projections(weights: Weights, shape: LatentShape, place: Place) -> Late
         query_up=_query_up(weights, shape, place),
         row_down=_row_down(weights, shape, place),
         row_norm=load_norm(weights, "kv_a_layernorm", latent_dim, LATENT_NORM_EPS),
-        turn=load_turning(weights, shape.positions),
+        turn=load_rotary(weights, shape.positions),
         keys_up=keys_up.contiguous(),
         values_up=values_up.transpose(1, 2).contiguous(),
-        out=make_summed(share_of(out, heads, group, axis=1), out_bias, group),
+        out=summed_linear(share_of(out, heads, group, axis=1), out_bias, group),
     )
 
 
-def _residual(weights: Weights, shape: LatentShape, place: Place) -> Linear:
+def _residual(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:
     if not shape.query_rank:
         return no_latent
-    weight = weights.tensor("q_a_proj.weight", shape.query_rank, place.hidden_dim)
+    weight = weights.matrix("q_a_proj.weight", shape.query_rank, place.hidden_dim)
     bias = weights.tensor("q_a_proj.bias", shape.query_rank) if shape.has_bias else None
-    down = make_linear(weight, bias)
+    down = weight.linear(bias)
     return QueryLatent(down, load_norm(weights, "q_a_layernorm", shape.query_rank, LATENT_NORM_EPS))
 
 
-def _query_up(weights: Weights, shape: LatentShape, place: Place) -> Linear:
+def _query_up(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:
     name, in_dim = "q_b_proj", shape.query_rank
     if not shape.query_rank:
         name, in_dim = "q_proj", place.hidden_dim
     head_dim = shape.plain_dim + shape.rope_dim
-    weight = weights.tensor(f"{name}.weight", shape.q_heads * head_dim, in_dim)
-    heads = share_of(weight.view(shape.q_heads, head_dim, in_dim), shape.q_heads, weights.group)
-    return make_linear(heads[:, _halves_apart(shape, shape.plain_dim)].flatten(0, 1))
+    weight = weights.matrix(f"{name}.weight", shape.q_heads * head_dim, in_dim)
+    own = share_of(weight, shape.q_heads, weights.group)
+    by_head = torch.arange(own.shape[0]).view(-1, head_dim)
+    order = by_head[:, _halves_apart(shape, shape.plain_dim)]
+    return own.with_rows(order.flatten()).linear(None)
 
 
-def _row_down(weights: Weights, shape: LatentShape, place: Place) -> Linear:
+def _row_down(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:
     name, order = "kv_a_proj_with_mqa", _halves_apart(shape, shape.latent_dim)
-    weight = weights.tensor(f"{name}.weight", shape.row_dim, place.hidden_dim)
+    weight = weights.matrix(f"{name}.weight", shape.row_dim, place.hidden_dim)
     bias = weights.tensor(f"{name}.bias", shape.row_dim)[order] if shape.has_bias else None
-    return make_linear(weight[order], bias)
+    return weight.with_rows(order).linear(bias)
 
 
 def _halves_apart(shape: LatentShape, num_before: int) -> Tensor:
-    """The order of channels in which those that turn together lie half a rotation apart.
+    """The order of channels in which the two of a rotated pair are rope_dim / 2 apart.
 
-    Scores are the same in any order that q and rows share: interleaved pairs are sorted out here,
-    once, and not at every token.
+    Scores are the same in any order that q and rows share. So interleaved pairs are reordered in
+    the weights, once, and not at every token.
     """
     turning = torch.arange(shape.rope_dim)
     if shape.is_interleaved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,19 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.linear import Linear, make_linear, make_summed
-from ferryman.model.ranks import Group, slice_of
-from ferryman.model.shapes import MlpShape
+from ferryman.model.feed_forward_shapes import MlpShape
+from ferryman.model.linear import Linear
+from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
+from ferryman.model.ranks import Cuttable, Group, slice_of
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.rms_norm import rms_norm
 
 
-class Mixing(Protocol):
-    """What mixes the positions of a layer: attention or a recurrence.
+class Mixer(Protocol):
+    """A layer's operation across positions: attention or a recurrence.
 
-    Takes hidden [tokens, hidden_dim], reads and advances its part of the state, returns the same
-    shape.
+    It takes hidden [tokens, hidden_dim], reads and advances its part of the state, and returns the
+    same shape.
     """
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
@@ -32,25 +34,31 @@ class Mixing(Protocol):
 
 
 class Layer(Protocol):
-    """One layer of a decoder with its norms and residual paths; hidden in and out, as in Mixing."""
+    """One layer of a decoder with its norms and residual paths; hidden in and out, as in Mixer."""
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
 
 
+class Norm(Protocol):
+    """A norm of each row of hidden [tokens, dim]."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
 class FeedForward(Protocol):
-    """What works on each token alone; hidden [tokens, hidden_dim] in and out."""
+    """A layer's operation on each token alone; hidden [tokens, hidden_dim] in and out."""
 
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a mixer stands: what it needs to know beyond its own shape.
+class LayerPlace:
+    """A mixer's place in the decoder, and its settings beyond its own shape.
 
-    `scan_chunk` is the absolute grid of the recurrent scans. `norm_origin` is what a norm's stored
-    weight counts from: 1 where checkpoints hold its distance from one (Gemma, Qwen3-Next).
+    `scan_chunk` is the absolute grid of the recurrent scans. `norm_origin` is added to a norm's
+    stored weight: 1 where checkpoints store its distance from one (Gemma, Qwen3-Next).
     """
 
     layer: int
@@ -84,14 +92,34 @@ class GatedMlp:
         return self.down(self.act(gate) * up)
 
 
-def gate_up_slice(gate_up: Tensor, group: Group) -> Tensor:
-    """A rank's rows of a product whose first half is gate, the second up."""
-    return torch.cat([slice_of(half, group) for half in gate_up.chunk(2)])
+def gate_and_up(gate_up: Cuttable, group: Group) -> list[Cuttable]:
+    """A rank's rows of gate, the first half of `gate_up`, and those of up, the second."""
+    halves = split_rows(gate_up, [gate_up.shape[0] // 2] * 2)
+    return [slice_of(half, group) for half in halves]
 
 
 def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float = 0.0) -> RmsNorm:
-    """The norm whose weight is called `name`, and stored as its distance from `origin`."""
+    """The norm called `name`; its weight is stored as the distance from `origin`."""
     return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
+
+
+def _gate_and_up(weights: Weights, shape: MlpShape, hidden_dim: int) -> list[Matrix]:
+    """A rank's rows of gate and up, which are stored as two weights or as one (Phi 3)."""
+    if weights.has_module("gate_up_proj"):
+        whole = weights.matrix("gate_up_proj.weight", 2 * shape.inner_dim, hidden_dim)
+        return gate_and_up(whole, weights.group)
+    names = ("gate_proj.weight", "up_proj.weight")
+    parts = [weights.matrix(name, shape.inner_dim, hidden_dim) for name in names]
+    return [slice_of(part, weights.group) for part in parts]
+
+
+def _gate_and_up_bias(weights: Weights, shape: MlpShape) -> Tensor:
+    if weights.has("gate_up_proj.bias"):
+        whole = weights.tensor("gate_up_proj.bias", 2 * shape.inner_dim)
+        return torch.cat(gate_and_up(whole, weights.group))
+    own = partial(slice_of, group=weights.group)
+    names = ("gate_proj.bias", "up_proj.bias")
+    return torch.cat([weights.tensor(name, shape.inner_dim, part=own) for name in names])
 
 
 def load_gated_mlp(
@@ -102,29 +130,24 @@ def load_gated_mlp(
 ) -> GatedMlp:
     """The MLP of gate_proj, up_proj and down_proj under `weights`."""
     group = weights.group
-
-    def joined(suffix: str, *in_dim: int) -> Tensor:
-        names = [f"{name}.{suffix}" for name in ("gate_proj", "up_proj")]
-        parts = [weights.tensor(name, shape.inner_dim, *in_dim) for name in names]
-        return torch.cat([slice_of(part, group) for part in parts])
-
     bias, down_bias = None, None
     if shape.has_bias:
-        bias, down_bias = joined("bias"), weights.tensor("down_proj.bias", hidden_dim)
-    down = weights.tensor("down_proj.weight", hidden_dim, shape.inner_dim)
+        bias = _gate_and_up_bias(weights, shape)
+        down_bias = weights.tensor("down_proj.bias", hidden_dim)
+    down = weights.matrix("down_proj.weight", hidden_dim, shape.inner_dim)
     return GatedMlp(
-        make_linear(joined("weight", hidden_dim), bias),
-        make_summed(slice_of(down, group, axis=1), down_bias, group),
+        join_linear(_gate_and_up(weights, shape, hidden_dim), bias),
+        summed_linear(slice_of(down, group, axis=1), down_bias, group),
         act,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MixerLayer:
-    """A mixer alone behind a norm and beside a residual path (Nemotron-H)."""
+    """A mixer alone after a norm and beside a residual path (Nemotron-H)."""
 
     norm: RmsNorm
-    mixer: Mixing
+    mixer: Mixer
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         return hidden + self.mixer.prefill(self.norm(hidden), batch, state)
@@ -134,8 +157,28 @@ class MixerLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class WideMixerLayer:
+    """A mixer alone, beside a residual path in the accumulation dtype (`residual_in_fp32`).
+
+    `dtype` is the model's: norm and mixer get the hidden state in it.
+    """
+
+    norm: RmsNorm
+    mixer: Mixer
+    dtype: torch.dtype
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        mixed = self.mixer.prefill(self.norm(hidden.to(self.dtype)), batch, state)
+        return hidden.to(self.norm.weight.dtype) + mixed
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        mixed = self.mixer.decode(self.norm(hidden.to(self.dtype)), batch, state)
+        return hidden.to(self.norm.weight.dtype) + mixed
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForwardLayer:
-    """A feed-forward alone behind a norm and beside a residual path (Nemotron-H)."""
+    """A feed-forward alone after a norm and beside a residual path (Nemotron-H)."""
 
     norm: RmsNorm
     feed_forward: FeedForward
@@ -149,10 +192,10 @@ class FeedForwardLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A mixer and a feed-forward, each behind a norm and beside a residual path."""
+    """A mixer and a feed-forward, each after a norm and beside a residual path."""
 
     mixer_norm: RmsNorm
-    mixer: Mixing
+    mixer: Mixer
     feed_forward_norm: RmsNorm
     feed_forward: FeedForward
     residual_multiplier: float = 1.0
@@ -167,3 +210,46 @@ class DecoderLayer:
         hidden = hidden.add(mixed, alpha=self.residual_multiplier)
         fed = self.feed_forward(self.feed_forward_norm(hidden))
         return hidden.add(fed, alpha=self.residual_multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormLayer:
+    """A mixer and a feed-forward, each before a norm and beside a residual path (OLMo 2)."""
+
+    mixer: Mixer
+    mixed_norm: Norm
+    feed_forward: FeedForward
+    fed_norm: Norm
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.prefill(hidden, batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.decode(hidden, batch, state))
+
+    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden + self.mixed_norm(mixed)
+        return hidden + self.fed_norm(self.feed_forward(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class SandwichLayer:
+    """A mixer and a feed-forward, each between two norms and beside a residual path (Gemma)."""
+
+    mixer_norm: Norm
+    mixer: Mixer
+    mixed_norm: Norm
+    feed_forward_norm: Norm
+    feed_forward: FeedForward
+    fed_norm: Norm
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
+
+    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden + self.mixed_norm(mixed)
+        fed = self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden + self.fed_norm(fed)

@@ -1,7 +1,8 @@
 """Linear layers: y = x · weightᵀ + bias, in the form that the device multiplies fastest.
 
-On a CPU, oneDNN wants its weights in blocks. Packed once at load instead of at every call, times
-as quick as F.linear (torch 2.13, 2 cores with AVX-512 and bf16, weights of 5 to 50 MB):
+On a CPU, oneDNN takes its weights in blocks. Packing them once at load, instead of at every call,
+is faster than F.linear by these factors (torch 2.13, 2 cores with AVX-512 and bf16, weights of 5 to
+50 MB):
 
     batch          1           8          32         512
     float32     1.7–1.8    2.2–3.2     1.7–2.8      1.25
@@ -9,9 +10,9 @@ as quick as F.linear (torch 2.13, 2 cores with AVX-512 and bf16, weights of 5 to
 
 oneDNN has no float64.
 
-A call of oneDNN costs about 14 µs beyond the product, one of torch's float32 product 2 µs: a
-float32 weight that stays in the cache (up to 256 × 256) is quicker unpacked, up to 5 times at
-batch 1.
+A call of oneDNN costs about 14 µs beyond the product, one of torch's float32 product 2 µs. A
+float32 weight that stays in the cache (up to 256 × 256) is faster unpacked, up to 5 times at batch
+1.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The quickest linear for where `weight` [out_dim, in_dim] lies and what it is made of."""
+    """The fastest linear for the device, dtype and size of `weight` [out_dim, in_dim]."""
     return pack(weight, bias) if _is_worth_packing(weight) else PlainLinear(weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """A product whose in_dim is cut over the ranks: the sum of what each makes of its part."""
+    """A product whose in_dim is divided among the ranks: the sum of their partial products."""
 
     part: Linear
     group: Group
@@ -79,16 +80,19 @@ class SummedLinear:
         return self.group.summed(self.part(x))
 
 
-def make_summed(weight: Tensor, bias: Tensor | None, group: Group) -> Linear:
-    """A linear of this rank's columns `weight` [out_dim, in_dim / ranks] and the whole `bias`."""
-    if group.num_ranks == 1:
-        return make_linear(weight, bias)
-    return SummedLinear(make_linear(weight, bias if group.rank == 0 else None), group)
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """Products of the same x whose outputs stand side by side."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedLinear:
-    """A product whose out_dim is cut over the ranks; the last part is filled up with zeros."""
+    """A product whose out_dim is divided among the ranks; the last part is padded with zeros."""
 
     part: Linear
     out_dim: int
@@ -98,19 +102,29 @@ class JoinedLinear:
         return self.group.joined(self.part(x))[:, : self.out_dim]
 
 
-def make_joined(weight: Tensor, group: Group) -> Linear:
-    """A linear that gives all of out_dim to every rank; `weight` [out_dim, in_dim] is whole."""
+def padded_rows(weight: Tensor, group: Group) -> Tensor:
+    """A rank's rows of `weight` [out_dim, in_dim], as many on each rank: zeros fill the last."""
     if group.num_ranks == 1:
-        return make_linear(weight)
-    out_dim = weight.shape[0]
-    length = -(-out_dim // group.num_ranks)
+        return weight
+    length = -(-len(weight) // group.num_ranks)
     rows = weight[group.rank * length : (group.rank + 1) * length]
-    filled = F.pad(rows, (0, 0, 0, length - len(rows)))
-    return JoinedLinear(make_linear(filled), out_dim, group)
+    return F.pad(rows, (0, 0, 0, length - len(rows)))
+
+
+def make_joined(rows: Tensor, out_dim: int, group: Group) -> Linear:
+    """A linear that gives all of out_dim to every rank; `rows` are this rank's `padded_rows`."""
+    part = make_linear(rows)
+    return part if group.num_ranks == 1 else JoinedLinear(part, out_dim, group)
 
 
 def _is_worth_packing(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and is_packed_on_cpu(weight)
+
+
+def is_packed_on_cpu(weight: Tensor) -> bool:
+    """Whether a weight of this size and dtype is copied into oneDNN's layout where it runs on a
+    CPU."""
     least_bytes = _PACKED_FROM_BYTES.get(weight.dtype)
-    if weight.device.type != "cpu" or least_bytes is None or weight.nbytes <= least_bytes:
+    if least_bytes is None or weight.nbytes <= least_bytes:
         return False
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

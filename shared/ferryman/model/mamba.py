@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.gating import Gate, load_gate
-from ferryman.model.layers import Place
-from ferryman.model.linear import Linear, make_linear, make_summed
-from ferryman.model.ranks import Group, share_of
-from ferryman.model.shapes import MambaShape
+from ferryman.model.gating import ScanGate, load_gate
+from ferryman.model.layers import LayerPlace
+from ferryman.model.linear import Linear
+from ferryman.model.matrix import join_linear, split_rows, summed_linear
+from ferryman.model.ranks import Cuttable, Group, share_of
+from ferryman.model.recurrent_shapes import MambaShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
@@ -38,16 +39,16 @@ class Recurrence:
     dt_limit: tuple[float, float]
 
     def time_steps(self, dt: Tensor) -> Tensor:
-        """dt [tokens, ssm_heads] behind its bias, softplus and clamp, in the accumulation dtype."""
+        """dt [tokens, ssm_heads] after its bias, softplus and clamp, in the accumulation dtype."""
         return F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp_(*self.dt_limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba:
+class MambaMixer:
     """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
 
-    The convolution's and the norm's weights are in the accumulation dtype, in which kernels want
-    them: converting them at every call cost as much as the norm. `shape` is a rank's share.
+    The weights of the convolution and the norm are in the accumulation dtype, which the kernels
+    take: converting them at every call cost as much as the norm. `shape` is a rank's share.
     """
 
     layer: int
@@ -57,15 +58,15 @@ class Mamba:
     conv_weight: Tensor
     conv_bias: Tensor | None
     recurrence: Recurrence
-    gate: Gate
+    gate: ScanGate
     project_out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        slots, ssm = state.recurrent[self.layer], self.recurrence
+        ssm = self.recurrence
         gate, mixed, dt = self._project(hidden)
         mixed = causal_conv_prefill(
             mixed,
-            slots.conv_states,
+            state.conv[self.layer],
             self.conv_weight,
             self.conv_bias,
             batch.spans,
@@ -80,7 +81,7 @@ class Mamba:
             B,
             C,
             ssm.D,
-            slots.ssm_states,
+            state.ssm[self.layer],
             batch.spans,
             batch.working_slots,
             batch.snapshots,
@@ -89,18 +90,18 @@ class Mamba:
         return self.project_out(self.gate(y.flatten(1), gate))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        slots, ssm = state.recurrent[self.layer], self.recurrence
+        ssm = self.recurrence
         gate, mixed, dt = self._project(hidden)
         steps = ssm.time_steps(dt)
 
         def advance(wave: slice) -> Tensor:
             places = batch.read_slots[wave], batch.write_slots[wave]
             convolved = causal_conv_decode(
-                mixed[wave], slots.conv_states, self.conv_weight, self.conv_bias, *places
+                mixed[wave], state.conv[self.layer], self.conv_weight, self.conv_bias, *places
             )
             x, B, C = self._parts(convolved)
             return selective_state_update(
-                slots.ssm_states, x, steps[wave], ssm.A, B, C, ssm.D, *places
+                state.ssm[self.layer], x, steps[wave], ssm.A, B, C, ssm.D, *places
             )
 
         y = batch.wave_by_wave(advance)
@@ -125,35 +126,36 @@ class Mamba:
         )
 
 
-def load_mamba(weights: Weights, shape: MambaShape, place: Place) -> Mamba:
-    """The Mamba-2 mixer whose tensors lie under `weights`: a rank's heads, and their groups."""
+def load_mamba(weights: Weights, shape: MambaShape, place: LayerPlace) -> MambaMixer:
+    """The Mamba-2 mixer with tensors under `weights`: a rank's heads, and their groups."""
     hidden_dim, inner_dim, heads = place.hidden_dim, shape.inner_dim, shape.ssm_heads
     group, own = weights.group, _Own(shape, weights.group)
-    conv = own.conv(weights.precise("conv1d.weight", shape.conv_dim, 1, shape.conv_width))
+    conv_dims = shape.conv_dim, 1, shape.conv_width
+    conv = weights.precise("conv1d.weight", *conv_dims, part=own.joined_conv)
     in_bias, out_bias, conv_bias = None, None, None
     if shape.has_in_bias:
-        in_bias = own.projected(weights.tensor("in_proj.bias", shape.proj_dim))
+        in_bias = weights.tensor("in_proj.bias", shape.proj_dim, part=own.joined_projected)
     if shape.has_out_bias:
         out_bias = weights.tensor("out_proj.bias", hidden_dim)
     if shape.has_conv_bias:
-        conv_bias = own.conv(weights.precise("conv1d.bias", shape.conv_dim))
-    project_in = weights.tensor("in_proj.weight", shape.proj_dim, hidden_dim)
-    project_out = weights.tensor("out_proj.weight", hidden_dim, inner_dim)
-    return Mamba(
+        conv_bias = weights.precise("conv1d.bias", shape.conv_dim, part=own.joined_conv)
+    project_in = weights.matrix("in_proj.weight", shape.proj_dim, hidden_dim)
+    project_out = weights.matrix("out_proj.weight", hidden_dim, inner_dim)
+    return MambaMixer(
         layer=place.layer,
         shape=shape.shard(group.num_ranks),
         scan_chunk=place.scan_chunk,
-        project_in=make_linear(own.projected(project_in), in_bias),
-        conv_weight=conv.squeeze(1).contiguous(),
+        project_in=join_linear(own.projected(project_in), in_bias),
+        conv_weight=conv.squeeze(1),
         conv_bias=conv_bias,
         recurrence=Recurrence(
-            A=-own.heads(weights.precise("A_log", heads)).exp(),
-            D=own.heads(weights.precise("D", heads)),
-            dt_bias=own.heads(weights.precise("dt_bias", heads)),
+            A=-weights.precise("A_log", heads, part=own.heads).exp(),
+            D=weights.precise("D", heads, part=own.heads),
+            dt_bias=weights.precise("dt_bias", heads, part=own.heads),
             dt_limit=shape.dt_limit,
         ),
         gate=load_gate(weights, shape, place.norm_eps),
-        project_out=make_summed(share_of(project_out, heads, group, axis=1), out_bias, group),
+        project_out=summed_linear(share_of(project_out, heads, group, axis=1), out_bias, group),
     )
 
 
@@ -165,19 +167,27 @@ class _Own:
     group: Group
 
     def heads(self, tensor: Tensor) -> Tensor:
-        """Of what has one row, or as many for each, for every head."""
-        return share_of(tensor, self.shape.ssm_heads, self.group).contiguous()
+        """The part of a tensor with the same number of rows for every head."""
+        return share_of(tensor, self.shape.ssm_heads, self.group)
 
-    def conv(self, tensor: Tensor) -> Tensor:
-        """Of the channels x, B, C: each is cut apart, B and C by their groups."""
-        shape, groups = self.shape, self.shape.ssm_groups
-        x, *grouped = tensor.split_with_sizes((shape.inner_dim, shape.group_dim, shape.group_dim))
-        return torch.cat([self.heads(x), *(share_of(part, groups, self.group) for part in grouped)])
-
-    def projected(self, tensor: Tensor) -> Tensor:
-        """Of the in-projection's outputs: gate, x B C, dt."""
+    def conv(self, whole: Cuttable) -> list[Cuttable]:
+        """The parts of the channels x, B, C, each divided separately: B and C by their groups."""
         shape = self.shape
-        gate, mixed, dt = tensor.split_with_sizes(
-            (shape.inner_dim, shape.conv_dim, shape.ssm_heads)
-        )
-        return torch.cat([self.heads(gate), self.conv(mixed), self.heads(dt)])
+        parts = split_rows(whole, (shape.inner_dim, shape.group_dim, shape.group_dim))
+        counts = (shape.ssm_heads, shape.ssm_groups, shape.ssm_groups)
+        return [
+            share_of(part, count, self.group) for part, count in zip(parts, counts, strict=True)
+        ]
+
+    def projected(self, whole: Cuttable) -> list[Cuttable]:
+        """The parts of the in-projection's outputs: gate, x B C, dt."""
+        shape, heads = self.shape, self.shape.ssm_heads
+        gate, mixed, dt = split_rows(whole, (shape.inner_dim, shape.conv_dim, heads))
+        ends = [share_of(part, heads, self.group) for part in (gate, dt)]
+        return [ends[0], *self.conv(mixed), ends[1]]
+
+    def joined_conv(self, tensor: Tensor) -> Tensor:
+        return torch.cat(self.conv(tensor))
+
+    def joined_projected(self, tensor: Tensor) -> Tensor:
+        return torch.cat(self.projected(tensor))

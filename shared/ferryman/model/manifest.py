@@ -1,10 +1,10 @@
-"""The state manifest of a model: what its layers keep in a slot of each kind, and where."""
+"""The state manifest of a model: the sections of its layers in a slot of each kind."""
 
 from __future__ import annotations
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest, lay_out
-from ferryman.errors import ConfigError
-from ferryman.model.shapes import AttentionShape, ModelConfig, StatePlace, share_of_rank
+from ferryman.model.attention_shapes import AttentionShape
+from ferryman.model.shapes import ModelConfig, StatePlace, share_of_rank
 
 MAX_SCAN_CHUNK = 64
 
@@ -12,10 +12,10 @@ MAX_SCAN_CHUNK = 64
 def state_manifest(
     config: ModelConfig, dtype: str, page_size: int, fingerprint: str, num_ranks: int = 1
 ) -> StateManifest:
-    """What `config` keeps per page and per recurrent slot, in `dtype`; in one of `num_ranks`.
+    """The state of `config` per page and per recurrent slot in `dtype`, on one of `num_ranks`
+    ranks.
 
-    Raises ConfigError for windows of different lengths: their pages would be freed together; and
-    for heads that so many ranks cannot share.
+    Raises ConfigError for heads that `num_ranks` cannot divide.
     """
     return StateManifest(
         fingerprint=fingerprint,
@@ -40,10 +40,7 @@ def _layouts(
 
 
 def _window_len(config: ModelConfig) -> int:
+    """The longest window or chunk: pages of the kind are freed together, behind it. A layer with a
+    shorter one reads less of them."""
     shapes = [shape for layer in config.states for shape in layer]
-    lengths = {s.window_len for s in shapes if isinstance(s, AttentionShape) and s.window_len}
-    if len(lengths) > 1:
-        raise ConfigError(
-            f"windows of different lengths in one model are not supported: {sorted(lengths)}"
-        )
-    return max(lengths, default=0)
+    return max((s.reach for s in shapes if isinstance(s, AttentionShape)), default=0)

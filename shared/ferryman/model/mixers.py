@@ -1,4 +1,4 @@
-"""The mixer of a layer, by its shape: for families whose layers differ in nothing else."""
+"""The mixer of a layer, by its shape: for families whose layers differ in the mixer only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ferryman.model.attention import load_attention
+from ferryman.model.attention_shapes import AttentionShape
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.delta import load_delta
-from ferryman.model.layers import Mixing, Place
+from ferryman.model.delta_shapes import DeltaShape
+from ferryman.model.layers import LayerPlace, Mixer
 from ferryman.model.mamba import load_mamba
-from ferryman.model.shapes import AttentionShape, DeltaShape, MambaShape
+from ferryman.model.recurrent_shapes import MambaShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 
@@ -23,9 +25,9 @@ MixerShape = AttentionShape | MambaShape | DeltaShape
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Mixers that read the same hidden states; what they yield is added."""
+    """Mixers that read the same hidden states; their outputs are added."""
 
-    mixers: tuple[Mixing, ...]
+    mixers: tuple[Mixer, ...]
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         return _sum(mixer.prefill(hidden, batch, state) for mixer in self.mixers)
@@ -38,7 +40,7 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, parts)
 
 
-def load_mixer(weights: Weights, shape: MixerShape, place: Place) -> Mixing:
+def load_mixer(weights: Weights, shape: MixerShape, place: LayerPlace) -> Mixer:
     """Attention under "self_attn", Mamba-2 under "mamba", a delta net under "linear_attn"."""
     if isinstance(shape, AttentionShape):
         return load_attention(weights.under("self_attn"), shape, place)

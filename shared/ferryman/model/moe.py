@@ -1,79 +1,64 @@
-"""A mixture of experts: each token goes through the few experts its router likes best.
+"""A mixture of experts: each token goes through the few experts with its best scores.
 
 y = Σ_chosen share · expert(x)                                    (Shazeer et al. 2017)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ferryman.model.layers import FeedForward, GatedMlp, gate_up_slice
+from ferryman.model.expert_router import ExpertRouter, SharesOfChosen, load_router
+from ferryman.model.feed_forward_shapes import (
+    MixtureShape,
+    MlpShape,
+    MoeShape,
+)
+from ferryman.model.layers import FeedForward, GatedMlp, gate_and_up, load_gated_mlp
 from ferryman.model.linear import Linear, make_linear
+from ferryman.model.matrix import Matrix, join_linear
 from ferryman.model.ranks import Group, slice_of
-from ferryman.model.shapes import MoeShape
-from ferryman.model.weights import Weights, accumulation_dtype
+from ferryman.model.weights import Weights
 
 
-class Router(Protocol):
-    """Sends tokens to experts: from hidden [tokens, hidden_dim] the shares, in the accumulation
-    dtype, and the indices of the chosen experts, both [tokens, experts_per_token].
-    """
+class FedExpert(Protocol):
+    """An expert's summand for hidden [tokens, hidden_dim], of which it has `shares` [tokens, 1]."""
 
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SharesOfChosen:
-    """The likeliest experts share the token by a softmax over their own scores.
-
-    That is also the softmax over all experts with the shares of the chosen brought to a sum of 1
-    (`norm_topk_prob`).
-    """
-
-    score: Linear
-    experts_per_token: int
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
-        best, chosen = scores.topk(self.experts_per_token, dim=-1)
-        return best.softmax(dim=-1), chosen
+def share_of_output(expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
+    """share · expert(x)."""
+    return expert(hidden) * shares
 
 
-@dataclass(frozen=True, slots=True)
-class SharesOfAll:
-    """The likeliest experts keep what a softmax over all experts gives them; the rest is lost."""
-
-    score: Linear
-    experts_per_token: int
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
-        shares, chosen = scores.softmax(dim=-1).topk(self.experts_per_token, dim=-1)
-        return shares, chosen
+def share_of_input(expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
+    """expert(share · x) (Llama 4)."""
+    return expert(hidden * shares)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
     """Routed experts: one product per expert present in the batch, over all of its tokens.
 
-    Experts that give `group`'s ranks a summand each are summed once, behind the last of them: who
-    routes where decides nothing about collectives.
+    If the ranks of `group` each compute a summand of every expert, one sum over the ranks follows
+    the last expert. So the routing does not change the number of collectives.
     """
 
-    router: Router
+    router: ExpertRouter
     experts: tuple[FeedForward, ...]
     group: Group
+    fed: FedExpert = share_of_output
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.mixed(hidden, *self.router(hidden))
 
     def mixed(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """What the `chosen` experts make of `hidden`, by their `shares`."""
+        """The outputs of the `chosen` experts for `hidden`, weighted by `shares`."""
         per_token, pair_shares = chosen.shape[1], shares.to(hidden.dtype).flatten()
         by_expert = chosen.flatten().argsort(stable=True)  # indices into token-expert pairs
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
@@ -82,7 +67,7 @@ class MixtureOfExperts:
         for expert, pair in zip(self.experts, pairs, strict=True):
             if len(pair):
                 tokens = pair // per_token
-                fed = expert(hidden[tokens]) * pair_shares[pair, None]
+                fed = self.fed(expert, hidden[tokens], pair_shares[pair, None])
                 mixed.index_add_(0, tokens, fed)
         return self.group.summed(mixed)
 
@@ -110,53 +95,96 @@ class SigmoidGated:
 
 
 def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureOfExperts:
-    """Granite's experts, in the published format or in the one transformers 5 holds."""
+    """Granite's experts, in the published format or in that of transformers 5."""
     num_experts, inner_dim = shape.num_experts, shape.inner_dim
     router = weights.first_of("router.layer.weight", "router.weight")
     gate_up = weights.first_of("input_linear.weight", "experts.gate_up_proj")
     down = weights.first_of("output_linear.weight", "experts.down_proj")
-    gates = weights.tensor(gate_up, num_experts, 2 * inner_dim, hidden_dim)
-    downs = weights.tensor(down, num_experts, hidden_dim, inner_dim)
+    gates = weights.matrices(gate_up, num_experts, 2 * inner_dim, hidden_dim)
+    downs = weights.matrices(down, num_experts, hidden_dim, inner_dim)
     score = make_linear(weights.tensor(router, num_experts, hidden_dim))
     return MixtureOfExperts(
         SharesOfChosen(score, shape.experts_per_token),
         tuple(
-            _expert(gate_up, down, weights.group)
-            for gate_up, down in zip(gates.unbind(), downs.unbind(), strict=True)
+            _expert(gate_and_up(gate_up, weights.group), down, weights.group)
+            for gate_up, down in zip(gates, downs, strict=True)
         ),
         weights.group,
     )
 
 
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
 def load_mixture(
-    weights: Weights, shape: MoeShape, hidden_dim: int, router: Router
+    weights: Weights,
+    shape: MoeShape,
+    hidden_dim: int,
+    router: ExpertRouter,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
 ) -> MixtureOfExperts:
-    """The experts under `weights` behind `router`; each rank has a part of every expert."""
-    pairs = _expert_tensors(weights, shape, hidden_dim)
-    experts = tuple(_expert(*pair, weights.group) for pair in pairs)
+    """The experts under `weights` after `router`; each rank has a part of every expert.
+
+    `names` are those of gate, up and down where each expert is stored under its number.
+    """
+    if weights.has("gate_up_proj"):
+        parts = _stacked_matrices(weights, shape, hidden_dim)
+    else:
+        parts = _separate_matrices(weights, shape, hidden_dim, names)
+    experts = tuple(_expert(gate_up, down, weights.group) for gate_up, down in parts)
     return MixtureOfExperts(router, experts, weights.group)
 
 
-def _expert_tensors(
+def _stacked_matrices(
     weights: Weights, shape: MoeShape, hidden_dim: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gate and up, and down, of each expert: from one tensor of all gates and ups and one of all
-    downs, or from an MLP of its own under each expert's number.
-    """
-    num_experts, inner_dim = shape.num_experts, shape.inner_dim
-    if weights.first_of("gate_up_proj", "0.gate_proj.weight") == "gate_up_proj":
-        gate_ups = weights.tensor("gate_up_proj", num_experts, 2 * inner_dim, hidden_dim)
-        downs = weights.tensor("down_proj", num_experts, hidden_dim, inner_dim)
-        yield from zip(gate_ups.unbind(), downs.unbind(), strict=True)
-        return
-    for index in range(num_experts):
-        own, names = weights.under(str(index)), ("gate_proj.weight", "up_proj.weight")
-        gate_up = torch.cat([own.tensor(name, inner_dim, hidden_dim) for name in names])
-        yield gate_up, own.tensor("down_proj.weight", hidden_dim, inner_dim)
+) -> Iterator[tuple[list[Matrix], Matrix]]:
+    """A rank's rows of gate and up, and all of down, of each expert: from one tensor of all gates
+    and ups and one of all downs, which some checkpoints hold transposed (Llama 4, Qwen3-VL)."""
+    count, inner_dim = shape.num_experts, shape.inner_dim
+    # One of the two may be square. Both cannot be.
+    given = tuple(weights.header(name).shape for name in ("gate_up_proj", "down_proj"))
+    is_transposed = given == ((count, hidden_dim, 2 * inner_dim), (count, inner_dim, hidden_dim))
+    read = weights.transposed_matrices if is_transposed else weights.matrices
+    gate_ups = read("gate_up_proj", count, 2 * inner_dim, hidden_dim)
+    downs = read("down_proj", count, hidden_dim, inner_dim)
+    for gate_up, down in zip(gate_ups, downs, strict=True):
+        yield gate_and_up(gate_up, weights.group), down
 
 
-def _expert(gate_up: Tensor, down: Tensor, group: Group) -> GatedMlp:
-    """A rank's part of an expert's inner channels; what it gives is a summand."""
+def _separate_matrices(
+    weights: Weights, shape: MoeShape, hidden_dim: int, names: tuple[str, str, str]
+) -> Iterator[tuple[list[Matrix], Matrix]]:
+    """As `_stacked_matrices`, from a separate MLP under each expert's number."""
+    for index in range(shape.num_experts):
+        own, (*rows, down_name) = weights.under(str(index)), names
+        parts = [own.matrix(f"{name}.weight", shape.inner_dim, hidden_dim) for name in rows]
+        down = own.matrix(f"{down_name}.weight", hidden_dim, shape.inner_dim)
+        yield [slice_of(part, weights.group) for part in parts], down
+
+
+def _expert(gate_up: Sequence[Matrix], down: Matrix, group: Group) -> GatedMlp:
+    """A rank's part of an expert's inner channels; its output is a summand."""
     return GatedMlp(
-        make_linear(gate_up_slice(gate_up, group)), make_linear(slice_of(down, group, axis=1))
+        join_linear(gate_up),
+        slice_of(down, group, axis=1).linear(None),
+    )
+
+
+def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedForward:
+    """A mixture by the tensor names of Qwen and DeepSeek: "gate", "experts", "shared_experts"."""
+    router = load_router(weights, shape, hidden_dim)
+    experts = load_mixture(weights.under("experts"), shape.experts, hidden_dim, router)
+    if shape.shared is None:
+        return experts
+    return ExpertsBesideShared(experts, _load_shared(weights, shape, shape.shared, hidden_dim))
+
+
+def _load_shared(
+    weights: Weights, shape: MixtureShape, shared: MlpShape, hidden_dim: int
+) -> FeedForward:
+    if not shape.gates_shared:
+        return load_gated_mlp(weights.under("shared_experts"), shared, hidden_dim)
+    return SigmoidGated(
+        make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
+        load_gated_mlp(weights.under("shared_expert"), shared, hidden_dim),
     )

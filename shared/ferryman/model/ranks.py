@@ -1,17 +1,17 @@
-"""The ranks of a worker: each holds a share of the model, and what they tell each other in a step.
+"""The ranks of a worker: the share of the model on each, and their collectives in a step.
 
-Tensor parallelism after Shoeybi et al. (2019, Megatron-LM): what goes into heads is cut by its
-rows, what comes out of them by its columns, and one sum over the ranks ends each mixer and each
-feed-forward. Every rank calls the same collectives in the same order, whatever its data: number
-and order follow from the step's vector alone.
+Tensor parallelism after Shoeybi et al. (2019, Megatron-LM): projections into heads are divided by
+rows, projections out of heads by columns, and one sum over the ranks ends each mixer and each
+feed-forward. Every rank calls the same collectives in the same order for any data: number and order
+follow from the step's vector alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from ferryman.cache.shards import piece_of
@@ -41,8 +41,8 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """The one rank of a model that nobody cut."""
+class SingleRank:
+    """The one rank of an undivided model."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -57,29 +57,43 @@ class Alone:
         return tensor
 
 
-ALONE: Group = Alone()
+SINGLE_RANK: Group = SingleRank()
 
 
-def divided(name: str, count: int, num_ranks: int) -> int:
-    """How many of `count` each rank holds. Raises ConfigError where they do not divide."""
+class Divisible(Protocol):
+    """A tensor, or a matrix in any form, that can be cut along its axes."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def narrow(self: Cuttable, axis: int, start: int, length: int, /) -> Cuttable: ...
+
+
+Cuttable = TypeVar("Cuttable", bound=Divisible)
+
+
+def per_rank(name: str, count: int, num_ranks: int) -> int:
+    """`count` / `num_ranks`. Raises ConfigError, with `name`, if there is a remainder."""
     if count % num_ranks:
         raise ConfigError(f"tp_size={num_ranks} does not divide {name} {count}")
     return count // num_ranks
 
 
-def kept(name: str, count: int, num_ranks: int) -> int:
-    """As `divided`, but fewer than there are ranks are replicated: each rank keeps one."""
-    return 1 if num_ranks % count == 0 else divided(name, count, num_ranks)
+def per_rank_replicated(name: str, count: int, num_ranks: int) -> int:
+    """As `per_rank`, but fewer heads than ranks are replicated: each rank keeps one."""
+    return 1 if num_ranks % count == 0 else per_rank(name, count, num_ranks)
 
 
-def share_of(tensor: Tensor, heads: int, group: Group, *, axis: int = 0) -> Tensor:
-    """A rank's heads of a tensor that holds `heads` of them, one behind the other, along `axis`."""
+def share_of(whole: Cuttable, heads: int, group: Group, *, axis: int = 0) -> Cuttable:
+    """A rank's heads of a tensor with `heads` of them, one after the other, along `axis`."""
     pieces = min(heads, group.num_ranks)
     piece = piece_of(pieces, group.rank, group.num_ranks)
-    length = tensor.shape[axis] // pieces
-    return tensor.narrow(axis, piece * length, length)
+    length = whole.shape[axis] // pieces
+    return whole.narrow(axis, piece * length, length)
 
 
-def slice_of(tensor: Tensor, group: Group, *, axis: int = 0) -> Tensor:
-    """A rank's part of an axis along which any place is good to cut; parts may differ by one."""
-    return torch.tensor_split(tensor, group.num_ranks, axis)[group.rank]
+def slice_of(whole: Cuttable, group: Group, *, axis: int = 0) -> Cuttable:
+    """A rank's part of an axis that may be cut anywhere; the parts may differ in length by one."""
+    length, longer = divmod(whole.shape[axis], group.num_ranks)
+    start = group.rank * length + min(group.rank, longer)
+    return whole.narrow(axis, start, length + (group.rank < longer))

@@ -1,12 +1,19 @@
-"""Rotary positions beyond the trained length: frequencies, stretched once at load.
+"""Rotary positions beyond the trained length: frequencies, scaled once at load.
 
     inv_freq[i] = theta^(-2i / rotary_dim)                             (Su et al. 2021)
     linear:  every wave is `factor` times as long                      (Chen et al. 2023)
     llama3:  long waves are, short ones stay, those between are mixed  (Llama 3.1)
-    yarn:    as llama3 by a ramp over i; what turns grows by `attention_factor`
+    yarn:    as llama3 by a ramp over i; rotated q and k grow by `attention_factor`
                                                                        (Peng et al. 2023)
+    longrope: every wave has a factor of its own; q and k grow         (Ding et al. 2024)
+    alpha:   theta grows by alpha^(rotary_dim / (rotary_dim - 2))      (Hunyuan)
 
-A wave of frequency f comes round every 2π/f positions.
+Others change the waves while a text grows: "longrope" has two lists of factors, for texts within
+the trained length and beyond it, "dynamic" stretches beyond the trained length. Keys that are in
+pages already would have to be rotated again. So a model here has one set of waves, by the length of
+its context.
+
+A wave of frequency f has a period of 2π/f positions.
 """
 
 from __future__ import annotations
@@ -18,48 +25,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ferryman.model.fields import Fields
+from ferryman.model.config_fields import ConfigFields
 
 
 @dataclass(frozen=True, slots=True)
-class Unstretched:
+class NoScaling:
     """Waves as they were trained ("default")."""
 
-    def stretch(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
         return inv_freq, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LinearStretch:
-    """All waves alike."""
+class LinearScaling:
+    """All waves are scaled alike."""
 
     factor: float
 
-    def stretch(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
         return inv_freq / self.factor, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Llama3Stretch:
-    """By how often a wave comes round within the trained length `trained_len`."""
+class Llama3Scaling:
+    """Scales a wave by the number of its periods within the trained length `trained_len`."""
 
     factor: float
     low_turns: float
     high_turns: float
     trained_len: int
 
-    def stretch(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
-        """Up to `low_turns` a wave is stretched, from `high_turns` on it stays."""
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+        """Waves of up to `low_turns` periods are scaled in full; from `high_turns` on they stay."""
         turns = self.trained_len / (2 * math.pi / inv_freq)
-        kept = ((turns - self.low_turns) / (self.high_turns - self.low_turns)).clamp(0, 1)
+        width = self.high_turns - self.low_turns
+        if width:
+            kept = ((turns - self.low_turns) / width).clamp(0, 1)
+        else:  # nothing lies between (Llama 4)
+            kept = (turns > self.low_turns).to(turns.dtype)
         return (1 - kept) * inv_freq / self.factor + kept * inv_freq, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class YarnStretch:
-    """By a ramp between the waves that come round `beta_fast` and `beta_slow` times.
+class YarnScaling:
+    """Scales by a ramp between the waves with `beta_fast` and with `beta_slow` periods.
 
-    `rounds_ends`: the ramp's ends are whole indices.
+    `rounds_ends`: the ramp's ends are rounded to whole indices.
     """
 
     factor: float
@@ -69,7 +80,7 @@ class YarnStretch:
     rounds_ends: bool
     attention_factor: float
 
-    def stretch(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
         rotary_dim = 2 * len(inv_freq)
         low, high = (
             self._index(turns, rotary_dim, theta) for turns in (self.beta_fast, self.beta_slow)
@@ -84,12 +95,36 @@ class YarnStretch:
         return stretched, self.attention_factor
 
     def _index(self, turns: float, rotary_dim: int, theta: float) -> float:
-        """Which wave comes round `turns` times within the trained length: not a whole number."""
+        """The index (not whole) of the wave with `turns` periods within the trained length."""
         longest = self.trained_len / (turns * 2 * math.pi)
         return rotary_dim * math.log(longest) / (2 * math.log(theta))
 
 
-Stretch = Unstretched | LinearStretch | Llama3Stretch | YarnStretch
+@dataclass(frozen=True, slots=True)
+class LongropeScaling:
+    """Each wave is `factors[i]` times as long."""
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+        return inv_freq / inv_freq.new_tensor(self.factors), self.attention_factor
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaScaling:
+    """A larger theta: the shortest wave stays, the longest is `alpha` times as long."""
+
+    alpha: float
+
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+        rotary_dim = 2 * len(inv_freq)
+        grown = theta * self.alpha ** (rotary_dim / (rotary_dim - 2))
+        exponents = torch.arange(0, rotary_dim, 2, dtype=inv_freq.dtype, device=inv_freq.device)
+        return 1.0 / grown ** (exponents / rotary_dim), 1.0
+
+
+Stretch = NoScaling | LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling | AlphaScaling
 
 
 def rotary_frequencies(
@@ -97,69 +132,103 @@ def rotary_frequencies(
 ) -> tuple[Tensor, float]:
     """inv_freq [rotary_dim / 2] in the dtype and on the device of `like`, and its scaling."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=like.dtype, device=like.device) / rotary_dim
-    return stretch.stretch(1.0 / theta**exponents, theta)
+    return stretch.scale(1.0 / theta**exponents, theta)
 
 
-def read_stretch(rope: Fields) -> Stretch:
-    """The stretch that `rope_type` names; any other type is refused by its name.
+def read_theta(rope: ConfigFields, default: float, name: str = "rope_theta") -> float:
+    """The base of all wave lengths. At 1 all waves are equal; below 1 they become shorter."""
+    theta = rope.positive(name, default)
+    if theta <= 1.0:
+        raise rope.refusal(name, "more than 1")
+    return theta
 
-    `rope` holds the rope parameters, and the fields of the model beneath them.
+
+def read_scaling(rope: ConfigFields) -> Stretch:
+    """The scaling that `rope_type` names. Raises ConfigError for any other type.
+
+    `rope` holds the rope parameters laid over the fields of the model.
     """
     name = "rope_type" if "rope_type" in rope.raw else "type"
     kind = rope.raw.get(name) or "default"
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise rope.refusal(name, f"one of {', '.join(_READERS)}")
     return _READERS[kind](rope)
 
 
-def _read_llama3(rope: Fields) -> Llama3Stretch:
-    low, high = rope.real("low_freq_factor"), rope.real("high_freq_factor")
-    if high <= low:
-        raise rope.refusal("high_freq_factor", f"more than low_freq_factor {low}")
-    return Llama3Stretch(_factor(rope), low, high, _trained_len(rope))
+def _read_llama3(rope: ConfigFields) -> Llama3Scaling:
+    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+    if high < low:
+        raise rope.refusal("high_freq_factor", f"at least low_freq_factor {low}")
+    return Llama3Scaling(_factor(rope), low, high, _trained_len(rope))
 
 
-def _read_yarn(rope: Fields) -> YarnStretch:
+def _read_yarn(rope: ConfigFields) -> YarnScaling:
     trained_len = _trained_len(rope)
     grown = rope.whole("max_position_embeddings") / trained_len
     factor = _factor(rope) if rope.raw.get("factor") is not None else grown
-    return YarnStretch(
+    return YarnScaling(
         factor=factor,
-        beta_fast=rope.real("beta_fast", 32.0),
-        beta_slow=rope.real("beta_slow", 1.0),
+        beta_fast=rope.positive("beta_fast", 32.0),
+        beta_slow=rope.positive("beta_slow", 1.0),
         trained_len=trained_len,
         rounds_ends=rope.flag("truncate", True),
-        attention_factor=rope.real("attention_factor", _attention_factor(rope, factor)),
+        attention_factor=rope.positive("attention_factor", _attention_factor(rope, factor)),
     )
 
 
-def _attention_factor(rope: Fields, factor: float) -> float:
-    """What the paper found, or the ratio of two such (DeepSeek)."""
-    over, under = rope.real("mscale", 0.0), rope.real("mscale_all_dim", 0.0)
+def _read_longrope(rope: ConfigFields) -> LongropeScaling:
+    trained_len = rope.whole("original_max_position_embeddings")
+    context_len = rope.whole("max_position_embeddings")
+    is_long = context_len > trained_len
+    growth = rope.positive("factor", context_len / trained_len)
+    paper = math.sqrt(1 + math.log(growth) / math.log(trained_len)) if trained_len > 1 else 1.0
+    return LongropeScaling(
+        _wave_factors(rope, "long_factor" if is_long else "short_factor"),
+        rope.positive("attention_factor", paper if growth > 1 else 1.0),
+    )
+
+
+def _wave_factors(rope: ConfigFields, name: str) -> tuple[float, ...]:
+    found = rope.raw.get(name)
+    return rope.positives(name, (1.0,) * len(found) if isinstance(found, list) else (1.0,))
+
+
+def _read_dynamic(rope: ConfigFields) -> Stretch:
+    """Within the context, which is the trained length, waves stay; a fixed alpha stretches them."""
+    if rope.raw.get("alpha"):
+        return AlphaScaling(rope.positive("alpha"))
+    _factor(rope)
+    return NoScaling()
+
+
+def _attention_factor(rope: ConfigFields, factor: float) -> float:
+    """The factor of the paper, or the ratio of two such factors (DeepSeek)."""
+    over, under = rope.not_negative("mscale", 0.0), rope.not_negative("mscale_all_dim", 0.0)
     if over and under:
         return yarn_growth(factor, over) / yarn_growth(factor, under)
     return yarn_growth(factor, 1.0)
 
 
 def yarn_growth(factor: float, scale: float) -> float:
-    """By how much scores are to grow when waves are stretched by `factor`."""
+    """The factor by which scores must grow when waves are scaled by `factor`."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _factor(rope: Fields) -> float:
-    factor = rope.real("factor")
-    if factor <= 0:
-        raise rope.refusal("factor", "more than 0")
-    return factor
+def _factor(rope: ConfigFields) -> float:
+    return rope.positive("factor")
 
 
-def _trained_len(rope: Fields) -> int:
+def _trained_len(rope: ConfigFields) -> int:
     return rope.whole("original_max_position_embeddings", rope.whole("max_position_embeddings"))
 
 
-_READERS: Mapping[str, Callable[[Fields], Stretch]] = {
-    "default": lambda _: Unstretched(),
-    "linear": lambda rope: LinearStretch(_factor(rope)),
+_READERS: Mapping[str, Callable[[ConfigFields], Stretch]] = {
+    "default": lambda _: NoScaling(),
+    "linear": lambda rope: LinearScaling(_factor(rope)),
     "llama3": _read_llama3,
     "yarn": _read_yarn,
+    "longrope": _read_longrope,
+    "su": _read_longrope,
+    "dynamic": _read_dynamic,
+    "mrope": lambda _: NoScaling(),
 }

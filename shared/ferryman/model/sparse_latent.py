@@ -1,7 +1,7 @@
-"""Sparse latent attention (DeepSeek-V3.2): a lightning indexer chooses what a token attends to.
+"""Sparse latent attention (DeepSeek-V3.2): a lightning indexer chooses the positions to attend to.
 
 index q      = residual · Wq, by head;    index key = layer_norm(x · Wk): written to its page
-               the first channels of both turned by position
+               the first channels of both rotated by position
 head weights = x · Ww / √(heads · head_dim)
 y            = latent attention over the chosen positions alone
 """
@@ -10,15 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.attention import Turning
+from ferryman.model.attention_shapes import IndexShape, LatentShape
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.latent import LatentProjections, Whereabouts, load_projections, whereabouts
-from ferryman.model.layers import Place
-from ferryman.model.linear import Linear, make_linear
-from ferryman.model.shapes import IndexShape, LatentShape
+from ferryman.model.latent import (
+    LatentProjections,
+    TokenPositions,
+    load_projections,
+    token_positions,
+)
+from ferryman.model.layers import LayerPlace
+from ferryman.model.linear import Linear
+from ferryman.model.rotation import RotaryEmbedding
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.latent_attention import latent_attention
@@ -47,7 +53,8 @@ class LayerNorm:
 class Indexer:
     """Queries, keys and head weights of the sparse index.
 
-    `head_weights` [heads, hidden_dim] in the accumulation dtype, the scale of scores within.
+    `head_weights` [heads, hidden_dim] in the accumulation dtype; they include the scale of the
+    scores.
     """
 
     shape: IndexShape
@@ -55,10 +62,10 @@ class Indexer:
     key: Linear
     key_norm: LayerNorm
     head_weights: Tensor
-    turn: Turning
+    turn: RotaryEmbedding
 
     def write(
-        self, hidden: Tensor, residual: Tensor, where: Whereabouts, pages: Tensor
+        self, hidden: Tensor, residual: Tensor, where: TokenPositions, pages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Writes the tokens' index keys; returns queries [tokens, heads, head_dim] and weights."""
         q = self.query_up(residual).view(len(hidden), self.shape.heads, -1)
@@ -70,14 +77,14 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class SparseLatentAttention:
-    """The mixer of layer `layer` that attends to what its indexer chooses."""
+    """The mixer of layer `layer`; a token attends to the positions its indexer chooses."""
 
     layer: int
     projections: LatentProjections
     indexer: Indexer
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        where, index_pages = whereabouts(batch), state.index[self.layer]
+        where, index_pages = token_positions(batch), state.index[self.layer]
         residual = self.projections.residual(hidden)
         index_q, weights = self.indexer.write(hidden, residual, where, index_pages)
         places = choose_prefill(
@@ -86,7 +93,7 @@ class SparseLatentAttention:
         return self._attend(hidden, residual, where, places, state)
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        where, index_pages = whereabouts(batch), state.index[self.layer]
+        where, index_pages = token_positions(batch), state.index[self.layer]
         residual = self.projections.residual(hidden)
         index_q, weights = self.indexer.write(hidden, residual, where, index_pages)
         places = choose_decode(
@@ -103,7 +110,7 @@ class SparseLatentAttention:
         self,
         hidden: Tensor,
         residual: Tensor,
-        where: Whereabouts,
+        where: TokenPositions,
         places: Tensor,
         state: ModelState,
     ) -> Tensor:
@@ -114,24 +121,36 @@ class SparseLatentAttention:
 
 
 def load_sparse_latent_attention(
-    weights: Weights, shape: LatentShape, index: IndexShape, place: Place
+    weights: Weights, shape: LatentShape, index: IndexShape, place: LayerPlace
 ) -> SparseLatentAttention:
     """Latent attention under `weights`, and its indexer under "indexer"."""
     projections = load_projections(weights, shape, place)
-    under = weights.under("indexer")
+    under, order = weights.under("indexer"), _halves_apart(index, shape.rope_dim)
     scale = (index.heads * index.head_dim) ** -0.5
+    queries = under.matrix("wq_b.weight", index.heads * index.head_dim, shape.query_rank)
+    by_head = torch.arange(index.heads)[:, None] * index.head_dim + order
     indexer = Indexer(
         shape=index,
-        query_up=make_linear(
-            under.tensor("wq_b.weight", index.heads * index.head_dim, shape.query_rank)
-        ),
-        key=make_linear(under.tensor("wk.weight", index.head_dim, place.hidden_dim)),
+        query_up=queries.with_rows(by_head.flatten()).linear(None),
+        key=under.matrix("wk.weight", index.head_dim, place.hidden_dim)
+        .with_rows(order)
+        .linear(None),
         key_norm=LayerNorm(
-            under.precise("k_norm.weight", index.head_dim),
-            under.precise("k_norm.bias", index.head_dim),
+            under.precise("k_norm.weight", index.head_dim)[order],
+            under.precise("k_norm.bias", index.head_dim)[order],
             INDEX_NORM_EPS,
         ),
         head_weights=under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale,
         turn=projections.turn,
     )
     return SparseLatentAttention(place.layer, projections, indexer)
+
+
+def _halves_apart(index: IndexShape, rope_dim: int) -> Tensor:
+    """The order of an index head's channels in which the two of a rotated pair are rope_dim / 2
+    apart: queries and keys share it, so scores stay the same."""
+    channels = torch.arange(index.head_dim)
+    if not index.is_interleaved:
+        return channels
+    turning = channels[:rope_dim]
+    return torch.cat((turning[0::2], turning[1::2], channels[rope_dim:]))

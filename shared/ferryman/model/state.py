@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -23,37 +23,45 @@ class AttentionState:
     value_pages: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentState:
-    """Recurrent slots of one layer.
+@dataclass(slots=True)
+class LayerCount:
+    """The layers that have run since the start, for a watcher on another thread.
 
-    `conv_states` [slots, conv_dim, conv_width - 1]; `ssm_states` [slots, ssm_heads, ssm_head_dim,
-    ssm_state] for Mamba-2, [slots, v_heads, k_dim, v_dim] for a gated delta net.
+    A step on a slow processor takes minutes; this tells it from a step that hangs.
     """
 
-    conv_states: Tensor
-    ssm_states: Tensor
+    num_done: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
     """The state of all layers, by layer index. Views: writing here writes the slabs.
 
-    `latent` and `index` are pages of one row a token: [slots, page_size, channels].
+    `conv` [slots, conv_dim, conv_width - 1] and `ssm` are in recurrent slots, and a layer may have
+    one without the other. `ssm` is [slots, ssm_heads, ssm_head_dim, ssm_state] for Mamba-2, [slots,
+    v_heads, k_dim, v_dim] for a gated delta net. `hidden` [slots, hidden_dim] is there too: the
+    last token's hidden state, for a model that drafts for itself. `latent` and `index` are pages of
+    one row a token: [slots, page_size, channels].
     """
 
     attention: Mapping[int, AttentionState]
-    recurrent: Mapping[int, RecurrentState]
+    conv: Mapping[int, Tensor]
+    ssm: Mapping[int, Tensor]
     latent: Mapping[int, Tensor]
     index: Mapping[int, Tensor]
+    hidden: Mapping[int, Tensor]
+    layers_run: LayerCount = field(default_factory=LayerCount)
 
-    def behind(self, num_layers: int) -> ModelState:
-        """The layers from `num_layers` on, counted from there: those of a model beside another."""
+    def from_layer(self, num_layers: int) -> ModelState:
+        """The layers from `num_layers` on, counted from there: those of a draft model."""
         return ModelState(
             _counted_from(num_layers, self.attention),
-            _counted_from(num_layers, self.recurrent),
+            _counted_from(num_layers, self.conv),
+            _counted_from(num_layers, self.ssm),
             _counted_from(num_layers, self.latent),
             _counted_from(num_layers, self.index),
+            _counted_from(num_layers, self.hidden),
+            self.layers_run,
         )
 
 
@@ -64,15 +72,18 @@ def _counted_from(first: int, layers: Mapping[int, T]) -> dict[int, T]:
 def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelState:
     """Views of `slabs` (each [slots, slot_bytes], uint8) by the manifest's sections."""
     attention: dict[int, AttentionState] = {}
-    recurrent: dict[int, RecurrentState] = {}
+    conv: dict[int, Tensor] = {}
+    ssm: dict[int, Tensor] = {}
     latent: dict[int, Tensor] = {}
     index: dict[int, Tensor] = {}
+    hidden: dict[int, Tensor] = {}
     for layout in manifest.layouts:
         slab = slabs[layout.kind]
         for layer, sections in _by_layer(layout).items():
+            if any(name.startswith("conv.") for name in sections):
+                conv[layer] = section_view(slab, _joined("conv", sections))
             if "ssm" in sections:
-                conv = section_view(slab, _joined("conv", sections))
-                recurrent[layer] = RecurrentState(conv, section_view(slab, sections["ssm"]))
+                ssm[layer] = section_view(slab, sections["ssm"])
             if "key" in sections:
                 key, value = (section_view(slab, sections[name]) for name in ("key", "value"))
                 attention[layer] = AttentionState(key, value)
@@ -80,7 +91,9 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
                 latent[layer] = section_view(slab, sections["latent"])
             if "index" in sections:
                 index[layer] = section_view(slab, sections["index"])
-    return ModelState(attention, recurrent, latent, index)
+            if "hidden" in sections:
+                hidden[layer] = section_view(slab, sections["hidden"])
+    return ModelState(attention, conv, ssm, latent, index, hidden)
 
 
 def _by_layer(layout: KindLayout) -> dict[int, dict[str, Section]]:
@@ -100,7 +113,7 @@ def section_view(slab: Tensor, section: Section) -> Tensor:
 
 
 def _joined(name: str, sections: Mapping[str, Section]) -> Section:
-    """The parts of `name` as the one section they are in memory."""
+    """The parts of `name` as one section, which they are in memory."""
     parts = [section for part, section in sections.items() if part.startswith(f"{name}.")]
     _check_side_by_side(parts)
     first = parts[0]

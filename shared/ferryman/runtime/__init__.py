@@ -1,1 +1,1 @@
-"""How a process lives: start, stop, settings, logs, metrics, lifecycle events."""
+"""The frame of a process: start, stop, settings, logs, metrics, lifecycle events."""

@@ -1,4 +1,4 @@
-"""Tasks that belong to the service and not to whoever started them; they end with the block."""
+"""Tasks that belong to the service, not to the code that started them; they end with the block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 class Background:
     """`async with Background() as background: background.start(coroutine)`.
 
-    A task that fails is a bug of its own and is logged; it takes nobody with it. At the end of the
-    block what still runs is cancelled and waited for.
+    A task that fails has a bug; the error is logged and the other tasks continue. At the end of the
+    block the remaining tasks are cancelled and awaited.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,8 @@ class Background:
         task.add_done_callback(self._ended)
         return task
 
-    def outlive(self, job: Coroutine[Any, Any, None]) -> None:
-        """Starts what nobody waits for."""
-        self.start(job)
-
     async def finish(self) -> None:
-        """Waits for all tasks there are, and for those they start."""
+        """Waits for all present tasks, and for those they start."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 

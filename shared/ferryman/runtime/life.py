@@ -1,9 +1,10 @@
-"""The life of a service process: start, say so, serve until told to stop, drain, end.
+"""The life of a service process: start, announce it, serve until told to stop, drain, end.
 
-The first SIGTERM or SIGINT sets the stopping event, and the service drains. A later one of the
-same kind ends the process at once: the same kind, because Ctrl-C in a terminal and the supervisor's
-SIGTERM may both come and mean one wish; later, because one death may send the same signal twice.
-Exit status: 0 stopped, 1 failed, 2 set up wrongly.
+The first SIGTERM or SIGINT sets the stopping event, and the service drains; while it is still
+loading it ends there and then. A later signal of the same kind ends the process at once. It must
+be the same kind, because Ctrl-C in a terminal and the supervisor's SIGTERM may both arrive for one
+stop. It must come later, because the death of a parent may send the same signal twice. Exit
+status: 0 stopped, 1 failed, 2 wrong configuration.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
@@ -24,9 +27,10 @@ from ferryman.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Serve = Callable[[asyncio.Event], Awaitable[None]]
 
-# A parent that is killed dies thread by thread, and the kernel may signal its children for several.
+# A killed parent dies thread by thread, and the kernel may signal its children for several threads.
 ONE_WISH_SECONDS = 0.3
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
@@ -35,8 +39,8 @@ EXIT_MISCONFIGURED = 2
 def run_service(serve: Serve, *, drain_seconds: float = 30.0) -> NoReturn:
     """Runs `serve(stopping)` and exits with its status.
 
-    Once stopping is set, `serve` has `drain_seconds` to return; then it is cancelled, and the
-    status says that not everything was drained.
+    Once stopping is set, `serve` has `drain_seconds` to return. Then it is cancelled, and the exit
+    status says that the drain was incomplete.
     """
     with exit_on_config_errors(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         drained = runner.run(_serve_until_stopped(serve, drain_seconds))
@@ -59,9 +63,10 @@ def exit_on_config_errors() -> Iterator[None]:
 
 @asynccontextmanager
 async def alongside(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
-    """Runs jobs beside the body: a failed job cancels the body, the body's end cancels the jobs.
+    """Runs jobs beside the body: a failed job cancels the body, and the body's end cancels the
+    jobs.
 
-    Errors leave as an ExceptionGroup, the body's own among them.
+    Errors are raised as an ExceptionGroup, which includes the body's own.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(job) for job in jobs]
@@ -70,8 +75,35 @@ async def alongside(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
             task.cancel()
 
 
+async def run_unless_stopped(work: Callable[[], T], stopping: asyncio.Event) -> T:
+    """The result of `work`, which runs in a thread while the loop hears signals.
+
+    If `stopping` is set first, the process ends at once with status 0. Raises what `work` raises.
+    """
+    result: Future[T] = Future()
+    threading.Thread(target=_fill, args=(result, work), name="start", daemon=True).start()
+    done, stop = asyncio.wrap_future(result), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((done, stop), return_when=asyncio.FIRST_COMPLETED)
+    if not done.done():
+        log.info("stopped before it was ready")
+        # No thread can be interrupted, and one in native code outlives no orderly end: but nothing
+        # is served yet, so nothing is drained.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    stop.cancel()
+    return await done
+
+
+def _fill(result: Future[T], work: Callable[[], T]) -> None:
+    try:
+        result.set_result(work())
+    except BaseException as error:
+        result.set_exception(error)
+
+
 def announce_ready(role: str, worker_id: str, address: str, epoch: int, **more: object) -> None:
-    """One line of JSON on stdout for whoever started this process; `more` is the role's own."""
+    """Writes one line of JSON to stdout for the parent process; `more` are fields of the role."""
     line = {
         "event": "ready",
         "role": role,
@@ -84,8 +116,14 @@ def announce_ready(role: str, worker_id: str, address: str, epoch: int, **more: 
     sys.stdout.flush()
 
 
+def announce_loading(role: str, **progress: object) -> None:
+    """Writes one line of JSON to stdout for the parent process, which waits while it hears more."""
+    sys.stdout.write(json.dumps({"event": "loading", "role": role, **progress}) + "\n")
+    sys.stdout.flush()
+
+
 async def _serve_until_stopped(serve: Serve, drain_seconds: float) -> bool:
-    """Whether `serve` came to its end by itself."""
+    """Whether `serve` returned before it was cancelled."""
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     limit = asyncio.timeout(None)

@@ -1,7 +1,7 @@
 """Lifecycle events as they leave a process: small JSON that a person can read, never content.
 
-Publishing never waits. What the bus has no room for is dropped, and the next event that goes out
-is preceded by `gap {from, to}`, so that a reader knows what it does not know.
+Publishing never waits. An event for which the bus has no room is dropped. The next event of that
+request is preceded by `gap {from, to}`, so that a reader knows which events are missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ferryman.errors import QueueFull
-from ferryman.handoff.lifecycle import GAP, LifecycleEvent
+from ferryman.handoff.lifecycle import GAP, LifecycleEntry
 from ferryman.ids import NO_REQUEST
 
 MAX_EVENT_BYTES = 1024
@@ -24,20 +24,20 @@ Fact = bool | int | float | str | list[int] | list[float] | list[str] | dict[str
 
 
 class LifeSubjects(Protocol):
-    """Spells where an event goes; `wire.subjects` does."""
+    """Makes the subject of an event; `wire.subjects` implements it."""
 
     def life(self, role: str, worker_id: str, request_id: str, event: str) -> str: ...
 
 
 class EventBus(Protocol):
-    """Where events go; raises QueueFull, at once, when there is no room."""
+    """The destination of events; `publish` raises QueueFull at once when there is no room."""
 
     def publish(self, subject: str, payload: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Who speaks: one life of one worker."""
+    """The sender of events: one life of one worker."""
 
     role: str
     worker_id: str
@@ -53,8 +53,8 @@ class PublisherStatistics:
 
 
 @dataclass(slots=True)
-class _Thread:
-    """What this publisher has said of one request. `lost_from` 0: nothing is lost."""
+class _RequestEvents:
+    """The state of one request's events at this publisher. `lost_from` 0: no event is lost."""
 
     arrived: float
     seq: int = 0
@@ -66,8 +66,8 @@ class _Thread:
 class LifecyclePublisher:
     """Publishes the events of one process.
 
-    The `max_requests` last spoken of are remembered, with their sequence numbers, and NO_REQUEST
-    always.
+    It keeps sequence numbers for the `max_requests` requests with the latest events, and always for
+    NO_REQUEST.
     """
 
     def __init__(
@@ -86,85 +86,88 @@ class LifecyclePublisher:
         self._clock = clock
         self._wall_clock = wall_clock
         self._max_requests = max_requests
-        self._threads: OrderedDict[str, _Thread] = OrderedDict()
-        self._silenced: OrderedDict[str, None] = OrderedDict()
+        self._requests: OrderedDict[str, _RequestEvents] = OrderedDict()
+        self._with_gaps: OrderedDict[str, None] = OrderedDict()
         self._num_published = 0
         self._num_dropped = 0
 
     def publish(
         self, request_id: str, attempt: int, name: str, *, traceparent: str = "", **facts: Fact
     ) -> None:
-        """Says that `name` happened to an attempt; `traceparent` holds until another is given."""
-        thread = self._thread(request_id)
-        thread.attempt, thread.traceparent = attempt, traceparent or thread.traceparent
-        if thread.lost_from:
-            self._try_gap(request_id, thread)
-        if thread.lost_from or not self._try_send(request_id, thread, name, facts):
-            self._lose(request_id, thread)
-        elif self._silenced:
+        """Publishes that `name` happened to an attempt; `traceparent` stays until it is
+        replaced."""
+        events = self._events_of(request_id)
+        events.attempt, events.traceparent = attempt, traceparent or events.traceparent
+        if events.lost_from:
+            self._try_gap(request_id, events)
+        if events.lost_from or not self._try_send(request_id, events, name, facts):
+            self._drop(request_id, events)
+        elif self._with_gaps:
             self.flush_gaps(max_gaps=1)
 
     def flush_gaps(self, *, max_gaps: int = 64) -> None:
-        """Says of silenced requests that something was lost, as far as there is room."""
-        for request_id in list(self._silenced)[:max_gaps]:
-            if not self._try_gap(request_id, self._threads[request_id]):
+        """Publishes the gaps of requests with lost events, until the bus has no more room."""
+        for request_id in list(self._with_gaps)[:max_gaps]:
+            if not self._try_gap(request_id, self._requests[request_id]):
                 return
 
     def statistics(self) -> PublisherStatistics:
         return PublisherStatistics(self._num_published, self._num_dropped)
 
-    def _thread(self, request_id: str) -> _Thread:
-        if request_id not in self._threads:
-            self._threads[request_id] = _Thread(self._clock())
-        self._threads.move_to_end(request_id)
-        while len(self._threads) > self._max_requests:
-            oldest = next(name for name in self._threads if name != NO_REQUEST)
-            del self._threads[oldest]
-            self._silenced.pop(oldest, None)
-        return self._threads[request_id]
+    def _events_of(self, request_id: str) -> _RequestEvents:
+        if request_id not in self._requests:
+            self._requests[request_id] = _RequestEvents(self._clock())
+        self._requests.move_to_end(request_id)
+        while len(self._requests) > self._max_requests:
+            oldest = next(name for name in self._requests if name != NO_REQUEST)
+            del self._requests[oldest]
+            self._with_gaps.pop(oldest, None)
+        return self._requests[request_id]
 
-    def _try_gap(self, request_id: str, thread: _Thread) -> bool:
-        said = self._try_send(request_id, thread, GAP, {"from": thread.lost_from, "to": thread.seq})
-        if said:
-            thread.lost_from = 0
-            del self._silenced[request_id]
-        return said
+    def _try_gap(self, request_id: str, events: _RequestEvents) -> bool:
+        is_sent = self._try_send(
+            request_id, events, GAP, {"from": events.lost_from, "to": events.seq}
+        )
+        if is_sent:
+            events.lost_from = 0
+            del self._with_gaps[request_id]
+        return is_sent
 
-    def _lose(self, request_id: str, thread: _Thread) -> None:
-        thread.seq += 1
-        thread.lost_from = thread.lost_from or thread.seq
-        self._silenced[request_id] = None
+    def _drop(self, request_id: str, events: _RequestEvents) -> None:
+        events.seq += 1
+        events.lost_from = events.lost_from or events.seq
+        self._with_gaps[request_id] = None
         self._num_dropped += 1
 
     def _try_send(
-        self, request_id: str, thread: _Thread, name: str, facts: Mapping[str, object]
+        self, request_id: str, events: _RequestEvents, name: str, facts: Mapping[str, object]
     ) -> bool:
-        who = self._publisher
-        event = LifecycleEvent(
-            role=who.role,
-            worker_id=who.worker_id,
-            epoch=who.epoch,
+        publisher = self._publisher
+        event = LifecycleEntry(
+            role=publisher.role,
+            worker_id=publisher.worker_id,
+            epoch=publisher.epoch,
             request_id=request_id,
-            attempt=thread.attempt,
-            seq=thread.seq + 1,
+            attempt=events.attempt,
+            seq=events.seq + 1,
             name=name,
             facts=facts,
             unix_ms=int(self._wall_clock() * 1e3),
-            elapsed_ms=round((self._clock() - thread.arrived) * 1e3, 3),
-            traceparent=thread.traceparent,
+            elapsed_ms=round((self._clock() - events.arrived) * 1e3, 3),
+            traceparent=events.traceparent,
         )
-        subject = self._subjects.life(who.role, who.worker_id, request_id, name)
+        subject = self._subjects.life(publisher.role, publisher.worker_id, request_id, name)
         try:
             self._bus.publish(subject, encode_event(event))
         except QueueFull:
             return False
-        thread.seq += 1
+        events.seq += 1
         self._num_published += 1
         return True
 
 
-def encode_event(event: LifecycleEvent) -> bytes:
-    """The event as JSON of at most 1 KiB: the largest facts give way to how large they were."""
+def encode_event(event: LifecycleEntry) -> bytes:
+    """The event as JSON of at most 1 KiB; the largest facts are replaced by their sizes."""
     facts = dict(event.facts)
     encoded = _encode(event, facts)
     while len(encoded) > MAX_EVENT_BYTES:
@@ -177,13 +180,13 @@ def encode_event(event: LifecycleEvent) -> bytes:
     return encoded
 
 
-def decode_event(payload: bytes) -> LifecycleEvent:
-    """Inverse of `encode_event`; raises ValueError when the payload is no event."""
+def decode_event(payload: bytes) -> LifecycleEntry:
+    """Inverse of `encode_event`; raises ValueError when the payload is not an event."""
     raw = json.loads(payload)
     if not isinstance(raw, dict) or raw.get("v") != VERSION:
         raise ValueError(f"no lifecycle event of version {VERSION}")
     try:
-        event = LifecycleEvent(
+        event = LifecycleEntry(
             role=str(raw["role"]),
             worker_id=str(raw["worker_id"]),
             epoch=int(raw["epoch"]),
@@ -201,7 +204,7 @@ def decode_event(payload: bytes) -> LifecycleEvent:
     return _with_whole_gap(event)
 
 
-def _encode(event: LifecycleEvent, facts: Mapping[str, object]) -> bytes:
+def _encode(event: LifecycleEntry, facts: Mapping[str, object]) -> bytes:
     raw: dict[str, object] = {
         "v": VERSION,
         "event": event.name,
@@ -221,7 +224,7 @@ def _encode(event: LifecycleEvent, facts: Mapping[str, object]) -> bytes:
 
 
 def _without(facts: dict[str, object], name: str) -> dict[str, object]:
-    """A list or table gives way to its length; what has no length goes, and is counted."""
+    """Replaces a list or table by its length; drops any other fact and counts it."""
     value = facts.pop(name)
     if isinstance(value, list | tuple | dict):
         return {**facts, f"num_{name}": len(value)}
@@ -230,7 +233,7 @@ def _without(facts: dict[str, object], name: str) -> dict[str, object]:
     return {**facts, "omitted": omitted + 1}
 
 
-def _with_whole_gap(event: LifecycleEvent) -> LifecycleEvent:
+def _with_whole_gap(event: LifecycleEntry) -> LifecycleEntry:
     if event.name != GAP:
         return event
     bounds = {name: event.facts.get(name) for name in ("from", "to")}

@@ -12,7 +12,7 @@ _CHATTY = ("asyncio", "nats", "uvicorn.access", "httpx")
 
 
 def configure_logs(level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Sets up the root logger, replacing what was there; chatty libraries speak from WARNING on."""
+    """Sets up the root logger and replaces its handlers; chatty libraries log from WARNING on."""
     logging.basicConfig(
         level=level,
         format=_FORMAT,
@@ -30,7 +30,7 @@ def set_level(level: str) -> None:
 
 
 class Tail:
-    """`key=value key=value`, made only when the line is written: `log.info("done %s", Tail(id=7))`.
+    """`key=value key=value`, made only if the line is written: `log.info("done %s", Tail(id=7))`.
 
     Values with spaces are quoted, floats get three decimals.
     """

@@ -1,7 +1,7 @@
-"""Metrics of one process, in a registry of its own: two services in one test do not meet.
+"""Metrics of one process, in its own registry, so that two services in one test do not collide.
 
-Names are `ferryman_<role>_<what>_<unit>`. Whatever offers `statistics()`, a frozen dataclass of
-numbers, becomes gauges that are read when somebody asks.
+Names are `ferryman_<role>_<what>_<unit>`. A `statistics()` function that returns a frozen dataclass
+of numbers becomes gauges, which are read at each scrape.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Metrics:
 
     def __init__(self, role: str) -> None:
         self._prefix = f"ferryman_{role}_"
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(self._prefix + name, text, labels, registry=self._registry)
+        return Counter(self._prefix + name, text, labels, registry=self.registry)
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(self._prefix + name, text, labels, registry=self._registry)
+        return Gauge(self._prefix + name, text, labels, registry=self.registry)
 
     def histogram(
         self,
@@ -53,17 +53,16 @@ class Metrics:
         *,
         buckets: Sequence[float] = LATENCY_SECONDS,
     ) -> Histogram:
-        return Histogram(
-            self._prefix + name, text, labels, buckets=buckets, registry=self._registry
-        )
+        return Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, name: str, statistics: Callable[[], DataclassInstance]) -> None:
-        """Gauges `<name>_<field>` for every field, read at each scrape."""
-        self._registry.register(_Watched(self._prefix + name, statistics))
+        """Gauges `<name>_<field>`, or `<field>` without a name, for every field that is a number,
+        read at each scrape."""
+        self.registry.register(_Watched(self._prefix + (name and f"{name}_"), statistics))
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class _Watched:
@@ -74,11 +73,13 @@ class _Watched:
         self._statistics = statistics
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Nothing in advance: `statistics` is only called when somebody scrapes."""
+        """Yields nothing in advance: `statistics` is called at a scrape only."""
         return iter(())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         now = self._statistics()
         for field in fields(now):
-            name = f"{self._prefix}_{field.name.removeprefix('num_')}"
-            yield GaugeMetricFamily(name, f"{field.name} now", value=getattr(now, field.name))
+            value = getattr(now, field.name)
+            if isinstance(value, int | float):
+                name = self._prefix + field.name.removeprefix("num_")
+                yield GaugeMetricFamily(name, f"{field.name} now", value=value)

@@ -1,8 +1,8 @@
-"""A service that was started by `ferryman up` never outlives it, however that ended.
+"""Ends a service when the `ferryman up` that started it ends, for any reason.
 
 Linux sends the signal itself (prctl(2), PR_SET_PDEATHSIG), even when the event loop is stuck. It
-does so when the *thread* that forked dies: start children from the main thread. Other systems have
-no such call; there only an orphan at birth is noticed.
+does so when the *thread* that forked dies, so start children from the main thread. Other systems
+have no such call; there the service only notices a parent that is already gone at the start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Has SIGTERM sent to this process when its parent ends; at once when that has happened.
+    """Requests SIGTERM for this process when its parent ends; sends it at once if the parent is
+    gone.
 
-    `parent_pid` is who the starter said it was: by now this process may have been adopted.
+    `parent_pid` is the parent's id as the parent gave it: this process may be adopted by now.
     """
     if sys.platform == "linux":
-        _ask_for_signal()
+        _request_end_signal()
     if is_orphaned(parent_pid):
         signal.raise_signal(signal.SIGTERM)
 
@@ -30,7 +31,7 @@ def is_orphaned(parent_pid: int) -> bool:
     return os.getppid() != parent_pid
 
 
-def _ask_for_signal() -> None:
+def _request_end_signal() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

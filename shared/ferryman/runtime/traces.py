@@ -1,4 +1,4 @@
-"""W3C trace context: which trace a message belongs to (https://www.w3.org/TR/trace-context/)."""
+"""W3C trace context: the trace that a message belongs to (https://www.w3.org/TR/trace-context/)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def new_trace(random_bits: RandomBits, *, is_sampled: bool = False) -> TraceCont
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
-    """The context that a header names; None when it names none, and a new trace should begin."""
+    """The context that a header names; None when it names none: the caller begins a trace."""
     match = _HEADER.fullmatch(text.strip())
     if match is None:
         return None
@@ -48,5 +48,5 @@ def parse_traceparent(text: str) -> TraceContext | None:
 
 
 def _hex(random_bits: RandomBits, num_bits: int) -> str:
-    """Never all zeros, which would mean "none" (§ 3.2.2.3)."""
+    """`num_bits` random bits in hex, never all zeros, which would mean "none" (§ 3.2.2.3)."""
     return f"{random_bits(num_bits) or 1:0{num_bits // 4}x}"

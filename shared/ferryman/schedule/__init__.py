@@ -1,1 +1,2 @@
-"""Who runs next and on which slots: requests, admission, steps as integers. Pure, like `cache`."""
+"""Requests, admission and steps as integers: decides the next step and its slots. Pure, like
+`cache`."""

@@ -1,13 +1,13 @@
-"""What a step is, as integers: the only thing the scheduler says to the device.
+"""A step as integers: the only message from the scheduler to the device.
 
 A plan is frozen and complete. The forward stream runs plans in the order of their `step_id`; the
-slot operations of a plan are executed once, whatever happens to the batch afterwards.
+slot operations of a plan are executed once, even if its requests end meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class SlotCopy:
     """Copy the whole recurrent slot `src` to `dst`: copy-on-write of a snapshot."""
 
     src: int
@@ -31,7 +31,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SlotLoad:
     """Bring a host unit into device slot `dst` of the unit's kind, verifying its digest."""
 
     request_id: str
@@ -40,7 +40,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SlotSnapshot:
     """Freeze the recurrent state at `position` of the request whose working slot is `src`."""
 
     src: int
@@ -50,7 +50,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RowSeed:
-    """Token ids that a row's history starts with, when no forward of this row computes them."""
+    """Token ids at the start of a row's history that no forward of this row computes."""
 
     row: int
     token_ids: TokenIds
@@ -58,31 +58,69 @@ class RowSeed:
 
 @dataclass(frozen=True, slots=True)
 class SlotOps:
-    """What a step does to slots besides its forward.
+    """The changes of slots that a step makes besides its forward.
 
     Prologue, in this order: loads, copies, clears, seeds, saves. Epilogue: snapshots. (In a prefill
     step the scan itself writes snapshots, see `Chunk.snapshots`; these are of decode steps.)
     `saves` freeze states as they stand before the forward: those that verification ended on.
     """
 
-    loads: tuple[Load, ...] = ()
-    copies: tuple[Copy, ...] = ()
+    loads: tuple[SlotLoad, ...] = ()
+    copies: tuple[SlotCopy, ...] = ()
     clears: tuple[int, ...] = ()
     seeds: tuple[RowSeed, ...] = ()
-    saves: tuple[Snapshot, ...] = ()
-    snapshots: tuple[Snapshot, ...] = ()
+    saves: tuple[SlotSnapshot, ...] = ()
+    snapshots: tuple[SlotSnapshot, ...] = ()
 
 
-class Draw(NamedTuple):
+@dataclass(slots=True)
+class SlotOpsBuilder:
+    """Collects the operations of a step while it is planned."""
+
+    loads: list[SlotLoad] = field(default_factory=list)
+    copies: list[SlotCopy] = field(default_factory=list)
+    clears: list[int] = field(default_factory=list)
+    seeds: list[RowSeed] = field(default_factory=list)
+    saves: list[SlotSnapshot] = field(default_factory=list)
+    snapshots: list[SlotSnapshot] = field(default_factory=list)
+
+    def add(self, other: SlotOpsBuilder) -> None:
+        self.loads += other.loads
+        self.copies += other.copies
+        self.clears += other.clears
+        self.seeds += other.seeds
+        self.saves += other.saves
+        self.snapshots += other.snapshots
+
+    def finish(self) -> SlotOps:
+        return SlotOps(
+            tuple(self.loads),
+            tuple(self.copies),
+            tuple(self.clears),
+            tuple(self.seeds),
+            tuple(self.saves),
+            tuple(self.snapshots),
+        )
+
+
+class SampleRequest(NamedTuple):
     """How one token is drawn: for the token at `position` (absolute) of the request in `row`.
 
-    `prompt_len` splits the row's history into prompt and output for the penalties.
+    `prompt_len` splits the row's history into prompt and output for the penalties. The tokens of
+    `stop_token_ids` end the request.
     """
 
     row: int
     position: int
     prompt_len: int
     params: SamplingParams
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that would end the request before its least length."""
+        is_early = self.position - self.prompt_len < self.params.rules.min_tokens
+        return self.stop_token_ids if is_early else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +137,12 @@ class Chunk:
     end: int
     token_ids: TokenIds
     working_slot: int
-    snapshots: tuple[Snapshot, ...]
-    draws: tuple[Draw, ...]
+    snapshots: tuple[SlotSnapshot, ...]
+    draws: tuple[SampleRequest, ...]
+
+
+def _no_adapters() -> Ints:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +150,37 @@ class PrefillStep:
     """Chunks of several requests, flattened into one ragged batch.
 
     `page_tables[kind]` [chunks, pages] names the slot of every page up to the chunk's end; unused
-    entries are -1. FULL covers [0, end); WINDOW entries behind the window are -1.
+    entries are -1. FULL covers [0, end); WINDOW entries behind the window are -1. `adapters`
+    [chunks] are numbers of LoRA adapters; 0, or an empty array, for the model alone.
     """
 
     step_id: int
     ops: SlotOps
     chunks: tuple[Chunk, ...]
     page_tables: Mapping[Kind, Ints]
+    adapters: Ints = field(default_factory=_no_adapters)
 
     @property
-    def draws(self) -> tuple[Draw, ...]:
+    def draws(self) -> tuple[SampleRequest, ...]:
         return tuple(draw for chunk in self.chunks for draw in chunk.draws)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One token of each running request, and the drafts behind it that are to be verified.
+    """One token of each running request, followed by the drafts to verify.
 
-    Token i is consumed at `positions[i]` of `rows[i]`. Tokens lie wave after wave: first the first
-    token of each of `request_ids`, then the second ones of those that have one, in the same order;
-    `waves` are the sizes, which never grow, so request i is the i-th of every wave that it is in.
+    Token i is consumed at `positions[i]` of `rows[i]`. Tokens lie wave after wave: the first token
+    of each of `request_ids`, then the second tokens of the requests that have one, in the same
+    order. `verify_depths` are the sizes of the waves; they never grow, so request i is the i-th of
+    every wave that it is in.
 
     The first wave is read on the device from the rows' histories, where the step before it (or the
-    prologue's seed) wrote it; `drafts` are the token ids of the later ones, or ON_DEVICE for those
-    that a draft model names. Tokens are drawn behind every position, drafts or not.
-    `rows`, `positions`, `read_slots`, `write_slots` are [tokens]; `page_tables` [tokens, pages] as
-    in PrefillStep. The recurrent state before a token is read at its `read_slots` and the one
-    behind it written at its `write_slots`; they are equal where nothing is a draft.
+    prologue's seed) wrote it; `drafts` are the token ids of the later waves, or ON_DEVICE for those
+    that a draft model names. A token is drawn after every position, draft or not. `rows`,
+    `positions`, `read_slots`, `write_slots` are [tokens]; `page_tables` [tokens, pages] as in
+    PrefillStep. The recurrent state before a token is read at its `read_slots` and the state after
+    it is written at its `write_slots`; both are equal for a token that is no draft. `adapters`
+    [tokens] as in PrefillStep.
     """
 
     step_id: int
@@ -144,36 +190,50 @@ class DecodeStep:
     positions: Ints
     read_slots: Ints
     write_slots: Ints
-    waves: tuple[int, ...]
+    verify_depths: tuple[int, ...]
     page_tables: Mapping[Kind, Ints]
-    draws: tuple[Draw, ...]
+    draws: tuple[SampleRequest, ...]
     drafts: tuple[int, ...] = ()
+    adapters: Ints = field(default_factory=_no_adapters)
 
     def num_drafts(self, index: int) -> int:
-        """How many of request `index` this step verifies."""
-        return sum(index < size for size in self.waves[1:])
+        """How many drafts of request `index` this step verifies."""
+        return sum(index < size for size in self.verify_depths[1:])
 
     def tokens_of(self, index: int) -> list[int]:
         """Indices of the tokens of request `index`, in order."""
-        firsts = accumulate(self.waves, initial=0)
+        firsts = accumulate(self.verify_depths, initial=0)
         return [
-            first + index for first, size in zip(firsts, self.waves, strict=False) if index < size
+            first + index
+            for first, size in zip(firsts, self.verify_depths, strict=False)
+            if index < size
         ]
 
 
 StepPlan = PrefillStep | DecodeStep
 
 
+NO_TOKEN = -1
+"""Drawn from logits that are not all finite numbers."""
+NO_CHOICE = -2
+"""Drawn where the request's grammar leaves no token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token; `logprobs` maps token id to natural log probability (empty: not asked)."""
+    """One drawn token; `logprobs` maps token id to natural log probability (empty: not asked).
+
+    The token is NO_TOKEN where the logits are not all finite numbers, and NO_CHOICE at a dead end
+    of the request's grammar.
+    """
 
     token_id: int
     logprobs: Mapping[int, float]
 
 
-class LoadReport(NamedTuple):
-    """What the loads of a step brought: verified bytes, and the seconds spent copying them."""
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The result of a step's loads: verified bytes, and the seconds spent copying them."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -184,11 +244,12 @@ NOTHING_LOADED = LoadReport()
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What came back: one `Sampled` per draw of the plan, in order, and the loads that failed.
+    """The result of a step: one `Sampled` per draw of the plan, in order, and the loads that
+    failed.
 
-    A request in `corrupt` got bytes from a tier that were not the bytes written; whatever this
-    step computed for it is void. `forward_seconds` are without the loads, which `loaded` tells.
-    `drafts` are the tokens behind the first wave as they were consumed, wherever they came from.
+    A request in `corrupt` got bytes from a tier that differ from the bytes written, so this step's
+    results for it are void. `forward_seconds` exclude the loads, which are in `loaded`. `drafts`
+    are the tokens consumed after the first wave, from the plan or from a draft model.
     """
 
     step_id: int

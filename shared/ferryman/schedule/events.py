@@ -1,4 +1,4 @@
-"""What the scheduler reports: values that a worker turns into tokens, transfers and telemetry."""
+"""Events of the scheduler: values that a worker turns into tokens, transfers and telemetry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferryman.schedule.request import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class SequenceAdmitted:
     """A request got all the slots its prompt needs. `is_resumed` after a retraction."""
 
     request_id: str
@@ -42,7 +42,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SequenceHeld:
     """A prompt to hand off is computed; its slots stay until `release_held`."""
 
     request_id: str
@@ -60,10 +60,18 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Retracted:
-    """Pushed back to wait, with what it has generated so far, because a pool ran out.
+class RequestFailed:
+    """The request ended with an error of its own; others go on. It holds nothing any more."""
 
-    `request` is what waits now: its tokens are the prompt and all that was generated.
+    request_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """A request waits again, with its generated tokens, because a pool ran out.
+
+    `request` is the one that waits now: its tokens are the prompt and all generated tokens.
     """
 
     request_id: str
@@ -73,9 +81,23 @@ class Retracted:
 
 @dataclass(frozen=True, slots=True)
 class LoadCorrupt:
-    """A tier gave bytes that are not those written; the request starts over without that tier."""
+    """A tier returned bytes that differ from those written; the request starts over without that
+    tier."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDropped:
+    """State that begins with page `first` gave numbers that are not finite; the tree dropped all of
+    it.
+
+    `was_reused`: the request reused state of others, which may be the cause.
+    """
+
+    request_id: str
+    first: PageKey
+    was_reused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +112,7 @@ class CachedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A prefix came into the tree: what write-through to the host tier starts from."""
+    """A prefix came into the tree. Write-through to the host tier starts from this event."""
 
     request_id: str
     keys: tuple[PageKey, ...]
@@ -99,11 +121,21 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class LoadsDone:
-    """The host units of a request were read; their leases at the host-cache may go."""
+    """The host units of a request were read; their leases at the host-cache may end."""
 
     request_id: str
 
 
 Event = (
-    Admitted | ChunkDone | Drawn | Held | Finished | Retracted | LoadCorrupt | Cached | LoadsDone
+    SequenceAdmitted
+    | ChunkDone
+    | Drawn
+    | SequenceHeld
+    | Finished
+    | RequestFailed
+    | Retracted
+    | LoadCorrupt
+    | ChainDropped
+    | Cached
+    | LoadsDone
 )

@@ -1,4 +1,4 @@
-"""How much a schedule takes at once, and how much it has."""
+"""Limits on a schedule, and its statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferryman.schedule.request import Request
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much at once. `chunk_tokens` bounds the tokens of one prefill step.
+    """Bounds of one schedule. `chunk_tokens` bounds the tokens of one prefill step.
 
     `snapshot_grid` is the distance in tokens between the coarse snapshots of a prompt, a multiple
     of the page size; 0 for none. `drafting` proposes tokens of requests that decode.
@@ -31,6 +31,12 @@ class SchedulerLimits:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""
         if request.prompt_len < 1:
             raise InvalidRequest("the prompt is empty", "prompt")
+        if request.num_generated >= request.sampling.max_tokens:
+            raise InvalidRequest(
+                f"{request.num_generated} tokens were generated already, max_tokens="
+                f"{request.sampling.max_tokens} allows no further one",
+                "num_generated",
+            )
         final = request.prompt_len - request.num_generated + request.sampling.max_tokens
         if final > self.max_len:
             raise InvalidRequest(
@@ -42,7 +48,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """What beats and metrics report: gauges, and steps committed since the start."""
+    """Gauges for heartbeats and metrics, and steps committed since the start."""
 
     waiting: int
     prefilling: int
@@ -58,5 +64,5 @@ class SchedulerStatistics:
 
     @property
     def drafts(self) -> DraftCounts:
-        """Of requests that draft."""
+        """The counts of requests that draft."""
         return DraftCounts(self.draft_steps, self.drafted_tokens, self.accepted_tokens)

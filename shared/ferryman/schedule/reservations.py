@@ -1,90 +1,127 @@
-"""Reservations: decode's side of a hand-off, from the slots it promises to the request it takes."""
+"""Reservations: decode's side of a hand-off, from the promised slots to the adopted request."""
 
 from __future__ import annotations
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST
+from ferryman.cache.resume import EMPTY_HOST, HostView
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.errors import NotFound, OutOfSlots
-from ferryman.schedule.door import Door
+from ferryman.schedule.batch import SlotLoad
 from ferryman.schedule.request import Request
-from ferryman.schedule.residence import Residence
-from ferryman.schedule.roster import Roster
-from ferryman.schedule.sequence import Goal, Phase, Running, Waiting
-from ferryman.schedule.units import wanted_units
+from ferryman.schedule.request_table import SequenceTable
+from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
+from ferryman.schedule.slot_allocator import SlotAllocator
 
 
-class Reservations:
+class ReservedSequences:
     """Slots that a prefill worker writes to, by reservation id."""
 
     def __init__(
         self,
-        residence: Residence,
-        roster: Roster,
-        door: Door,
+        allocator: SlotAllocator,
+        sequences: SequenceTable,
         planner: Planner,
         prefix_cache: bool,
     ) -> None:
-        self._residence = residence
-        self._roster = roster
-        self._door = door
+        self._allocator = allocator
+        self._sequences = sequences
         self._planner = planner
         self._prefix_cache = prefix_cache
 
-    def reserve(self, reservation_id: str, request: Request, now: float) -> Running:
-        """Takes the slots of resume_set(n) that are not here. Raises OutOfSlots, InvalidRequest.
+    def reserve(
+        self, reservation_id: str, request: Request, now: float, host: HostView = EMPTY_HOST
+    ) -> RunningSequence:
+        """Takes slots for the part of resume_set(n) that is not here. Raises OutOfSlots.
 
-        The slots are leased to the transfer; `adopt` hands them to the request, and until then
-        only `free` gives them back: never a timeout alone.
+        The request has passed `Scheduler.check`. The slots are leased to the transfer; `adopt`
+        hands them to the request, and until then only `free` gives them back: never a timeout
+        alone. The caller runs the loads of `host`'s units (`loads_of`): they must have ended before
+        either.
         """
-        self._door.check(request, Goal.DECODE)
-        roster = self._roster
-        if roster.line:
-            raise OutOfSlots(f"{len(roster.line)} requests wait to come back here")
+        sequences = self._sequences
+        if sequences.waiting:
+            raise OutOfSlots(f"{len(sequences.waiting)} requests wait to come back here")
         keys = request.keys if self._prefix_cache else ()
-        order = roster.next_order()
-        waiting = Waiting(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=False)
+        order = sequences.next_order()
+        waiting = PendingRequest(order, request, Goal.DECODE, EMPTY_HOST, was_retracted=False)
         plan = self._planner.plan_receive(
-            keys, request.prompt_len, self._residence.tree, num_decoded=waiting.num_decoded
+            keys,
+            request.prompt_len,
+            self._allocator.tree,
+            host if keys else EMPTY_HOST,
+            num_decoded=waiting.num_decoded,
         )
         holder = Holder(Role.TRANSFER_IN, reservation_id)
-        headroom = len(roster.decoding)
-        sequence = self._residence.try_admit(waiting, plan, holder, headroom, now)
+        headroom = len(sequences.decoding)
+        sequence = self._allocator.try_admit(waiting, plan, holder, headroom, now)
         if sequence is None:
             raise OutOfSlots("no room for one more request; see /debug/ledger")
         sequence.phase = Phase.RESERVED
-        roster.reserved[reservation_id] = sequence
+        sequences.reserved[reservation_id] = sequence
         return sequence
 
-    def adopt(self, reservation_id: str) -> Running:
-        """The hand-off is verified: the slots are the request's, and it decodes from now on."""
-        sequence = self._roster.reserved.pop(reservation_id)
+    def name_of(self, reservation_id: str) -> str:
+        """The request id of a reservation. Raises KeyError for a reservation that is not here."""
+        return self._sequences.reserved[reservation_id].request_id
+
+    def adopt(self, reservation_id: str) -> RunningSequence:
+        """The hand-off is verified: the request owns the slots and decodes from now on."""
+        sequence = self._sequences.reserved.pop(reservation_id)
+        # first, so that a later failure finds the request by its name
+        self._sequences.adopt(sequence)
         owner = Holder(Role.REQUEST, sequence.request_id)
-        self._residence.pools.move(sequence.slots(), sequence.holder, owner)
+        self._allocator.pools.move(sequence.slots(), sequence.holder, owner)
         sequence.holder, sequence.phase = owner, Phase.DECODING
         sequence.draws_submitted = 1
-        self._roster.adopt(sequence)
         return sequence
 
     def units_at(
         self, reservation_id: str, kind: Kind, first: int, end: int
     ) -> list[tuple[int, SlotHandle]]:
-        """(index, handle) of what a transfer writes of [first, end), absolute. Raises NotFound.
+        """(index, handle) of the units in [first, end), absolute, that a transfer writes. Raises
+        NotFound.
 
-        A recurrent unit's index is its position, the length of the prompt. What decode holds
-        already is not among them: nobody may write there.
+        A recurrent unit's index is its position, the length of the prompt. Units that decode reuses
+        or loads are left out: they must not be written.
         """
-        sequence = self._roster.reserved.get(reservation_id)
+        sequence = self._sequences.reserved.get(reservation_id)
         if sequence is None:
             raise NotFound(f"reservation {reservation_id} holds no slots here")
-        return wanted_units(sequence, kind, first, end)
+        return _wanted_units(sequence, kind, first, end)
+
+    def loads_of(self, reservation_id: str) -> tuple[SlotLoad, ...]:
+        """The host units that decode loads by itself, with their slots. Raises KeyError."""
+        sequence = self._sequences.reserved[reservation_id]
+        return tuple(
+            SlotLoad(sequence.request_id, unit, sequence.own[unit.kind][unit.page_index].slot)
+            for unit in sequence.plan.loads
+        )
 
     def free(self, reservation_id: str) -> bool:
-        """Quarantine is over: nobody writes to these slots any more."""
-        sequence = self._roster.reserved.pop(reservation_id, None)
+        """Gives the slots back after quarantine, when no writer can write to them."""
+        sequence = self._sequences.reserved.pop(reservation_id, None)
         if sequence is None:
             return False
         sequence.phase = Phase.DONE
-        self._residence.leave(sequence)
+        self._allocator.leave(sequence)
         return True
+
+
+def _wanted_units(
+    sequence: RunningSequence, kind: Kind, first: int, end: int
+) -> list[tuple[int, SlotHandle]]:
+    """The units in [first, end) that a transfer writes. Units that decode reuses or loads must not
+    be written."""
+    if kind is Kind.RECURRENT:
+        units = {sequence.prompt_len: sequence.working} if sequence.working else {}
+    else:
+        plan = sequence.plan
+        reused = plan.window_pages if kind is Kind.WINDOW else range(plan.anchor_pages)
+        loaded = {unit.page_index for unit in plan.loads if unit.kind is kind}
+        units = {
+            page: handle
+            for page, handle in sequence.own[kind].items()
+            if page not in reused and page not in loaded
+        }
+    return [(index, units[index]) for index in sorted(units) if first <= index < end]

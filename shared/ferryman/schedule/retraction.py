@@ -1,28 +1,38 @@
-"""Retraction: a request goes back to wait, with what is known so far, so that others can go on."""
+"""Retraction: a request goes back to wait, with its known tokens, so that others can go on.
+
+vLLM calls it preempt. Computed state is offloaded to the host where that is possible.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ferryman.cache.resume import EMPTY_HOST
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import EMPTY_HOST, resume_set
 from ferryman.cache.slots import Holder, Role, SlotHandle
-from ferryman.schedule.donation import Donation
-from ferryman.schedule.events import Event, Retracted
-from ferryman.schedule.residence import Residence
-from ferryman.schedule.roster import Roster
-from ferryman.schedule.sequence import Goal, Phase, Running, Waiting
-from ferryman.schedule.units import resume_units
+from ferryman.cache.tree import PrefixTree
+from ferryman.schedule.events import CachedUnit, Event, Retracted
+from ferryman.schedule.request_table import SequenceTable
+from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
+from ferryman.schedule.slot_allocator import SlotAllocator
+from ferryman.schedule.tree_publisher import PrefixPublisher
 
 
 class Retraction:
-    """Pushes requests back, and keeps what they leave while somebody copies it."""
+    """Pushes requests back, and keeps their state leased while it is copied."""
 
     def __init__(
-        self, residence: Residence, roster: Roster, donation: Donation, events: list[Event]
+        self,
+        allocator: SlotAllocator,
+        sequences: SequenceTable,
+        publisher: PrefixPublisher,
+        events: list[Event],
     ) -> None:
-        self._residence = residence
-        self._roster = roster
-        self._donation = donation
+        self._allocator = allocator
+        self._sequences = sequences
+        self._publisher = publisher
         self._events = events
         self._keeps = False
         self._kept: dict[str, tuple[SlotHandle, ...]] = {}
@@ -32,20 +42,21 @@ class Retraction:
         """Whether slots come free when a copy ends."""
         return bool(self._kept)
 
-    def retract(self, sequence: Running, now: float) -> None:
-        """At once when no step holds it; else after its last step, whose token still counts."""
-        self._roster.decoding.remove(sequence)
+    def retract(self, sequence: RunningSequence, now: float) -> None:
+        """Pushes back at once when no step holds it; else after its last step, whose token still
+        counts."""
+        self._sequences.decoding.remove(sequence)
         if sequence.in_flight:
             sequence.phase = Phase.RETRACTING
         else:
             self.push_back(sequence, now)
 
-    def push_back(self, sequence: Running, now: float) -> None:
-        """Donates, gives all slots back and waits in its old place."""
-        self._donation.donate(sequence, now)
+    def push_back(self, sequence: RunningSequence, now: float) -> None:
+        """Donates its state, gives all slots back and waits in its old place."""
+        self._publisher.donate(sequence, now)
         if self._keeps:
             self._keep(sequence)
-        self._roster.leave(sequence)
+        self._sequences.leave(sequence)
         request = replace(
             sequence.request,
             token_ids=sequence.token_ids(),
@@ -53,26 +64,50 @@ class Retraction:
             num_generated=sequence.num_generated,
         )
         self._events.append(Retracted(request.request_id, request.num_generated, request))
-        waiting = Waiting(sequence.order, request, Goal.DECODE, EMPTY_HOST, True, sequence.counts)
-        self._roster.line.enter(waiting)
+        waiting = PendingRequest(
+            sequence.order, request, Goal.DECODE, EMPTY_HOST, True, sequence.counts
+        )
+        self._sequences.waiting.enter(waiting)
 
-    # What somebody copies elsewhere, for the room is wanted.
+    # State that is copied elsewhere, because its slots are needed.
 
-    def keep_retracted(self) -> None:
-        """From now on what a retracted request would resume from is kept until `let_go`."""
+    def pin_retracted(self) -> None:
+        """From now on the resume set of a retracted request is kept until `release_retracted`."""
         self._keeps = True
 
-    def _keep(self, sequence: Running) -> None:
-        units = resume_units(self._residence.manifest, self._residence.tree, sequence.keys)
+    def _keep(self, sequence: RunningSequence) -> None:
+        units = resume_units(self._allocator.manifest, self._allocator.tree, sequence.keys)
         if handles := tuple(unit.handle for unit in units):
-            self._residence.pools.lease(handles, _keeper(sequence.request_id))
+            self._allocator.pools.lease(handles, _keeper(sequence.request_id))
             self._kept[sequence.request_id] = handles
 
-    def let_go(self, request_id: str) -> None:
-        """The copy has ended, or will not be made; unknown requests are fine."""
-        self._residence.pools.release(self._kept.pop(request_id, ()), _keeper(request_id))
+    def release_retracted(self, request_id: str) -> None:
+        """Ends the lease: the copy has ended, or will not be made. Unknown requests are fine."""
+        self._allocator.pools.release(self._kept.pop(request_id, ()), _keeper(request_id))
 
 
 def _keeper(request_id: str) -> Holder:
-    """Of what a retracted request left, while it is copied."""
+    """The holder of a retracted request's state while it is copied."""
     return Holder(Role.STORE, f"{request_id} retracted")
+
+
+def resume_units(
+    manifest: StateManifest, tree: PrefixTree, keys: Sequence[PageKey]
+) -> tuple[CachedUnit, ...]:
+    """The whole resume set at the deepest point of a chain that the tree can resume from."""
+    for depth in _depths(manifest, tree, keys):
+        needs = resume_set(manifest, depth * manifest.page_size)
+        point = [(Kind.WINDOW, page) for page in range(*needs.window)]
+        point += [(Kind.RECURRENT, depth - 1)] if needs.needs_snapshot else []
+        if all(tree.has(kind, keys[page]) for kind, page in point):
+            names = [*((Kind.FULL, page) for page in range(*needs.full)), *point]
+            return tuple(CachedUnit(k, p, keys[p], tree.slot(k, keys[p])) for k, p in names)
+    return ()
+
+
+def _depths(manifest: StateManifest, tree: PrefixTree, keys: Sequence[PageKey]) -> Iterable[int]:
+    """Depths to try, deepest first: the window of the last page may have been evicted."""
+    matched = tree.match_depth(keys)
+    if Kind.RECURRENT in manifest.kinds:
+        return tree.snapshot_depths(keys, matched)
+    return range(matched, 0, -1)

@@ -1,4 +1,7 @@
-"""Rows: a running request's integers as arrays, so that a step is built by indexing."""
+"""Rows: a running request's integers as arrays, so that a step is built by indexing.
+
+Other servers call a page table a block table.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ NO_SLOT = -1
 
 
 class RowTable:
-    """`page_tables[kind]` [rows, pages], `states` [rows, 1 + drafts], `positions` [rows].
+    """`page_tables[kind]` [rows, pages], `states` [rows, 1 + drafts], `positions` and `adapters`
+    [rows].
 
-    `states` are recurrent slots: the working one, then those of scratch. -1 where nothing is.
+    `states` are recurrent slots: the working slot, then the scratch slots. Unused entries are -1.
     """
 
     def __init__(
         self, num_rows: int, max_pages: int, kinds: Sequence[Kind], num_drafts: int = 0
     ) -> None:
         self.positions = np.zeros(num_rows, dtype=np.int64)
+        self.adapters = np.zeros(num_rows, dtype=np.int64)
         self.states = np.full((num_rows, 1 + num_drafts), NO_SLOT, dtype=np.int64)
         self._pages: dict[Kind, Ints] = {
             kind: np.full((num_rows, max_pages), NO_SLOT, dtype=np.int64)
@@ -41,12 +46,12 @@ class RowTable:
         for table in self._pages.values():
             table[row] = NO_SLOT
         self.states[row] = NO_SLOT
-        self.positions[row] = 0
+        self.positions[row] = self.adapters[row] = 0
         self._free.append(row)
 
     def states_of(self, rows: Ints, behind: Ints | int) -> tuple[Ints, Ints]:
-        """Slots read and written by tokens that are `behind` the known one: a draft reads what the
-        token before it wrote."""
+        """Slots read and written by tokens that are `behind` the known one: a draft reads the state
+        that the token before it wrote."""
         written = self.states[rows, behind]
         if isinstance(behind, int):
             return written, written
@@ -59,5 +64,5 @@ class RowTable:
         self._pages[kind][row, first : first + len(slots)] = slots
 
     def page_tables(self, rows: Ints, num_pages: int) -> Mapping[Kind, Ints]:
-        """A copy: what is already submitted never changes under the device."""
+        """A copy, so that a submitted step never changes while the device runs it."""
         return {kind: table[rows, :num_pages] for kind, table in self._pages.items()}

@@ -5,62 +5,69 @@
     scheduler.commit(plan, outcome, now)       # pure: what follows from it
     events = scheduler.take_events()
 
-One scheduler drives the offline engine, prefill workers and decode workers alike. There is no phase
-of the engine: a step prefills if a prompt can advance, and decodes otherwise. With overlap a step
-is planned while another runs; all that committing needs is recorded with the step, not read from
-the request afterwards.
+One scheduler drives the offline engine, prefill workers and decode workers alike. The engine has no
+phases: a step prefills if a prompt can advance, and decodes otherwise. With overlap a step is
+planned while another runs, so everything that the commit needs is recorded with the step and not
+read from the request later.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import ParamSpec
 
-from ferryman.cache.branch import CacheChange
 from ferryman.cache.capacity import prompt_points
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.node import TreeChange
 from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
-from ferryman.cache.resume import EMPTY_HOST, Costs, HostView
+from ferryman.cache.resume import EMPTY_HOST, HostView, ResumeCosts
 from ferryman.cache.slots import Demand, Holder, Ledger, SlotHandle
 from ferryman.cache.window_budget import WindowPool
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.schedule import prefill
-from ferryman.schedule.admission import Admission
-from ferryman.schedule.batch import PrefillStep, Sampled, StepOutcome, StepPlan
+from ferryman.schedule.admission import Admission, CapacityCheck
+from ferryman.schedule.batch import (
+    Chunk,
+    PrefillStep,
+    Sampled,
+    SlotOpsBuilder,
+    StepOutcome,
+    StepPlan,
+)
 from ferryman.schedule.decode import DecodeSteps
-from ferryman.schedule.donation import Donation, ToNobody, ToTree
-from ferryman.schedule.door import Door
 from ferryman.schedule.events import CachedUnit, Event, Finished
 from ferryman.schedule.limits import SchedulerLimits, SchedulerStatistics
-from ferryman.schedule.opening import OpsDraft
-from ferryman.schedule.outcomes import Outcomes
+from ferryman.schedule.postprocess import Postprocessor
 from ferryman.schedule.request import FinishReason, Request
-from ferryman.schedule.reservations import Reservations
-from ferryman.schedule.residence import Residence
-from ferryman.schedule.retraction import Retraction
-from ferryman.schedule.roster import Roster
-from ferryman.schedule.sequence import Goal, Running, Waiting
-from ferryman.schedule.units import held_units, resume_units
+from ferryman.schedule.request_table import FaultIsolation, SequenceTable
+from ferryman.schedule.reservations import ReservedSequences
+from ferryman.schedule.retraction import Retraction, resume_units
+from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
+from ferryman.schedule.slot_allocator import SlotAllocator
+from ferryman.schedule.tree_publisher import NoPublisher, PrefixPublisher, TreePublisher
 from ferryman.schedule.verification import Verification
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step on its way, with the requests it was built from."""
+class _StepInFlight:
+    """A step on its way, with its requests."""
 
     step_id: int
-    sequences: tuple[Running, ...]
+    sequences: tuple[RunningSequence, ...]
 
 
 class Scheduler:
-    """Decides which step runs next and on which slots. Touched from one thread only.
+    """Decides which step runs next and on which slots. Used from one thread only.
 
-    `admission` lets in, `reservations` is decode's side of a hand-off, `retraction` what happens
-    when room is short; `roster` says who is here.
+    `admission` admits requests, `reservations` is decode's side of a hand-off, `retraction` pushes
+    requests back when slots are short; `sequences` holds all requests.
     """
 
     def __init__(
@@ -68,14 +75,14 @@ class Scheduler:
         manifest: StateManifest,
         sizes: Demand,
         limits: SchedulerLimits,
-        costs: Costs,
+        costs: ResumeCosts,
         root: PageKey,
     ) -> None:
         self.manifest = manifest
         self.limits = limits
         self._events: list[Event] = []
-        self.residence = Residence(manifest, sizes, limits)
-        self.roster = Roster(self.residence)
+        self.allocator = SlotAllocator(manifest, sizes, limits)
+        self.sequences = SequenceTable(self.allocator)
         placement = Placement(limits.snapshot_grid, prompt_points(manifest, sizes))
         windows = WindowPool(sizes.get(Kind.WINDOW, 0), limits.concurrency.uncertain_len)
         planner = Planner(
@@ -86,76 +93,111 @@ class Scheduler:
             windows=windows,
             num_drafts=limits.drafting.num_tokens,
         )
-        here = self.residence, self.roster
-        self.admission = Admission(*here, limits, planner, self._events)
-        self._door = Door(limits, sizes, planner)
-        self.reservations = Reservations(*here, self._door, planner, limits.prefix_cache)
-        donation: Donation = ToNobody()
+        here = self.allocator, self.sequences
+        isolation = FaultIsolation(self.sequences, self.check_integrity, self._events)
+        self._isolation = isolation
+        self.admission = Admission(*here, limits, planner, isolation, self._events)
+        self._capacity = CapacityCheck(limits, sizes, planner)
+        self.reservations = ReservedSequences(*here, planner, limits.prefix_cache)
+        publisher: PrefixPublisher = NoPublisher()
         if limits.prefix_cache:
-            donation = ToTree(self.residence, root, self._events)
-        self.retraction = Retraction(*here, donation, self._events)
-        verification = Verification(self.residence, limits.concurrency.tracking)
-        self._outcomes = Outcomes(*here, donation, self.retraction, verification, self._events)
-        self._decode = DecodeSteps(*here, self.retraction, verification, limits)
-        self._flights: deque[_Flight] = deque()
+            publisher = TreePublisher(self.allocator, root, self._events)
+        self.retraction = Retraction(*here, publisher, self._events)
+        verification = Verification(self.allocator, limits.concurrency.tracking)
+        self._postprocessor = Postprocessor(
+            *here, publisher, self.retraction, verification, isolation, self._events
+        )
+        self._decode = DecodeSteps(*here, self.retraction, verification, isolation, limits)
+        self._flights: deque[_StepInFlight] = deque()
         self._prefill_steps = 0
         self._decode_steps = 0
         self._step_ids = count(1)
 
-    # The door.
+    # Requests coming in and ending.
 
     def check(self, request: Request, goal: Goal = Goal.DECODE) -> None:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""
-        self._door.check(request, goal)
+        self._capacity.check(request, goal)
 
     def submit(self, request: Request, goal: Goal, host: HostView = EMPTY_HOST) -> None:
-        """Queues a request. Raises InvalidRequest, or QueueFull."""
-        self.check(request, goal)
-        line = self.roster.line
-        if request.request_id in self.roster:
+        """Queues a request that has passed `check`: one that never fits would block the queue.
+
+        Raises QueueFull, or InvalidRequest for an id that is in use.
+        """
+        line = self.sequences.waiting
+        if request.request_id in self.sequences:
             raise InvalidRequest(f"request id {request.request_id} is in use", "request_id")
         if len(line) >= self.limits.max_waiting:
             raise QueueFull(f"{len(line)} requests are waiting here already")
-        line.enter(Waiting(self.roster.next_order(), request, goal, host, was_retracted=False))
+        line.enter(
+            PendingRequest(self.sequences.next_order(), request, goal, host, was_retracted=False)
+        )
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """Ends a request wherever it stands; False when it is not here. Slots go back by rule."""
-        if (waiting := self.roster.line.leave(request_id)) is not None:
+        """Ends a request in any phase; False when it is not here. Slots are given back as
+        always."""
+        if (waiting := self.sequences.waiting.leave(request_id)) is not None:
             num_generated = waiting.request.num_generated
             self._events.append(Finished(request_id, FinishReason.CANCELLED, num_generated))
             return True
-        sequence = self.roster.by_id.get(request_id)
+        sequence = self.sequences.by_id.get(request_id)
         if sequence is None:
             return False
-        self._outcomes.finish(sequence, FinishReason.CANCELLED, now)
+        self.isolate(request_id, self._postprocessor.finish, sequence, FinishReason.CANCELLED, now)
         return True
 
-    def offer_host(self, request_id: str, view: HostView) -> bool:
-        """Gives a request that waits, a retracted one above all, what the host tier holds of it.
+    def isolate(
+        self, request_id: str, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
+        """Runs `act` on behalf of one request, here or not; False when it raised, which ends that
+        request with `RequestFailed` and no other."""
+        try:
+            act(*args, **kwargs)
+        except Exception as error:  # any error goes to the caller of the request
+            self.fail(request_id, error)
+            return False
+        return True
 
-        False when it no longer waits: then nobody will read the view, and its lease may end.
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Ends a request, here or not, for which some work raised `error`."""
+        self._isolation.fail(request_id, error)
+
+    def offer_host(self, request_id: str, view: HostView) -> bool:
+        """Gives a waiting request, usually a retracted one, a view of its state in the host tier.
+
+        False when it no longer waits: then the view is not used, and its lease may end.
         """
-        return self.roster.line.offer_host(request_id, view)
+        return self.sequences.waiting.offer_host(request_id, view)
 
     # Hand-off.
 
     def adopt(self, reservation_id: str, first: Sampled, now: float) -> None:
-        """Decode has verified it: the request decodes here from its first token on."""
-        self._outcomes.adopted(self.reservations.adopt(reservation_id), first, now)
+        """Decode has verified the hand-off: the request decodes here from its first token on."""
+        name = self.reservations.name_of(reservation_id)
+        self.isolate(name, self._adopt, reservation_id, first, now)
+
+    def _adopt(self, reservation_id: str, first: Sampled, now: float) -> None:
+        self._postprocessor.adopted(self.reservations.adopt(reservation_id), first, now)
 
     def units_at(
         self, request_id: str, kind: Kind, first: int, end: int
     ) -> list[tuple[int, SlotHandle]]:
-        """(index, handle) of the units [first, end) that a request's prompt lies in.
+        """(index, handle) of the units [first, end) of a request's prompt: its own, or the tree's.
 
         A recurrent unit's index is a position: the prompt's length. Raises NotFound for a request
         that holds no slots, KeyError for a page that it does not have.
         """
-        return held_units(self.roster.running(request_id), self.residence.tree, kind, first, end)
+        sequence, tree = self.sequences.running(request_id), self.allocator.tree
+        if kind is Kind.RECURRENT:
+            return [(first, sequence.working)] if sequence.working else []
+        own = sequence.own[kind]
+        pages = range(first, end)
+        return [(page, own.get(page) or tree.slot(kind, sequence.keys[page])) for page in pages]
 
     def release_held(self, request_id: str, now: float) -> None:
-        """Decode has acknowledged (or will never): the slots of a held prompt go back."""
-        self._outcomes.finish(self.roster.running(request_id), FinishReason.STOP, now)
+        """Gives the slots of a held prompt back: decode has acknowledged it, or never will."""
+        sequence = self.sequences.running(request_id)
+        self.isolate(request_id, self._postprocessor.finish, sequence, FinishReason.STOP, now)
 
     # Plan.
 
@@ -166,68 +208,83 @@ class Scheduler:
         return self._plan_prefill(now) or self._plan_decode(now)
 
     def _plan_prefill(self, now: float) -> StepPlan | None:
-        budget, draft = self.limits.chunk_tokens, OpsDraft()
+        budget, draft = self.limits.chunk_tokens, SlotOpsBuilder()
         chunks, sequences = [], []
         for sequence in self.admission.prompts(now):
-            end = prefill.next_end(sequence, budget, self.manifest.scan_chunk)
-            if end > sequence.scheduled:
-                budget -= end - sequence.scheduled
-                chunks.append(prefill.cut_chunk(self.residence, sequence, end, draft))
+            name = sequence.request_id
+            chunk = self._isolation.run(name, self._cut_chunk, sequence, budget, draft)
+            if chunk is not None:
+                budget -= chunk.end - chunk.start
+                chunks.append(chunk)
                 sequences.append(sequence)
-            if end < sequence.prompt_len or budget <= 0:
+            is_whole = sequence.scheduled == sequence.prompt_len
+            if budget <= 0 or not (is_whole or sequence.phase is Phase.DONE):
                 break
         if not chunks:
             return None
-        step = prefill.build_step(self.residence, next(self._step_ids), chunks, draft)
+        step = prefill.build_step(self.allocator, next(self._step_ids), chunks, draft)
         self._launch(step.step_id, sequences)
         return step
 
+    def _cut_chunk(
+        self, sequence: RunningSequence, budget: int, draft: SlotOpsBuilder
+    ) -> Chunk | None:
+        """The next chunk of a prompt, if one fits into `budget` tokens."""
+        end = prefill.next_end(sequence, budget, self.manifest.scan_chunk)
+        if end <= sequence.scheduled:
+            return None
+        ops = SlotOpsBuilder()
+        chunk = prefill.cut_chunk(self.allocator, sequence, end, ops)
+        draft.add(ops)  # all or none: slots of a request that failed here are free already
+        return chunk
+
     def _plan_decode(self, now: float) -> StepPlan | None:
         ready = self._decode.ready(now)
-        if not ready:
+        planned = self._decode.plan(next(self._step_ids), ready) if ready else None
+        if planned is None:
             return None
-        step, members = self._decode.plan(next(self._step_ids), ready)
+        step, members = planned
         self._launch(step.step_id, members)
         return step
 
-    def _launch(self, step_id: int, sequences: list[Running]) -> None:
-        """Records a step as submitted; copy sources are released behind it."""
-        self._flights.append(_Flight(step_id, tuple(sequences)))
-        self.residence.submitted(step_id)
+    def _launch(self, step_id: int, sequences: list[RunningSequence]) -> None:
+        """Records a step as submitted; the sources of its copies are released after it."""
+        self._flights.append(_StepInFlight(step_id, tuple(sequences)))
+        self.allocator.submitted(step_id)
         for sequence in sequences:
             if sequence.copy_source:
-                self.residence.release_copy_source(sequence)
-        self.roster.sort_scheduled()
+                self.allocator.release_copy_source(sequence)
+        self.sequences.sort_scheduled()
 
     # Commit.
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> None:
-        """Applies what a step brought. Steps commit in the order in which they were planned."""
+        """Applies the outcome of a step. Steps commit in the order in which they were planned."""
         flight = self._flights.popleft()
         assert flight.step_id == plan.step_id == outcome.step_id, "steps commit in order"
         for sequence in flight.sequences:
             sequence.in_flight -= 1
         if isinstance(plan, PrefillStep):
             self._prefill_steps += 1
-            self._outcomes.prefilled(plan, outcome, flight.sequences, now)
+            self._postprocessor.prefilled(plan, outcome, flight.sequences, now)
         else:
             self._decode_steps += 1
-            self._outcomes.decoded(plan, outcome, flight.sequences, now)
-        self.residence.committed(plan.step_id)
+            self._postprocessor.decoded(plan, outcome, flight.sequences, now)
+        self.allocator.committed(plan.step_id)
 
-    # What others read, and keep alive.
+    # Views and leases for other components.
 
     def lease(self, handles: Iterable[SlotHandle], holder: Holder) -> None:
-        """Keeps slots while somebody beside the schedule reads them: a copy, a transfer."""
-        self.residence.pools.lease(handles, holder)
+        """Keeps slots for a reader outside the schedule: a copy, a transfer."""
+        self.allocator.pools.lease(handles, holder)
 
     def release(self, handles: Iterable[SlotHandle], holder: Holder) -> None:
         """Ends `lease`."""
-        self.residence.pools.release(handles, holder)
+        self.allocator.pools.release(handles, holder)
 
     def chain_units(self, keys: Sequence[PageKey]) -> tuple[CachedUnit, ...]:
-        """All that the tree holds of a key chain, shallow pages first."""
-        tree = self.residence.tree
+        """All units of a key chain in the tree, shallow pages first."""
+        tree = self.allocator.tree
         return tuple(
             CachedUnit(kind, page, key, tree.slot(kind, key))
             for page, key in enumerate(keys[: tree.match_depth(keys)])
@@ -237,57 +294,57 @@ class Scheduler:
 
     def next_to_evict(self, kind: Kind) -> Iterator[PageKey]:
         """Keys of the units that would be evicted next, in that order. Changes nothing."""
-        return self.residence.next_to_evict(kind)
+        return self.allocator.next_to_evict(kind)
 
     def free_share(self, kind: Kind) -> float:
-        """The share of a pool's slots that nobody holds."""
-        pool = self.residence.pools[kind]
+        """The share of a pool's slots that are free."""
+        pool = self.allocator.pools[kind]
         return pool.num_free / pool.num_slots if pool.num_slots else 0.0
 
     def resume_units(self, keys: Sequence[PageKey]) -> tuple[CachedUnit, ...]:
         """All that a resume at the deepest possible point of a chain needs; empty without one."""
-        return resume_units(self.manifest, self.residence.tree, keys)
+        return resume_units(self.manifest, self.allocator.tree, keys)
 
     def flush(self) -> int:
-        """Drops everything cached that nobody uses; how many slots that freed."""
-        everything = {kind: pool.num_slots for kind, pool in self.residence.pools.by_kind.items()}
-        free = sum(pool.num_free for pool in self.residence.pools.by_kind.values())
-        self.residence.make_room(everything)
-        return sum(pool.num_free for pool in self.residence.pools.by_kind.values()) - free
+        """Drops every cached unit that is not in use; returns how many slots that freed."""
+        everything = {kind: pool.num_slots for kind, pool in self.allocator.pools.by_kind.items()}
+        free = sum(pool.num_free for pool in self.allocator.pools.by_kind.values())
+        self.allocator.make_room(everything)
+        return sum(pool.num_free for pool in self.allocator.pools.by_kind.values()) - free
 
     def take_events(self) -> list[Event]:
-        """Everything that happened since the last call, in order."""
+        """The events since the last call, in order."""
         events = self._events.copy()
         self._events.clear()
         return events
 
-    def take_cache_changes(self) -> tuple[CacheChange, ...]:
-        return self.residence.tree.drain_changes()
+    def take_cache_changes(self) -> tuple[TreeChange, ...]:
+        return self.allocator.tree.drain_changes()
 
-    def set_costs(self, costs: Costs) -> None:
+    def set_costs(self, costs: ResumeCosts) -> None:
         """New measured costs; plans made from now on use them."""
         self.admission.planner = replace(self.admission.planner, costs=costs)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.roster.line or self.roster.num_active or self._flights)
+        return bool(self.sequences.waiting or self.sequences.num_active or self._flights)
 
     @property
     def num_in_flight(self) -> int:
         return len(self._flights)
 
     def ledgers(self) -> dict[Kind, Ledger]:
-        return self.residence.pools.ledgers()
+        return self.allocator.pools.ledgers()
 
     def statistics(self) -> SchedulerStatistics:
-        roster, drafts = self.roster, self._outcomes.drafts
+        sequence_table, drafts = self.sequences, self._postprocessor.drafts
         return SchedulerStatistics(
-            waiting=len(roster.line),
-            prefilling=len(roster.prefilling),
-            decoding=len(roster.decoding),
-            held=roster.num_held,
-            reserved=len(roster.reserved),
-            tokens_to_prefill=roster.tokens_to_prefill,
+            waiting=len(sequence_table.waiting),
+            prefilling=len(sequence_table.prefilling),
+            decoding=len(sequence_table.decoding),
+            held=sequence_table.num_held,
+            reserved=len(sequence_table.reserved),
+            tokens_to_prefill=sequence_table.tokens_to_prefill,
             prefill_steps=self._prefill_steps,
             decode_steps=self._decode_steps,
             draft_steps=drafts.steps,
@@ -296,5 +353,6 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Conservation: free and leased add up in every pool, and the tree is a tree."""
-        self.residence.check_integrity()
+        """Raises AssertionError unless free and leased slots add up in every pool, the tree is
+        consistent, and every lease or hold belongs to the tree or to a request that is here."""
+        self.allocator.check_integrity(self.sequences.with_slots())

@@ -1,4 +1,4 @@
-"""A request on its way: waiting for slots, or holding them."""
+"""A request: waiting for slots, or holding them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ferryman.schedule.request import Request
 
 
 class Goal(Enum):
-    """What follows the prompt: tokens here, or a hand-off to another worker."""
+    """The step after the prompt: tokens here, or a hand-off to another worker."""
 
     DECODE = auto()
     HAND_OFF = auto()
 
 
 class Phase(Enum):
-    """Where a request that holds slots stands."""
+    """The phase of a request that holds slots."""
 
     RESERVED = auto()
     PREFILLING = auto()
@@ -34,7 +34,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingRequest:
     """A request without slots. `order` is its arrival: lower goes first, retracted or not."""
 
     order: int
@@ -46,32 +46,35 @@ class Waiting:
 
     @property
     def num_decoded(self) -> int:
-        """Positions that decoding computes here at most: the last token drawn is not consumed."""
+        """Positions that decoding computes here at most: the last drawn token is not consumed."""
         if self.goal is Goal.HAND_OFF:
             return 0
         return max(0, self.request.sampling.max_tokens - self.request.num_generated - 1)
 
 
 @dataclass(slots=True)
-class Track:
-    """A track slot and the position whose state it holds, or will once its step has run."""
+class TrackSlot:
+    """A track slot and the position of its state, which is valid once its step has run."""
 
     handle: SlotHandle
     position: int
 
 
-class Running:
+class RunningSequence:
     """A request that holds slots. Only the scheduler writes here.
 
         0 ≤ anchor_pages·P ≤ position of the plan ≤ scheduled
 
     `own` are the slots it leases by page index; pages below `anchor_pages` are the tree's and are
     protected by a hold on the anchor. `scheduled` counts positions given to submitted steps.
-    `points` are the positions of its prompt that are still to go to the tree for others to resume
-    at; `snapshots` holds the slots that their recurrent states will lie in.
+    `points` are the positions of its prompt that will still be published as resume points;
+    `snapshots` holds the slots for their recurrent states.
 
-    A request that `drafts` has `scratch` slots for the states behind its drafts, and nothing is
-    planned for it before the step that verifies some has committed (`verifying`).
+    A request that `reuses` depends, in part, on state that others computed. Once that state was
+    dropped because it is not finite (`is_doubtful`), nothing of the request is published any more.
+
+    A request that `drafts` has `scratch` slots for the states after its drafts. While a step
+    verifies drafts (`verifying`), no other step is planned for the request.
     """
 
     __slots__ = (
@@ -85,6 +88,7 @@ class Running:
         "goal",
         "holder",
         "in_flight",
+        "is_doubtful",
         "keys",
         "order",
         "own",
@@ -93,6 +97,7 @@ class Running:
         "points",
         "proposals",
         "request",
+        "reuses",
         "row",
         "scheduled",
         "scratch",
@@ -105,7 +110,7 @@ class Running:
 
     def __init__(
         self,
-        waiting: Waiting,
+        waiting: PendingRequest,
         plan: ResumePlan,
         *,
         holder: Holder,
@@ -137,13 +142,15 @@ class Running:
         self.snapshots = snapshots
         self.copy_source = copy_source
         self.anchor_pages = plan.anchor_pages
+        self.reuses = bool(plan.anchor_pages or plan.window_pages or plan.loads)
+        self.is_doubtful = False
         self.keys: tuple[PageKey, ...] = waiting.request.keys
         self.phase = Phase.PREFILLING
         self.scheduled = plan.position
         self.in_flight = 0
         self.draws_submitted = 0
         self.drawn: list[int] = []
-        self.tracks: list[Track] = []
+        self.tracks: list[TrackSlot] = []
 
     @property
     def request_id(self) -> str:
@@ -175,8 +182,8 @@ class Running:
 
     @property
     def frozen(self) -> int:
-        """Tracks up to this position are written. One at `computed` may be the work of the step
-        that verifies what follows."""
+        """Track slots up to this position are written. The step that is verifying may still write
+        the one at `computed`."""
         return self.computed - 1 if self.verifying else self.computed
 
     def token_ids(self) -> TokenIds:
@@ -184,12 +191,12 @@ class Running:
         return np.concatenate([self.request.token_ids, drawn])
 
     def extend_keys_to(self, root: PageKey, page_size: int) -> None:
-        """Names the pages that decoding has filled since."""
+        """Adds the keys of the pages that decoding has filled since."""
         if (len(self.keys) + 1) * page_size <= self.prompt_len + len(self.drawn):
             self.keys = extend_keys(root, self.keys, self.token_ids(), page_size)
 
     def slots(self) -> list[SlotHandle]:
-        """Everything leased to this request."""
+        """All slots leased to this request."""
         held = [handle for pages in self.own.values() for handle in pages.values()]
         held += self.spare
         held += self.snapshots.values()

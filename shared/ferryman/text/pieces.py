@@ -1,12 +1,12 @@
-"""What each token id contributes to the text, as bytes, read from `tokenizer.json`.
+"""The bytes that each token id adds to the text, read from `tokenizer.json`.
 
-Two decoders put text together byte by byte, so a table per token id is exact and quick:
+Two decoders put text together byte by byte, so a table per token id is exact and fast:
 
     ByteLevel      every character of a token stands for one byte (GPT-2's table)
     ByteFallback   `<0xE2>` is one byte, `▁` is a space, everything else is itself
 
-Any other decoder (WordPiece, Metaspace, CTC, none at all) may look at neighbours; for those there
-is no table, and the detokenizer decodes a small window instead.
+Any other decoder (WordPiece, Metaspace, CTC, none at all) may look at neighbours. It has no table,
+and the detokenizer decodes a small window instead.
 """
 
 from __future__ import annotations
@@ -21,12 +21,23 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
-    """`pieces[token_id]` is what the token adds; special and unknown ids add nothing."""
+    """`pieces[token_id]` are the bytes that the token adds; special and unknown ids add none."""
 
     pieces: tuple[bytes, ...]
 
     def __getitem__(self, token_id: int) -> bytes:
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPieces:
+    """A table in which some control tokens stand for bytes too."""
+
+    pieces: PieceTable
+    shown: Mapping[int, bytes]
+
+    def __getitem__(self, token_id: int) -> bytes:
+        return self.shown.get(token_id) or self.pieces[token_id]
 
 
 def piece_table(description: Mapping[str, Any], vocab: Mapping[str, int]) -> PieceTable | None:
@@ -71,7 +82,7 @@ def _byte_fallback(token: str) -> bytes:
 
 
 def _byte_level(token: str) -> bytes:
-    """A token with a character outside the table (an added one) stands for itself, whole."""
+    """A token with a character outside the table (an added token) stands for its own text."""
     if all(character in _BYTE_OF for character in token):
         return bytes(_BYTE_OF[character] for character in token)
     return token.encode()
@@ -86,3 +97,5 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
+BYTE_CHARACTERS = frozenset(_BYTE_OF)  # the characters for the 256 bytes in ByteLevel
+CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF.items()}

@@ -1,7 +1,7 @@
 """Stop strings over a text that arrives in pieces of any length.
 
-Text that may still turn out to be the start of a stop string is held back, and no longer than
-that: as soon as no stop string can begin in it, it is let go.
+Text that may still become the start of a stop string is held back. It is released as soon as no
+stop string can begin in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Released:
 
 
 class StopStrings:
-    """Looks for the earliest stop string; of two that begin at one place, the first to be whole."""
+    """Finds the stop string that is complete first; of two that end together, the longer one."""
 
     __slots__ = ("_held", "_longest", "_stops")
 
@@ -29,11 +29,11 @@ class StopStrings:
 
     @property
     def is_watching(self) -> bool:
-        """Whether there is any stop string at all."""
+        """Whether there is any stop string."""
         return bool(self._stops)
 
     def feed(self, text: str) -> Released:
-        """What may be shown now. After a `stop` the object is done; feed it no more."""
+        """The text that may be shown now. After a `stop` the object is finished: do not feed it."""
         if not self._stops:
             return Released(text)
         held = self._held + text
@@ -47,12 +47,12 @@ class StopStrings:
         return Released(held[:keep])
 
     def flush(self) -> str:
-        """The text ends: what was held back was no stop string after all."""
+        """Ends the text and returns what was held back, which was no stop string after all."""
         held, self._held = self._held, ""
         return held
 
     def _earliest(self, text: str) -> tuple[int, str] | None:
-        """The match that is whole first; among those, the one that begins first."""
+        """The match that is complete first; among those, the one that begins first."""
         found = [(text.find(stop), stop) for stop in self._stops]
         whole = [(at + len(stop), at, stop) for at, stop in found if at >= 0]
         if not whole:
@@ -61,7 +61,7 @@ class StopStrings:
         return at, stop
 
     def _possible_start(self, text: str) -> int:
-        """The first place from which the rest of `text` begins some stop string."""
+        """The first place from which the rest of `text` begins some stop string, or its end."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             tail = text[at:]
             if any(stop.startswith(tail) for stop in self._stops):

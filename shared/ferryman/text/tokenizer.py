@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
-from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.cache.keys import TokenIds
 from ferryman.errors import ConfigError, InvalidRequest
-from ferryman.text.chat import ChatTemplate, Message
+from ferryman.text.chat import NO_VARIABLES, ChatTemplate, Message
 from ferryman.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from ferryman.text.pieces import PieceTable, piece_table
+from ferryman.text.pieces import PieceTable, ShownPieces, piece_table
+from ferryman.text.text_encoder import TextEncoder
+from ferryman.text.vocabulary.vocabulary_files import read_vocabulary
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+CONTINUES = "continue_final_message"  # the variable
+NO_TOKENS: frozenset[str] = frozenset()
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back. `eos_token_ids` end a generation unless `ignore_eos` is asked."""
+    """Text to token ids and back. `eos_token_ids` end a generation unless `ignore_eos` is set."""
 
-    encoder: Any
+    text_encoder: TextEncoder
     eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
     pieces: PieceTable | None
@@ -33,59 +43,158 @@ class Tokenizer:
     def load(cls, folder: Path | str) -> Tokenizer:
         """Reads a model folder; raises ConfigError naming the file that is missing or unusable."""
         folder = Path(folder)
-        description = _read_json(folder / "tokenizer.json")
-        encoder = _encoder(folder / "tokenizer.json")
         config = _read_json_if_there(folder / "tokenizer_config.json")
+        path, description = read_vocabulary(folder, config)
+        text_encoder = TextEncoder.of(path, description)
+        encoder = text_encoder.honouring
         return cls(
-            encoder,
+            text_encoder,
             _eos_token_ids(folder, config, encoder),
             _chat_template(folder, config),
             piece_table(description, encoder.get_vocab(with_added_tokens=True)),
         )
 
+    @property
+    def encoder(self) -> Any:
+        """The library's own tokenizer, which honours control tokens at any place in a text."""
+        return self.text_encoder.honouring
+
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest token id that stands for something."""
+        """One more than the largest token id of the vocabulary."""
         return max(self.encoder.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """Token ids of `text`, [tokens]. Lone surrogates are no text and are refused."""
-        try:
-            encoding = self.encoder.encode(text, add_special_tokens=add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest("the text is not valid Unicode", "prompt") from error
-        return as_token_ids(encoding.ids)
+    @property
+    def max_token_bytes(self) -> int | None:
+        """The most bytes of a text that one token can stand for; None: there is no bound."""
+        return self.text_encoder.max_token_bytes
 
-    def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of a conversation; the template writes the special tokens itself."""
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        max_tokens: int | None = None,
+    ) -> TokenIds:
+        """Token ids of `text`, [tokens]. Without `parse_special` the name of a control token is
+        ordinary text.
+
+        Raises InvalidRequest for lone surrogates, which are not text, and ContextLengthExceeded for
+        more than `max_tokens`. If the bytes alone are too many, it raises before it tokenizes.
+        """
+        return self.text_encoder.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            parse_special=parse_special,
+            max_tokens=max_tokens,
+            param="prompt",
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        parse_special: bool = False,
+        max_tokens: int | None = None,
+    ) -> TokenIds:
+        """Token ids of a conversation, [tokens]. The template's own control tokens are honoured.
+        Those in the messages and variables are text unless `parse_special` is set. Raises as
+        `encode` does."""
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template", "messages")
-        return self.encode(self.chat_template.render(messages), add_special_tokens=False)
+        words = list(_words([messages, variables]))
+        marks = None if parse_special else self.text_encoder.marks_for(words)
+        if marks is None:
+            return self.text_encoder.encode(
+                _rendered(self.chat_template, messages, variables),
+                add_special_tokens=False,
+                parse_special=True,
+                max_tokens=max_tokens,
+                param="messages",
+            )
+        mark = partial(self.text_encoder.marked, marks=marks)
+        rendered = _rendered(self.chat_template, _mapped(messages, mark), _mapped(variables, mark))
+        return self.text_encoder.encode_marked(
+            rendered, marks, max_tokens=max_tokens, param="messages"
+        )
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The whole text at once, without special tokens."""
-        return str(self.encoder.decode([int(i) for i in token_ids], skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The whole text at once; without control tokens, unless they shall be in it."""
+        ids = [int(i) for i in token_ids]
+        return str(self.encoder.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for, special tokens by their name; for showing logprobs."""
+        """The bytes of one token, for showing logprobs; a special token gives its name."""
         piece = self.pieces[token_id] if self.pieces is not None else b""
         return piece or (self.encoder.id_to_token(token_id) or "").encode()
 
-    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A fresh detokenizer for text that goes on behind `context` (the prompt's last tokens)."""
+    def detokenizer(
+        self, context: Sequence[int] = (), shown: frozenset[str] = NO_TOKENS
+    ) -> Detokenizer:
+        """A new detokenizer for text that follows `context`, the last tokens of the prompt. The
+        control tokens named in `shown` are part of the text."""
+        names = {self.encoder.token_to_id(name): name for name in shown & self.control_tokens}
         if self.pieces is not None:
-            return ByteDetokenizer(self.pieces)
-        return WindowDetokenizer(self.decode, [int(i) for i in context[-8:]])
+            pieces = {token_id: name.encode() for token_id, name in names.items()}
+            return ByteDetokenizer(ShownPieces(self.pieces, pieces) if pieces else self.pieces)
+        decode = partial(self._decode_showing, frozenset(names)) if names else self.decode
+        return WindowDetokenizer(decode, [int(i) for i in context[-8:]])
+
+    @cached_property
+    def control_tokens(self) -> frozenset[str]:
+        """The names of all tokens that are left out of a text."""
+        return frozenset(self.text_encoder.names)
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(map(self.encoder.token_to_id, self.control_tokens))
+
+    def _decode_showing(self, shown: frozenset[int], token_ids: Sequence[int]) -> str:
+        left_out = self._control_ids - shown
+        kept = [token_id for token_id in token_ids if token_id not in left_out]
+        return self.decode(kept, skip_special_tokens=False)
 
 
-def _encoder(path: Path) -> Any:
-    try:
-        encoder = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for a bad file
-        raise ConfigError(f"{path} is no tokenizer: {error}") from error
-    encoder.no_truncation()
-    encoder.no_padding()
-    return encoder
+def _rendered(
+    template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any]
+) -> str:
+    """With CONTINUES the text ends where the last message does: the answer goes on with it."""
+    rendered = template.render(messages, variables)
+    if not variables.get(CONTINUES):
+        return rendered
+    last = str(messages[-1].get("content") or "")
+    # Most templates strip what they show.
+    for text in (last, last.strip()):
+        at = rendered.rfind(text)
+        if text.strip() and at >= 0:
+            return rendered[: at + len(text)]
+    message = "there is no text in the last message, as it is rendered, to go on with"
+    raise InvalidRequest(message, CONTINUES)
+
+
+def _words(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _words(pair)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _words(one)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The same JSON value with all its strings changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): _mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(one, change) for one in value]
+    return value
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -105,7 +214,7 @@ def _read_json_if_there(path: Path) -> dict[str, Any]:
 
 
 def _eos_token_ids(folder: Path, config: Mapping[str, Any], encoder: Any) -> frozenset[int]:
-    """All that any of the folder's files calls an end: generation config, config, tokenizer."""
+    """All ids that any file of the folder names as an end: generation config, config, tokenizer."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _read_json_if_there(folder / name).get("eos_token_id")
@@ -122,11 +231,36 @@ def _token_name(value: object) -> str | None:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.exists() else config.get("chat_template")
-    if isinstance(source, list):
-        source = next((one["template"] for one in source if one["name"] == "default"), None)
-    if not isinstance(source, str):
+    sources = _template_sources(folder, config)
+    if "default" not in sources:
         return None
-    special = {name: _token_name(config.get(name)) for name in _SPECIAL_NAMES}
-    return ChatTemplate(source, {name: token for name, token in special.items() if token})
+    return ChatTemplate(
+        sources["default"], _special_tokens(folder, config), sources.get("tool_use", "")
+    )
+
+
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The folder's templates by name, from files or else from the tokenizer's config."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        files = {"default": path, **{other.stem: other for other in others}}
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    match config.get("chat_template"):
+        case str(source):
+            return {"default": source}
+        case [*named]:
+            return {str(one["name"]): str(one["template"]) for one in named}
+    return {}
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a template may name; the tokenizer's config has the last word."""
+    more = config.get("extra_special_tokens")
+    given = {
+        **_read_json_if_there(folder / "special_tokens_map.json"),
+        **(more if isinstance(more, Mapping) else {}),
+        **{name: config[name] for name in _SPECIAL_NAMES if config.get(name) is not None},
+    }
+    named = {name: _token_name(value) for name, value in given.items()}
+    return {name: token for name, token in named.items() if token}

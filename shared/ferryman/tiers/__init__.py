@@ -1,4 +1,4 @@
-"""What a node keeps outside the device, as values: who reads, who may write, what is given up.
+"""The host and storage tiers of a node as values: reads, writes, leases and eviction.
 
-Pure, for two who need it: the host-cache, which owns the bytes, and the simulator, which has none.
+Pure, for two callers: the host-cache, which owns the bytes, and the simulator, which has none.
 """

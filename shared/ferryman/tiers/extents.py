@@ -1,19 +1,21 @@
-"""Extents: files that hold one stored group each, what of them is alive, and how long they are.
+"""Extents: blobs of one stored group each, with their length and their units that are alive.
 
 | head | entry a unit ... | page keys ... | to 4096 | unit | to 4096 | unit | to 4096 ...
 
-A unit is dropped by its flag and its bytes go back to the filesystem, as a hole; the file goes with
-its last unit. So what is charged for an extent is its header and the units alive.
+Dropping a unit clears its flag and punches a hole for its bytes; the blob is removed with its last
+unit. So an extent is charged with its header and the units alive.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ferryman.cache.keys import KEY_BYTES
+from ferryman.cache.slots import SlotHandle
 
-ALIGNMENT = 4096  # what direct reads ask of offsets and lengths
+ALIGNMENT = 4096  # direct reads need offsets and lengths that are multiples of this
 HEAD_BYTES = 128
 ENTRY_BYTES = 96
 
@@ -24,7 +26,7 @@ def aligned(num_bytes: int) -> int:
 
 
 def header_bytes(num_units: int, num_keys: int) -> int:
-    """How long head, entries and keys are together, up to where the first unit begins."""
+    """The length of head, entries and keys together: the offset of the first unit."""
     return aligned(HEAD_BYTES + ENTRY_BYTES * num_units + KEY_BYTES * num_keys)
 
 
@@ -49,7 +51,7 @@ def lay_out_extent(num_keys: int, unit_bytes: Sequence[int]) -> ExtentLayout:
 
 @dataclass(frozen=True, slots=True)
 class DropUnit:
-    """Disk work: the flag of one unit, and the hole where it was."""
+    """Blob work: clear the flag of one unit and punch a hole for its bytes."""
 
     generation: int
     index: int
@@ -59,12 +61,12 @@ class DropUnit:
 
 @dataclass(frozen=True, slots=True)
 class RemoveExtent:
-    """Disk work: a file that holds nothing alive."""
+    """Blob work: remove a blob that holds no living unit."""
 
     generation: int
 
 
-DiskWork = DropUnit | RemoveExtent
+BlobWork = DropUnit | RemoveExtent
 
 
 @dataclass(slots=True)
@@ -74,7 +76,8 @@ class _Extent:
 
 
 class ExtentTable:
-    """Every extent by its generation, a number that grows with each."""
+    """Every extent by its generation, a number that grows with each, and the leases of their units.
+    A unit's handle is the generation of its extent and its index there."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
@@ -82,7 +85,8 @@ class ExtentTable:
         self._foreign: dict[int, int] = {}
         self._reserved: dict[int, int] = {}
         self._last = 0
-        self._work: list[DiskWork] = []
+        self._work: list[BlobWork] = []
+        self._leases: Counter[SlotHandle] = Counter()
 
     def __len__(self) -> int:
         return len(self._extents) + len(self._foreign)
@@ -96,20 +100,20 @@ class ExtentTable:
         return [(name, index) for name, each in self._extents.items() for index in each.alive]
 
     def reserve(self, file_bytes: int) -> int:
-        """Charge bytes for an extent to be written; its generation."""
+        """Charges the bytes of an extent to be written and returns its generation."""
         self._last += 1
         self._reserved[self._last] = file_bytes
         self.used_bytes += file_bytes
         return self._last
 
-    def give_back(self, generation: int) -> None:
-        """The extent is not written after all, or is now added as one that is."""
+    def unreserve(self, generation: int) -> None:
+        """Ends the charge of `reserve`: the extent is not written, or is added next."""
         self.used_bytes -= self._reserved.pop(generation)
 
     def add(
         self, generation: int, header: int, units: Iterable[tuple[int, tuple[int, int]]]
     ) -> None:
-        """An extent on disk with its units alive: index, (offset, bytes)."""
+        """Adds an extent on disk with its living units: index, (offset, bytes)."""
         extent = _Extent(header, dict(units))
         self._extents[generation] = extent
         self._last = max(self._last, generation)
@@ -117,18 +121,23 @@ class ExtentTable:
         self._remove_if_dead(generation)
 
     def add_foreign(self, generation: int, num_bytes: int) -> None:
-        """An extent that is of no use here, and goes when room is needed."""
+        """Adds an extent that this store cannot use. It is removed when room is needed."""
         self._foreign[generation] = num_bytes
         self._last = max(self._last, generation)
         self.used_bytes += num_bytes
 
     def drop(self, generation: int, index: int) -> None:
-        """One unit is alive no more."""
+        """Drops one unit."""
         extent = self._extents[generation]
         offset, num_bytes = extent.alive.pop(index)
         self.used_bytes -= aligned(num_bytes)
         self._work.append(DropUnit(generation, index, offset, num_bytes))
         self._remove_if_dead(generation)
+
+    def give_back(self, units: Iterable[SlotHandle]) -> None:
+        """Drops these units."""
+        for unit in units:
+            self.drop(unit.generation, unit.slot)
 
     def _remove_if_dead(self, generation: int) -> None:
         if not self._extents[generation].alive:
@@ -136,7 +145,7 @@ class ExtentTable:
             self._work.append(RemoveExtent(generation))
 
     def drop_oldest_foreign(self) -> bool:
-        """Whether there was one."""
+        """Removes the oldest extent that this store cannot use; False when there is none."""
         if not self._foreign:
             return False
         generation = min(self._foreign)
@@ -144,8 +153,24 @@ class ExtentTable:
         self._work.append(RemoveExtent(generation))
         return True
 
-    def drain_work(self) -> tuple[DiskWork, ...]:
-        """What is to be done on disk since the last call; nothing within a file that goes."""
+    # Leases: a unit may be in several.
+
+    def is_unused(self, unit: SlotHandle) -> bool:
+        return unit not in self._leases
+
+    def lease(self, units: Iterable[SlotHandle]) -> None:
+        self._leases.update(units)
+
+    def release(self, units: Iterable[SlotHandle]) -> None:
+        for unit in units:
+            self._leases[unit] -= 1
+            if not self._leases[unit]:
+                del self._leases[unit]
+
+    # Reports.
+
+    def drain_work(self) -> tuple[BlobWork, ...]:
+        """The disk work since the last call, without drops inside a blob that is removed."""
         work, self._work = self._work, []
         gone = {each.generation for each in work if isinstance(each, RemoveExtent)}
         return tuple(

@@ -15,7 +15,7 @@ REGION_ALIGNMENT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class PoolRegion:
     """The part of the arena that holds all slots of one kind."""
 
     offset: int
@@ -30,7 +30,7 @@ class Region:
 class ArenaLayout:
     """Where the slots of every kind lie."""
 
-    regions: Mapping[Kind, Region]
+    regions: Mapping[Kind, PoolRegion]
 
     @property
     def num_slots(self) -> dict[Kind, int]:
@@ -45,7 +45,7 @@ class ArenaLayout:
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """What one kind gets of the arena."""
+    """The share of one kind in the arena."""
 
     kind: Kind
     num_bytes: int
@@ -54,7 +54,7 @@ class PoolBudget:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How one total is split, and what fits: so many tokens' full pages, so many snapshots."""
+    """How one total is split, and its capacity in tokens (full pages) and in snapshots."""
 
     pools: tuple[PoolBudget, ...]
     num_tokens: int
@@ -66,7 +66,7 @@ class Budget:
 
 
 def budget_of(manifest: StateManifest, layout: ArenaLayout) -> Budget:
-    """A model without full pages counts its window pages as tokens."""
+    """The budget of a layout. A model without full pages counts its window pages as tokens."""
     slots = layout.num_slots
     paged = next((kind for kind in (Kind.FULL, Kind.WINDOW) if kind in slots), None)
     return Budget(
@@ -76,28 +76,29 @@ def budget_of(manifest: StateManifest, layout: ArenaLayout) -> Budget:
     )
 
 
-# Of an arena, unless it is set otherwise: half of what is kept of a conversation is its state.
+# Default share of an arena for snapshots: half.
 SNAPSHOT_SHARE = 0.5
-# Pages of both sorts divide what snapshots leave. A window's are needed only near resume points.
+# Full and window pages divide the rest of the arena by these weights. Window pages are needed only
+# near resume points.
 PAGE_WEIGHTS = {Kind.FULL: 1.0, Kind.WINDOW: 0.25}
 
 
 def split_arena(manifest: StateManifest, arena_bytes: int, snapshot_share: float) -> ArenaLayout:
-    """`snapshot_share` of the arena for snapshots. ConfigError if a kind gets no slot."""
+    """`snapshot_share` is the part for snapshots. Raises ConfigError if a kind gets no slot."""
     shares = kind_shares(manifest.kinds, snapshot_share)
     regions, offset = {}, 0
     for kind in manifest.kinds:
         slot_bytes = manifest.layout(kind).slot_bytes
         region_bytes = int(arena_bytes * shares[kind])
         region_bytes -= region_bytes % REGION_ALIGNMENT
-        regions[kind] = Region(offset, slot_bytes, region_bytes // slot_bytes)
+        regions[kind] = PoolRegion(offset, slot_bytes, region_bytes // slot_bytes)
         offset += region_bytes
     _check(regions, arena_bytes)
     return ArenaLayout(regions)
 
 
 def kind_shares(kinds: Sequence[Kind], snapshot_share: float) -> dict[Kind, float]:
-    """They sum up to 1; a model without pages, or without snapshots, leaves all to the others."""
+    """Shares that add up to 1. Without pages, or without snapshots, the others get everything."""
     weights = {kind: PAGE_WEIGHTS[kind] for kind in kinds if kind in PAGE_WEIGHTS}
     if Kind.RECURRENT not in kinds:
         snapshot_share = 0.0
@@ -108,7 +109,7 @@ def kind_shares(kinds: Sequence[Kind], snapshot_share: float) -> dict[Kind, floa
     return {kind: shares.get(kind, snapshot_share) for kind in kinds}
 
 
-def _check(regions: Mapping[Kind, Region], arena_bytes: int) -> None:
+def _check(regions: Mapping[Kind, PoolRegion], arena_bytes: int) -> None:
     for kind, region in regions.items():
         if region.num_slots == 0:
             raise ConfigError(

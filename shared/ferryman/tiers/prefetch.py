@@ -1,12 +1,12 @@
-"""What to bring from slower tiers into the host tier: ask what is there, then make room for it.
+"""Plans a prefetch from slower tiers into the host tier: first the units there, then their room.
 
 keys        k0 k1 k2 k3 k4 k5 k6 k7
 host        ####### s                       before = 3: a resume set is there
 storage             ######### s     s       asked = 8: with it, one would be there
 room for 3 pages    ######### s             granted = 6: the deepest resume point that fits
 
-Room is reserved after it is known what there is to bring. Where eviction cannot make enough of it,
-less is brought, down to a gain of `threshold_tokens`; and only what makes a resume point.
+Room is reserved once the units of the slower tiers are known. Where eviction cannot free enough,
+the prefetch shrinks to a shallower resume point, as long as it gains `threshold_tokens`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,23 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.errors import QueueFull
 from ferryman.tiers.layout import ArenaLayout
-from ferryman.tiers.prefetch_values import Lack, PrefetchAsk
-from ferryman.tiers.room import Choice, Group, Offer, Room, RoomPolicy, by_kind, demand_of
+from ferryman.tiers.prefetch_values import PrefetchRequest, PrefetchShortfall
 from ferryman.tiers.store import HostStore
-from ferryman.tiers.values import ReserveAsk, ReservedUnit, UnitName, WorkerLife
+from ferryman.tiers.unit_group import (
+    Group,
+    GroupChoice,
+    Room,
+    RoomPolicy,
+    WriteOffer,
+    by_kind,
+    demand_of,
+)
+from ferryman.tiers.values import ReservedUnit, ReserveRequest, UnitName, WorkerLife
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What one slower tier holds of a chain: pages by kind. `name` tells peers apart."""
+class PrefetchSource:
+    """The pages that one slower tier holds of a chain, by kind. `name` tells peers apart."""
 
     tier: Tier
     name: str
@@ -40,14 +48,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RoomLimits:
-    """Resume points at page `floor` or before gain too little; more than `max_bytes` at once are
-    too much."""
+    """Resume points at page `floor` or before gain too little. A prefetch takes `max_bytes` at
+    most."""
 
     floor: int
     max_bytes: int
     layout: ArenaLayout
 
-    def may_fit(self, offer: Offer, depth: int) -> bool:
+    def may_fit(self, offer: WriteOffer, depth: int) -> bool:
         """Whether the full pages before page `depth` alone are few enough bytes."""
         if Kind.FULL not in self.layout.regions:
             return True
@@ -60,11 +68,11 @@ class RoomLimits:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The deepest resume point that fits, with one half-way to fall back on where that fits too."""
+    """The deepest resume point that fits, with a second one half-way as a fallback if both fit."""
 
     limits: RoomLimits
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
+    def choices(self, offer: WriteOffer, room: Room) -> Iterator[GroupChoice]:
         floor = self.limits.floor
         points = [depth for depth in offer.points() if depth > floor]
         rising = points[::-1]
@@ -72,44 +80,46 @@ class Truncate:
             if not self._may_be_chosen(offer, depth, room):
                 continue
             at = bisect_right(rising, floor + (depth - floor) // 2)
-            least, below = offer.least(depth), offer.least(rising[at - 1]) if at else ()
+            least, below = offer.minimal(depth), offer.minimal(rising[at - 1]) if at else ()
             both = tuple(sorted({*least, *below}))
             groups = (both, least) if len(both) > len(least) else (least,)
-            yield from (Choice(group, depth) for group in groups if self.limits.fits(group))
+            yield from (GroupChoice(group, depth) for group in groups if self.limits.fits(group))
 
-    def _may_be_chosen(self, offer: Offer, depth: int, room: Room) -> bool:
-        """What was evicted for a deeper point may have been needed here."""
+    def _may_be_chosen(self, offer: WriteOffer, depth: int, room: Room) -> bool:
+        """Checked anew for each point: eviction for a deeper point may have removed units this one
+        needs."""
         may_fit = offer.may_fit(depth, room) and self.limits.may_fit(offer, depth)
         return may_fit and offer.is_point(depth)
 
 
 @dataclass(frozen=True, slots=True)
 class AllOrNothing:
-    """The deepest resume point there is, or none: what truncation is measured against."""
+    """The deepest resume point, or nothing. Measurements compare truncation with this policy."""
 
     limits: RoomLimits
 
-    def choices(self, offer: Offer, room: Room) -> Iterator[Choice]:
+    def choices(self, offer: WriteOffer, room: Room) -> Iterator[GroupChoice]:
         depth = next(offer.points(), 0)
-        if depth > self.limits.floor and self.limits.fits(least := offer.least(depth)):
-            yield Choice(least, depth)
+        if depth > self.limits.floor and self.limits.fits(least := offer.minimal(depth)):
+            yield GroupChoice(least, depth)
 
 
 RoomPolicyOf = Callable[[RoomLimits], RoomPolicy]
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """What a prefetch may bring. `before` to `granted` as in `Prefetched`; `room` is reserved.
+class PrefetchGrant:
+    """The part of a prefetch that got room. `before` to `granted` as in `Prefetched`; `room` is
+    reserved.
 
-    `lack` says why granted is less than asked, and `lacking` how many units got no room; they are
-    empty when it is not.
+    `lack` says why granted is less than asked, and `lacking` how many units got no room; both are
+    empty when granted equals asked.
     """
 
     before: int
     asked: int
     granted: int
-    lack: Lack | None
+    lack: PrefetchShortfall | None
     room: tuple[ReservedUnit, ...]
     lacking: Mapping[Kind, int] = field(default_factory=dict)
 
@@ -123,60 +133,63 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetcher:
+class PrefetchPlanner:
     """Asks for room in the name of `worker`, the host-cache itself.
 
-    At most `share` of the arena's bytes are on their way at once.
+    At most `share` of the arena's bytes are being prefetched at once.
     """
 
     worker: WorkerLife
     policy: RoomPolicyOf
     share: float
 
-    def _wish(self, store: HostStore, ask: PrefetchAsk, offer: Offer) -> Grant:
-        """How far what there is to bring would reach; nothing is changed."""
+    def _options(self, store: HostStore, ask: PrefetchRequest, offer: WriteOffer) -> PrefetchGrant:
+        """How far the offered units would reach. Changes nothing."""
         keys = ask.keys[: ask.max_pages]
         before = store.usable_pages(keys)
         asked = max(before, next(offer.points(), 0))
         gain = (asked - max(before, ask.have_pages)) * store.manifest.page_size
         is_wanted = gain >= max(1, ask.threshold_tokens)
-        lack = None if is_wanted or gain <= 0 else Lack.BELOW_THRESHOLD
-        return Grant(before, asked, asked if is_wanted else before, lack, ())
+        lack = None if is_wanted or gain <= 0 else PrefetchShortfall.BELOW_THRESHOLD
+        return PrefetchGrant(before, asked, asked if is_wanted else before, lack, ())
 
     def reserve(
         self,
         store: HostStore,
-        ask: PrefetchAsk,
-        sources: Sequence[Source],
+        ask: PrefetchRequest,
+        sources: Sequence[PrefetchSource],
         *,
         lease_id: str,
         bytes_under_way: int,
         now: float,
-    ) -> Grant:
-        """Room for what is worth bringing, under `lease_id`; if there is none, no reservation."""
-        writing = ReserveAsk(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
+    ) -> PrefetchGrant:
+        """Reserves room under `lease_id` for units worth a prefetch; otherwise makes no
+        reservation."""
+        writing = ReserveRequest(lease_id, self.worker, ask.keys[: ask.max_pages], offered(sources))
         offer = store.offer(writing.keys, writing.units)
-        wish = self._wish(store, ask, offer)
+        wish = self._options(store, ask, offer)
         if wish.granted == wish.before:
             return wish
-        limits, wanted = self._limits(store, ask, wish, bytes_under_way), offer.least(wish.asked)
+        limits, wanted = self._limits(store, ask, wish, bytes_under_way), offer.minimal(wish.asked)
         try:
             room = store.reserve(writing, now, room=self.policy(limits))
         except QueueFull:
             lacking = demand_of(wanted)
-            return Grant(wish.before, wish.asked, wish.before, Lack.RATE_LIMITED, (), lacking)
+            return PrefetchGrant(
+                wish.before, wish.asked, wish.before, PrefetchShortfall.RATE_LIMITED, (), lacking
+            )
         names = tuple((unit.kind, unit.page_index) for unit in room)
         reach = next(store.offer(writing.keys, by_kind(names)).points(), 0)
         granted = max(wish.before, reach)
         if granted >= wish.asked:
-            return Grant(wish.before, wish.asked, granted, None, room)
+            return PrefetchGrant(wish.before, wish.asked, granted, None, room)
         is_slow = limits.max_bytes < group_bytes(wanted, store.layout) <= arena_bytes(store.layout)
-        lack = Lack.RATE_LIMITED if is_slow else Lack.HOST_FULL
+        lack = PrefetchShortfall.RATE_LIMITED if is_slow else PrefetchShortfall.HOST_FULL
         lacking = demand_of(tuple(set(wanted).difference(names)))
-        return Grant(wish.before, wish.asked, granted, lack, room, lacking)
+        return PrefetchGrant(wish.before, wish.asked, granted, lack, room, lacking)
 
     def _limits(
-        self, store: HostStore, ask: PrefetchAsk, wish: Grant, bytes_under_way: int
+        self, store: HostStore, ask: PrefetchRequest, wish: PrefetchGrant, bytes_under_way: int
     ) -> RoomLimits:
         layout, page_size = store.layout, store.manifest.page_size
         have = max(wish.before, ask.have_pages)
@@ -184,13 +197,13 @@ class Prefetcher:
         return RoomLimits(floor, int(arena_bytes(layout) * self.share) - bytes_under_way, layout)
 
 
-def offered(sources: Sequence[Source]) -> dict[Kind, tuple[int, ...]]:
-    """All that any of them holds."""
+def offered(sources: Sequence[PrefetchSource]) -> dict[Kind, tuple[int, ...]]:
+    """The units that at least one source holds."""
     return by_kind(name for each in sources for name in each.names())
 
 
 def arena_bytes(layout: ArenaLayout) -> int:
-    """Of all slots of all kinds."""
+    """The bytes of all slots of all kinds."""
     return sum(layout.slot_bytes(kind) * count for kind, count in layout.num_slots.items())
 
 
@@ -199,10 +212,10 @@ def group_bytes(group: Sequence[UnitName], layout: ArenaLayout) -> int:
 
 
 def in_order(names: Sequence[UnitName]) -> tuple[UnitName, ...]:
-    """The order to bring units in: what completes an earlier resume point first.
+    """The order of transfer: units that complete an earlier resume point come first.
 
-    A full page counts where it is. A window page or a snapshot comes with the last page before it
-    is of use: that of the first snapshot at its page or after it.
+    A full page is due at its own index. A window page or a snapshot is due at the page of the first
+    snapshot at or after it, because no resume needs it earlier.
     """
     ends = sorted(page for kind, page in names if kind is Kind.RECURRENT)
 

@@ -1,4 +1,4 @@
-"""What a prefetch is asked and what it answers: from storage and other nodes into host memory."""
+"""Requests and results of a prefetch: from storage and other nodes into host memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TIMEOUT_SECONDS_PER_TOKEN = 0.25 / 1024
 
 
 class PrefetchPolicy(StrEnum):
-    """How long the asker waits for what was granted.
+    """How long the caller waits for the units that got room.
 
-    best_effort: not at all; what has arrived up to a resume point counts, and what nobody had begun
-    goes on for those who ask next.
-    wait_complete: until all is there. timeout: 1 s and 0.25 s for each 1,024 tokens at most.
+    best_effort: no wait; units that have arrived up to a resume point count, and a prefetch that
+    starts now goes on for later requests. wait_complete: until all units are there. timeout: at
+    most 1 s and 0.25 s for each 1,024 tokens.
     """
 
     BEST_EFFORT = "best_effort"
@@ -37,18 +37,18 @@ class PrefetchPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefetchWish:
-    """When an asker's prefetch ends, and the gain in tokens below which it wants none."""
+class PrefetchOptions:
+    """When a caller's prefetch ends, and the least gain in tokens for which it wants one."""
 
     policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
     threshold_tokens: int = 256
 
 
-DEFAULT_WISH = PrefetchWish()
+DEFAULT_WISH = PrefetchOptions()
 
 
-class Lack(StrEnum):
-    """Why pages that a slower tier holds were not brought. The words of a plan's reasons."""
+class PrefetchShortfall(StrEnum):
+    """Why pages of a slower tier were not brought. A plan's reasons use the same words."""
 
     HOST_FULL = "host_full"
     STORAGE_TIMEOUT = "storage_timeout"
@@ -58,9 +58,9 @@ class Lack(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefetchAsk:
-    """A wish for the chain `keys`: resume points above `have_pages` and at `max_pages` at most,
-    if the gain is `threshold_tokens` or more."""
+class PrefetchRequest:
+    """A request to prefetch the chain `keys`: resume points above `have_pages` and at `max_pages`
+    at most, if the gain is `threshold_tokens` or more."""
 
     keys: Sequence[PageKey]
     have_pages: int
@@ -70,7 +70,7 @@ class PrefetchAsk:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What came from one tier, verified. The seconds are those of its reads, added up."""
+    """Units that came from one tier, verified. `seconds` adds up the times of its reads."""
 
     num_units: int = 0
     num_bytes: int = 0
@@ -88,9 +88,9 @@ class Traffic:
 class Prefetched:
     """How far the host tier reaches, in pages from page 0, each the end of a resume set.
 
-    `before_pages` at the start; `asked_pages` if all that slower tiers hold had been brought;
-    `granted_pages` with what got room; `brought_pages` now. `reason` is a `Lack`, or empty when
-    nothing is lacking; a shortfall runs from brought_pages to asked_pages.
+    `before_pages` at the start; `asked_pages` with every unit of the slower tiers; `granted_pages`
+    with the units that got room; `brought_pages` now. `reason` is a `PrefetchShortfall`, or empty
+    when nothing is lacking; a shortfall runs from brought_pages to asked_pages.
     """
 
     before_pages: int = 0

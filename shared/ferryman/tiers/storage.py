@@ -1,34 +1,40 @@
-"""The storage tier as a value: who reads what is on disk, what is written, and what for.
+"""The storage tier as a value: units on disk, their readers, and extents being written.
 
-Pure: no files, no clock. One store is one extent, whose units are dropped one by one. What others
-have to know comes out of `drain_effects`, what is to be done on disk out of `drain_work`.
+Pure: no files, no clock. Each stored group is one extent, whose units are dropped one by one.
+`drain_effects` returns changes for other components, `drain_work` the work on disk.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.slots import SlotHandle
-from ferryman.tiers.extents import DiskWork, ExtentLayout, aligned, lay_out_extent
-from ferryman.tiers.room import Group, Offer, demand_of
-from ferryman.tiers.shelf import Shelf, handle_of
-from ferryman.tiers.storage_leases import StorageLeases
+from ferryman.cache.units import Tier
+from ferryman.tiers.extent_plan import (
+    largest_group,
+    layout_of,
+    num_pages,
+    places,
+    plan_extent,
+)
+from ferryman.tiers.extents import BlobWork, ExtentTable, aligned
+from ferryman.tiers.layout import SNAPSHOT_SHARE, kind_shares
+from ferryman.tiers.leases import LeaseTable, StorageLease
 from ferryman.tiers.storage_values import (
     ExtentPlan,
     Flaw,
     FoundExtent,
-    StorageEffect,
     StorageLimits,
     StorageStatistics,
-    StorageUnit,
-    StoringTruncated,
+    StoreTruncated,
     UnitCorrupt,
 )
-from ferryman.tiers.values import Residency, UnitName, UnitStored
+from ferryman.tiers.unit_group import Group, WriteOffer, demand_of
+from ferryman.tiers.unit_store import UnitStore
+from ferryman.tiers.values import StoredUnit, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,252 +42,240 @@ class _Writing:
     plan: ExtentPlan
     base: int
     anchor: tuple[SlotHandle, ...]
+    is_dropped: bool = False
 
 
-class StorageStore:
-    """The units of one model's state in one folder."""
+class StorageStore(UnitStore):
+    """The units of one model's state in one blob store. Bytes are one total over all kinds."""
 
     def __init__(self, manifest: StateManifest, limits: StorageLimits) -> None:
-        self.manifest, self.limits = manifest, limits
-        self._leases = StorageLeases(limits.max_leases, limits.lease_seconds)
-        self._shelf = Shelf(manifest, limits.capacity_bytes, self._leases.is_free)
+        self.limits, self._extents = limits, ExtentTable()
+        super().__init__(manifest, Tier.STORAGE, self._extents)
+        self._readers: LeaseTable[StorageLease] = LeaseTable(limits.max_leases)
         self._writing: dict[int, _Writing] = {}
         self._truncated = 0
 
     def restore(self, found: Iterable[FoundExtent], now: float) -> None:
-        """Take in what an earlier life left; what has no place on a chain any more is dropped."""
+        """Adopts the extents of an earlier process; drops units without a place on a chain."""
         for extent in sorted(found, key=_depth):
             if extent.manifest_digest == self.manifest.digest:
                 self._restore(extent, now)
             else:
-                self._shelf.extents.add_foreign(extent.generation, extent.num_bytes)
-        self._shelf.make_room(0)
+                self._extents.add_foreign(extent.generation, extent.num_bytes)
+        self._make_room(0)
 
     def _restore(self, extent: FoundExtent, now: float) -> None:
-        self._shelf.extents.add(extent.generation, extent.header_bytes, _places(extent.units))
+        self._extents.add(extent.generation, extent.header_bytes, places(extent.units))
         by_name = {(unit.kind, unit.page_index): unit for unit in extent.units}
-        whole, _ = self._shelf.offer(extent.keys, _pages(by_name)).whole()
-        self._shelf.discard(unit for name, unit in by_name.items() if name not in whole)
+        whole, _ = self.offer(extent.keys, _pages(by_name)).whole()
+        self._extents.give_back(u.handle for name, u in by_name.items() if name not in whole)
         if whole:
-            self._shelf.insert(extent.keys[: _top(whole)], [by_name[name] for name in whole], now)
+            self._insert_group(
+                extent.keys[: num_pages(whole)], [by_name[name] for name in whole], now
+            )
+
+    def _insert_group(
+        self, keys: Sequence[PageKey], units: Sequence[StoredUnit], now: float
+    ) -> tuple[StoredUnit, ...]:
+        """Makes the units of an extent visible, except units that another extent holds; returns the
+        new ones."""
+        new = self._insert(keys, units, now)
+        adopted = {unit.handle for unit in new}
+        self._extents.give_back(unit.handle for unit in units if unit.handle not in adopted)
+        return new
 
     # Readers.
 
-    def lookup(self, keys: Sequence[PageKey]) -> Residency:
-        """What is here of a chain; touches nothing."""
-        return self._shelf.lookup(keys)
-
-    def stands(self, unit: StorageUnit) -> bool:
-        """Whether these very bytes are still what the store means by this unit."""
-        return self._shelf.unit(unit.kind, unit.key) == unit
+    def stands(self, unit: StoredUnit) -> bool:
+        """Whether the store still holds exactly this unit."""
+        return self.unit(unit.kind, unit.key) == unit
 
     def lease(
         self, lease_id: str, keys: Sequence[PageKey], names: Iterable[UnitName], now: float
-    ) -> tuple[StorageUnit, ...]:
-        """Keeps what is here of the units named, and the path to them, until the lease's end."""
-        self._leases.check_new(lease_id)
+    ) -> tuple[StoredUnit, ...]:
+        """Leases those of the named units that are here, and their path, until the lease's end."""
+        self._readers.check_new(lease_id)
         units = []
         for kind, page in dict.fromkeys(names):
-            found = self._shelf.unit(kind, keys[page]) if page < len(keys) else None
+            found = self.unit(kind, keys[page]) if page < len(keys) else None
             if found and found.page_index != page:
-                found = None  # a caller's chain that is none
-            self._shelf.count(kind, num_hits=found is not None, num_misses=found is None)
+                found = None  # the keys are not one chain
+            self._count(kind, num_hits=found is not None, num_misses=found is None)
             units += [found] if found else []
         if units:
             pages = sorted({unit.page_index for unit in units})
-            self._shelf.touch((keys[page] for page in pages), now)
-            anchor = self._shelf.anchor(keys, 1 + pages[-1])
-            self._leases.add(lease_id, (*map(handle_of, units), *anchor), now)
+            for page in pages:
+                self._tree.touch(keys[page], now)
+            anchor = self._anchor(keys, 1 + pages[-1])
+            handles = (*(unit.handle for unit in units), *anchor)
+            self._extents.lease(handles)
+            self._readers.add(lease_id, StorageLease(handles, now + self.limits.lease_seconds))
         return tuple(units)
 
     def renew(self, lease_ids: Iterable[str], now: float) -> tuple[str, ...]:
-        """Prolongs leases; says which are gone."""
-        return self._leases.renew(lease_ids, now)
+        """Prolongs leases and returns the names of those that are gone."""
+        end = now + self.limits.lease_seconds
+        return tuple(name for name in lease_ids if not self._readers.renew(name, now, end))
 
     def release(self, lease_id: str) -> None:
-        self._leases.release(lease_id)
+        if lease := self._readers.pop(lease_id):
+            self._extents.release(lease.units)
 
     def expire(self, now: float) -> None:
-        self._leases.expire(now)
+        for name in self._readers.over(now):
+            self.release(name)
 
     # Writers.
 
     def plan(
         self, keys: Sequence[PageKey], digests: Mapping[UnitName, bytes], now: float
     ) -> ExtentPlan | None:
-        """Room for what is new of an offer, or for its largest smaller resume point; or None.
+        """Room for the new units of an offer, or for its largest smaller resume point; or None.
 
-        Ends with `commit` or `abort`. Units are those of `digests`, which travel along.
+        The caller ends the plan with `commit` or `abort`. The units offered are those of `digests`.
         """
-        offer = self._shelf.offer(keys, _pages(digests))
+        offer = self.offer(keys, _pages(digests))
         whole, depth = offer.whole()
         if not whole:
             return None
-        anchor = (*self._shelf.anchor(keys, offer.base), *self._shelf.handles(offer.reused(depth)))
-        self._leases.keep(anchor)
-        self._shelf.touch(keys[offer.base - 1 : offer.base] if offer.base else (), now)
+        anchor = (*self._anchor(keys, offer.base), *self._handles(offer.reused(depth)))
+        # Lease first: making room may otherwise evict the pages that the group stands on.
+        self._extents.lease(anchor)
+        if offer.base:
+            self._tree.touch(keys[offer.base - 1], now)
         group = self._take_room(offer, whole)
         self._note_truncation(whole, group)
         if not group:
-            self._leases.let_go(anchor)
+            self._extents.release(anchor)
             return None
-        plan = self._plan(keys, group, digests, len(whole))
+        generation = self._extents.reserve(layout_of(self.manifest, group).file_bytes)
+        chosen = {name: digests[name] for name in group}
+        plan = plan_extent(self.manifest, keys, chosen, generation, num_asked=len(whole))
         self._writing[plan.generation] = _Writing(plan, offer.base, anchor)
         return plan
 
-    def _take_room(self, offer: Offer, whole: Group) -> Group:
-        """Evicts for the most that can fit at all, then takes the most that does."""
+    def _take_room(self, offer: WriteOffer, whole: Group) -> Group:
+        """Evicts for the largest group that fits the capacity, then takes the largest that fits
+        now."""
         capacity = self.limits.capacity_bytes
-        most = self._largest(offer, whole, capacity)
+        most = largest_group(self.manifest, offer, whole, capacity)
         if not most:
             return ()
-        self._shelf.make_room(self._layout(most).file_bytes)
-        return self._largest(offer, most, capacity - self._shelf.extents.used_bytes)
+        self._make_room(layout_of(self.manifest, most).file_bytes)
+        return largest_group(self.manifest, offer, most, capacity - self._extents.used_bytes)
 
-    def _largest(self, offer: Offer, wanted: Group, num_bytes: int) -> Group:
-        """All that is wanted, or what there is room for up to the deepest resume point."""
+    def _make_room(self, num_bytes: int) -> None:
+        """Evicts other models' extents first, then the least valuable units of the kind that takes
+        most."""
+        extents, limit = self._extents, self.limits.capacity_bytes - num_bytes
+        while extents.used_bytes > limit and extents.drop_oldest_foreign():
+            pass
+        while (short := extents.used_bytes - limit) > 0:
+            if not any(self._evict(kind, self._some_of(kind, short)) for kind in self._by_excess()):
+                return
 
-        def fits(group: Group) -> bool:
-            return not group or self._layout(group).file_bytes <= num_bytes
+    def _by_excess(self) -> list[Kind]:
+        """Kinds by their bytes in proportion to their share, the largest first."""
+        shares = kind_shares(self.manifest.kinds, SNAPSHOT_SHARE)
+        taken = {kind: self._counts[kind]["num_bytes"] / share for kind, share in shares.items()}
+        return sorted(taken, key=lambda kind: -taken[kind])
 
-        if fits(wanted):
-            return wanted
-        points = list(offer.points())
-        best = bisect_left(points, True, key=lambda depth: fits(offer.least(depth)))
-        groups = (each(depth) for depth in points[best:][:1] for each in (offer.up_to, offer.least))
-        return next((group for group in groups if fits(group)), ())
+    def _some_of(self, kind: Kind, short: int) -> int:
+        """How many units of a kind to evict at once: a part of the shortage, so that the kind that
+        takes most is determined again before the rest."""
+        each = aligned(self.manifest.layout(kind).slot_bytes)
+        return max(1, short // (each * len(self.manifest.kinds)))
 
     def _note_truncation(self, whole: Group, stored: Group) -> None:
         if len(stored) < len(whole):
             self._truncated += 1
             for kind, count in demand_of(tuple(set(whole).difference(stored))).items():
-                self._shelf.count(kind, num_truncated=count)
-            self._shelf.effects.append(StoringTruncated(len(whole), len(stored)))
-
-    def _layout(self, group: Group) -> ExtentLayout:
-        sizes = [self.manifest.layout(kind).slot_bytes for kind, _ in group]
-        return lay_out_extent(_top(group), sizes)
-
-    def _plan(
-        self,
-        keys: Sequence[PageKey],
-        group: Group,
-        digests: Mapping[UnitName, bytes],
-        num_asked: int,
-    ) -> ExtentPlan:
-        layout = self._layout(group)
-        generation = self._shelf.extents.reserve(layout.file_bytes)
-        units = tuple(
-            StorageUnit(
-                kind=kind,
-                page_index=page,
-                key=keys[page],
-                num_bytes=self.manifest.layout(kind).slot_bytes,
-                digest=digests[kind, page],
-                generation=generation,
-                index=index,
-                offset=layout.offsets[index],
-            )
-            for index, (kind, page) in enumerate(group)
-        )
-        chain = tuple(keys[: _top(group)])
-        return ExtentPlan(generation, chain, units, layout.file_bytes, num_asked)
+                self._count(kind, num_truncated=count)
+            self._effects.append(StoreTruncated(len(whole), len(stored)))
 
     def commit(self, generation: int, now: float) -> int:
-        """The extent is on disk: its units become visible. How many are new; 0 where the pages
-        below are no more, and then the file is to be removed."""
+        """Makes the units of a written extent visible and returns how many are new. It returns 0
+        where the pages below are gone; the caller then removes the file."""
         writing = self._end_writing(generation)
         plan = writing.plan
         header_bytes = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
-        self._shelf.extents.add(generation, header_bytes, _places(plan.units))
-        if not self._shelf.is_path(plan.keys[: writing.base]):
-            self._shelf.discard(plan.units)
+        self._extents.add(generation, header_bytes, places(plan.units))
+        below = plan.keys[: writing.base]
+        if writing.is_dropped or self._tree.match_depth(below) < len(below):
+            self._extents.give_back(unit.handle for unit in plan.units)
             return 0
-        new = self._shelf.insert(plan.keys, plan.units, now)
+        new = self._insert_group(plan.keys, plan.units, now)
         for unit in new:
-            self._shelf.count(unit.kind, num_stored=1)
+            self._count(unit.kind, num_stored=1)
         return len(new)
 
     def abort(self, generation: int) -> None:
-        """The extent could not be written."""
+        """Ends the plan of an extent that could not be written."""
         self._end_writing(generation)
 
     def _end_writing(self, generation: int) -> _Writing:
         writing = self._writing.pop(generation)
-        self._shelf.extents.give_back(generation)
-        self._leases.let_go(writing.anchor)
+        self._extents.unreserve(generation)
+        self._extents.release(writing.anchor)
         return writing
 
-    # Giving up.
+    # Dropping.
 
-    def flush(self) -> int:
-        """Gives up all that nobody reads; how many units went."""
-        return self._shelf.flush()
+    def drop_chain(self, first: PageKey) -> int:
+        """Drops all units of chains that begin with this page, leased or not, and returns how many.
+        An extent of such a chain that is being written will not become visible."""
+        for generation, writing in self._writing.items():
+            if writing.plan.keys[0] == first:
+                self._writing[generation] = replace(writing, is_dropped=True)
+        return super().drop_chain(first)
 
-    def drop(self, kind: Kind, key: PageKey) -> int:
-        """Gives up a unit and all that stands on it, leased or not; how many went."""
-        return self._shelf.drop(kind, key)
-
-    def drop_corrupt(self, unit: StorageUnit, flaw: Flaw) -> int:
-        """As `drop`, counted and told; 0 when that unit has been given up or replaced already."""
+    def drop_corrupt(self, unit: StoredUnit, flaw: Flaw) -> int:
+        """As `drop`, with a count and an effect; 0 when this unit has been dropped or replaced
+        already."""
         if not self.stands(unit):
             return 0
-        self._shelf.count(unit.kind, num_corrupt=1)
+        self._count(unit.kind, num_corrupt=1)
         dropped = self.drop(unit.kind, unit.key)
-        self._shelf.effects.append(UnitCorrupt(unit.kind, unit.key, flaw, dropped))
+        self._effects.append(UnitCorrupt(unit.kind, unit.key, flaw, dropped))
         return dropped
 
-    # Telling.
+    # Reports.
 
-    def drain_effects(self) -> tuple[StorageEffect, ...]:
-        """What happened since the last call, in order."""
-        effects, self._shelf.effects = tuple(self._shelf.effects), []
-        return effects
-
-    def drain_work(self) -> tuple[DiskWork, ...]:
-        """What is to be done on disk since the last call, in order, before anything is written."""
-        return self._shelf.extents.drain_work()
-
-    def holdings(self) -> Iterator[UnitStored]:
-        """Everything here, in the order in which it came; what goes while this is read is not."""
-        return self._shelf.holdings()
+    def drain_work(self) -> tuple[BlobWork, ...]:
+        """The disk work since the last call, in order. The caller does it before it writes."""
+        return self._extents.drain_work()
 
     def statistics(self) -> StorageStatistics:
-        extents = self._shelf.extents
+        extents = self._extents
         return StorageStatistics(
-            kinds=self._shelf.counts(),
+            kinds={kind: self.counts(kind) for kind in self.manifest.kinds},
             capacity_bytes=self.limits.capacity_bytes,
             used_bytes=extents.used_bytes,
             foreign_bytes=extents.foreign_bytes,
             num_extents=len(extents),
-            num_leases=len(self._leases),
+            num_leases=len(self._readers),
             num_truncated=self._truncated,
         )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless all tell the same story, within the capacity."""
-        self._shelf.check_integrity()
-        used = self._shelf.extents.used_bytes
+        """Raises AssertionError unless all tables agree and stay within the capacity."""
+        super().check_integrity()
+        alive = {(handle.generation, handle.slot) for handle in self._tree.handles()}
+        assert alive == set(self._extents.units()), "a unit on disk is nobody's"
+        used = self._extents.used_bytes
         assert used <= self.limits.capacity_bytes, f"{used} bytes are more than the capacity"
 
 
 def _depth(extent: FoundExtent) -> tuple[int, int]:
-    """Parents come first: by the first full page; what has none stands on what others have."""
+    """Parents come first: sorted by the first full page. Extents without one stand on others'
+    pages."""
     pages = [unit.page_index for unit in extent.units if unit.kind is Kind.FULL]
     return min(pages, default=len(extent.keys)), extent.generation
 
 
 def _pages(names: Iterable[UnitName]) -> dict[Kind, list[int]]:
+    """Pages by kind, in the order of the names, which is their order on disk."""
     pages: dict[Kind, list[int]] = {}
     for kind, page in names:
         pages.setdefault(kind, []).append(page)
     return pages
-
-
-def _top(group: Group) -> int:
-    """How many pages of the chain a group reaches over."""
-    return 1 + max(page for _, page in group)
-
-
-def _places(units: Iterable[StorageUnit]) -> list[tuple[int, tuple[int, int]]]:
-    return [(unit.index, (unit.offset, unit.num_bytes)) for unit in units]

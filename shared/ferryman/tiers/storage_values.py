@@ -1,4 +1,4 @@
-"""What the storage tier is asked, what it answers, and what it wants others to know."""
+"""Requests, answers and effects of the storage tier."""
 
 from __future__ import annotations
 
@@ -8,52 +8,58 @@ from enum import StrEnum
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.tiers.values import UnitForgotten, UnitStored
-
-
-@dataclass(frozen=True, slots=True)
-class StorageUnit:
-    """One unit on disk: the `index`-th of the extent whose number is `generation`.
-
-    `digest` is the xxh3-128 of its bytes, taken where they left the device.
-    """
-
-    kind: Kind
-    page_index: int
-    key: PageKey
-    num_bytes: int
-    digest: bytes
-    generation: int
-    index: int
-    offset: int
+from ferryman.tiers.values import EvictionRefused, StoredUnit, UnitCounts, UnitForgotten, UnitStored
 
 
 @dataclass(frozen=True, slots=True)
 class ExtentPlan:
-    """An extent to be written: its units lie at their offsets, `keys` reach as far as they do."""
+    """An extent to be written: its units lie at their offsets, `keys` reach to the last unit's
+    page."""
 
     generation: int
     keys: Sequence[PageKey]
-    units: tuple[StorageUnit, ...]
+    units: tuple[StoredUnit, ...]
     file_bytes: int
     num_asked: int
 
 
 @dataclass(frozen=True, slots=True)
 class FoundExtent:
-    """An extent that was found on disk: `units` are those alive, `num_bytes` what they take."""
+    """An extent found on disk: `units` are those alive, `num_bytes` the bytes it takes."""
 
     generation: int
     manifest_digest: str
     keys: Sequence[PageKey]
-    units: tuple[StorageUnit, ...]
+    units: tuple[StoredUnit, ...]
     header_bytes: int
     num_bytes: int
 
 
+BlobRange = tuple[int, int]  # offset and number of bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobPart:
+    """Bytes to be put into a blob at `offset`. `digest` is their xxh3-128."""
+
+    offset: int
+    memory: memoryview
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobStatistics:
+    """Blobs, their bytes without punched holes, and how many unfinished blobs of a former owner
+    were removed when the blob store was opened."""
+
+    num_blobs: int
+    used_bytes: int
+    num_unfinished: int
+
+
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """`capacity_bytes` are for all files together, headers included."""
+    """`capacity_bytes` bounds all files together, headers included."""
 
     capacity_bytes: int
     lease_seconds: float = 30.0
@@ -62,10 +68,11 @@ class StorageLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What became of an offer: `num_asked` of its units were not here yet, `num_stored` are now.
+    """The result of an offer: `num_asked` of its units were not stored before, `num_stored` are
+    now.
 
-    Fewer are stored where room for the largest smaller resume point was all there was, and none
-    where the folder failed or is left alone for a while.
+    Fewer are stored where only a smaller resume point found room, and none where the folder failed
+    or is suspended.
     """
 
     num_asked: int
@@ -81,7 +88,7 @@ NOTHING_STORED = StoredGroup(0, 0, 0)
 
 
 class Flaw(StrEnum):
-    """What proved a stored unit to be other bytes than those asked for."""
+    """The check that showed that a stored unit is not the one asked for."""
 
     LENGTH = "length"
     SEAL = "seal"
@@ -91,7 +98,7 @@ class Flaw(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnitCorrupt:
-    """A unit on disk is not what was written; it is dropped, and `num_dropped` with it."""
+    """A unit on disk differs from the one written; it is dropped, and `num_dropped` with it."""
 
     kind: Kind
     key: PageKey
@@ -101,66 +108,55 @@ class UnitCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class FilesCorrupt:
-    """So many files in the folder were once whole and are not what was written; they are gone."""
+    """Files in the folder that were complete once and have changed since; they are removed."""
 
     num_files: int
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFailed:
-    """The folder did not do what it was asked; `error` is the name of an errno."""
+    """An operation on the folder failed; `error` is the name of an errno."""
 
     operation: str
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class StorageRests:
-    """After so many failures in a row the folder is left alone for `seconds`: all is a miss."""
+class StorageSuspended:
+    """After `num_failures` failures in a row the folder is not used for `seconds`: every read
+    misses."""
 
     num_failures: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class StoringTruncated:
-    """Bytes were short even after eviction: so many units of a group were stored."""
+class StoreTruncated:
+    """Bytes were short even after eviction: `num_stored` of the group's `num_asked` units were
+    stored."""
 
     num_asked: int
     num_stored: int
 
 
-StorageEffect = (
+# Effects of a tier. The host tier has only the first three.
+TierEffect = (
     UnitStored
     | UnitForgotten
+    | EvictionRefused
     | UnitCorrupt
     | FilesCorrupt
     | StorageFailed
-    | StorageRests
-    | StoringTruncated
+    | StorageSuspended
+    | StoreTruncated
 )
 
 
 @dataclass(frozen=True, slots=True)
-class StorageKindStatistics:
-    """Units and payload bytes of one kind on disk, and counts of units since the start: truncated
-    are those that a group was stored without, because there was no room."""
-
-    num_units: int = 0
-    num_bytes: int = 0
-    num_hits: int = 0
-    num_misses: int = 0
-    num_stored: int = 0
-    num_evicted: int = 0
-    num_corrupt: int = 0
-    num_truncated: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class StorageStatistics:
-    """`used_bytes` are those on disk, headers included; `foreign_bytes` of them other models'."""
+    """`used_bytes` are the bytes on disk with headers; `foreign_bytes` the part of other models."""
 
-    kinds: Mapping[Kind, StorageKindStatistics]
+    kinds: Mapping[Kind, UnitCounts]
     capacity_bytes: int = 0
     used_bytes: int = 0
     foreign_bytes: int = 0

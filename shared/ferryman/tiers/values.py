@@ -1,4 +1,4 @@
-"""What the store is asked, what it answers, and what it wants others to know."""
+"""Requests, answers and effects of the store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+from ferryman.cache.slots import SlotHandle
 from ferryman.cache.units import HostUnit, Tier
 
 UnitName = tuple[Kind, int]
@@ -21,9 +22,9 @@ class WorkerLife:
 
 
 @dataclass(frozen=True, slots=True)
-class AcquireAsk:
-    """A reader's wish. `have_pages` full pages are on its device; resume points of interest lie
-    above `min_pages` and at `max_pages` at most."""
+class AcquireRequest:
+    """A reader's request. `have_pages` full pages are on its device; it wants resume points above
+    `min_pages` and at `max_pages` at most."""
 
     lease_id: str
     worker: WorkerLife
@@ -34,7 +35,7 @@ class AcquireAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class AcquireGrant:
     """Leased units; a lease exists when there are any. `usable_pages` is 0 without resume point."""
 
     usable_pages: int
@@ -42,8 +43,8 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseAsk:
-    """A copier's wish: just these units of the chain, as far as they are here."""
+class LeaseRequest:
+    """A request to copy these units of the chain, as far as they are here."""
 
     lease_id: str
     worker: WorkerLife
@@ -52,7 +53,7 @@ class LeaseAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveAsk:
+class ReserveRequest:
     """A writer's offer: pages of `keys` per kind, a recurrent unit at the page it ends."""
 
     lease_id: str
@@ -63,7 +64,7 @@ class ReserveAsk:
 
 @dataclass(frozen=True, slots=True)
 class ReservedUnit:
-    """Room in the arena for one unit."""
+    """A place in the arena for one unit."""
 
     kind: Kind
     page_index: int
@@ -73,10 +74,33 @@ class ReservedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What is here of a chain, without any lease: pages per kind, ascending."""
+    """The units of a chain that are here, without a lease: pages per kind, ascending."""
 
     usable_pages: int
     pages: Mapping[Kind, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUnit:
+    """One unit in a tier: the `index`-th slot of its pool in its `generation`, or the `index`-th
+    unit of the extent whose number is `generation`. It begins at `offset` of the arena or extent.
+
+    `digest` is the xxh3-128 of its bytes, taken where they left the device.
+    """
+
+    kind: Kind
+    page_index: int
+    key: PageKey
+    num_bytes: int
+    digest: bytes
+    generation: int
+    index: int
+    offset: int
+
+    @property
+    def handle(self) -> SlotHandle:
+        """Its handle in the tier's tree."""
+        return SlotHandle(self.kind, self.index, self.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +128,10 @@ class UnitForgotten:
 
 @dataclass(frozen=True, slots=True)
 class EvictionRefused:
-    """So many slots could not be had: what is left is leased."""
+    """`num_slots` slots could not be freed because all remaining units are leased."""
 
     kind: Kind
     num_slots: int
-
-
-Effect = UnitStored | UnitForgotten | EvictionRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +157,24 @@ class KindStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class KindCounts:
-    """Units of one kind since the start. A hit is a unit that was leased to a reader."""
+class UnitCounts:
+    """Units and bytes of one kind in one tier, and counts of units since the start. A hit is a
+    unit that was leased to a reader; a truncated unit was left out of a stored group for lack of
+    room."""
 
+    num_units: int = 0
+    num_bytes: int = 0
     num_hits: int = 0
+    num_misses: int = 0
     num_stored: int = 0
     num_evicted: int = 0
     num_corrupt: int = 0
+    num_truncated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counts for gauges and the ledger. Hits and misses are readers', all else is units'."""
+    """Counts for gauges and the ledger. Hits and misses count readers, all others count units."""
 
     kinds: Mapping[Kind, KindStatistics]
     num_leases: int

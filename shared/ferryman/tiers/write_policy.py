@@ -1,12 +1,12 @@
-"""When the units of one tier are written to the tier behind it: three answers, three types.
+"""When the units of one tier are written to the tier behind it: three policies, three types.
 
     WriteThrough            as soon as a unit is new
     WriteThroughSelective   at its second hit
     WriteBack               when it is about to be evicted, a little ahead
 
-`Backups` keeps the books of one tier by one of them: it hears what comes in, what is hit, what is
-short and what leaves, and answers with the units to write now. Eviction asks nobody: what must go
-before it could be written is gone, and counted.
+`PendingBackups` applies one policy to one tier: it is told of new units, hits, shortages and
+evictions, and returns the units to write now. Eviction does not wait for it: a unit that is evicted
+before it could be written is lost, and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ferryman.errors import ConfigError
 UnitKey = tuple[Kind, PageKey]
 
 HITS_TO_WRITE = 2
-# With less than this share of a pool free, its coldest units are written ahead, so many at a time.
+# When less than this share of a pool is free, its coldest units are written ahead of eviction, this
+# many at a time.
 LOW_FREE_SHARE = 0.25
 NUM_WRITTEN_AHEAD = 32
 
@@ -38,16 +39,16 @@ class WritePolicy(Protocol):
         ...
 
     def num_due_ahead(self, free_share: float) -> int:
-        """How many of the coldest are due while `free_share` of their pool is free."""
+        """How many of the coldest units are due while `free_share` of their pool is free."""
         ...
 
     def is_lost(self, unit: UnitKey) -> bool:
-        """Whether it is a loss that this unit leaves unwritten; the policy forgets it."""
+        """Whether evicting this unit unwritten is a loss; the policy forgets the unit."""
         ...
 
 
 class WriteThrough:
-    """Everything, at once. What failed gets another chance when it is hit."""
+    """Every unit, at once. A failed write is tried again at the next hit."""
 
     def is_due_when_new(self, unit: UnitKey) -> bool:
         return True
@@ -63,7 +64,7 @@ class WriteThrough:
 
 
 class WriteThroughSelective:
-    """What has proved useful: at its second hit, and after it at any."""
+    """Units that proved useful: at their second hit, and at every later one."""
 
     def __init__(self) -> None:
         self._hits: dict[UnitKey, int] = {}
@@ -83,7 +84,7 @@ class WriteThroughSelective:
 
 
 class WriteBack:
-    """Nothing before its room is wanted."""
+    """No unit before its room is needed."""
 
     def is_due_when_new(self, unit: UnitKey) -> bool:
         return False
@@ -115,10 +116,11 @@ def write_policy_named(name: str) -> WritePolicy:
     return make()
 
 
-class Backups:
-    """What of a tier is behind it, what is on its way there, and what is to go there now.
+class PendingBackups:
+    """The units of a tier that are written to the tier behind it, or on their way there.
 
-    Every answer is on its way from then on, and is not given again unless it `failed`.
+    A unit that was returned counts as on its way and is not returned again unless `on_failed` says
+    so.
     """
 
     def __init__(self, policy: WritePolicy) -> None:
@@ -126,60 +128,60 @@ class Backups:
         self._on_its_way: set[UnitKey] = set()
         self._written: set[UnitKey] = set()
 
-    # What happens in this tier.
+    # Events in this tier.
 
-    def added(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
-        """Units came in, whatever way; those to write now."""
+    def on_added(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
+        """Units came in, by any way; returns those to write now."""
         return self.start(unit for unit in units if self._policy.is_due_when_new(unit))
 
-    def hit(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
-        """A request reuses units; those to write now."""
+    def on_hit(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
+        """A request reuses units; returns those to write now."""
         return self.start(unit for unit in units if self._policy.is_due_when_hit(unit))
 
-    def pressed(self, free_share: float, coldest: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
-        """`coldest` is what would be evicted next, in that order; those to write now.
+    def on_pressure(self, free_share: float, coldest: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
+        """`coldest` are the next units to evict, in order; returns those to write now.
 
-        What is behind already may go without cost, so it counts as written ahead.
+        A unit that is written already can be evicted without loss, so it counts as written ahead.
         """
         return self.start(islice(coldest, self._policy.num_due_ahead(free_share)))
 
-    def gone(self, units: Iterable[UnitKey]) -> int:
-        """Units were evicted; how many of them should have been written and were not."""
+    def on_removed(self, units: Iterable[UnitKey]) -> int:
+        """Units were evicted; returns how many should have been written and were not."""
         num_lost = 0
         for unit in units:
             num_lost += self._policy.is_lost(unit) and unit not in self._written
             self._forget(unit)
         return num_lost
 
-    # What happens behind it.
+    # Events in the tier behind it.
 
     def start(self, units: Iterable[UnitKey]) -> tuple[UnitKey, ...]:
-        """Units are to be written whatever the policy; those that are not settled."""
+        """Starts to write units whatever the policy; returns those that are not settled."""
         fresh = tuple(dict.fromkeys(unit for unit in units if not self.is_settled(unit)))
         self._on_its_way.update(fresh)
         return fresh
 
     def is_settled(self, unit: UnitKey) -> bool:
-        """Whether it is behind, or on its way there."""
+        """Whether the unit is written, or on its way."""
         return unit in self._written or unit in self._on_its_way
 
     def is_written(self, unit: UnitKey) -> bool:
-        """Whether it is behind."""
+        """Whether the unit is written to the tier behind."""
         return unit in self._written
 
-    def written(self, units: Iterable[UnitKey]) -> None:
-        """They are behind now, or came from there."""
+    def mark_written(self, units: Iterable[UnitKey]) -> None:
+        """The units are in the tier behind now, or came from there."""
         for unit in units:
             self._on_its_way.discard(unit)
             self._written.add(unit)
 
-    def failed(self, units: Iterable[UnitKey]) -> None:
-        """They are not behind: could not be written, or were given up there."""
+    def on_failed(self, units: Iterable[UnitKey]) -> None:
+        """The units are not in the tier behind: they were not written, or were dropped there."""
         for unit in units:
             self._forget(unit)
 
-    def all_lost(self) -> None:
-        """The tier behind is a new one, and empty."""
+    def forget_all(self) -> None:
+        """The tier behind is a new and empty one."""
         self._on_its_way.clear()
         self._written.clear()
 

@@ -1,5 +1,6 @@
-"""What leaves the process: messages, subjects, gRPC, NATS, the Redis index and the data plane.
+"""Communication with other processes: messages, subjects, gRPC, NATS, the Redis index, the data
+plane.
 
-Domain values become messages here and nowhere else. What may be said when is `ferryman.handoff`'s;
-this package knows no engine and no model.
+Domain values become messages here and nowhere else. `ferryman.handoff` decides which message is
+legal when; this package knows no engine and no model.
 """

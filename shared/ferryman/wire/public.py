@@ -1,4 +1,4 @@
-"""What the public InferenceService speaks of, as plain values for the router and for the SDK."""
+"""The values of the public InferenceService, for the router and for the SDK."""
 
 from __future__ import annotations
 
@@ -6,30 +6,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferryman.cache.keys import TokenIds
+from ferryman.errors import Cancelled
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import Usage
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text as it is."""
+    """Text as it is. With `parse_special` names of control tokens in it become those tokens; with
+    `omit_special` none is put before or behind it."""
 
     text: str
+    parse_special: bool = False
+    omit_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """One message of a conversation; `role` is a word the chat template knows."""
+    """One message of a conversation; `role` is a word the chat template knows.
+
+    `more` is the JSON text of an object, or empty: whatever else a template may read of a message,
+    such as `tool_calls` and `tool_call_id`.
+    """
 
     role: str
     content: str
+    more: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Turns for the model's chat template."""
+    """Turns for the model's chat template. With `parse_special` names of control tokens in the
+    turns become those tokens; the template's own always do.
+
+    `variables` is the JSON text of an object, or empty: what the template may read besides, such as
+    `tools`.
+    """
 
     turns: tuple[ChatTurn, ...]
+    parse_special: bool = False
+    variables: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +60,7 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class GenerateStarted:
-    """The first event of a stream: what the router made of the request."""
+    """The first event of a stream: the router's parameters of the request."""
 
     request_id: str
     model: str
@@ -64,11 +80,21 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class GenerateFinished:
-    """The last event of a stream; `text` is what was held back until then."""
+    """The last event of a stream; `text` was held back until then. `matched_stop` is the stop
+    string that ended it, empty if none did.
+
+    Raises Cancelled for a request that was cancelled: its answer is cut, and a cut answer ends
+    with an error.
+    """
 
     reason: FinishReason
     usage: Usage
     text: str = ""
+    matched_stop: str = ""
+
+    def __post_init__(self) -> None:
+        if self.reason is FinishReason.CANCELLED:
+            raise Cancelled("the request was cancelled before its answer was complete")
 
 
 GenerateEvent = GenerateStarted | TokenChunk | GenerateFinished
@@ -76,12 +102,12 @@ GenerateEvent = GenerateStarted | TokenChunk | GenerateFinished
 
 @dataclass(frozen=True, slots=True)
 class RouteCandidate:
-    """A pair of workers, the seconds predicted for it, and where the prefix would come from.
+    """A pair of workers, the seconds predicted for it, and the tiers of the prefix.
 
     `usable_tokens` is the sum over the tiers. `fetch_seconds` are from storage or a peer into the
     host tier, `load_seconds` into the device, `row_seconds` the wait for a row at decode;
-    `recompute_seconds` is what computing the tokens fetched and loaded would take instead. `plane`
-    is the data plane that the two have in common.
+    `recompute_seconds` is the time to compute the fetched and loaded tokens instead. `plane` is the
+    data plane that both workers have.
     """
 
     prefill_worker_id: str
@@ -104,7 +130,7 @@ class RouteCandidate:
 
 @dataclass(frozen=True, slots=True)
 class RouteExplanation:
-    """One routing decision: the choice, and what else there was, best first."""
+    """One routing decision: the choice, and the other candidates, best first."""
 
     attempt: int
     chosen: RouteCandidate
@@ -113,7 +139,7 @@ class RouteExplanation:
 
 @dataclass(frozen=True, slots=True)
 class LifecycleEvent:
-    """One entry of the lifecycle log; `json` is as it was published."""
+    """One entry of the lifecycle log; `json` is the published text."""
 
     role: str
     worker_id: str

@@ -1,25 +1,26 @@
-"""What messages between services mean, as plain values: no generated class, no socket.
+"""Messages between services as plain values: no generated class, no socket.
 
-Seconds are what is left or what has passed at the moment of sending; nobody sends a wall time.
+Seconds are time left or time passed at the moment of sending; wall-clock time is never sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ferryman.cache.manifest import Kind
+from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.offsets import TokenFrame
 from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import PageRange, UnitDigest
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import FinishReason, Request
-from ferryman.wire.planes import GrpcPlane, PlaneOffer
+from ferryman.wire.handoff.planes import GrpcOnly, PlaneOffer
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What travels with a request to everyone who works on it. `attempt` counts from 1."""
+    """The context that travels with a request to all its workers. `attempt` counts from 1.
+    `adapter` is the hex digest of a LoRA adapter; empty for the model alone."""
 
     request_id: str
     attempt: int
@@ -27,11 +28,12 @@ class RequestContext:
     age_seconds: float = 0.0
     traceparent: str = ""
     tenant_salt: bytes = b""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """One life of one worker, and where it listens."""
+    """One life of one worker, and its address."""
 
     worker_id: str
     address: str
@@ -40,7 +42,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True)
 class UncachedPages:
-    """So many pages were computed anew for one reason of the resume plan."""
+    """Pages that were computed anew for one reason of the resume plan."""
 
     reason: str
     pages: int
@@ -48,9 +50,9 @@ class UncachedPages:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A request's tokens, and where the beginning of its prompt came from.
+    """A request's tokens, and the tiers that the beginning of its prompt came from.
 
-    Of `drafted_tokens`, which were verified, `accepted_tokens` are among those generated.
+    All `drafted_tokens` were verified; `accepted_tokens` of them are among the generated tokens.
     """
 
     prompt_tokens: int
@@ -59,6 +61,11 @@ class Usage:
     uncached: tuple[UncachedPages, ...] = ()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+    @property
+    def of_output(self) -> Usage:
+        """Without the prompt, for another answer to the same one."""
+        return replace(self, prompt_tokens=0, cached=CachedTokens(), uncached=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,78 +92,39 @@ class PrefillOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class KindPlan:
-    """How many units of one kind a plan reuses, loads and allocates."""
-
-    kind: Kind
-    reused: int
-    loaded: int
-    allocated: int
+class PrefillQueued:
+    """The worker has accepted the order."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSummary:
-    """What a resume plan decided; `recurrent` is clear, copy, load or receive.
+class PrefillAdmitted:
+    """The request has its slots; `usage` counts what its resume plan reuses of the prompt."""
 
-    Seconds are those that the plan reckoned with: to load `load_bytes`, to compute the rest, and
-    to compute what is loaded instead. `cached` adds up to `position`.
-    """
-
-    position: int
-    prompt_len: int
-    recurrent: str
-    kinds: tuple[KindPlan, ...]
-    uncached: tuple[UncachedPages, ...]
-    snapshots: tuple[int, ...]
-    cached: CachedTokens = field(default_factory=CachedTokens)
-    load_bytes: int = 0
-    load_seconds: float = 0.0
-    compute_seconds: float = 0.0
-    recompute_seconds: float = 0.0
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
-    """So many requests are before this one."""
+class PrefillChunkDone:
+    """All positions before `end` are computed."""
 
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The request has its slots and will run as planned."""
-
-    plan: PlanSummary
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkDone:
-    """Positions [start, end) are computed: chunk `index` (from 1) of `count`."""
-
-    index: int
-    count: int
-    start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOff:
+class PrefillHandedOff:
     """Decode has verified everything; `seconds` is from Reserve to the answer of Commit."""
 
-    reservation_id: str
-    first: Sampled
     usage: Usage
     num_bytes: int
     seconds: float
-    path: str = "grpc"
 
 
-PrefillProgress = Queued | Admitted | ChunkDone | HandedOff
+PrefillProgress = PrefillQueued | PrefillAdmitted | PrefillChunkDone | PrefillHandedOff
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveOrder:
-    """Prefill's wish for slots; `manifest_json` is read only when the digests differ."""
+    """Prefill's request for slots; `manifest_json` is read only when the digests differ."""
 
     context: RequestContext
     worker_epoch: int
@@ -165,12 +133,12 @@ class ReserveOrder:
     request: Request
     manifest_digest: str
     manifest_json: str
-    offer: PlaneOffer = field(default_factory=GrpcPlane)
+    offer: PlaneOffer = field(default_factory=GrpcOnly)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOrder:
-    """Prefill's word that all is written, with the token drawn behind the prompt."""
+    """Prefill's message that all units are written, with the token drawn after the prompt."""
 
     context: RequestContext
     reservation_id: str
@@ -182,21 +150,31 @@ class CommitOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortOrder:
-    """The end of an attempt and all before it; without a reservation, of whatever it holds."""
+class RouterAbort:
+    """The request's own router ends an attempt and all before it, in any state."""
 
     request_id: str
     attempt: int
     cause: str
-    reservation_id: str = ""
-    epoch: int = 0
-    is_writer_done: bool = False
+    router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterAbort:
+    """A writer gives up its reservation and writes no more. It cannot end what was committed."""
+
+    request_id: str
+    fence: WriteFence
+    cause: str
     has_failed_writes: bool = False
+
+
+AbortOrder = RouterAbort | WriterAbort
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCursor:
-    """Up to where a router has a request's tokens."""
+    """The offset up to which a router has a request's tokens."""
 
     request_id: str
     attempt: int
@@ -204,19 +182,19 @@ class TokenCursor:
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
+class StreamContinues:
     """There will be further tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class StreamFinished:
     """These were the last tokens."""
 
     reason: FinishReason
     usage: Usage
 
 
-Ending = GoesOn | Finished | Failure
+Ending = StreamContinues | StreamFinished | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +204,4 @@ class RequestTokens:
     request_id: str
     frame: TokenFrame
     logprobs: tuple[Mapping[int, float], ...] = ()
-    ending: Ending = field(default_factory=GoesOn)
-
-
-@dataclass(frozen=True, slots=True)
-class StepFrame:
-    """What one step made for all requests of one router; `sequence` counts from 1 per stream."""
-
-    epoch: int
-    sequence: int
-    requests: tuple[RequestTokens, ...]
+    ending: Ending = field(default_factory=StreamContinues)

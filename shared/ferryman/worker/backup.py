@@ -1,7 +1,9 @@
-"""From the device to the host tier: what a write policy asks for is copied, one group at a time.
+"""From the device to the host tier: copies the units that a write policy selects, group by group.
 
-Slots are leased only while they are copied. What waits for its turn may be evicted meanwhile, and
-is counted as lost: eviction never waits for the host.
+Slots are leased only while they are copied. A waiting unit may be evicted meanwhile and is then
+counted as lost: eviction never waits for the host.
+
+Other servers say offload, save or write back.
 """
 
 from __future__ import annotations
@@ -11,27 +13,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
+from ferryman.cache.node import TreeChange
 from ferryman.cache.slots import Holder, Role
 from ferryman.schedule.events import CachedUnit
-from ferryman.tiers.write_policy import Backups, UnitKey, WritePolicy
-from ferryman.wire.host_client import UnitSource
-from ferryman.wire.rpc import NO_TAGS, CallTags
+from ferryman.schedule.scheduler import Scheduler
+from ferryman.tiers.write_policy import PendingBackups, UnitKey, WritePolicy
+from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
+from ferryman.wire.hostcache.arena_copy import UnitSource
 
-if TYPE_CHECKING:  # torch: the simulator runs this without any
-    from ferryman.engine.assembly import Engine
+# Copies the bytes of a slot to a place in the arena; returns their digest.
+StoreUnit = Callable[[Kind, int, memoryview], bytes]
 
 MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
 class BackupStatistics:
-    """Groups that wait, and units since the start: lost are those evicted before they could be
-    written, dropped those for which too many groups waited; these may come again."""
+    """Groups that wait, and units since the start. Lost units were evicted before they could be
+    written. Dropped units belong to a group for which too many groups waited; they may come
+    again."""
 
     num_waiting: int
     full_units: int
@@ -43,7 +47,7 @@ class BackupStatistics:
 
 
 class HostWrites(Protocol):
-    """What is asked of the host-cache's client."""
+    """The calls of the host-cache's client that a backup needs."""
 
     @property
     def node_id(self) -> str: ...
@@ -55,28 +59,37 @@ class HostWrites(Protocol):
         self, keys: Sequence[PageKey], units: Sequence[UnitSource], *, tags: CallTags = NO_TAGS
     ) -> int | None: ...
 
+    def drop_chain(self, first: PageKey) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Units on one path from the root that are to be written together."""
+    """Units on one path from the root, to be written together."""
 
     units: tuple[UnitKey, ...]
     tags: CallTags
 
 
 class DeviceBackup:
-    """Writes units of this worker's tree to the host tier. `freed` is called after each copy."""
+    """Writes units of this worker's tree to the host tier, each by `store_unit`. `freed` is called
+    after each copy."""
 
     def __init__(
-        self, engine: Engine, client: HostWrites, policy: WritePolicy, freed: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        store_unit: StoreUnit,
+        client: HostWrites,
+        policy: WritePolicy,
+        freed: Callable[[], None],
     ) -> None:
-        self._scheduler, self._store_unit = engine.scheduler, engine.transfer.store_unit
-        self._manifest, self._client, self.freed = engine.manifest, client, freed
-        self._books = Backups(policy)
+        self._scheduler, self._store_unit = scheduler, store_unit
+        self._manifest, self._client, self.freed = scheduler.manifest, client, freed
+        self._books = PendingBackups(policy)
         self._waiting: deque[_Group] = deque()
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
         self._num_attaches = client.num_attaches
+        self._dropped: set[PageKey] = set()
         self.written_units: Counter[Kind] = Counter()
         self.num_lost = self.num_dropped = 0
 
@@ -94,43 +107,54 @@ class DeviceBackup:
             num_dropped=self.num_dropped,
         )
 
-    # What happens on the device.
+    # Events on the device.
 
     def added(self, units: Iterable[UnitKey], tags: CallTags) -> None:
         """Units came into the tree, all on one path."""
-        self._enqueue(self._books.added(units), tags)
+        self._enqueue(self._books.on_added(units), tags)
 
     def hit(self, units: Iterable[UnitKey], tags: CallTags) -> None:
         """A plan reuses units, all on one path."""
-        self._enqueue(self._books.hit(units), tags)
+        self._enqueue(self._books.on_hit(units), tags)
 
     def came_from_host(self, units: Iterable[UnitKey]) -> None:
-        self._books.written(units)
+        self._books.mark_written(units)
 
-    def changed(self, changes: Iterable[CacheChange]) -> None:
-        """Hears what came into the tree and what left it, in order."""
+    def changed(self, changes: Iterable[TreeChange]) -> None:
+        """Records the units that left the tree. A unit may come and leave in one call: its last
+        change counts."""
         last = {(each.kind, key): each.is_stored for each in changes for key in each.keys}
-        self.num_lost += self._books.gone(name for name, is_here in last.items() if not is_here)
+        self.num_lost += self._books.on_removed(
+            name for name, is_here in last.items() if not is_here
+        )
+
+    def chain_dropped(self, first: PageKey) -> None:
+        """Makes the lower tiers drop the chain too: at once, so that the next request does not load
+        it, and again after a copy that is running, which may write some of it there."""
+        self._client.drop_chain(first)
+        if self._turn.locked():
+            self._dropped.add(first)
 
     def relieve(self) -> None:
-        """Writes ahead what would be evicted next, if the policy says so.
+        """Writes the next units to evict ahead, if the policy says so.
 
-        With a full page goes all that stands on it, so all of it is written together.
+        Evicting a full page drops all units that stand on it, so they are written together.
         """
-        tree = self._scheduler.residence.tree
+        tree = self._scheduler.allocator.tree
         for kind in self._manifest.kinds:
             coldest = ((kind, key) for key in self._scheduler.next_to_evict(kind))
-            for unit in self._books.pressed(self._scheduler.free_share(kind), coldest):
+            for unit in self._books.on_pressure(self._scheduler.free_share(kind), coldest):
                 key = unit[1]
                 beside = [(each, key) for each in tree.kinds_of(key)] if kind is Kind.FULL else []
                 self._enqueue((unit, *self._books.start(beside)), NO_TAGS)
 
     def keep(self, keys: Sequence[PageKey], tags: CallTags) -> None:
-        """The chain's deepest resume set shall be written in its turn, whatever the policy."""
+        """Queues the chain's deepest resume set to be written, whatever the policy."""
         self._enqueue(self._books.start(self._resume_set(keys)), tags)
 
     async def keep_now(self, keys: Sequence[PageKey], tags: CallTags) -> None:
-        """As `keep`, before everything that waits; returns when it is written, or cannot be."""
+        """As `keep`, before everything that waits; returns when the units are written, or cannot
+        be."""
         units = self._resume_set(keys)
         self._books.start(units)
         await self._write(_Group(units, tags))
@@ -142,7 +166,7 @@ class DeviceBackup:
         if not units:
             return
         if len(self._waiting) >= MAX_WAITING:
-            self._books.failed(units)
+            self._books.on_failed(units)
             self.num_dropped += len(units)
             return
         self._waiting.append(_Group(units, tags))
@@ -151,14 +175,14 @@ class DeviceBackup:
     # Writing.
 
     async def run(self) -> None:
-        """Writes what waits, for ever."""
+        """Writes waiting groups, for ever."""
         while True:
             await self.write_waiting()
             self._work.clear()
             await self._work.wait()
 
     async def write_waiting(self) -> None:
-        """Writes all that waits, one group after the other."""
+        """Writes all waiting groups, one after the other."""
         while self._waiting:
             await self._write(self._waiting.popleft())
 
@@ -168,24 +192,27 @@ class DeviceBackup:
             units = self._to_write(group)
             if not units:
                 return
+            self._dropped.clear()  # chains dropped from here on may have units in this copy
             path = self._path(units)
             stored = await self._copied(path, units, group.tags)
             if stored is not None and stored < len(units):
-                # Others have stored some, or what these stand on was given up there: offer it all.
+                # Other workers have stored some, or the host tier dropped the pages below: offer
+                # the whole chain.
                 units = self._scheduler.chain_units(path)
                 stored = await self._copied(path, units, group.tags)
             names = [_name(unit) for unit in units]
-            (self._books.failed if stored is None else self._books.written)(names)
+            (self._books.on_failed if stored is None else self._books.mark_written)(names)
 
     def _note_new_host(self) -> None:
-        """After another attachment it may be another host-cache, and empty."""
+        """After a new attachment the host-cache may be another one, and empty."""
         if self._num_attaches != self._client.num_attaches:
             self._num_attaches = self._client.num_attaches
-            self._books.all_lost()
+            self._books.forget_all()
 
     def _to_write(self, group: _Group) -> tuple[CachedUnit, ...]:
-        """What of a group is still here and not written, and the pages that it stands on."""
-        tree = self._scheduler.residence.tree
+        """The units of a group that are still here and not written, and the pages that they stand
+        on."""
+        tree = self._scheduler.allocator.tree
         names = {n for n in group.units if tree.has(*n) and not self._books.is_written(n)}
         if not names:
             return ()
@@ -205,13 +232,13 @@ class DeviceBackup:
 
     def _path(self, units: Sequence[CachedUnit]) -> tuple[PageKey, ...]:
         """All keys up to the deepest of the units."""
-        return self._scheduler.residence.tree.chain(units[-1].key)
+        return self._scheduler.allocator.tree.chain(units[-1].key)
 
     async def _copied(
         self, path: Sequence[PageKey], units: Sequence[CachedUnit], tags: CallTags
     ) -> int | None:
-        """How many of them became visible in the host tier; leased as long as it takes. None when
-        nobody could be told of them."""
+        """How many units became visible in the host tier; they are leased during the copy. None
+        when the host-cache could not be reached."""
         handles = [unit.handle for unit in units]
         holder = Holder(Role.STORE, tags.request_id or "written ahead")
         self._scheduler.lease(handles, holder)
@@ -222,11 +249,13 @@ class DeviceBackup:
             ]
             stored = await self._client.store(path, sources, tags=tags)
         except BaseException:
-            self._books.failed(map(_name, units))
+            self._books.on_failed(map(_name, units))
             raise
         finally:
             self._scheduler.release(handles, holder)
             self.freed()
+            if path[0] in self._dropped:
+                self._client.drop_chain(path[0])
         if stored == len(units):
             self.written_units.update(unit.kind for unit in units)
         return stored

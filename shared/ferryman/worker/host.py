@@ -1,6 +1,6 @@
-"""The host tier from a worker's side: what to load is prefetched and leased before admission, what
-is cached is written to it by policy. It runs beside the engine and can only miss, never fail.
-"""
+"""The host tier from a worker's side: units to load are prefetched and leased before admission,
+cached units are written to it by policy. It works beside the engine; its failures only cost
+hits."""
 
 from __future__ import annotations
 
@@ -8,88 +8,37 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.resume import CopyFrom, Reason, ResumePlan, Shortfall
+from ferryman.cache.node import TreeChange
+from ferryman.cache.resume import CopyState, Reason, ResumePlan, Shortfall, max_resume_pages
+from ferryman.cache.units import HostUnit
 from ferryman.runtime.life import alongside
 from ferryman.schedule.events import Cached
 from ferryman.schedule.request import Request
-from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched, PrefetchWish
+from ferryman.schedule.scheduler import Scheduler
+from ferryman.tiers.prefetch_values import NOTHING_BROUGHT, Prefetched, PrefetchOptions
 from ferryman.tiers.write_policy import UnitKey, WritePolicy
-from ferryman.wire.host_client import MISS, HostCacheClient, HostLease
-from ferryman.wire.rpc import CallTags
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.hostcache.client import MISS, HostCacheClient, HostLease
 from ferryman.worker.backup import DeviceBackup
 
-if TYPE_CHECKING:  # torch: the simulator runs this without any
-    from ferryman.engine.assembly import Engine
+if TYPE_CHECKING:  # imports torch, which the simulator runs without
+    from ferryman.engine.engine import Engine
 
 V = TypeVar("V")
 
-# Of what is left of a request's time, a prefetch may take this share at most.
+# A prefetch may take at most this share of the time that a request has left.
 PREFETCH_SHARE = 0.5
+# Prefill waits for decode's Reserve: beyond this it is quicker to send what is lacking.
+RECEIVE_SECONDS = 0.25
 MAX_REMEMBERED = 1024
 
 
-class HostTierClient(Protocol):
-    """What a worker does with the host tier."""
-
-    @property
-    def node_id(self) -> str: ...
-
-    # Before a request is admitted.
-
-    def wants_prefetch(self, request: Request) -> bool:
-        """Whether slower tiers could spare enough of this prompt to be asked."""
-        ...
-
-    async def prefetch(
-        self, request: Request, tags: CallTags, *, seconds_left: float
-    ) -> Prefetched:
-        """What storage and peers brought to the host; waits by policy, and never too long."""
-        ...
-
-    async def lease_for(
-        self, request: Request, tags: CallTags, brought: Prefetched = NOTHING_BROUGHT
-    ) -> HostLease:
-        """The units worth loading for a prompt; a miss is empty."""
-        ...
-
-    def release(self, lease: HostLease, *, was_corrupt: bool = False) -> None: ...
-
-    # What the schedule reports; none of it waits.
-
-    def planned(self, request: Request, plan: ResumePlan, tags: CallTags) -> None:
-        """A request was admitted, with this plan."""
-        ...
-
-    def cached(self, cached: Cached, tags: CallTags) -> None:
-        """A prefix came into the tree."""
-        ...
-
-    def changed(self, changes: Sequence[CacheChange]) -> None:
-        """What came and went since the last call."""
-        ...
-
-    def ended(self, request_id: str, tags: CallTags) -> None:
-        """A conversation paused: what its next turn resumes from is to be stored."""
-        ...
-
-    # Retraction.
-
-    def keep_retracted(self) -> None:
-        """Whoever calls this calls `put_away` for every request that is retracted from now on."""
-        ...
-
-    async def put_away(self, request: Request, tags: CallTags) -> HostLease:
-        """Stores what a retracted request would resume from, frees it here, and leases it there."""
-        ...
-
-
 class NoHostTier:
-    """A worker without a host-cache on its node."""
+    """A worker without a host-cache on its node. It stores nothing and finds nothing."""
 
     node_id = ""
 
@@ -106,35 +55,50 @@ class NoHostTier:
     ) -> HostLease:
         return MISS
 
+    async def lease_for_receive(
+        self, request: Request, tags: CallTags, *, seconds_left: float
+    ) -> HostLease:
+        return MISS
+
     def release(self, lease: HostLease, *, was_corrupt: bool = False) -> None:
         """Nothing was leased."""
 
+    def loading(self, request_id: str, loads: Sequence[HostUnit]) -> None:
+        """Nothing was loaded."""
+
     def planned(self, request: Request, plan: ResumePlan, tags: CallTags) -> None:
-        """Nowhere to write what is hit."""
+        """No tier to write to."""
 
     def cached(self, cached: Cached, tags: CallTags) -> None:
-        """Nowhere to write."""
+        """No tier to write to."""
 
-    def changed(self, changes: Sequence[CacheChange]) -> None:
-        """Nothing to write ahead."""
+    def chain_dropped(self, first: PageKey) -> None:
+        """There is no other tier."""
+
+    def changed(self, changes: Sequence[TreeChange]) -> None:
+        """No unit to write ahead."""
 
     def ended(self, request_id: str, tags: CallTags) -> None:
-        """Nowhere to store it."""
+        """No tier to store it in."""
 
-    def keep_retracted(self) -> None:
-        """What is retracted stays in the tree as long as it may."""
+    def pin_retracted(self) -> None:
+        """A retracted request's state stays in the tree until it is evicted."""
 
-    async def put_away(self, request: Request, tags: CallTags) -> HostLease:
+    async def offload_retracted(self, request: Request, tags: CallTags) -> HostLease:
         return MISS
 
 
-class HostTier:
+class HostTierBridge:
     """A worker with a host-cache."""
 
     def __init__(
-        self, engine: Engine, client: HostCacheClient, backup: DeviceBackup, wish: PrefetchWish
+        self,
+        scheduler: Scheduler,
+        client: HostCacheClient,
+        backup: DeviceBackup,
+        wish: PrefetchOptions,
     ) -> None:
-        self._scheduler, self._manifest = engine.scheduler, engine.manifest
+        self._scheduler, self._manifest = scheduler, scheduler.manifest
         self._client, self._wish = client, wish
         self.backup = backup
         self._loading: OrderedDict[str, frozenset[UnitKey]] = OrderedDict()
@@ -147,17 +111,18 @@ class HostTier:
     # Before a request is admitted.
 
     def wants_prefetch(self, request: Request) -> bool:
+        """Whether slower tiers could save enough of this prompt to be worth a request."""
         gain = self._tokens_beyond(request, self._resumable(request))
         return bool(self.node_id) and 0 < gain >= self._wish.threshold_tokens
 
     def _tokens_beyond(self, request: Request, have_pages: int) -> int:
         page_size = self._manifest.page_size
-        last_page = (request.prompt_len - 1) // page_size
-        return (min(last_page, len(request.keys)) - have_pages) * page_size
+        max_pages = max_resume_pages(request.prompt_len, page_size)
+        return (min(max_pages, len(request.keys)) - have_pages) * page_size
 
     def _resumable(self, request: Request) -> int:
-        """Pages that the device alone can resume behind, windows aside."""
-        tree = self._scheduler.residence.tree
+        """Pages that the device alone can resume after, ignoring windows."""
+        tree = self._scheduler.allocator.tree
         matched = tree.match_depth(request.keys)
         if Kind.RECURRENT not in self._manifest.kinds:
             return matched
@@ -166,6 +131,8 @@ class HostTier:
     async def prefetch(
         self, request: Request, tags: CallTags, *, seconds_left: float
     ) -> Prefetched:
+        """The units that storage and peers brought to the host. Waits by policy, within the
+        request's time."""
         have_pages = self._resumable(request)
         by_policy = self._wish.policy.seconds(self._tokens_beyond(request, have_pages))
         return await self._client.prefetch(
@@ -179,7 +146,8 @@ class HostTier:
     async def lease_for(
         self, request: Request, tags: CallTags, brought: Prefetched = NOTHING_BROUGHT
     ) -> HostLease:
-        have_pages = self._scheduler.residence.tree.match_depth(request.keys)
+        """The units worth loading for a prompt; a miss is empty."""
+        have_pages = self._scheduler.allocator.tree.match_depth(request.keys)
         lease = await self._client.acquire(
             request.keys,
             request.prompt_len,
@@ -192,58 +160,93 @@ class HostTier:
         shortfall = Shortfall(brought.asked_pages, Reason(brought.reason))
         return replace(lease, view=replace(lease.view, shortfall=shortfall))
 
+    async def lease_for_receive(
+        self, request: Request, tags: CallTags, *, seconds_left: float
+    ) -> HostLease:
+        """The units that decode can load, so that prefill need not send them: those in the host
+        tier, and those that slower tiers bring within a moment."""
+        have_pages = self._scheduler.allocator.tree.match_depth(request.keys)
+        if have_pages >= len(request.keys):
+            return MISS
+        # Decode computes no token of the prompt, so a page that ends with it counts, too.
+        prompt_len = request.prompt_len + 1
+        gain = (len(request.keys) - have_pages) * self._manifest.page_size
+        if self.node_id and gain >= self._wish.threshold_tokens:
+            limits = self._wish.policy.seconds(gain), RECEIVE_SECONDS, PREFETCH_SHARE * seconds_left
+            await self._client.prefetch(
+                request.keys, prompt_len, have_pages=have_pages, tags=tags, patience=min(limits)
+            )
+        return await self._client.acquire(request.keys, prompt_len, have_pages, tags=tags)
+
     def release(self, lease: HostLease, *, was_corrupt: bool = False) -> None:
-        """A corrupt load reports all units of the lease: which one it was is not known here."""
+        """A corrupt load reports all units of the lease, because the corrupt one is not known
+        here."""
         units = lease.view.units.values() if was_corrupt else ()
         self._client.release(lease, [(unit.kind, unit.key) for unit in units])
 
-    # What the schedule reports.
+    # Reports of the schedule. None of these calls waits.
+
+    def loading(self, request_id: str, loads: Sequence[HostUnit]) -> None:
+        """A request has these units from here, so they need not be stored again."""
+        units = frozenset((unit.kind, unit.key) for unit in loads)
+        _remember(self._loading, request_id, units)
 
     def planned(self, request: Request, plan: ResumePlan, tags: CallTags) -> None:
-        _remember(
-            self._loading,
-            request.request_id,
-            frozenset((unit.kind, unit.key) for unit in plan.loads),
-        )
+        """A request was admitted, with this plan."""
+        self.loading(request.request_id, plan.loads)
         self.backup.hit(self._reused(request.keys, plan), tags)
 
     def _reused(self, keys: Sequence[PageKey], plan: ResumePlan) -> Iterable[UnitKey]:
         if Kind.FULL in self._manifest.kinds:
             yield from ((Kind.FULL, key) for key in keys[: plan.anchor_pages])
         yield from ((Kind.WINDOW, keys[page]) for page in plan.window_pages)
-        if isinstance(plan.initialiser, CopyFrom):
+        if isinstance(plan.initialiser, CopyState):
             yield Kind.RECURRENT, plan.initialiser.key
 
     def cached(self, cached: Cached, tags: CallTags) -> None:
+        """A prefix came into the tree."""
         units = [(unit.kind, unit.key) for unit in cached.units]
         loaded = self._loading.pop(cached.request_id, frozenset())
         self.backup.came_from_host(unit for unit in units if unit in loaded)
         self.backup.added((unit for unit in units if unit not in loaded), tags)
         _remember(self._paths, cached.request_id, cached.keys)
 
-    def changed(self, changes: Sequence[CacheChange]) -> None:
+    def chain_dropped(self, first: PageKey) -> None:
+        """State that begins with page `first` gave numbers that are not finite: drops it in every
+        tier."""
+        self.backup.chain_dropped(first)
+
+    def changed(self, changes: Sequence[TreeChange]) -> None:
+        """The changes of the tree since the last call."""
         self.backup.changed(changes)
         self.backup.relieve()
 
     def ended(self, request_id: str, tags: CallTags) -> None:
+        """A conversation paused: stores the resume set of its next turn."""
         self.backup.keep(self._paths.pop(request_id, ()), tags)
 
     # Retraction.
 
-    def keep_retracted(self) -> None:
-        self._scheduler.retraction.keep_retracted()
+    def pin_retracted(self) -> None:
+        """The caller calls `offload_retracted` for every request retracted from now on."""
+        self._scheduler.retraction.pin_retracted()
 
-    async def put_away(self, request: Request, tags: CallTags) -> HostLease:
+    async def offload_retracted(self, request: Request, tags: CallTags) -> HostLease:
+        """Stores the resume set of a retracted request, frees it here, and leases it in the host
+        tier."""
         try:
             await self.backup.keep_now(request.keys, tags)
         finally:
-            self._scheduler.retraction.let_go(request.request_id)
+            self._scheduler.retraction.release_retracted(request.request_id)
             self.backup.freed()
         return await self._client.acquire(request.keys, request.prompt_len, 0, tags=tags)
 
 
+HostTier = HostTierBridge | NoHostTier
+
+
 def _remember(table: OrderedDict[str, V], name: str, value: V) -> None:
-    """The newest so many: what is never asked for is forgotten in the end."""
+    """Keeps the newest entries only, so that an entry that is never read does not stay for ever."""
     table[name] = value
     table.move_to_end(name)
     while len(table) > MAX_REMEMBERED:
@@ -255,10 +258,11 @@ async def host_tier_of(
     engine: Engine,
     client: HostCacheClient,
     policy: WritePolicy,
-    wish: PrefetchWish,
+    wish: PrefetchOptions,
     freed: Callable[[], None],
-) -> AsyncIterator[HostTier]:
-    """The tier for the length of a block; leaving waits for no store."""
-    backup = DeviceBackup(engine, client, policy, freed)
+) -> AsyncIterator[HostTierBridge]:
+    """The host tier for the length of a block; leaving the block waits for no store."""
+    scheduler, store_unit = engine.scheduler, engine.transfer.store_unit
+    backup = DeviceBackup(scheduler, store_unit, client, policy, freed)
     async with alongside(backup.run()):
-        yield HostTier(engine, client, backup, wish)
+        yield HostTierBridge(scheduler, client, backup, wish)

@@ -1,34 +1,41 @@
-"""The step loop: plan → run → commit on the event loop's side, woken by whatever makes work."""
+"""The step loop: plan → run → commit on the side of the event loop, woken when there is new
+work."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from ferryman.cache.branch import CacheChange
-from ferryman.engine.assembly import Engine
+from ferryman.cache.node import TreeChange
+from ferryman.engine.engine import Engine
 from ferryman.engine.pipeline import Pipeline
+from ferryman.errors import FerrymanError
 from ferryman.schedule.batch import PrefillStep, StepOutcome, StepPlan
-from ferryman.schedule.events import Event
-from ferryman.worker.pace import Pace
+from ferryman.schedule.events import ChainDropped, Event, RequestFailed
+from ferryman.schedule.scheduler import Scheduler
+from ferryman.worker.numeric_watch import NumericWatch
+from ferryman.worker.step_timings import StepTimings
+
+log = logging.getLogger(__name__)
 
 OnEvents = Callable[[list[Event]], None]
-OnChanges = Callable[[tuple[CacheChange, ...]], None]
+OnChanges = Callable[[tuple[TreeChange, ...]], None]
 Clock = Callable[[], float]
 
 
 class StepLoop:
-    """Drives one engine. `on_events` is called on the loop after every change, in order, and then
-    `on_changes` with what came into the cache and went out of it.
+    """Drives one engine. After every change it calls `on_events` with the events in order, and then
+    `on_changes` with the changes of the cache.
 
-    Whoever changes what can be scheduled (submits, frees, adopts, cancels, flushes) sets `bell`.
+    Code that changes what can be scheduled (submits, frees, adopts, cancels, flushes) sets `wake`.
     """
 
     def __init__(
         self,
         engine: Engine,
-        bell: asyncio.Event,
+        wake: asyncio.Event,
         on_events: OnEvents,
         clock: Clock,
         *,
@@ -39,31 +46,35 @@ class StepLoop:
         self._pipeline = Pipeline(engine.scheduler, self._submit)
         self._on_events, self._on_changes = on_events, on_changes
         self._clock = clock
-        self._bell = bell
+        self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self.pace = Pace()
+        self.pace = StepTimings()
 
     async def run(self) -> None:
-        """For ever. Raises what a step raised: then the device's state is unknown."""
+        """Runs for ever. Raises the error of a step: then the device's state is unknown.
+
+        An error in the work for one request, here as in the schedule, ends only that request
+        (`schedule/request_table.py`, `hear_each`).
+        """
+        flights = self._pipeline.flights
         while True:
-            self._bell.clear()
-            self._commit_finished()
+            self._wake.clear()
+            while flights and flights[0].outcome.done():
+                flight = flights.popleft()
+                outcome = flight.outcome.result()
+                self._scheduler.commit(flight.plan, outcome, self._clock())
+                self._note_pace(flight.plan, outcome)
+                self._report()
             self._pipeline.fill(self._clock())
             self._report()
-            oldest = self._pipeline.oldest
-            if oldest is None or not oldest.outcome.done():
-                await self._bell.wait()
+            if not (flights and flights[0].outcome.done()):
+                await self._wake.wait()
             else:
-                await asyncio.sleep(0)  # however fast steps are, the servers get their turn
-
-    def _commit_finished(self) -> None:
-        while (flight := self._pipeline.oldest) is not None and flight.outcome.done():
-            outcome = self._pipeline.commit_oldest(self._clock())
-            self._note_pace(flight.plan, outcome)
-            self._report()
+                await asyncio.sleep(0)  # even if steps are fast, the servers get their turn
 
     def _report(self) -> None:
-        if events := self._scheduler.take_events():
+        # Handling one event may end its request, which is another event.
+        while events := self._scheduler.take_events():
             self._on_events(events)
         if changes := self._scheduler.take_cache_changes():
             self._on_changes(changes)
@@ -84,4 +95,41 @@ class StepLoop:
 
     def _ring_from_stream(self, _done: Future[StepOutcome]) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+
+def hear_each(
+    scheduler: Scheduler,
+    watch: NumericWatch,
+    events: Iterable[Event],
+    hear: Callable[[Event], None],
+    fail: Callable[[RequestFailed], None],
+) -> None:
+    """Passes events to a worker in order. An error in its handler ends the event's request only.
+
+    After such an error the worker gets one more event of that request, in the next round: its
+    failure. `watch` counts failures before the worker gets them.
+    """
+    ended: set[str] = set()
+    for event in events:
+        if isinstance(event, RequestFailed):
+            failure = watch.on_failure(event)
+            _log_failure(failure)
+            fail(failure)
+            continue
+        if isinstance(event, ChainDropped):
+            watch.on_chain_dropped(event)
+        if event.request_id not in ended:
+            try:
+                hear(event)
+            except Exception as error:  # any error goes to the caller of the request
+                scheduler.fail(event.request_id, error)
+                ended.add(event.request_id)
+
+
+def _log_failure(event: RequestFailed) -> None:
+    """Logs the message of a FerrymanError; any other error is a bug and gets its traceback."""
+    if isinstance(event.error, FerrymanError):
+        log.warning("request failed id=%s: %s", event.request_id, event.error)
+    else:
+        log.error("request failed id=%s", event.request_id, exc_info=event.error)

@@ -1,91 +1,98 @@
-"""Which data planes a worker has: by what is installed, what it was told, where its slabs lie."""
+"""The data planes of a worker, and the making of its NIXL agents.
+
+The planes follow from the installed libraries, the settings and the place of the slabs. Agents are
+made outside the event loop, and one that is half made is always closed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.places import HOST, SlabPlace
-from ferryman.errors import ConfigError
-from ferryman.wire.nixl_agent import NixlAgent, NixlOptions, Region, has_nixl
-from ferryman.wire.planes import PlaneChoice
+from ferryman.engine.slab_address import HOST, SlabAddress
+from ferryman.errors import ConfigError, Unavailable
+from ferryman.settings.workers import NixlSettings
+from ferryman.wire.handoff.net_devices import ucx_device
+from ferryman.wire.handoff.nixl_agent import NixlAgent
+from ferryman.wire.handoff.nixl_library import ON_LOOPBACK, MemoryRegion, NixlOptions, has_nixl
+from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice
 
-MakeAgent = Callable[[str, Sequence[Region], NixlOptions], NixlAgent]
+log = logging.getLogger(__name__)
 
+AGAIN_SECONDS = 60.0
+MAX_WORDS = 120
+NOT_YET = "its NIXL agent is not ready"
 
-class NixlSettings(BaseModel):
-    """NIXL's own. `error_handling` "none" never notices a dead peer: one machine, on purpose."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    error_handling: Literal["peer", "none"] = "peer"
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcSide:
-    """A worker that speaks gRPC alone; `why` in a few words."""
-
-    why: str = "has no NIXL"
+MakeAgent = Callable[[str, Sequence[MemoryRegion], NixlOptions], NixlAgent]
 
 
 @dataclass(frozen=True, slots=True)
 class NixlSide:
-    """What a worker brings to NIXL: its slabs, and a host at which its life can be watched.
+    """A worker's side of NIXL: its slabs, and a host at which peers can watch that it lives.
 
-    `is_required` when somebody asked for it: then a library that does not work is no small matter.
+    `is_required` when the settings ask for NIXL: then a library that does not work is an error.
     """
 
-    places: Mapping[Kind, SlabPlace]
+    places: Mapping[Kind, SlabAddress]
     listen_host: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
-    options: NixlOptions = field(default_factory=NixlOptions)
+    options: NixlOptions = ON_LOOPBACK
     is_required: bool = False
     make: MakeAgent = NixlAgent
 
     @property
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[MemoryRegion]:
         return [
-            Region(place.address, place.num_bytes, place.device)
+            MemoryRegion(place.address, place.num_bytes, place.device)
             for place in self.places.values()
             if place.num_bytes
         ]
 
     @property
     def device(self) -> int:
-        """Where all slabs lie."""
+        """The device that all slabs lie on."""
         (device,) = {place.device for place in self.places.values()}
         return device
 
 
-PlaneSide = GrpcSide | NixlSide
+PlaneSide = NixlSide | GrpcOnly
 
 
 def plane_side(
     choice: PlaneChoice,
-    places: Mapping[Kind, SlabPlace],
+    places: Mapping[Kind, SlabAddress],
     hosts: tuple[str, str],
     nixl: NixlSettings,
+    environment: Mapping[str, str],
 ) -> PlaneSide:
-    """`hosts` are (listen, advertise). Raises ConfigError for NIXL that is asked for and not there.
+    """`hosts` are (listen, advertise). Raises ConfigError if NIXL is asked for and not there.
+    Blocks while the advertised name is looked up.
 
-    A worker of several ranks has no places: no slot of it lies in one piece, and it speaks gRPC.
-    Slabs on a CUDA device go by NIXL when it is asked for; nobody has tried it on one yet.
+    NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
+    has the advertised address. A worker of several ranks has no places, because no slot of it lies
+    in one piece; it uses gRPC. Slabs on a CUDA device use NIXL only when it is asked for; this is
+    not tested on one yet.
     """
     if choice == "nixl" and not has_nixl():
         raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
     if choice == "nixl" and not places:
-        raise ConfigError("PLANES=nixl needs WORKER__TP_SIZE=1: ranks share each slot")
-    if why := _objection(choice, places):
-        return GrpcSide(why)
-    options = NixlOptions(nixl.error_handling)
+        raise ConfigError("PLANES=nixl needs TP_SIZE=1: ranks share each slot")
+    if why := _why_not(choice, places):
+        return GrpcOnly(why)
+    device = ucx_device(hosts[1], environment)
+    if isinstance(device, GrpcOnly):
+        if choice == "nixl":
+            raise ConfigError(f"PLANES=nixl: {device.why}; set UCX_NET_DEVICES to a device that is")
+        return device
+    options = NixlOptions(device, nixl.error_handling)
     return NixlSide(places, *hosts, options, is_required=choice == "nixl")
 
 
-def _objection(choice: PlaneChoice, places: Mapping[Kind, SlabPlace]) -> str:
-    """What speaks against NIXL; empty if nothing does."""
+def _why_not(choice: PlaneChoice, places: Mapping[Kind, SlabAddress]) -> str:
+    """The reason against NIXL; empty if there is none."""
     if choice == "grpc":
         return "was told to use gRPC"
     if not has_nixl():
@@ -94,3 +101,66 @@ def _objection(choice: PlaneChoice, places: Mapping[Kind, SlabPlace]) -> str:
         return "has several ranks"
     on_host = all(place.device == HOST for place in places.values())
     return "" if on_host or choice == "nixl" else "has its slabs on a card"
+
+
+class AgentMaker:
+    """Makes agents, one at a time; `trouble` says shortly why there is none, or is empty."""
+
+    def __init__(self, side: PlaneSide, name: str) -> None:
+        self._side = side
+        self._name = name
+        self._num_tried = 0
+        self._has_worked = False
+        self.trouble = NOT_YET if isinstance(side, NixlSide) else side.why or "has no NIXL"
+
+    @property
+    def is_required(self) -> bool:
+        """Whether hand-offs wait for the first agent."""
+        return isinstance(self._side, NixlSide) and self._side.is_required
+
+    async def make(self) -> NixlAgent:
+        """Tries until it works and logs the first failure; waits for ever on a side without NIXL.
+
+        Raises ConfigError where NIXL is required and did not work even once.
+        """
+        side = self._side
+        if isinstance(side, GrpcOnly):
+            return await asyncio.Future()  # there never is one
+        while True:
+            try:
+                agent = await self._try(side)
+            except (ConfigError, Unavailable) as error:
+                self._failed(error)
+            else:
+                self._has_worked, self.trouble = True, ""
+                return agent
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _failed(self, error: Exception) -> None:
+        if self.is_required and not self._has_worked:
+            raise ConfigError(f"NIXL does not work here: {error}") from error
+        if self.trouble in ("", NOT_YET):
+            log.warning("NIXL does not work here, hand-offs go by gRPC: %s", error)
+        self.trouble = f"NIXL does not work here: {error}"[:MAX_WORDS]
+
+    async def _try(self, side: NixlSide) -> NixlAgent:
+        """Runs in a thread, which cannot be stopped: a cancelled caller waits for it.
+
+        An agent must not live longer than the memory that it may touch.
+        """
+        self._num_tried += 1
+        name = f"{self._name}.{self._num_tried}"
+        making = asyncio.ensure_future(
+            asyncio.to_thread(side.make, name, side.regions, side.options)
+        )
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_close)
+            await asyncio.wait((making,))
+            raise
+
+
+def _close(making: asyncio.Future[NixlAgent]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()

@@ -1,45 +1,18 @@
-"""A resume plan as others are told of it: in messages, in usage, in lifecycle events."""
+"""A resume plan for other components: in messages, in usage, in lifecycle events."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.resume import Clear, CopyFrom, LoadFrom, Receive, ResumePlan
+from ferryman.cache.resume import ClearState, CopyState, LoadState, ReceiveState, ResumePlan
 from ferryman.cache.units import Tier
 from ferryman.handoff.usage import CachedTokens
 from ferryman.runtime.lifecycle import Fact
 from ferryman.tiers.prefetch_values import Prefetched
-from ferryman.wire.values import KindPlan, PlanSummary, UncachedPages, Usage
+from ferryman.wire.values import UncachedPages, Usage
 
-_WORDS = {Clear: "clear", CopyFrom: "copy", LoadFrom: "load", Receive: "receive"}
-
-
-def plan_summary(manifest: StateManifest, plan: ResumePlan) -> PlanSummary:
-    """Counts per kind; reasons merged."""
-    return PlanSummary(
-        position=plan.position,
-        prompt_len=plan.prompt_len,
-        recurrent=_WORDS[type(plan.initialiser)],
-        kinds=tuple(_kind_plan(kind, plan) for kind in manifest.kinds),
-        uncached=uncached_pages(plan),
-        snapshots=plan.snapshots,
-        cached=cached_tokens(manifest, plan),
-        load_bytes=plan.load_bytes,
-        load_seconds=plan.load_seconds,
-        compute_seconds=plan.compute_seconds,
-        recompute_seconds=plan.recompute_seconds,
-    )
-
-
-def _kind_plan(kind: Kind, plan: ResumePlan) -> KindPlan:
-    reused = {
-        Kind.FULL: plan.anchor_pages,
-        Kind.WINDOW: len(plan.window_pages),
-        Kind.RECURRENT: int(isinstance(plan.initialiser, CopyFrom)),
-    }
-    loaded = sum(unit.kind is kind for unit in plan.loads)
-    return KindPlan(kind, reused[kind], loaded, plan.demand[kind])
+_WORDS = {ClearState: "clear", CopyState: "copy", LoadState: "load", ReceiveState: "receive"}
 
 
 def uncached_pages(plan: ResumePlan) -> tuple[UncachedPages, ...]:
@@ -66,7 +39,8 @@ _SLOWEST_FIRST = (Tier.PEER, Tier.STORAGE, Tier.HOST)
 
 
 def tier_of(plan: ResumePlan) -> str:
-    """The slowest tier that a resume draws on: device without loads, none when all is computed."""
+    """The slowest tier that a resume loads from: device without loads, none when all is
+    computed."""
     origins = {unit.origin for unit in plan.loads}
     for tier in _SLOWEST_FIRST:
         if tier in origins:
@@ -82,22 +56,29 @@ def prompt_usage(manifest: StateManifest, plan: ResumePlan) -> Usage:
     )
 
 
-def plan_facts(summary: PlanSummary) -> dict[str, Fact]:
+def plan_facts(manifest: StateManifest, plan: ResumePlan) -> dict[str, Fact]:
     """The plan as named facts of the `admitted` event."""
+    cached = cached_tokens(manifest, plan).by_tier
+    reused = {
+        Kind.FULL: plan.anchor_pages,
+        Kind.WINDOW: len(plan.window_pages),
+        Kind.RECURRENT: int(isinstance(plan.initialiser, CopyState)),
+    }
+    loaded = Counter(unit.kind for unit in plan.loads)
     return {
-        "position": summary.position,
-        "prompt_len": summary.prompt_len,
-        "recurrent": summary.recurrent,
-        "reused": {str(each.kind): each.reused for each in summary.kinds},
-        "loaded": {str(each.kind): each.loaded for each in summary.kinds},
-        "allocated": {str(each.kind): each.allocated for each in summary.kinds},
-        "uncached": {each.reason: each.pages for each in summary.uncached},
-        "snapshots": list(summary.snapshots),
-        "cached": {tier: tokens for tier, tokens in summary.cached.by_tier.items() if tokens},
-        "load_bytes": summary.load_bytes,
-        "load_seconds": round(summary.load_seconds, 6),
-        "compute_seconds": round(summary.compute_seconds, 6),
-        "recompute_seconds": round(summary.recompute_seconds, 6),
+        "position": plan.position,
+        "prompt_len": plan.prompt_len,
+        "recurrent": _WORDS[type(plan.initialiser)],
+        "reused": {str(kind): reused[kind] for kind in manifest.kinds},
+        "loaded": {str(kind): loaded[kind] for kind in manifest.kinds},
+        "allocated": {str(kind): plan.demand[kind] for kind in manifest.kinds},
+        "uncached": {each.reason: each.pages for each in uncached_pages(plan)},
+        "snapshots": list(plan.snapshots),
+        "cached": {tier: tokens for tier, tokens in cached.items() if tokens},
+        "load_bytes": plan.load_bytes,
+        "load_seconds": round(plan.load_seconds, 6),
+        "compute_seconds": round(plan.compute_seconds, 6),
+        "recompute_seconds": round(plan.recompute_seconds, 6),
     }
 
 

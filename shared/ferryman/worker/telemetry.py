@@ -1,4 +1,5 @@
-"""What a worker tells the fleet: beats, cache events with a sequence, answers to orders."""
+"""Messages of a worker to the fleet: heartbeats, cache events with a sequence, answers to
+orders."""
 
 from __future__ import annotations
 
@@ -8,36 +9,42 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from ferryman.cache.branch import CacheChange
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.engine.assembly import Engine
+from ferryman.cache.node import TreeChange
+from ferryman.engine.engine import Engine
 from ferryman.errors import InvalidRequest, QueueFull
-from ferryman.runtime.listening import Answer, json_answer
+from ferryman.runtime.http_server import HttpAnswer, json_answer
 from ferryman.runtime.logs import set_level
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
-from ferryman.wire.beats import BEAT_SECONDS, Beat, ServedState, beat_to_bytes
-from ferryman.wire.bus import Bus, Message
 from ferryman.wire.codec.caches import (
     CacheEvent,
     CacheSnapshot,
     cache_event_to_bytes,
     cache_snapshot_to_bytes,
 )
-from ferryman.wire.subjects import ControlSubject, Subjects
-from ferryman.worker.pace import Pace
+from ferryman.wire.nats.bus import Bus, BusMessage
+from ferryman.wire.nats.heartbeat import (
+    HEARTBEAT_SECONDS,
+    Heartbeat,
+    ServedState,
+    heartbeat_to_bytes,
+)
+from ferryman.wire.nats.subjects import ControlSubject, Subjects
+from ferryman.worker.step_timings import StepTimings
 
 log = logging.getLogger(__name__)
 
-# A step that takes longer than this counts as stuck: the worker falls silent and is given up.
+# A step in which no layer ends for longer than this counts as stuck: the worker stops its
+# heartbeats, so routers give it up.
 STUCK_SECONDS = 30.0
-# So many keys fit a snapshot message of the bus.
+# This many keys fit into a snapshot message of the bus.
 MAX_SNAPSHOT_KEYS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One life of one worker."""
+    """One process of one worker."""
 
     role: str
     worker_id: str
@@ -46,8 +53,8 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What only the service knows of its load."""
+class WorkerLoad:
+    """The part of a worker's load that only its service knows."""
 
     is_ready: bool
     num_running: int
@@ -58,7 +65,7 @@ class Load:
 
 
 class CacheEvents:
-    """Publishes what came into the device cache and left it, in order."""
+    """Publishes the changes of the device cache, in order."""
 
     def __init__(self, bus: Bus, subjects: Subjects, who: Identity) -> None:
         self._bus = bus
@@ -66,7 +73,7 @@ class CacheEvents:
         self._subject = subjects.cache(who.worker_id, who.epoch)
         self._sequence = 0
 
-    def publish(self, changes: Iterable[CacheChange]) -> None:
+    def publish(self, changes: Iterable[TreeChange]) -> None:
         """One event for all changes of a step; a reader that misses one asks for a snapshot."""
         last = {(each.kind, key): each.is_stored for each in changes for key in each.keys}
         if not last:
@@ -85,7 +92,7 @@ class CacheEvents:
             log.debug("cache event dropped sequence=%d", self._sequence)
 
     def snapshot(self, units: Iterable[tuple[Kind, PageKey]]) -> bytes:
-        """Everything held now, the shallowest pages first when not all of it fits."""
+        """Every unit in the cache, the shallowest pages first when not all of them fit."""
         held = list(units)
         kept = held[:MAX_SNAPSHOT_KEYS]
         snapshot = CacheSnapshot(
@@ -105,23 +112,24 @@ def _by_kind(names: Iterable[tuple[Kind, PageKey]]) -> dict[Kind, tuple[PageKey,
     return {kind: tuple(keys) for kind, keys in found.items()}
 
 
-class Progress:
-    """Whether steps go on, as seen from one beat to the next; a rest is no standstill."""
+class StepProgress:
+    """Whether layers and steps go on between heartbeats; an idle engine is not stuck."""
 
     def __init__(self) -> None:
-        self._steps_done = -1
+        self._done = (-1, -1)
         self._moved_at = 0.0
 
     def is_stuck(self, engine: Engine, now: float) -> bool:
-        """A step has been under way for STUCK_SECONDS of beats, and none has ended."""
-        steps_done = engine.stream.steps_done
-        if steps_done != self._steps_done or not engine.scheduler.num_in_flight:
-            self._steps_done, self._moved_at = steps_done, now
+        """Whether a step is under way, and no layer or step has ended for STUCK_SECONDS."""
+        done = engine.stream.steps_done, engine.layers_run.num_done
+        if done != self._done or not engine.scheduler.num_in_flight:
+            self._done, self._moved_at = done, now
         return now - self._moved_at > STUCK_SECONDS
 
 
 class Telemetry:
-    """Beats once a second, cache events after each step, and orders from the control subject."""
+    """Sends a heartbeat each second and cache events after each step; takes orders from the control
+    subject."""
 
     def __init__(
         self,
@@ -130,13 +138,13 @@ class Telemetry:
         bus: Bus,
         subjects: Subjects,
         *,
-        pace: Pace,
-        load: Callable[[], Load],
+        pace: StepTimings,
+        load: Callable[[], WorkerLoad],
         order_drain: Callable[[], None],
-        bell: asyncio.Event,
+        wake: asyncio.Event,
     ) -> None:
         self._engine = engine
-        self._bell = bell
+        self._wake = wake
         self._who = who
         self._bus = bus
         self._subjects = subjects
@@ -144,34 +152,34 @@ class Telemetry:
         self._load = load
         self._order_drain = order_drain
         self._cache_events = CacheEvents(bus, subjects, who)
-        self._progress = Progress()
+        self._progress = StepProgress()
 
-    def publish_cache_changes(self, changes: Iterable[CacheChange]) -> None:
-        """Called with what came into the cache and went out of it, in order."""
+    def publish_cache_changes(self, changes: Iterable[TreeChange]) -> None:
+        """Publishes the changes of the cache, in order."""
         self._cache_events.publish(changes)
 
     async def run(self) -> None:
-        """Beats and takes orders, for ever."""
+        """Sends heartbeats and takes orders, for ever."""
         pattern = self._subjects.all_control_of(self._who.worker_id)
         async with self._bus.answering(pattern, self._obey):
             while True:
                 self.beat()
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def beat(self) -> None:
-        """Says that the engine goes on; silent while a step is stuck."""
+        """Sends one heartbeat; none while a step is stuck."""
         now = asyncio.get_running_loop().time()
         if self._progress.is_stuck(self._engine, now):
             log.warning("engine stuck steps=%d", self._engine.stream.steps_done)
             return
         subject = self._subjects.beat(self._who.role, self._who.worker_id)
-        self._bus.offer(subject, beat_to_bytes(self._beat()))
+        self._bus.offer(subject, heartbeat_to_bytes(self._beat()))
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> Heartbeat:
         engine, load = self._engine, self._load()
         ledgers, drafts = engine.scheduler.ledgers(), engine.scheduler.statistics().drafts
         bytes_of = {layout.kind: layout.slot_bytes for layout in engine.manifest.layouts}
-        return Beat(
+        return Heartbeat(
             role=self._who.role,
             worker_id=self._who.worker_id,
             epoch=self._who.epoch,
@@ -181,6 +189,7 @@ class Telemetry:
             max_len=engine.max_len,
             num_running=load.num_running,
             max_running=engine.scheduler.limits.concurrency.max_running,
+            max_requests=engine.scheduler.limits.concurrency.rows,
             num_queued=load.num_queued,
             queue_tokens=load.queue_tokens,
             seconds_per_token=self._pace.seconds_per_token,
@@ -197,18 +206,19 @@ class Telemetry:
             planes=load.planes,
         )
 
-    async def _obey(self, message: Message) -> bytes:
+    async def _obey(self, message: BusMessage) -> bytes:
         subject = self._subjects.parse(message.subject)
         assert isinstance(subject, ControlSubject), "only control subjects are answered"
         match subject.verb:
             case "snapshot":
-                return self._cache_events.snapshot(self._engine.scheduler.residence.tree.units())
+                return self._cache_events.snapshot(self._engine.scheduler.allocator.tree.units())
             case "drain":
                 self._order_drain()
                 return b'{"draining": true}'
             case "flush":
                 freed = self._engine.scheduler.flush()
-                self._bell.set()  # no step may come for long, and routers believe what they heard
+                # no step may come for long, and routers still believe the old cache
+                self._wake.set()
                 return json.dumps({"freed": freed}).encode()
             case "log-level":
                 set_level(message.payload.decode())
@@ -216,11 +226,11 @@ class Telemetry:
         raise InvalidRequest(f"no order is called {subject.verb!r}", "verb")
 
 
-def debug_endpoints(engine: Engine, metrics: Metrics) -> dict[str, Callable[[], Answer]]:
+def debug_endpoints(engine: Engine, metrics: Metrics) -> dict[str, Callable[[], HttpAnswer]]:
     """`/metrics`, `/health` and `/debug/ledger` of a worker."""
     metrics.watch("scheduler", engine.scheduler.statistics)
     return {
-        "/metrics": lambda: Answer(metrics.render(), CONTENT_TYPE),
+        "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
         "/health": lambda: json_answer({"status": "ok"}),
         "/debug/ledger": lambda: json_answer(_ledgers(engine)),
     }

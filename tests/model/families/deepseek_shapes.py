@@ -1,4 +1,4 @@
-"""What the configs of DeepSeek-V3 and V3.2 have in common."""
+"""The common fields of the configs of DeepSeek-V3 and V3.2."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _default(rng: random.Random) -> dict[str, Any]:
 
 
 def _yarn(rng: random.Random) -> dict[str, Any]:
-    """As DeepSeek's own configs have it: scores grow by mscale_all_dim."""
+    """YaRN as in DeepSeek's own configs: scores grow by mscale_all_dim."""
     factor = rng.choice([4.0, 40.0])
     return {
         "rope_type": "yarn",

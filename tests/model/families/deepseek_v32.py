@@ -7,7 +7,7 @@ from transformers import DeepseekV32Config, PretrainedConfig
 
 
 def random_config(rng: random.Random) -> PretrainedConfig:
-    """The index chooses few of the positions of a prompt, most, or all."""
+    """The index chooses few, most or all of a prompt's positions."""
     return DeepseekV32Config(
         **deepseek(rng),
         q_lora_rank=rng.choice([6, 20]),

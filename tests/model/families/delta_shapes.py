@@ -1,15 +1,16 @@
-"""What the configs of Qwen3-Next and Qwen3.5 have in common."""
+"""The common fields of the configs of Qwen3-Next and Qwen3.5."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+from tests.model.families.shapes import experts as routed
 from tests.model.families.shapes import grouped_heads, pattern, trunk
 
 
 def hybrid(rng: random.Random) -> dict[str, Any]:
-    """Odd numbers of key heads, in groups of one to three value heads; a head that turns partly."""
+    """Odd numbers of key heads, in groups of one to three value heads; partly rotary heads."""
     num_layers = rng.randint(1, 4)
     k_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
     rotary = {"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])}
@@ -30,10 +31,4 @@ def hybrid(rng: random.Random) -> dict[str, Any]:
 
 
 def experts(rng: random.Random) -> dict[str, Any]:
-    num_experts = rng.choice([3, 5])
-    return {
-        "num_experts": num_experts,
-        "num_experts_per_tok": rng.randint(1, num_experts),
-        "moe_intermediate_size": rng.choice([8, 20]),
-        "shared_expert_intermediate_size": rng.choice([8, 24]),
-    }
+    return {**routed(rng), "shared_expert_intermediate_size": rng.choice([8, 24])}

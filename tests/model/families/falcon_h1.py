@@ -41,5 +41,5 @@ def random_config(rng: random.Random) -> PretrainedConfig:
 
 
 def _multiplier(rng: random.Random) -> float:
-    """A fraction that float32 holds: transformers keeps some of them in it."""
+    """A fraction that float32 can hold exactly: transformers keeps some multipliers in float32."""
     return rng.choice([0.375, 0.75, 1.25, 1.5])

@@ -25,7 +25,7 @@ def random_config(rng: random.Random) -> PretrainedConfig:
 
 
 def _waves(rng: random.Random) -> dict[str, Any]:
-    """transformers looks for YaRN's `truncate` beside the kinds of layers, where it never is."""
+    """Without YaRN's `truncate`, which transformers looks for in the wrong place."""
     parameters = rope(rng)
     parameters.pop("truncate", None)
     return parameters

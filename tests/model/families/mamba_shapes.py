@@ -1,4 +1,4 @@
-"""What the configs of Bamba and Granite have in common."""
+"""The common fields of the configs of Bamba and Granite."""
 
 from __future__ import annotations
 

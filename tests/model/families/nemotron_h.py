@@ -10,7 +10,7 @@ PARTS = ["linear_attention", "full_attention", "mlp", "moe"]
 
 def random_config(rng: random.Random) -> PretrainedConfig:
     num_layers = rng.randint(3, 7)
-    heads = rng.choice([3, 5, 6])
+    heads, least_step = rng.choice([3, 5, 6]), rng.choice([0.001, 0.1])
     sizes = trunk(rng, num_layers) | {"tie_word_embeddings": False}
     sizes["layer_norm_epsilon"] = sizes.pop("rms_norm_eps")
     sizes.pop("num_hidden_layers")
@@ -38,5 +38,7 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         chunk_size=16,
         use_conv_bias=rng.random() < 0.5,
         use_bias=rng.random() < 0.5,
-        time_step_min=rng.choice([0.001, 0.1]),
+        # transformers reads the first, the published code and Ferryman the second
+        time_step_min=least_step,
+        time_step_limit=(least_step, float("inf")),
     )

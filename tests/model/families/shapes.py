@@ -33,18 +33,28 @@ def grouped_heads(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def experts(rng: random.Random) -> dict[str, Any]:
+    """Experts by the field names of Qwen."""
+    num_experts = rng.choice([3, 5])
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": rng.randint(1, num_experts),
+        "moe_intermediate_size": rng.choice([8, 20]),
+    }
+
+
 def window_len(rng: random.Random) -> int:
     return rng.choice([1, 2, rng.randint(3, 20), rng.randint(21, 70)])
 
 
 def pattern(rng: random.Random, num_layers: int, words: list[str]) -> list[str]:
-    """A word for each layer, every word at least once if there are layers enough."""
+    """A word for each layer; every word occurs if there are enough layers."""
     chosen = words[:num_layers] + [rng.choice(words) for _ in range(num_layers - len(words))]
     return rng.sample(chosen, num_layers)
 
 
 def rope(rng: random.Random) -> dict[str, Any]:
-    """Rope parameters of any type that is served; lengths so short that all of a ramp is met."""
+    """Rope parameters of any supported type, with lengths so short that a ramp is fully used."""
     kind = rng.choice(["default", "linear", "llama3", "yarn"])
     found: dict[str, Any] = {"rope_type": kind, "rope_theta": rng.choice([1e2, 1e4, 150_000.0])}
     if kind != "default":

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
-from ferryman.model.mixers import MixerShape, load_mixer
-from ferryman.model.reading import (
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -20,7 +16,12 @@ from ferryman.model.reading import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.shapes import MlpShape, TrunkShape
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MlpShape
+from ferryman.model.layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.mixers import MixerShape, load_mixer
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
 
@@ -37,13 +38,13 @@ class BambaConfig:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def _read(fields: Fields) -> BambaConfig:
+def _read(fields: ConfigFields) -> BambaConfig:
     check_activation(fields)
     return BambaConfig(trunk=read_trunk(fields), mixers=_mixers(fields), mlp=read_mlp(fields))
 
 
-def _mixers(fields: Fields) -> tuple[MixerShape, ...]:
-    """Attention in the layers that the config counts, Mamba-2 in all others."""
+def _mixers(fields: ConfigFields) -> tuple[MixerShape, ...]:
+    """Attention in the layers that the config lists, Mamba-2 in all others."""
     indices = fields.whole_list("attn_layer_indices")
     num_layers = fields.whole("num_hidden_layers")
     if any(index >= num_layers for index in indices):
@@ -55,13 +56,15 @@ def _mixers(fields: Fields) -> tuple[MixerShape, ...]:
 
 
 def _load(config: BambaConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_ends(weights, config.trunk, "model.final_layernorm.weight", EndScales())
+    ends = load_embedding_and_head(
+        weights, config.trunk, "model.final_layernorm.weight", EndScales()
+    )
     return load_decoder(
         config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: BambaConfig, weights: Weights, place: Place) -> DecoderLayer:
+def _layer(config: BambaConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),

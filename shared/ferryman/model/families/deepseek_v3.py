@@ -1,4 +1,8 @@
-"""DeepSeek-V3: latent attention, dense MLPs first, then experts in groups beside shared ones."""
+"""DeepSeek-V3: latent attention, dense MLPs first, then experts in groups beside shared ones.
+
+The layer for multi-token prediction is numbered after the others. Its embedding and head are copies
+of the model's, and not read.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +11,46 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.fp8 import METHOD, check_blocks
-from ferryman.model.grouped_routing import load_grouped_router
-from ferryman.model.latent import load_latent_attention
-from ferryman.model.layers import (
-    DecoderLayer,
-    FeedForward,
-    Mixing,
-    Place,
-    load_gated_mlp,
-    load_norm,
-)
-from ferryman.model.moe import ExpertsBesideShared, load_mixture
-from ferryman.model.reading import (
+from ferryman.model.attention_shapes import LatentShape, NoPositions, RotaryPositions
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     read_grouped_routing,
     read_layers,
     read_rotary,
     read_trunk,
 )
-from ferryman.model.rotary import Unstretched, yarn_growth
-from ferryman.model.shapes import GroupedRouting, LatentShape, MlpShape, MoeShape, TrunkShape
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.family import Family, MtpSource
+from ferryman.model.feed_forward_shapes import MixtureShape, MlpShape, MoeShape, Routing
+from ferryman.model.latent import load_latent_attention
+from ferryman.model.layers import (
+    DecoderLayer,
+    FeedForward,
+    LayerPlace,
+    Mixer,
+    load_gated_mlp,
+    load_norm,
+)
+from ferryman.model.moe import load_routed
+from ferryman.model.mtp import DEEPSEEK_NAMES, MtpHead, check_one_layer, load_entry_input
+from ferryman.model.rotary import NoScaling, yarn_growth
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
-LoadMixer = Callable[[Weights, Place], Mixing]
+LoadMixer = Callable[[Weights, LayerPlace], Mixer]
 
 
 @dataclass(frozen=True, slots=True)
 class DeepseekConfig:
-    """`has_experts` says which layers have experts; the others have the dense `mlp`."""
+    """`has_experts` is True for the layers with experts; the others have the dense `mlp`."""
 
     trunk: TrunkShape
     attention: LatentShape
     mlp: MlpShape
     has_experts: tuple[bool, ...]
     experts: MoeShape
-    routing: GroupedRouting
+    routing: Routing
     shared_mlp: MlpShape
 
     @property
@@ -53,14 +58,23 @@ class DeepseekConfig:
         return ((self.attention,),) * self.trunk.num_layers
 
 
-def read_deepseek(fields: Fields) -> DeepseekConfig:
-    """What DeepSeek-V3 and V3.2 have in common; refuses other ways to route by name."""
-    check_activation(fields)
-    check_blocks(fields)
-    expected = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+def read_routing(fields: ConfigFields, experts: MoeShape) -> Routing:
+    """Routing in groups by sigmoids, balanced without a loss; other ways are refused."""
+    expected = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
     for name, value in expected.items():
         if fields.raw.get(name, value) != value:
             raise fields.refusal(name, repr(value))
+    return read_grouped_routing(fields, experts)
+
+
+def read_deepseek(
+    fields: ConfigFields,
+    read_routing: Callable[[ConfigFields, MoeShape], Routing] = read_routing,
+) -> DeepseekConfig:
+    """The config that DeepSeek-V2, V3 and V3.2 share."""
+    check_activation(fields)
+    if fields.raw.get("moe_layer_freq", 1) != 1:
+        raise fields.refusal("moe_layer_freq", "1")
     trunk, inner_dim = read_trunk(fields), fields.whole("moe_intermediate_size")
     experts = MoeShape(
         fields.whole("n_routed_experts"), fields.whole("num_experts_per_tok"), inner_dim
@@ -69,14 +83,30 @@ def read_deepseek(fields: Fields) -> DeepseekConfig:
         trunk=trunk,
         attention=_attention(fields),
         mlp=MlpShape(fields.whole("intermediate_size"), has_bias=False),
-        has_experts=_has_experts(fields, trunk.num_layers),
+        has_experts=read_expert_layers(fields, trunk.num_layers),
         experts=experts,
-        routing=read_grouped_routing(fields, experts),
+        routing=read_routing(fields, experts),
         shared_mlp=MlpShape(inner_dim * fields.whole("n_shared_experts"), has_bias=False),
     )
 
 
-def _attention(fields: Fields) -> LatentShape:
+def _attention(fields: ConfigFields) -> LatentShape:
+    return read_latent(
+        fields,
+        read_rotary(_turning_alone(fields), default_factor=1.0),
+        growth=_growth(fields),
+        is_interleaved=fields.flag("rope_interleave", True),
+    )
+
+
+def read_latent(
+    fields: ConfigFields,
+    positions: RotaryPositions | NoPositions,
+    *,
+    growth: float = 1.0,
+    is_interleaved: bool = False,
+) -> LatentShape:
+    """Latent attention by the names of DeepSeek's fields; `growth` multiplies its scores."""
     q_heads, rope_dim = fields.whole("num_attention_heads"), fields.whole("qk_rope_head_dim")
     if fields.whole("num_key_value_heads", q_heads) != q_heads:
         raise fields.refusal("num_key_value_heads", f"num_attention_heads, {q_heads}")
@@ -88,40 +118,43 @@ def _attention(fields: Fields) -> LatentShape:
         plain_dim=plain_dim,
         rope_dim=rope_dim,
         value_dim=fields.whole("v_head_dim"),
-        scale=(plain_dim + rope_dim) ** -0.5 * _growth(fields),
+        scale=(plain_dim + rope_dim) ** -0.5 * growth,
         has_bias=fields.flag("attention_bias", False),
-        positions=read_rotary(_turning_alone(fields), default_factor=1.0),
-        is_interleaved=fields.flag("rope_interleave", True),
+        positions=positions,
+        is_interleaved=is_interleaved,
     )
 
 
-def _turning_alone(fields: Fields) -> Fields:
-    """To rotary positions a head is the part of it that turns, and all of that turns."""
+def _turning_alone(fields: ConfigFields) -> ConfigFields:
+    """The fields with the rotating part of a head as the head: all of its channels rotate."""
     return replace(fields, raw={**fields.raw, "head_dim": fields.whole("qk_rope_head_dim")})
 
 
-def _growth(fields: Fields) -> float:
-    """By how much scores grow where positions are stretched (YaRN's mscale_all_dim)."""
+def _growth(fields: ConfigFields) -> float:
+    """The factor by which scores grow where positions are scaled (YaRN's mscale_all_dim)."""
     positions = read_rotary(_turning_alone(fields), default_factor=1.0)
     name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
-    rope = fields.beneath(name)
-    scale = rope.real("mscale_all_dim", 0.0)
-    if isinstance(positions.stretch, Unstretched) or not scale:
+    rope = fields.merged_with(name)
+    scale = rope.not_negative("mscale_all_dim", 0.0)
+    if isinstance(positions.scaling, NoScaling) or not scale:
         return 1.0
-    return yarn_growth(rope.real("factor"), scale) ** 2
+    return yarn_growth(rope.positive("factor"), scale) ** 2
 
 
-def _has_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+def read_expert_layers(
+    fields: ConfigFields, num_layers: int, num_dense: int = 0
+) -> tuple[bool, ...]:
+    """True for each layer with experts; the first `num_dense` have none unless the config says."""
     if fields.raw.get("mlp_layer_types") is not None:
         return read_layers(fields, "mlp_layer_types", {"dense": False, "sparse": True})
-    num_dense = fields.whole("first_k_dense_replace", 0, least=0)
+    num_dense = fields.whole("first_k_dense_replace", num_dense, least=0)
     return tuple(index >= num_dense for index in range(num_layers))
 
 
 def load_layer(
-    config: DeepseekConfig, load_mixer: LoadMixer, weights: Weights, place: Place
+    config: DeepseekConfig, load_mixer: LoadMixer, weights: Weights, place: LayerPlace
 ) -> DecoderLayer:
-    """A layer of `config` with what `load_mixer` finds under "self_attn"."""
+    """A layer of `config` with the mixer that `load_mixer` reads under "self_attn"."""
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
@@ -131,25 +164,40 @@ def load_layer(
     )
 
 
-def _feed_forward(config: DeepseekConfig, weights: Weights, place: Place) -> FeedForward:
+def _feed_forward(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> FeedForward:
     if not config.has_experts[place.layer]:
         return load_gated_mlp(weights, config.mlp, place.hidden_dim)
-    router = load_grouped_router(
-        weights.under("gate"), config.experts, config.routing, place.hidden_dim
-    )
-    return ExpertsBesideShared(
-        load_mixture(weights.under("experts"), config.experts, place.hidden_dim, router),
-        load_gated_mlp(weights.under("shared_experts"), config.shared_mlp, place.hidden_dim),
-    )
+    shape = MixtureShape(config.experts, config.routing, config.shared_mlp)
+    return load_routed(weights, shape, place.hidden_dim)
 
 
-def _load(config: DeepseekConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    def load_mixer(under: Weights, place: Place) -> Mixing:
+def _mtp_attention(config: DeepseekConfig) -> LatentShape:
+    return config.attention
+
+
+def _load_mtp(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> MtpHead:
+    def load_mixer(under: Weights, place: LayerPlace) -> Mixer:
         return load_latent_attention(under, config.attention, place)
 
-    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    inside = weights.under(f"model.layers.{place.layer}")
+    longer = replace(config, has_experts=(*config.has_experts, True))
+    return MtpHead(
+        load_entry_input(inside, DEEPSEEK_NAMES, place),
+        load_layer(longer, load_mixer, inside, place),
+        load_norm(inside, "shared_head.norm", place.hidden_dim, place.norm_eps),
+    )
+
+
+def load_deepseek(config: DeepseekConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    def load_mixer(under: Weights, place: LayerPlace) -> Mixer:
+        return load_latent_attention(under, config.attention, place)
+
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
     layer = partial(load_layer, config, load_mixer)
     return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
 
 
-FAMILY = Family(("DeepseekV3ForCausalLM",), read_deepseek, _load, quantisations=(METHOD,))
+MTP = MtpSource(
+    partial(check_one_layer, name="num_nextn_predict_layers"), _mtp_attention, _load_mtp
+)
+FAMILY = Family(("DeepseekV3ForCausalLM",), read_deepseek, load_deepseek, mtp=MTP)

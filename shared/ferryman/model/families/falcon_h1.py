@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
-from ferryman.model.mixers import Parallel, load_mixer
-from ferryman.model.reading import (
+from ferryman.model.attention_shapes import AttentionShape
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -29,7 +26,13 @@ from ferryman.model.reading import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.shapes import AttentionShape, Gating, MambaShape, MlpShape, TrunkShape
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MlpShape
+from ferryman.model.layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.mixers import Parallel, load_mixer
+from ferryman.model.recurrent_shapes import Gating, MambaShape
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
 
@@ -63,7 +66,7 @@ class FalconH1Config:
         return ((self.attention, self.mamba),) * self.trunk.num_layers
 
 
-def _read(fields: Fields) -> FalconH1Config:
+def _read(fields: ConfigFields) -> FalconH1Config:
     check_activation(fields)
     positions = read_rotary(fields, default_factor=1.0)
     return FalconH1Config(
@@ -72,20 +75,20 @@ def _read(fields: Fields) -> FalconH1Config:
         mamba=_mamba(fields),
         mlp=read_mlp(fields),
         multipliers=Multipliers(
-            attention_in=fields.real("attention_in_multiplier", 1.0),
-            attention_out=fields.real("attention_out_multiplier", 1.0),
-            key=fields.real("key_multiplier", 1.0),
-            ssm_in=fields.real("ssm_in_multiplier", 1.0),
-            ssm_out=fields.real("ssm_out_multiplier", 1.0),
-            ssm_parts=fields.reals("ssm_multipliers", (1.0,) * 5),
-            mlp=fields.reals("mlp_multipliers", (1.0,) * 2),
+            attention_in=fields.positive("attention_in_multiplier", 1.0),
+            attention_out=fields.positive("attention_out_multiplier", 1.0),
+            key=fields.positive("key_multiplier", 1.0),
+            ssm_in=fields.positive("ssm_in_multiplier", 1.0),
+            ssm_out=fields.positive("ssm_out_multiplier", 1.0),
+            ssm_parts=fields.positives("ssm_multipliers", (1.0,) * 5),
+            mlp=fields.positives("mlp_multipliers", (1.0,) * 2),
         ),
-        embedding_multiplier=fields.real("embedding_multiplier", 1.0),
-        head_multiplier=fields.real("lm_head_multiplier", 1.0),
+        embedding_multiplier=fields.positive("embedding_multiplier", 1.0),
+        head_multiplier=fields.positive("lm_head_multiplier", 1.0),
     )
 
 
-def _mamba(fields: Fields) -> MambaShape:
+def _mamba(fields: ConfigFields) -> MambaShape:
     inner_dim = fields.raw.get("mamba_d_ssm")
     return read_mamba(
         fields,
@@ -95,7 +98,7 @@ def _mamba(fields: Fields) -> MambaShape:
     )
 
 
-def _gating(fields: Fields) -> Gating:
+def _gating(fields: ConfigFields) -> Gating:
     if not fields.flag("mamba_rms_norm", False):
         return Gating.GATE_ALONE
     is_before = fields.flag("mamba_norm_before_gate", True)
@@ -104,13 +107,13 @@ def _gating(fields: Fields) -> Gating:
 
 def _load(config: FalconH1Config, manifest: StateManifest, weights: Weights) -> Decoder:
     scales = EndScales(config.embedding_multiplier, 1.0 / config.head_multiplier)
-    ends = load_ends(weights, config.trunk, "model.final_layernorm.weight", scales)
+    ends = load_embedding_and_head(weights, config.trunk, "model.final_layernorm.weight", scales)
     return load_decoder(
         config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: FalconH1Config, weights: Weights, place: Place) -> DecoderLayer:
+def _layer(config: FalconH1Config, weights: Weights, place: LayerPlace) -> DecoderLayer:
     dim, eps = place.hidden_dim, place.norm_eps
     scaled = weights.scaled(_factors(config))
     return DecoderLayer(
@@ -124,7 +127,7 @@ def _layer(config: FalconH1Config, weights: Weights, place: Place) -> DecoderLay
 
 
 def _factors(config: FalconH1Config) -> Mapping[str, float | Tensor]:
-    """What each tensor of a layer is multiplied by: what scales an input spares the bias."""
+    """The factor of each tensor of a layer. A factor of the input is not applied to the bias."""
     m, parts = config.multipliers, _ssm_parts(config)
     gate, down = m.mlp
     return {

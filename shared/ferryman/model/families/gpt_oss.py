@@ -1,8 +1,8 @@
-"""gpt-oss: attention with sinks, in windows and full by turns, and a mixture of experts.
+"""gpt-oss: attention with sinks, alternately in windows and full, and a mixture of experts.
 
 expert(x) = down((up + 1) · gate · sigmoid(alpha · gate)),  gate and up clamped at `limit`
 
-Experts are published in MXFP4, and by others in a plain dtype; MXFP4 is dequantised at load.
+Experts are published in MXFP4, in which they stay, and by others in a plain dtype.
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, Place, gate_up_slice, load_norm
-from ferryman.model.linear import Linear, make_linear
-from ferryman.model.moe import MixtureOfExperts, SharesOfChosen
-from ferryman.model.mxfp4 import BLOCK_LEN, dequantised
-from ferryman.model.ranks import slice_of
-from ferryman.model.reading import (
+from ferryman.model.attention_shapes import AttentionShape
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -31,7 +25,17 @@ from ferryman.model.reading import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.shapes import AttentionShape, MoeShape, TrunkShape
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.expert_router import SharesOfChosen
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MoeShape
+from ferryman.model.layers import DecoderLayer, LayerPlace, load_norm
+from ferryman.model.linear import Linear, make_linear
+from ferryman.model.matrix import Matrix
+from ferryman.model.moe import MixtureOfExperts
+from ferryman.model.quantisation.mxfp4 import BLOCK_LEN, METHOD, mxfp4_matrices
+from ferryman.model.ranks import slice_of
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
 
@@ -51,29 +55,30 @@ class GptOssConfig:
         return tuple((attention,) for attention in self.attention)
 
 
-def _read(fields: Fields) -> GptOssConfig:
+def _read(fields: ConfigFields) -> GptOssConfig:
     check_activation(fields)
     return GptOssConfig(
         trunk=read_trunk(fields),
         attention=_read_attention(fields),
         moe=_read_moe(fields),
-        swiglu_alpha=fields.real("swiglu_alpha", 1.702),
-        swiglu_limit=fields.real("swiglu_limit", 7.0),
+        swiglu_alpha=fields.positive("swiglu_alpha", 1.702),
+        swiglu_limit=fields.positive("swiglu_limit", 7.0),
         is_quantised=fields.raw.get("quantization_config") is not None,
     )
 
 
-def _read_attention(fields: Fields) -> tuple[AttentionShape, ...]:
+def _read_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
     if not (fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling")):
         raise fields.refusal("rope_scaling", "given: this family's positions are stretched")
     positions = read_rotary(fields, default_factor=1.0)
     shape = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
-    full = replace(shape, has_bias=fields.flag("attention_bias", True), has_sinks=True)
+    has_bias = fields.flag("attention_bias", True)
+    full = replace(shape, has_bias=has_bias, has_out_bias=has_bias, has_sinks=True)
     window = replace(full, window_len=fields.whole("sliding_window"))
     return read_layers(fields, "layer_types", {"full_attention": full, "sliding_attention": window})
 
 
-def _read_moe(fields: Fields) -> MoeShape:
+def _read_moe(fields: ConfigFields) -> MoeShape:
     num_experts, inner_dim = fields.whole("num_local_experts"), fields.whole("intermediate_size")
     chosen = fields.whole("num_experts_per_tok")
     if chosen > num_experts:
@@ -101,13 +106,13 @@ class ClampedMlp:
 
 
 def _load(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
     return load_decoder(
         config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: GptOssConfig, weights: Weights, place: Place) -> DecoderLayer:
+def _layer(config: GptOssConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
@@ -131,24 +136,20 @@ def _load_moe(config: GptOssConfig, weights: Weights) -> MixtureOfExperts:
 
 
 def _load_experts(config: GptOssConfig, weights: Weights) -> tuple[ClampedMlp, ...]:
-    """Rows of gate and up alternate on disk; here gate's come first."""
+    """The experts. Rows of gate and up alternate on disk; here those of gate come first."""
     num_experts, inner_dim = config.moe.num_experts, config.moe.inner_dim
     hidden_dim = config.trunk.hidden_dim
-    gate_ups = _rows(config, weights, "gate_up_proj", 2 * inner_dim, hidden_dim)
-    downs = _rows(config, weights, "down_proj", hidden_dim, inner_dim)
+    gate_ups = _matrices(config, weights, "gate_up_proj", 2 * inner_dim, hidden_dim)
+    downs = _matrices(config, weights, "down_proj", hidden_dim, inner_dim)
     biases = weights.tensor("gate_up_proj_bias", num_experts, 2 * inner_dim)
     down_biases = weights.tensor("down_proj_bias", num_experts, hidden_dim)
-    group = weights.group
+    order, group = torch.arange(2 * inner_dim), weights.group
+    own = [slice_of(rows, group) for rows in (order[::2], order[1::2])]
     return tuple(
         ClampedMlp(
-            gate_up=make_linear(
-                gate_up_slice(_gate_first(gate_ups[i]), group),
-                gate_up_slice(_gate_first(biases[i]), group),
-            ),
-            # What the ranks yield is added: one of them brings the bias.
-            down=make_linear(
-                slice_of(downs[i], group, axis=1), None if group.rank else down_biases[i]
-            ),
+            gate_up=gate_ups[i].with_rows(torch.cat(own)).linear(biases[i][torch.cat(own)]),
+            # The outputs of the ranks are added, so one rank alone adds the bias.
+            down=slice_of(downs[i], group, axis=1).linear(None if group.rank else down_biases[i]),
             alpha=config.swiglu_alpha,
             limit=config.swiglu_limit,
         )
@@ -156,16 +157,14 @@ def _load_experts(config: GptOssConfig, weights: Weights) -> tuple[ClampedMlp, .
     )
 
 
-def _rows(config: GptOssConfig, weights: Weights, name: str, out_dim: int, in_dim: int) -> Tensor:
-    """All experts' projections as [experts, out_dim, in_dim]: plain tensors lie the other way."""
+def _matrices(
+    config: GptOssConfig, weights: Weights, name: str, out_dim: int, in_dim: int
+) -> tuple[Matrix, ...]:
+    """Each expert's projection [out_dim, in_dim]; plain ones are stored transposed."""
     num_experts = config.moe.num_experts
     if config.is_quantised:
-        return dequantised(weights, name, num_experts, out_dim, in_dim)
-    return weights.tensor(name, num_experts, in_dim, out_dim).transpose(1, 2).contiguous()
+        return mxfp4_matrices(weights, name, num_experts, out_dim, in_dim)
+    return weights.transposed_matrices(name, num_experts, out_dim, in_dim)
 
 
-def _gate_first(rows: Tensor) -> Tensor:
-    return torch.cat((rows[::2], rows[1::2]))
-
-
-FAMILY = Family(("GptOssForCausalLM",), _read, _load, quantisations=("mxfp4",))
+FAMILY = Family(("GptOssForCausalLM",), _read, _load, quantisations=(METHOD,))

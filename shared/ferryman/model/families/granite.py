@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.layers import (
-    DecoderLayer,
-    FeedForward,
-    GatedMlp,
-    Place,
-    gate_up_slice,
-    load_norm,
-)
-from ferryman.model.linear import make_linear, make_summed
-from ferryman.model.mixers import MixerShape, load_mixer
-from ferryman.model.moe import ExpertsBesideShared, load_experts
-from ferryman.model.ranks import slice_of
-from ferryman.model.reading import (
+from ferryman.model.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     read_attention,
     read_layers,
     read_mamba,
     read_rotary,
     read_trunk,
+    read_used,
 )
-from ferryman.model.shapes import MlpShape, MoeShape, NoPositions, TrunkShape
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.layers import (
+    DecoderLayer,
+    FeedForward,
+    GatedMlp,
+    LayerPlace,
+    gate_and_up,
+    load_norm,
+)
+from ferryman.model.matrix import join_linear, summed_linear
+from ferryman.model.mixers import MixerShape, load_mixer
+from ferryman.model.moe import ExpertsBesideShared, load_experts
+from ferryman.model.ranks import slice_of
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
 
@@ -50,15 +54,12 @@ class GraniteHybridConfig:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def _read(fields: Fields) -> GraniteHybridConfig:
+def _read(fields: ConfigFields) -> GraniteHybridConfig:
     check_activation(fields)
-    uses_rope = fields.raw.get("position_embedding_type") == "rope"
-    positions = read_rotary(fields, default_factor=1.0) if uses_rope else NoPositions()
-    attention = read_attention(fields, fields.real("attention_multiplier", 1.0), positions)
-    mamba = read_mamba(fields)
     # transformers renamed the layer types; both spellings are on disk.
     name = "layer_types" if "layer_types" in fields.raw else "layers_block_type"
-    meanings: dict[str, MixerShape] = {
+    attention, mamba = partial(_attention, fields), partial(read_mamba, fields)
+    readers: dict[str, Callable[[], MixerShape]] = {
         "mamba": mamba,
         "linear_attention": mamba,
         "attention": attention,
@@ -66,16 +67,22 @@ def _read(fields: Fields) -> GraniteHybridConfig:
     }
     return GraniteHybridConfig(
         trunk=read_trunk(fields),
-        mixers=read_layers(fields, name, meanings),
+        mixers=read_used(read_layers(fields, name, readers)),
         shared_mlp=MlpShape(fields.whole("shared_intermediate_size"), has_bias=False),
         moe=_moe(fields),
-        embedding_multiplier=fields.real("embedding_multiplier", 1.0),
-        residual_multiplier=fields.real("residual_multiplier", 1.0),
-        logits_scaling=fields.real("logits_scaling", 1.0),
+        embedding_multiplier=fields.positive("embedding_multiplier", 1.0),
+        residual_multiplier=fields.positive("residual_multiplier", 1.0),
+        logits_scaling=fields.positive("logits_scaling", 1.0),
     )
 
 
-def _moe(fields: Fields) -> MoeShape | None:
+def _attention(fields: ConfigFields) -> AttentionShape:
+    uses_rope = fields.raw.get("position_embedding_type") == "rope"
+    positions = read_rotary(fields, default_factor=1.0) if uses_rope else NoPositions()
+    return read_attention(fields, fields.positive("attention_multiplier", 1.0), positions)
+
+
+def _moe(fields: ConfigFields) -> MoeShape | None:
     num_experts = fields.whole("num_local_experts", 8, least=0)
     if num_experts == 0:
         return None
@@ -87,13 +94,13 @@ def _moe(fields: Fields) -> MoeShape | None:
 
 def _load(config: GraniteHybridConfig, manifest: StateManifest, weights: Weights) -> Decoder:
     scales = EndScales(config.embedding_multiplier, config.logits_scaling)
-    ends = load_ends(weights, config.trunk, "model.norm.weight", scales)
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", scales)
     return load_decoder(
         config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: GraniteHybridConfig, weights: Weights, place: Place) -> DecoderLayer:
+def _layer(config: GraniteHybridConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
@@ -107,11 +114,11 @@ def _layer(config: GraniteHybridConfig, weights: Weights, place: Place) -> Decod
 def _feed_forward(config: GraniteHybridConfig, weights: Weights) -> FeedForward:
     hidden_dim, inner_dim = config.trunk.hidden_dim, config.shared_mlp.inner_dim
     group = weights.group
-    gate_up = weights.tensor("shared_mlp.input_linear.weight", 2 * inner_dim, hidden_dim)
-    down = weights.tensor("shared_mlp.output_linear.weight", hidden_dim, inner_dim)
+    gate_up = weights.matrix("shared_mlp.input_linear.weight", 2 * inner_dim, hidden_dim)
+    down = weights.matrix("shared_mlp.output_linear.weight", hidden_dim, inner_dim)
     shared = GatedMlp(
-        make_linear(gate_up_slice(gate_up, group)),
-        make_summed(slice_of(down, group, axis=1), None, group),
+        join_linear(gate_and_up(gate_up, group)),
+        summed_linear(slice_of(down, group, axis=1), None, group),
     )
     if config.moe is None:
         return shared

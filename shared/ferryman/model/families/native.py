@@ -1,6 +1,6 @@
 """The native family: any mix per layer of full attention, windows, Mamba-2 and gated delta nets.
 
-Nobody publishes such models. They have state of all kinds at once, for tests and for the demo.
+No such model is published. It has state of all kinds at once, for tests and for the demo.
 
     hidden += Σ mixer(norm(hidden))       the mixers of the layer, side by side
     hidden += mlp(norm(hidden))
@@ -16,12 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, Place, load_gated_mlp, load_norm
-from ferryman.model.mixers import MixerShape, Parallel, load_mixer
-from ferryman.model.reading import (
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -31,7 +27,13 @@ from ferryman.model.reading import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.shapes import DeltaLayout, MlpShape, TrunkShape
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.delta_shapes import DeltaLayout
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MlpShape
+from ferryman.model.layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.mixers import MixerShape, Parallel, load_mixer
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
 # A layer has one set of pages, and one recurrent state.
@@ -47,12 +49,12 @@ class NativeConfig:
     mlp: MlpShape
 
 
-def _read(fields: Fields) -> NativeConfig:
+def _read(fields: ConfigFields) -> NativeConfig:
     check_activation(fields)
     return NativeConfig(read_trunk(fields), _states(fields), read_mlp(fields))
 
 
-def _states(fields: Fields) -> tuple[tuple[MixerShape, ...], ...]:
+def _states(fields: ConfigFields) -> tuple[tuple[MixerShape, ...], ...]:
     layers = [word.split("+") for word in fields.words("layer_types")]
     shapes = _shapes(fields, {word for words in layers for word in words})
     if len(layers) != fields.whole("num_hidden_layers") or any(
@@ -68,8 +70,8 @@ def _states(fields: Fields) -> tuple[tuple[MixerShape, ...], ...]:
     return tuple(tuple(shapes[word] for word in words) for words in layers)
 
 
-def _shapes(fields: Fields, words: set[str]) -> Mapping[str, MixerShape]:
-    """The shapes of those sorts of mixers that are there, by their words."""
+def _shapes(fields: ConfigFields, words: set[str]) -> Mapping[str, MixerShape]:
+    """The shapes of the mixers that `words` name, by word."""
     positions = read_rotary(fields, default_factor=1.0)
     full = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
     shapes: dict[str, MixerShape] = {"full_attention": full}
@@ -83,13 +85,13 @@ def _shapes(fields: Fields, words: set[str]) -> Mapping[str, MixerShape]:
 
 
 def _load(config: NativeConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_ends(weights, config.trunk, "model.norm.weight", EndScales())
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
     return load_decoder(
         config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
     )
 
 
-def _layer(config: NativeConfig, weights: Weights, place: Place) -> DecoderLayer:
+def _layer(config: NativeConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),

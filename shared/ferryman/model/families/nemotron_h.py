@@ -3,12 +3,13 @@ experts.
 
 hidden += part(norm(hidden))
 
-Experts may work on a projection of the token that is narrower than the token (Nemotron 3).
+Experts may work on a projection of the token that is narrower than the token (Nemotron 3). A time
+step is bounded by `time_step_limit`, as in the code published with the models (decision 0058).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,42 +17,53 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
+from ferryman.errors import ConfigError
 from ferryman.model.attention import load_attention
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.grouped_routing import load_grouped_router
+from ferryman.model.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
+    read_attention,
+    read_dt_limit,
+    read_grouped_routing,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.expert_router import load_grouped_router
+from ferryman.model.family import Family, MtpSource
+from ferryman.model.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
 from ferryman.model.layers import (
+    DecoderLayer,
     FeedForward,
     FeedForwardLayer,
     Layer,
+    LayerPlace,
     MixerLayer,
-    Place,
     load_norm,
 )
-from ferryman.model.linear import Linear, make_linear, make_summed
+from ferryman.model.linear import Linear
 from ferryman.model.mamba import load_mamba
+from ferryman.model.matrix import Matrix, summed_linear
 from ferryman.model.moe import ExpertsBesideShared, MixtureOfExperts
-from ferryman.model.ranks import slice_of
-from ferryman.model.reading import read_attention, read_grouped_routing, read_trunk
-from ferryman.model.shapes import (
-    AttentionShape,
-    GroupedRouting,
-    MambaShape,
-    MlpShape,
-    MoeShape,
-    NoPositions,
-    TrunkShape,
+from ferryman.model.mtp import (
+    DEEPSEEK_NAMES,
+    MtpHead,
+    attention_like,
+    check_one_layer,
+    load_entry_input,
 )
+from ferryman.model.ranks import slice_of
+from ferryman.model.recurrent_shapes import MambaShape
+from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
 
-# The letters of `hybrid_override_pattern`, as published, and the words that came later.
+# The letters of `hybrid_override_pattern` as published, and the words that replaced them later.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
-    """Experts beside a shared MLP; `latent_dim` is what they see of a token, 0 for all of it."""
+    """Experts beside a shared MLP. The experts see `latent_dim` channels of a token (0: all)."""
 
     routed: MoeShape
     routing: GroupedRouting
@@ -76,37 +88,43 @@ class NemotronHConfig:
         )
 
 
-def _read(fields: Fields) -> NemotronHConfig:
+def _read(fields: ConfigFields) -> NemotronHConfig:
+    fields = fields.with_former(head_dim="attention_head_dim")
     _refuse_what_is_not_supported(fields)
-    mlp = MlpShape(fields.whole("intermediate_size"), fields.flag("mlp_bias", False))
-    scale = fields.whole("head_dim") ** -0.5
-    attention, mamba = read_attention(fields, scale, NoPositions()), _mamba(fields)
-    meanings: dict[str, Part] = {
+    attention, mamba = partial(_attention, fields), partial(_mamba, fields)
+    readers: dict[str, Callable[[], Part]] = {
         "mamba": mamba,
         "linear_attention": mamba,
         "attention": attention,
         "full_attention": attention,
-        "mlp": mlp,
+        "mlp": partial(_mlp, fields),
+        "moe": partial(_experts, fields),
     }
     name, words = _pattern(fields)
-    if "moe" in words:
-        meanings["moe"] = _experts(fields)
-    if any(word not in meanings for word in words):
-        raise fields.refusal(name, f"made of {', '.join(meanings)}")
-    parts = tuple(meanings[word] for word in words)
+    if any(word not in readers for word in words):
+        raise fields.refusal(name, f"made of {', '.join(readers)}")
+    parts = read_used([readers[word] for word in words])
     trunk = read_trunk(fields, num_layers=len(parts), norm_eps="layer_norm_epsilon")
     return NemotronHConfig(trunk, parts)
 
 
-def _pattern(fields: Fields) -> tuple[str, tuple[str, ...]]:
-    """Which field says what each layer is, and what it says."""
+def _attention(fields: ConfigFields) -> AttentionShape:
+    return read_attention(fields, fields.whole("head_dim") ** -0.5, NoPositions())
+
+
+def _mlp(fields: ConfigFields) -> MlpShape:
+    return MlpShape(fields.whole("intermediate_size"), fields.flag("mlp_bias", False))
+
+
+def _pattern(fields: ConfigFields) -> tuple[str, tuple[str, ...]]:
+    """The name of the field that lists the layers, and its words."""
     if isinstance(letters := fields.raw.get("hybrid_override_pattern"), str):
         return "hybrid_override_pattern", tuple(_LETTERS.get(each, each) for each in letters)
     name = "layer_types" if "layer_types" in fields.raw else "layers_block_type"
     return name, fields.words(name)
 
 
-def _experts(fields: Fields) -> ExpertsShape:
+def _experts(fields: ConfigFields) -> ExpertsShape:
     num_experts, chosen = fields.whole("n_routed_experts"), fields.whole("num_experts_per_tok")
     routed = MoeShape(num_experts, chosen, fields.whole("moe_intermediate_size"))
     shared_dim = fields.whole("moe_shared_expert_intermediate_size")
@@ -118,7 +136,7 @@ def _experts(fields: Fields) -> ExpertsShape:
     )
 
 
-def _refuse_what_is_not_supported(fields: Fields) -> None:
+def _refuse_what_is_not_supported(fields: ConfigFields) -> None:
     expected: Mapping[str, tuple[object, ...]] = {
         "mlp_hidden_act": ("relu2",),
         "mamba_hidden_act": ("silu",),
@@ -131,7 +149,7 @@ def _refuse_what_is_not_supported(fields: Fields) -> None:
             raise fields.refusal(name, f"{values[0]!r}; nothing else is supported")
 
 
-def _mamba(fields: Fields) -> MambaShape:
+def _mamba(fields: ConfigFields) -> MambaShape:
     heads, groups = fields.whole("mamba_num_heads"), fields.whole("n_groups")
     if heads % groups:
         raise fields.refusal("n_groups", f"a divisor of mamba_num_heads {heads}")
@@ -145,7 +163,7 @@ def _mamba(fields: Fields) -> MambaShape:
         has_conv_bias=fields.flag("use_conv_bias", True),
         has_in_bias=has_bias,
         has_out_bias=has_bias,
-        dt_limit=(fields.real("time_step_min", 0.001), float("inf")),
+        dt_limit=read_dt_limit(fields),
     )
 
 
@@ -175,7 +193,7 @@ class LatentMixture:
 
 def _load(config: NemotronHConfig, manifest: StateManifest, weights: Weights) -> Decoder:
     root = "backbone" if "backbone.embeddings.weight" in weights.checkpoint.tensors else "model"
-    ends = load_ends(
+    ends = load_embedding_and_head(
         weights,
         config.trunk,
         f"{root}.norm_f.weight",
@@ -187,7 +205,7 @@ def _load(config: NemotronHConfig, manifest: StateManifest, weights: Weights) ->
     )
 
 
-def _layer(config: NemotronHConfig, weights: Weights, place: Place) -> Layer:
+def _layer(config: NemotronHConfig, weights: Weights, place: LayerPlace) -> Layer:
     dim, eps = place.hidden_dim, place.norm_eps
     norm, inside = load_norm(weights, "norm", dim, eps), weights.under("mixer")
     match config.parts[place.layer]:
@@ -198,32 +216,70 @@ def _layer(config: NemotronHConfig, weights: Weights, place: Place) -> Layer:
         case MlpShape() as mlp:
             return FeedForwardLayer(norm, _load_mlp(inside, mlp, dim))
         case ExpertsShape() as experts:
-            shared = _load_mlp(inside.under("shared_experts"), experts.shared, dim)
-            routed = _load_experts(inside, experts, dim)
-            return FeedForwardLayer(norm, ExpertsBesideShared(routed, shared))
+            return FeedForwardLayer(norm, _load_experts_beside_shared(inside, experts, dim))
+
+
+def _check_mtp(fields: ConfigFields) -> None:
+    check_one_layer(fields, "num_nextn_predict_layers")
+    letters = fields.raw.get("mtp_hybrid_override_pattern")
+    words = fields.raw.get("mtp_layers_block_type")
+    if letters != "*E" and words not in (["attention", "moe"], ["full_attention", "moe"]):
+        name = "mtp_layers_block_type" if letters is None else "mtp_hybrid_override_pattern"
+        raise fields.refusal(name, "attention, then experts, for --draft mtp")
+
+
+def _mtp_attention(config: NemotronHConfig) -> AttentionShape:
+    return attention_like(config.states)
+
+
+def _load_mtp(config: NemotronHConfig, weights: Weights, place: LayerPlace) -> MtpHead:
+    """Two layers of one part each, which together have the form of one layer with both."""
+    first, last = (weights.under(f"mtp.layers.{index}") for index in (0, 1))
+    dim, eps = place.hidden_dim, place.norm_eps
+    experts = [part for part in config.parts if isinstance(part, ExpertsShape)]
+    if not experts:
+        raise ConfigError("--draft mtp needs a model with at least one layer of experts")
+    return MtpHead(
+        load_entry_input(first, DEEPSEEK_NAMES, place),
+        DecoderLayer(
+            mixer_norm=load_norm(first, "norm", dim, eps),
+            mixer=load_attention(first.under("mixer"), _mtp_attention(config), place),
+            feed_forward_norm=load_norm(last, "norm", dim, eps),
+            feed_forward=_load_experts_beside_shared(last.under("mixer"), experts[0], dim),
+        ),
+        load_norm(last, "final_layernorm", dim, eps),
+    )
+
+
+def _load_experts_beside_shared(
+    weights: Weights, shape: ExpertsShape, hidden_dim: int
+) -> FeedForward:
+    shared = _load_mlp(weights.under("shared_experts"), shape.shared, hidden_dim)
+    return ExpertsBesideShared(_load_experts(weights, shape, hidden_dim), shared)
 
 
 def _load_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> SquaredReluMlp:
     group = weights.group
-    up = weights.tensor("up_proj.weight", shape.inner_dim, hidden_dim)
-    down = weights.tensor("down_proj.weight", hidden_dim, shape.inner_dim)
+    up = weights.matrix("up_proj.weight", shape.inner_dim, hidden_dim)
+    down = weights.matrix("down_proj.weight", hidden_dim, shape.inner_dim)
     bias, down_bias = None, None
     if shape.has_bias:
-        bias = slice_of(weights.tensor("up_proj.bias", shape.inner_dim), group)
+        own = partial(slice_of, group=group)
+        bias = weights.tensor("up_proj.bias", shape.inner_dim, part=own)
         down_bias = weights.tensor("down_proj.bias", hidden_dim)
     return SquaredReluMlp(
-        make_linear(slice_of(up, group), bias),
-        make_summed(slice_of(down, group, axis=1), down_bias, group),
+        slice_of(up, group).linear(bias),
+        summed_linear(slice_of(down, group, axis=1), down_bias, group),
     )
 
 
 def _load_experts(weights: Weights, shape: ExpertsShape, hidden_dim: int) -> FeedForward:
-    """Each rank has a part of every expert's inner channels; the mixture sums."""
+    """The experts. Each rank has a part of every expert's inner channels; the mixture sums them."""
     router = load_grouped_router(weights.under("gate"), shape.routed, shape.routing, hidden_dim)
     inside, group, seen = weights.under("experts"), weights.group, shape.latent_dim or hidden_dim
     experts = tuple(
-        SquaredReluMlp(make_linear(slice_of(up, group)), make_linear(slice_of(down, group, axis=1)))
-        for up, down in _expert_tensors(inside, shape.routed, seen)
+        SquaredReluMlp(slice_of(up, group).linear(None), slice_of(down, group, axis=1).linear(None))
+        for up, down in _expert_matrices(inside, shape.routed, seen)
     )
     mixture = MixtureOfExperts(router, experts, group)
     if not shape.latent_dim:
@@ -233,24 +289,29 @@ def _load_experts(weights: Weights, shape: ExpertsShape, hidden_dim: int) -> Fee
     return LatentMixture(into, mixture, out)
 
 
-def _expert_tensors(
+def _expert_matrices(
     weights: Weights, shape: MoeShape, seen_dim: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Matrix, Matrix]]:
     """Up and down of each expert: from one tensor of all, or under each expert's number."""
-    if weights.first_of("up_proj", "0.up_proj.weight") == "up_proj":
-        ups = weights.tensor("up_proj", shape.num_experts, shape.inner_dim, seen_dim)
-        downs = weights.tensor("down_proj", shape.num_experts, seen_dim, shape.inner_dim)
-        yield from zip(ups.unbind(), downs.unbind(), strict=True)
+    if weights.has("up_proj"):
+        ups = weights.matrices("up_proj", shape.num_experts, shape.inner_dim, seen_dim)
+        downs = weights.matrices("down_proj", shape.num_experts, seen_dim, shape.inner_dim)
+        yield from zip(ups, downs, strict=True)
         return
     for index in range(shape.num_experts):
         own = weights.under(str(index))
-        up = own.tensor("up_proj.weight", shape.inner_dim, seen_dim)
-        yield up, own.tensor("down_proj.weight", seen_dim, shape.inner_dim)
+        up = own.matrix("up_proj.weight", shape.inner_dim, seen_dim)
+        yield up, own.matrix("down_proj.weight", seen_dim, shape.inner_dim)
 
 
 def _load_linear(weights: Weights, name: str, out_dim: int, in_dim: int, has_bias: bool) -> Linear:
     bias = weights.tensor(f"{name}.bias", out_dim) if has_bias else None
-    return make_linear(weights.tensor(f"{name}.weight", out_dim, in_dim), bias)
+    return weights.matrix(f"{name}.weight", out_dim, in_dim).linear(bias)
 
 
-FAMILY = Family(("NemotronHForCausalLM",), _read, _load)
+FAMILY = Family(
+    ("NemotronHForCausalLM",),
+    _read,
+    _load,
+    mtp=MtpSource(_check_mtp, _mtp_attention, _load_mtp),
+)

@@ -1,40 +1,36 @@
-"""Qwen 3, dense: Llama with a norm on each head of q and k, and windows in some layers if asked."""
+"""Qwen 3, dense, and the text of its image models: Llama with a norm on each head of q and k."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.families.llama import DenseConfig, load_dense
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention_shapes import HeadNorm
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import check_activation, read_trunk
+from ferryman.model.decoder import Decoder
+from ferryman.model.families.qwen2 import read_qwen_windows
 from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.reading import (
-    check_activation,
-    head_dim_of,
-    read_attention,
-    read_layers,
-    read_mlp,
-    read_rotary,
-    read_trunk,
-)
-from ferryman.model.shapes import AttentionShape
+from ferryman.model.text_model import text_fields, text_weights
+from ferryman.model.transformer import TransformerConfig, load_transformer
+from ferryman.model.transformer_readers import read_plain_mlp, read_rotary_attention
+from ferryman.model.weights import Weights
 
 
-def _read(fields: Fields) -> DenseConfig:
+def _read(whole: ConfigFields) -> TransformerConfig:
+    fields = text_fields(whole)
     check_activation(fields)
     trunk = read_trunk(fields)
-    return DenseConfig(trunk, _attention(fields, trunk.num_layers), read_mlp(fields))
-
-
-def _attention(fields: Fields, num_layers: int) -> tuple[AttentionShape, ...]:
-    shape = read_attention(
-        fields, head_dim_of(fields) ** -0.5, read_rotary(fields, default_factor=1.0)
+    full = replace(read_rotary_attention(fields), head_norm=HeadNorm.EACH_HEAD)
+    return TransformerConfig(
+        trunk,
+        attention=read_qwen_windows(fields, full),
+        feed_forwards=(read_plain_mlp(fields),) * trunk.num_layers,
     )
-    full = replace(shape, norms_heads=True)
-    if not fields.flag("use_sliding_window", False):
-        return (full,) * num_layers
-    window = replace(full, window_len=fields.whole("sliding_window"))
-    meanings = {"full_attention": full, "sliding_attention": window}
-    return read_layers(fields, "layer_types", meanings)
 
 
-FAMILY = Family(("Qwen3ForCausalLM",), _read, load_dense)
+def _load(config: TransformerConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return load_transformer(config, manifest, text_weights(weights))
+
+
+FAMILY = Family(("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"), _read, _load)

@@ -1,40 +1,39 @@
 """Qwen3.5, its text part: Qwen3-Next with other in-projections, dense or with experts throughout.
 
-Published as a model that also sees: the text config lies in "text_config", the tensors under
-"model.language_model", and the vision tower is not read. Text has one position where pictures have
-three, so the interleaved rotary positions of three axes are plain ones.
+It is published as a model that also reads images: the text config is in "text_config", the tensors
+are under "model.language_model", and the vision tower is not read. A text token has one position
+where an image has three, so the interleaved rotary positions of three axes become plain ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ferryman.cache.manifest import StateManifest
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import check_activation, read_mlp, read_trunk
 from ferryman.model.decoder import Decoder
+from ferryman.model.delta_shapes import DeltaLayout
 from ferryman.model.families.qwen3_next import (
     QwenHybridConfig,
     load_qwen_hybrid,
+    load_qwen_mtp,
+    qwen_attention,
     read_mixers,
     read_shared_moe,
 )
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.reading import check_activation, read_mlp, read_trunk
-from ferryman.model.shapes import DeltaLayout
+from ferryman.model.family import Family, MtpSource
+from ferryman.model.mtp import check_one_layer
 from ferryman.model.weights import Weights
 
 NESTED_ROOT = "model.language_model"
 
 
-def _read(fields: Fields) -> QwenHybridConfig:
-    fields = fields.beneath("text_config")
+def _read(fields: ConfigFields) -> QwenHybridConfig:
+    fields = fields.merged_with("text_config")
     check_activation(fields)
     trunk = read_trunk(fields)
     has_experts = "num_experts" in fields.raw
     feed_forward = (
-        replace(read_shared_moe(fields), shares_sum_to_one=True)
-        if has_experts
-        else read_mlp(fields)
+        read_shared_moe(fields, shares_sum_to_one=True) if has_experts else read_mlp(fields)
     )
     return QwenHybridConfig(
         trunk, read_mixers(fields, DeltaLayout.BY_ROLE), (feed_forward,) * trunk.num_layers
@@ -46,6 +45,13 @@ def _load(config: QwenHybridConfig, manifest: StateManifest, weights: Weights) -
     return load_qwen_hybrid(config, manifest, weights, NESTED_ROOT if is_nested else "model")
 
 
+def _check_mtp(fields: ConfigFields) -> None:
+    fields = fields.merged_with("text_config")
+    check_one_layer(fields, "mtp_num_hidden_layers")
+    if fields.flag("mtp_use_dedicated_embeddings", False):
+        raise fields.refusal("mtp_use_dedicated_embeddings", "false for --draft mtp")
+
+
 FAMILY = Family(
     (
         "Qwen3_5ForCausalLM",
@@ -55,4 +61,5 @@ FAMILY = Family(
     ),
     _read,
     _load,
+    mtp=MtpSource(_check_mtp, qwen_attention, load_qwen_mtp),
 )

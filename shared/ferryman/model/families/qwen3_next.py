@@ -1,7 +1,7 @@
 """Qwen3-Next: gated delta nets, some layers of gated attention, experts beside a shared one.
 
-Norm weights are stored as their distance from one, but for the norm inside a delta net. What
-checkpoints hold for the prediction of several tokens ("mtp") is not read.
+Norm weights are stored as their distance from one, except in the norm inside a delta net. The
+layer for multi-token prediction, under "mtp", has gated attention.
 """
 
 from __future__ import annotations
@@ -10,20 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_ends
-from ferryman.model.family import Family
-from ferryman.model.fields import Fields
-from ferryman.model.layers import DecoderLayer, FeedForward, Place, load_gated_mlp, load_norm
-from ferryman.model.linear import make_linear
-from ferryman.model.mixers import load_mixer
-from ferryman.model.moe import (
-    ExpertsBesideShared,
-    SharesOfAll,
-    SharesOfChosen,
-    SigmoidGated,
-    load_mixture,
-)
-from ferryman.model.reading import (
+from ferryman.model.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
     check_activation,
     read_attention,
     read_delta,
@@ -32,26 +21,30 @@ from ferryman.model.reading import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.shapes import (
-    AttentionShape,
-    DeltaLayout,
-    DeltaShape,
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.family import Family, MtpSource
+from ferryman.model.feed_forward_shapes import (
+    FeedForwardShape,
+    MixtureShape,
     MlpShape,
-    MoeShape,
-    TrunkShape,
+    SoftmaxRouting,
 )
+from ferryman.model.layers import DecoderLayer, LayerPlace, load_norm
+from ferryman.model.mixers import load_mixer
+from ferryman.model.mtp import (
+    QWEN_NAMES,
+    MtpHead,
+    attention_like,
+    check_one_layer,
+    load_entry_input,
+)
+from ferryman.model.shapes import TrunkShape
+from ferryman.model.transformer import load_feed_forward
+from ferryman.model.transformer_readers import read_experts
 from ferryman.model.weights import Weights
 
 NORM_ORIGIN = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMoeShape:
-    """Routed experts beside a gated one; the chosen experts' shares sum to one, or to less."""
-
-    routed: MoeShape
-    shared: MlpShape
-    shares_sum_to_one: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +53,14 @@ class QwenHybridConfig:
 
     trunk: TrunkShape
     mixers: tuple[AttentionShape | DeltaShape, ...]
-    feed_forwards: tuple[MlpShape | SharedMoeShape, ...]
+    feed_forwards: tuple[FeedForwardShape, ...]
 
     @property
     def states(self) -> tuple[tuple[AttentionShape | DeltaShape], ...]:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def _read(fields: Fields) -> QwenHybridConfig:
+def _read(fields: ConfigFields) -> QwenHybridConfig:
     check_activation(fields)
     trunk = read_trunk(fields)
     return QwenHybridConfig(
@@ -75,11 +68,13 @@ def _read(fields: Fields) -> QwenHybridConfig:
     )
 
 
-def read_mixers(fields: Fields, layout: DeltaLayout) -> tuple[AttentionShape | DeltaShape, ...]:
-    """By "layer_types", or attention in every `full_attention_interval`-th layer."""
+def read_mixers(
+    fields: ConfigFields, layout: DeltaLayout
+) -> tuple[AttentionShape | DeltaShape, ...]:
+    """The mixers by "layer_types", or attention in every `full_attention_interval`-th layer."""
     scale = fields.whole("head_dim") ** -0.5
     plain = read_attention(fields, scale, read_rotary(fields, default_factor=0.25))
-    attention = replace(plain, norms_heads=True, gates_output=True)
+    attention = replace(plain, head_norm=HeadNorm.EACH_HEAD, gates_output=True)
     delta = read_delta(fields, layout)
     if fields.raw.get("layer_types") is not None:
         meanings: dict[str, AttentionShape | DeltaShape] = {
@@ -94,35 +89,30 @@ def read_mixers(fields: Fields, layout: DeltaLayout) -> tuple[AttentionShape | D
     )
 
 
-def _feed_forwards(fields: Fields, trunk: TrunkShape) -> tuple[MlpShape | SharedMoeShape, ...]:
+def _feed_forwards(fields: ConfigFields, trunk: TrunkShape) -> tuple[FeedForwardShape, ...]:
     """Experts in every `decoder_sparse_step`-th layer that "mlp_only_layers" does not name."""
     step, dense = fields.whole("decoder_sparse_step", 1), fields.whole_list("mlp_only_layers")
     num_experts = fields.whole("num_experts", least=0)
     return tuple(
         read_mlp(fields)
         if num_experts == 0 or layer in dense or (layer + 1) % step
-        else read_shared_moe(fields)
+        else read_shared_moe(fields, shares_sum_to_one=fields.flag("norm_topk_prob", True))
         for layer in range(trunk.num_layers)
     )
 
 
-def read_shared_moe(fields: Fields) -> SharedMoeShape:
+def read_shared_moe(fields: ConfigFields, *, shares_sum_to_one: bool) -> MixtureShape:
     """Experts of `moe_intermediate_size` beside one of `shared_expert_intermediate_size`."""
-    num_experts, chosen = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
-    if chosen > num_experts:
-        raise fields.refusal("num_experts_per_tok", f"at most num_experts {num_experts}")
-    return SharedMoeShape(
-        routed=MoeShape(num_experts, chosen, fields.whole("moe_intermediate_size")),
-        shared=MlpShape(fields.whole("shared_expert_intermediate_size"), has_bias=False),
-        shares_sum_to_one=fields.flag("norm_topk_prob", True),
-    )
+    shared = MlpShape(fields.whole("shared_expert_intermediate_size"), has_bias=False)
+    routing = SoftmaxRouting(shares_sum_to_one)
+    return MixtureShape(read_experts(fields), routing, shared, gates_shared=True)
 
 
 def load_qwen_hybrid(
     config: QwenHybridConfig, manifest: StateManifest, weights: Weights, root: str = "model"
 ) -> Decoder:
-    """The decoder whose layers' tensors lie under `root`."""
-    ends = load_ends(
+    """The decoder with layers under `root`."""
+    ends = load_embedding_and_head(
         weights,
         config.trunk,
         f"{root}.norm.weight",
@@ -140,7 +130,7 @@ def load_qwen_hybrid(
     )
 
 
-def _layer(config: QwenHybridConfig, weights: Weights, place: Place) -> DecoderLayer:
+def _layer(config: QwenHybridConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
     dim, eps = place.hidden_dim, place.norm_eps
     return DecoderLayer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps, place.norm_origin),
@@ -148,26 +138,35 @@ def _layer(config: QwenHybridConfig, weights: Weights, place: Place) -> DecoderL
         feed_forward_norm=load_norm(
             weights, "post_attention_layernorm", dim, eps, place.norm_origin
         ),
-        feed_forward=_feed_forward(weights.under("mlp"), config.feed_forwards[place.layer], dim),
+        feed_forward=load_feed_forward(weights, config.feed_forwards[place.layer], dim),
     )
 
 
-def _feed_forward(
-    weights: Weights, shape: MlpShape | SharedMoeShape, hidden_dim: int
-) -> FeedForward:
-    if isinstance(shape, MlpShape):
-        return load_gated_mlp(weights, shape, hidden_dim)
-    routed = shape.routed
-    score = make_linear(weights.tensor("gate.weight", routed.num_experts, hidden_dim))
-    sharing = SharesOfChosen if shape.shares_sum_to_one else SharesOfAll
-    router = sharing(score, routed.experts_per_token)
-    return ExpertsBesideShared(
-        load_mixture(weights.under("experts"), routed, hidden_dim, router),
-        SigmoidGated(
-            make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
-            load_gated_mlp(weights.under("shared_expert"), shape.shared, hidden_dim),
-        ),
+def qwen_attention(config: QwenHybridConfig) -> AttentionShape:
+    """The attention of the layer for multi-token prediction."""
+    return attention_like(config.states)
+
+
+def load_qwen_mtp(config: QwenHybridConfig, weights: Weights, place: LayerPlace) -> MtpHead:
+    """The layer for multi-token prediction under "mtp"."""
+    place, inside = replace(place, norm_origin=NORM_ORIGIN), weights.under("mtp")
+    longer = replace(
+        config,
+        mixers=(*config.mixers, qwen_attention(config)),
+        # Published code numbers this layer 0 where it asks which layers have experts.
+        feed_forwards=(*config.feed_forwards, config.feed_forwards[0]),
+    )
+    return MtpHead(
+        load_entry_input(inside, QWEN_NAMES, place),
+        _layer(longer, inside.under("layers.0"), place),
+        load_norm(inside, "norm", place.hidden_dim, place.norm_eps, NORM_ORIGIN),
     )
 
 
-FAMILY = Family(("Qwen3NextForCausalLM",), _read, load_qwen_hybrid)
+# Published configs do not count the layer; a checkpoint without it lacks its tensors.
+MTP = MtpSource(
+    partial(check_one_layer, name="num_nextn_predict_layers", default=1),
+    qwen_attention,
+    load_qwen_mtp,
+)
+FAMILY = Family(("Qwen3NextForCausalLM",), _read, load_qwen_hybrid, mtp=MTP)

@@ -1,4 +1,6 @@
 """Domain values to messages and back, both directions side by side; a file per family.
 
-What comes from outside is checked here: a malformed message is InvalidRequest, never a surprise.
+A table (`message_table`) maps a value's fields to its message; hot and irregular messages are
+written by hand. Messages from outside are checked here: a malformed message raises InvalidRequest,
+and no other error.
 """

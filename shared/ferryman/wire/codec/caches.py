@@ -12,6 +12,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.errors import InvalidRequest
+from ferryman.wire.codec.message_table import At, table
 from ferryman.wire.codec.scalars import (
     digest_from_bytes,
     key_from_bytes,
@@ -19,23 +20,20 @@ from ferryman.wire.codec.scalars import (
     keys_to_bytes,
     kind_from_wire,
     kind_to_wire,
+    numbers_of,
 )
 from ferryman.wire.v1 import events_pb2, hostcache_pb2
 
 M = TypeVar("M", bound=Message)
 Keys = Mapping[Kind, tuple[PageKey, ...]]
 
-_TIERS: dict[Tier, hostcache_pb2.Tier] = {
-    Tier.HOST: hostcache_pb2.TIER_HOST,
-    Tier.STORAGE: hostcache_pb2.TIER_STORAGE,
-    Tier.PEER: hostcache_pb2.TIER_PEER,
-}
+_TIERS: dict[Tier, hostcache_pb2.Tier] = numbers_of(Tier, hostcache_pb2.Tier, "TIER")
 _TIERS_BACK = {number: tier for tier, number in _TIERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """What changed in one worker's device cache; `removed` happened before `stored`."""
+    """A change of one worker's device cache; `removed` happened before `stored`."""
 
     worker_id: str
     epoch: int
@@ -46,13 +44,25 @@ class CacheEvent:
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshot:
-    """Everything held after event `sequence`, but for `num_omitted` keys that did not fit."""
+    """All keys held after event `sequence`, except `num_omitted` keys that did not fit."""
 
     worker_id: str
     epoch: int
     sequence: int
     held: Keys
     num_omitted: int = 0
+
+
+def tier_to_wire(tier: Tier) -> hostcache_pb2.Tier:
+    return _TIERS[tier]
+
+
+def tier_from_wire(number: int) -> Tier:
+    """A tier that is missing or unknown becomes the host tier."""
+    return _TIERS_BACK.get(number, Tier.HOST)  # type: ignore[call-overload,no-any-return]
+
+
+# By hand: an answer has one for each unit it leases.
 
 
 def host_unit_to_wire(unit: HostUnit) -> hostcache_pb2.HostUnit:
@@ -67,15 +77,6 @@ def host_unit_to_wire(unit: HostUnit) -> hostcache_pb2.HostUnit:
     )
 
 
-def tier_to_wire(tier: Tier) -> hostcache_pb2.Tier:
-    return _TIERS[tier]
-
-
-def tier_from_wire(number: int) -> Tier:
-    """A tier that was not named, or that is not known here, is the host's."""
-    return _TIERS_BACK.get(number, Tier.HOST)  # type: ignore[call-overload,no-any-return]
-
-
 def host_unit_from_wire(message: hostcache_pb2.HostUnit) -> HostUnit:
     return HostUnit(
         kind=kind_from_wire(message.kind),
@@ -85,48 +86,6 @@ def host_unit_from_wire(message: hostcache_pb2.HostUnit) -> HostUnit:
         num_bytes=message.num_bytes,
         digest=digest_from_bytes(message.digest),
         origin=tier_from_wire(message.origin),
-    )
-
-
-def cache_event_to_bytes(event: CacheEvent) -> bytes:
-    return events_pb2.CacheEvent(
-        worker_id=event.worker_id,
-        epoch=event.epoch,
-        sequence=event.sequence,
-        removed=_key_sets(event.removed),
-        stored=_key_sets(event.stored),
-    ).SerializeToString()
-
-
-def cache_event_from_bytes(raw: bytes) -> CacheEvent:
-    message = _parsed(events_pb2.CacheEvent, raw)
-    return CacheEvent(
-        worker_id=message.worker_id,
-        epoch=message.epoch,
-        sequence=message.sequence,
-        removed=_keys(message.removed),
-        stored=_keys(message.stored),
-    )
-
-
-def cache_snapshot_to_bytes(snapshot: CacheSnapshot) -> bytes:
-    return events_pb2.CacheSnapshot(
-        worker_id=snapshot.worker_id,
-        epoch=snapshot.epoch,
-        sequence=snapshot.sequence,
-        held=_key_sets(snapshot.held),
-        num_omitted=snapshot.num_omitted,
-    ).SerializeToString()
-
-
-def cache_snapshot_from_bytes(raw: bytes) -> CacheSnapshot:
-    message = _parsed(events_pb2.CacheSnapshot, raw)
-    return CacheSnapshot(
-        worker_id=message.worker_id,
-        epoch=message.epoch,
-        sequence=message.sequence,
-        held=_keys(message.held),
-        num_omitted=message.num_omitted,
     )
 
 
@@ -142,10 +101,31 @@ def _keys(messages: Iterable[events_pb2.KeySet]) -> dict[Kind, tuple[PageKey, ..
 
 
 def _parsed(kind: type[M], raw: bytes) -> M:
-    """A message that came over NATS, where nobody has parsed it yet."""
+    """Parses a message that came over NATS as bytes."""
     message = kind()
     try:
         message.ParseFromString(raw)
     except DecodeError as error:
         raise InvalidRequest(f"these bytes are no {kind.__name__}") from error
     return message
+
+
+_KEYS = At(_key_sets, _keys)
+_EVENT = table(CacheEvent, events_pb2.CacheEvent, removed=_KEYS, stored=_KEYS)
+_SNAPSHOT = table(CacheSnapshot, events_pb2.CacheSnapshot, held=_KEYS)
+
+
+def cache_event_to_bytes(event: CacheEvent) -> bytes:
+    return _EVENT.to_wire(event).SerializeToString()
+
+
+def cache_event_from_bytes(raw: bytes) -> CacheEvent:
+    return _EVENT.from_wire(_parsed(events_pb2.CacheEvent, raw))
+
+
+def cache_snapshot_to_bytes(snapshot: CacheSnapshot) -> bytes:
+    return _SNAPSHOT.to_wire(snapshot).SerializeToString()
+
+
+def cache_snapshot_from_bytes(raw: bytes) -> CacheSnapshot:
+    return _SNAPSHOT.from_wire(_parsed(events_pb2.CacheSnapshot, raw))

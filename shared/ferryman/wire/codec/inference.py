@@ -1,22 +1,11 @@
-"""InferenceService: prompts in, events out, and what is asked about requests and models."""
+"""InferenceService: prompts in, events out, and queries about requests and models."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from ferryman.errors import InvalidRequest
-from ferryman.wire.codec.request import (
-    logprobs_from_wire,
-    logprobs_to_wire,
-    usage_from_wire,
-    usage_to_wire,
-)
-from ferryman.wire.codec.scalars import (
-    finish_from_wire,
-    finish_to_wire,
-    token_ids_from_bytes,
-    token_ids_to_bytes,
-)
+from ferryman.wire.codec.message_table import Codec, each, oneof, table
+from ferryman.wire.codec.request import USAGE, logprobs_from_wire, logprobs_to_wire
+from ferryman.wire.codec.scalars import FINISH, token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
@@ -37,65 +26,47 @@ from ferryman.wire.v1 import inference_pb2
 
 def prompt_to_wire(prompt: Prompt) -> inference_pb2.Prompt:
     match prompt:
-        case TextPrompt(text):
-            return inference_pb2.Prompt(text=text)
-        case ChatPrompt(turns):
+        case TextPrompt(text, parse_special, omit_special):
+            return inference_pb2.Prompt(
+                text=text, parse_special=parse_special, omit_special=omit_special
+            )
+        case ChatPrompt(turns, parse_special, variables):
             messages = [
-                inference_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns
+                inference_pb2.ChatMessage(role=turn.role, content=turn.content, more=turn.more)
+                for turn in turns
             ]
-            return inference_pb2.Prompt(chat=inference_pb2.ChatPrompt(messages=messages))
+            chat = inference_pb2.ChatPrompt(messages=messages, variables=variables)
+            return inference_pb2.Prompt(chat=chat, parse_special=parse_special)
         case TokenPrompt(token_ids):
             return inference_pb2.Prompt(token_ids=token_ids_to_bytes(token_ids))
 
 
 def prompt_from_wire(message: inference_pb2.Prompt) -> Prompt:
-    """InvalidRequest when nothing is in it; what is too short or long is the router's to say."""
+    """Raises InvalidRequest for an empty message; the router checks the prompt's length."""
     match message.WhichOneof("form"):
         case "text":
-            return TextPrompt(message.text)
+            return TextPrompt(message.text, message.parse_special, message.omit_special)
         case "chat":
-            turns = (ChatTurn(turn.role, turn.content) for turn in message.chat.messages)
-            return ChatPrompt(tuple(turns))
+            turns = (ChatTurn(turn.role, turn.content, turn.more) for turn in message.chat.messages)
+            return ChatPrompt(tuple(turns), message.parse_special, message.chat.variables)
         case "token_ids":
             return TokenPrompt(token_ids_from_bytes(message.token_ids))
     raise InvalidRequest("a prompt is text, chat or token ids", "prompt")
 
 
-def event_to_wire(event: GenerateEvent) -> inference_pb2.GenerateResponse:
-    match event:
-        case GenerateStarted():
-            started = inference_pb2.GenerateStarted(**asdict(event))
-            return inference_pb2.GenerateResponse(started=started)
-        case TokenChunk():
-            tokens = inference_pb2.TokenChunk(
-                offset=event.offset,
-                token_ids=token_ids_to_bytes(event.token_ids),
-                text=event.text,
-                logprobs=[logprobs_to_wire(each) for each in event.logprobs],
-            )
-            return inference_pb2.GenerateResponse(tokens=tokens)
-        case GenerateFinished(reason, usage, text):
-            finished = inference_pb2.GenerateFinished(
-                finish_reason=finish_to_wire(reason), usage=usage_to_wire(usage), text=text
-            )
-            return inference_pb2.GenerateResponse(finished=finished)
+# By hand: one for each token of each stream.
 
 
-def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerateEvent:
-    match message.WhichOneof("event"):
-        case "started":
-            start = message.started
-            return GenerateStarted(start.request_id, start.model, start.prompt_tokens, start.seed)
-        case "tokens":
-            return _chunk_from_wire(message.tokens)
-        case "finished":
-            end = message.finished
-            reason = finish_from_wire(end.finish_reason)
-            return GenerateFinished(reason, usage_from_wire(end.usage), end.text)
-    raise InvalidRequest("an event says nothing", "event")
+def chunk_to_wire(chunk: TokenChunk) -> inference_pb2.TokenChunk:
+    return inference_pb2.TokenChunk(
+        offset=chunk.offset,
+        token_ids=token_ids_to_bytes(chunk.token_ids),
+        text=chunk.text,
+        logprobs=[logprobs_to_wire(each) for each in chunk.logprobs],
+    )
 
 
-def _chunk_from_wire(message: inference_pb2.TokenChunk) -> TokenChunk:
+def chunk_from_wire(message: inference_pb2.TokenChunk) -> TokenChunk:
     return TokenChunk(
         offset=message.offset,
         token_ids=tuple(token_ids_from_bytes(message.token_ids).tolist()),
@@ -104,66 +75,20 @@ def _chunk_from_wire(message: inference_pb2.TokenChunk) -> TokenChunk:
     )
 
 
-def explanation_to_wire(route: RouteExplanation) -> inference_pb2.RouteExplanation:
-    return inference_pb2.RouteExplanation(
-        attempt=route.attempt,
-        chosen=_candidate_to_wire(route.chosen),
-        others=[_candidate_to_wire(other) for other in route.others],
-    )
+FINISHED = table(GenerateFinished, inference_pb2.GenerateFinished, reason=FINISH, usage=USAGE)
+EVENT: Codec[GenerateEvent, inference_pb2.GenerateResponse] = oneof(
+    inference_pb2.GenerateResponse,
+    "event",
+    "an event says nothing",
+    started=(GenerateStarted, table(GenerateStarted, inference_pb2.GenerateStarted)),
+    tokens=(TokenChunk, Codec(chunk_to_wire, chunk_from_wire)),
+    finished=(GenerateFinished, FINISHED),
+)
+event_to_wire, event_from_wire = EVENT
 
-
-def explanation_from_wire(message: inference_pb2.RouteExplanation) -> RouteExplanation:
-    others = tuple(_candidate_from_wire(other) for other in message.others)
-    return RouteExplanation(message.attempt, _candidate_from_wire(message.chosen), others)
-
-
-def _candidate_to_wire(candidate: RouteCandidate) -> inference_pb2.RouteCandidate:
-    return inference_pb2.RouteCandidate(**asdict(candidate))
-
-
-def _candidate_from_wire(message: inference_pb2.RouteCandidate) -> RouteCandidate:
-    return RouteCandidate(
-        prefill_worker_id=message.prefill_worker_id,
-        decode_worker_id=message.decode_worker_id,
-        queue_seconds=message.queue_seconds,
-        load_seconds=message.load_seconds,
-        prefill_seconds=message.prefill_seconds,
-        handoff_seconds=message.handoff_seconds,
-        total_seconds=message.total_seconds,
-        usable_tokens=message.usable_tokens,
-        host_tokens=message.host_tokens,
-        fetch_seconds=message.fetch_seconds,
-        row_seconds=message.row_seconds,
-        recompute_seconds=message.recompute_seconds,
-        device_tokens=message.device_tokens,
-        storage_tokens=message.storage_tokens,
-        peer_tokens=message.peer_tokens,
-        plane=message.plane,
-    )
-
-
-def lifecycle_to_wire(event: LifecycleEvent) -> inference_pb2.LifecycleEvent:
-    return inference_pb2.LifecycleEvent(**asdict(event))
-
-
-def lifecycle_from_wire(message: inference_pb2.LifecycleEvent) -> LifecycleEvent:
-    return LifecycleEvent(
-        message.role, message.worker_id, message.event, message.json, message.stream_sequence
-    )
-
-
-def model_to_wire(model: ModelCard) -> inference_pb2.Model:
-    return inference_pb2.Model(**asdict(model))
-
-
-def model_from_wire(message: inference_pb2.Model) -> ModelCard:
-    return ModelCard(
-        model_id=message.model_id,
-        family=message.family,
-        dtype=message.dtype,
-        max_len=message.max_len,
-        page_size=message.page_size,
-        manifest_digest=message.manifest_digest,
-        created_unix_seconds=message.created_unix_seconds,
-        vocab=message.vocab,
-    )
+CANDIDATE = table(RouteCandidate, inference_pb2.RouteCandidate)
+explanation_to_wire, explanation_from_wire = table(
+    RouteExplanation, inference_pb2.RouteExplanation, chosen=CANDIDATE, others=each(CANDIDATE)
+)
+lifecycle_to_wire, lifecycle_from_wire = table(LifecycleEvent, inference_pb2.LifecycleEvent)
+model_to_wire, model_from_wire = table(ModelCard, inference_pb2.Model)

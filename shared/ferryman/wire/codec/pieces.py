@@ -4,43 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferryman.handoff.effects import Fence
+from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import WantedUnit
+from ferryman.wire.codec.message_table import table, within
 from ferryman.wire.codec.scalars import kind_from_wire, kind_to_wire
 from ferryman.wire.v1 import decode_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class WriteHeader:
-    """What fences all pieces of a stream. `manifest_digest` states the layout of the units."""
+    """The fence of all pieces of a stream. `manifest_digest` states the layout of the units."""
 
-    fence: Fence
+    fence: WriteFence
     request_id: str
     manifest_digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of one unit, from `offset` on."""
+    """Bytes of one unit, beginning at `offset`."""
 
     unit: WantedUnit
     offset: int
     content: bytes
 
 
-def header_to_wire(header: WriteHeader) -> decode_pb2.WriteHeader:
-    return decode_pb2.WriteHeader(
-        reservation_id=header.fence.reservation_id,
-        epoch=header.fence.epoch,
-        request_id=header.request_id,
-        attempt=header.fence.attempt,
-        manifest_digest=header.manifest_digest,
-    )
+header_to_wire, header_from_wire = table(
+    WriteHeader, decode_pb2.WriteHeader, fence=within(WriteFence)
+)
 
 
-def header_from_wire(message: decode_pb2.WriteHeader) -> WriteHeader:
-    fence = Fence(message.epoch, message.reservation_id, message.attempt)
-    return WriteHeader(fence, message.request_id, message.manifest_digest)
+# By hand: all bytes of a hand-off go through here.
 
 
 def piece_to_wire(piece: Piece) -> decode_pb2.UnitPiece:

@@ -12,7 +12,7 @@ from ferryman.wire.v1 import types_pb2
 
 
 def ranges_of(kind: Kind, pages: Iterable[int]) -> list[types_pb2.PageRange]:
-    """Runs of pages that ascend."""
+    """Runs of ascending pages."""
     runs = [list(run) for _, run in groupby(enumerate(pages), lambda pair: pair[1] - pair[0])]
     return [
         types_pb2.PageRange(kind=kind_to_wire(kind), first_page=run[0][1], end_page=run[-1][1] + 1)
@@ -23,7 +23,7 @@ def ranges_of(kind: Kind, pages: Iterable[int]) -> list[types_pb2.PageRange]:
 def pages_from_ranges(
     ranges: Iterable[types_pb2.PageRange], num_pages: int
 ) -> dict[Kind, list[int]]:
-    """Inverse of `ranges_of`. Raises InvalidRequest for pages that are none of `num_pages`."""
+    """Inverse of `ranges_of`. Raises InvalidRequest for pages outside `num_pages`."""
     pages: dict[Kind, list[int]] = {}
     for each in ranges:
         if not each.first_page < each.end_page <= num_pages:

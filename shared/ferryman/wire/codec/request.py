@@ -1,8 +1,9 @@
-"""What is said of a request everywhere: sampling, context, usage, tokens drawn, failures."""
+"""Common parts of messages about a request: sampling, context, usage, drawn tokens, failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,22 @@ from ferryman.errors import InvalidRequest
 from ferryman.handoff.usage import CachedTokens
 from ferryman.ids import check_request_id
 from ferryman.schedule.batch import Sampled
-from ferryman.schedule.request import Request, SamplingParams
+from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
+from ferryman.schedule.request import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, Request, SamplingParams
+from ferryman.schedule.token_rules import (
+    MAX_ALLOWED,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_WORD_TOKENS,
+    TokenRules,
+)
+from ferryman.wire.codec.message_table import At, Codec, Within, each, same, table, within
 from ferryman.wire.codec.scalars import (
+    bounded_seconds,
     keys_from_bytes,
     keys_to_bytes,
     milliseconds,
+    numbers_of,
     seconds,
     token_ids_from_bytes,
     token_ids_to_bytes,
@@ -25,6 +37,14 @@ from ferryman.wire.values import Failure, RequestContext, UncachedPages, Usage, 
 
 MAX_SALT_BYTES = 64
 DEFAULT_SAMPLING = SamplingParams()
+_MAX_RULES = {
+    "biased_token_ids": MAX_BIASES,
+    "biases": MAX_BIASES,
+    "allowed_token_ids": MAX_ALLOWED,
+    "bad_words": MAX_BAD_WORDS,
+}
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_HOST_AND_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 _SCALARS = (
     "max_tokens",
@@ -41,100 +61,150 @@ _SCALARS = (
 )
 
 
+_GRAMMAR_KINDS = numbers_of(GrammarKind, types_pb2.GrammarKind, "GRAMMAR_KIND")
+_GRAMMAR_KINDS_BACK = {number: kind for kind, number in _GRAMMAR_KINDS.items()}
+
+
+def _grammar_kind(number: int) -> GrammarKind:
+    kind = _GRAMMAR_KINDS_BACK.get(number)
+    if kind is None:
+        raise InvalidRequest(f"there is no grammar kind {number}", "grammar")
+    return kind
+
+
+GRAMMAR = table(
+    OutputGrammar,
+    types_pb2.OutputGrammar,
+    kind=At(_GRAMMAR_KINDS.__getitem__, _grammar_kind),
+)
+
+
+def rules_to_wire(rules: TokenRules) -> types_pb2.TokenRules | None:
+    """None for no rules."""
+    if rules.are_none:
+        return None
+    return types_pb2.TokenRules(
+        min_tokens=rules.min_tokens,
+        biased_token_ids=[token_id for token_id, _ in rules.logit_bias],
+        biases=[bias for _, bias in rules.logit_bias],
+        allowed_token_ids=rules.allowed_token_ids,
+        bad_words=[types_pb2.TokenSequence(token_ids=word) for word in rules.bad_words],
+    )
+
+
+def rules_from_wire(message: types_pb2.TokenRules) -> TokenRules:
+    """InvalidRequest for too many, before copies are made of them, and for what means nothing."""
+    for name, most in _MAX_RULES.items():
+        if len(getattr(message, name)) > most:
+            raise InvalidRequest(f"{name} has at most {most} entries", name)
+    if len(message.biases) != len(message.biased_token_ids):
+        raise InvalidRequest("biases has one number per token id", "biases")
+    if any(len(word.token_ids) > MAX_WORD_TOKENS for word in message.bad_words):
+        raise InvalidRequest(f"a bad word has at most {MAX_WORD_TOKENS} tokens", "bad_words")
+    return TokenRules(
+        message.min_tokens,
+        tuple(zip(message.biased_token_ids, message.biases, strict=True)),
+        tuple(message.allowed_token_ids),
+        tuple(tuple(word.token_ids) for word in message.bad_words),
+    )
+
+
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
     """Every field is set, so that the receiver's defaults do not matter."""
     scalars: dict[str, Any] = {name: getattr(params, name) for name in _SCALARS}
+    grammar = None if params.grammar is None else GRAMMAR.to_wire(params.grammar)
     return types_pb2.SamplingParams(
-        stop=params.stop, stop_token_ids=params.stop_token_ids, **scalars
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        grammar=grammar,
+        rules=rules_to_wire(params.rules),
+        **scalars,
     )
 
 
 def sampling_from_wire(
     message: types_pb2.SamplingParams, defaults: SamplingParams = DEFAULT_SAMPLING
 ) -> SamplingParams:
-    """Absent fields are taken from `defaults`; InvalidRequest for values that mean nothing."""
+    """Absent fields are taken from `defaults`; InvalidRequest for values out of range."""
     given: dict[str, Any] = {
         name: getattr(message, name) for name in _SCALARS if message.HasField(name)
     }
+    _check_stops(message)
     stop = tuple(message.stop) or defaults.stop
     stop_token_ids = tuple(message.stop_token_ids) or defaults.stop_token_ids
+    if message.HasField("grammar"):
+        given["grammar"] = GRAMMAR.from_wire(message.grammar)
+    if message.HasField("rules"):
+        given["rules"] = rules_from_wire(message.rules)
     return replace(defaults, stop=stop, stop_token_ids=stop_token_ids, **given)
 
 
-def context_to_wire(context: RequestContext) -> types_pb2.RequestContext:
-    return types_pb2.RequestContext(
-        request_id=context.request_id,
-        attempt=context.attempt,
-        deadline_ms=milliseconds(context.deadline_seconds),
-        age_ms=milliseconds(context.age_seconds),
-        traceparent=context.traceparent,
-        tenant_salt=context.tenant_salt,
-    )
+def _check_stops(message: types_pb2.SamplingParams) -> None:
+    """Checks the numbers of entries before a message of the largest size is copied."""
+    for name, num_allowed in (("stop", MAX_STOP_STRINGS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
+        if len(getattr(message, name)) > num_allowed:
+            raise InvalidRequest(f"{name} has at most {num_allowed} entries", name)
 
 
-def context_from_wire(message: types_pb2.RequestContext) -> RequestContext:
-    if len(message.tenant_salt) > MAX_SALT_BYTES:
+def _check_salt(salt: bytes) -> bytes:
+    if len(salt) > MAX_SALT_BYTES:
         raise InvalidRequest(f"a tenant salt has at most {MAX_SALT_BYTES} bytes", "tenant_salt")
-    return RequestContext(
-        request_id=check_request_id(message.request_id),
-        attempt=message.attempt,
-        deadline_seconds=seconds(message.deadline_ms),
-        age_seconds=seconds(message.age_ms),
-        traceparent=message.traceparent,
-        tenant_salt=message.tenant_salt,
-    )
+    return salt
 
 
-def address_to_wire(worker: WorkerAddress) -> types_pb2.WorkerAddress:
-    return types_pb2.WorkerAddress(
-        worker_id=worker.worker_id, address=worker.address, epoch=worker.epoch
-    )
+def _check_adapter(digest: str) -> str:
+    if digest and not _DIGEST.fullmatch(digest):
+        raise InvalidRequest("an adapter is named by 32 hex digits", "adapter")
+    return digest
 
 
-def address_from_wire(message: types_pb2.WorkerAddress) -> WorkerAddress:
-    return WorkerAddress(message.worker_id, message.address, message.epoch)
+def _duration(name: str) -> At:
+    return At(milliseconds, lambda ms: bounded_seconds(ms, name), name)
 
 
-def uncached_to_wire(pages: Iterable[UncachedPages]) -> list[types_pb2.UncachedReason]:
-    return [types_pb2.UncachedReason(reason=some.reason, pages=some.pages) for some in pages]
+CONTEXT = table(
+    RequestContext,
+    types_pb2.RequestContext,
+    tenant_salt=At(same, _check_salt),
+    adapter=At(same, _check_adapter),
+    request_id=At(same, check_request_id),
+    deadline_seconds=_duration("deadline_ms"),
+    age_seconds=_duration("age_ms"),
+)
+context_to_wire, context_from_wire = CONTEXT
+ADDRESS = table(WorkerAddress, types_pb2.WorkerAddress)
+address_to_wire, address_from_wire = ADDRESS
 
 
-def uncached_from_wire(messages: Iterable[types_pb2.UncachedReason]) -> tuple[UncachedPages, ...]:
-    return tuple(UncachedPages(message.reason, message.pages) for message in messages)
+def reachable_from_wire(message: types_pb2.WorkerAddress, field: str) -> WorkerAddress:
+    """The address of a worker to be called; InvalidRequest unless it is host:port."""
+    if not _HOST_AND_PORT.fullmatch(message.address):
+        name = f"{field}.address"
+        raise InvalidRequest(f"{name} is {message.address[:80]!r}, and not host:port", name)
+    return address_from_wire(message)
 
 
-def usage_to_wire(usage: Usage) -> types_pb2.Usage:
-    return types_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_device_tokens=usage.cached.device,
-        cached_host_tokens=usage.cached.host,
-        cached_storage_tokens=usage.cached.storage,
-        cached_peer_tokens=usage.cached.peer,
-        uncached_reasons=uncached_to_wire(usage.uncached),
-        drafted_tokens=usage.drafted_tokens,
-        accepted_tokens=usage.accepted_tokens,
-    )
-
-
-def usage_from_wire(message: types_pb2.Usage) -> Usage:
-    cached = CachedTokens(
-        message.cached_device_tokens,
-        message.cached_host_tokens,
-        message.cached_storage_tokens,
-        message.cached_peer_tokens,
-    )
-    if cached.total > message.prompt_tokens:
+def _checked_usage(message: types_pb2.Usage) -> Usage:
+    usage = _USAGE.from_wire(message)
+    if usage.cached.total > usage.prompt_tokens:
         raise InvalidRequest("more tokens are cached than the prompt has", "usage")
-    uncached = uncached_from_wire(message.uncached_reasons)
-    return Usage(
-        message.prompt_tokens,
-        message.completion_tokens,
-        cached,
-        uncached,
-        message.drafted_tokens,
-        message.accepted_tokens,
-    )
+    return usage
+
+
+_USAGE = table(
+    Usage,
+    types_pb2.Usage,
+    cached=within(
+        CachedTokens,
+        device="cached_device_tokens",
+        host="cached_host_tokens",
+        storage="cached_storage_tokens",
+        peer="cached_peer_tokens",
+    ),
+    uncached=each(table(UncachedPages, types_pb2.UncachedReason), "uncached_reasons"),
+)
+USAGE = Codec(_USAGE.to_wire, _checked_usage)
+usage_to_wire, usage_from_wire = USAGE
 
 
 def logprobs_to_wire(logprobs: Mapping[int, float]) -> types_pb2.LogProbs:
@@ -147,27 +217,13 @@ def logprobs_from_wire(message: types_pb2.LogProbs) -> dict[int, float]:
     return dict(zip(message.token_ids, message.logprobs, strict=True))
 
 
-def sampled_to_wire(sampled: Sampled) -> types_pb2.Sampled:
-    return types_pb2.Sampled(token_id=sampled.token_id, logprobs=logprobs_to_wire(sampled.logprobs))
-
-
-def sampled_from_wire(message: types_pb2.Sampled) -> Sampled:
-    return Sampled(message.token_id, logprobs_from_wire(message.logprobs))
-
-
-def failure_to_wire(failure: Failure) -> types_pb2.Failure:
-    return types_pb2.Failure(
-        code=failure.code,
-        reason=failure.reason,
-        message=failure.message,
-        param=failure.param,
-        retry_after_ms=milliseconds(failure.retry_after_seconds),
-    )
-
-
-def failure_from_wire(message: types_pb2.Failure) -> Failure:
-    retry_after = seconds(message.retry_after_ms)
-    return Failure(message.code, message.reason, message.message, message.param, retry_after)
+LOGPROBS = Codec(logprobs_to_wire, logprobs_from_wire)
+SAMPLED = table(Sampled, types_pb2.Sampled, logprobs=LOGPROBS)
+sampled_to_wire, sampled_from_wire = SAMPLED
+FAILURE = table(
+    Failure, types_pb2.Failure, retry_after_seconds=At(milliseconds, seconds, "retry_after_ms")
+)
+failure_to_wire, failure_from_wire = FAILURE
 
 
 OrderMessage = prefill_pb2.PrefillRequest | decode_pb2.ReserveRequest
@@ -202,3 +258,11 @@ def _check_tokens(token_ids: TokenIds, num_generated: int) -> None:
         raise InvalidRequest("the prompt is empty", "token_ids")
     if num_generated >= len(token_ids):
         raise InvalidRequest("a prompt comes before what was generated", "num_generated")
+
+
+# The request id is in the context.
+REQUEST = Within(
+    ("token_ids", "page_keys", "num_generated", "sampling", "stop_token_ids"),
+    request_to_fields,
+    request_from_fields,
+)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,22 +13,26 @@ from ferryman.cache.keys import KEY_BYTES, PageKey, TokenIds, as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.errors import InvalidRequest, TooLarge
 from ferryman.schedule.request import FinishReason
+from ferryman.wire.codec.message_table import At
 from ferryman.wire.v1 import types_pb2
+
+E = TypeVar("E", bound=Enum)
 
 MAX_TOKEN_BYTES = 4 << 20
 DIGEST_BYTES = 16
+MAX_DURATION_MS = 2**31 - 1  # three weeks
 
-_KINDS: dict[Kind, types_pb2.Kind] = {
-    Kind.FULL: types_pb2.KIND_FULL,
-    Kind.WINDOW: types_pb2.KIND_WINDOW,
-    Kind.RECURRENT: types_pb2.KIND_RECURRENT,
-}
+
+def numbers_of(members: Iterable[E], message_enum: Any, prefix: str) -> dict[E, Any]:
+    """The number of each member in a message's enum, whose names begin with a prefix."""
+    return {each: message_enum.Value(f"{prefix}_{each.name}") for each in members}
+
+
+_KINDS: dict[Kind, types_pb2.Kind] = numbers_of(Kind, types_pb2.Kind, "KIND")
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
-_REASONS: dict[FinishReason, types_pb2.FinishReason] = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
-}
+_REASONS: dict[FinishReason, types_pb2.FinishReason] = numbers_of(
+    FinishReason, types_pb2.FinishReason, "FINISH_REASON"
+)
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
 
 
@@ -35,7 +41,7 @@ def token_ids_to_bytes(token_ids: Sequence[int] | TokenIds) -> bytes:
 
 
 def token_ids_from_bytes(raw: bytes) -> TokenIds:
-    """Token ids [tokens], read-only; InvalidRequest when the bytes are no whole u32 numbers."""
+    """Token ids [tokens], read-only; InvalidRequest when the bytes are not whole u32 numbers."""
     if len(raw) % 4:
         raise InvalidRequest(f"token_ids has {len(raw)} bytes, not 4 for each token", "token_ids")
     if len(raw) > MAX_TOKEN_BYTES:
@@ -88,9 +94,20 @@ def finish_from_wire(number: int) -> FinishReason:
 
 
 def milliseconds(seconds: float) -> int:
-    """Rounded up beyond a microsecond: a deadline is never called over before it is."""
+    """Rounded up beyond a microsecond: a deadline never ends early."""
     return max(0, math.ceil(round(seconds * 1000, 3)))
+
+
+def bounded_seconds(milliseconds: int, field: str) -> float:
+    """Seconds of a duration that timers can wait for; InvalidRequest for a longer one."""
+    if milliseconds > MAX_DURATION_MS:
+        raise InvalidRequest(f"{field} is above {MAX_DURATION_MS}", field)
+    return seconds(milliseconds)
 
 
 def seconds(milliseconds: int) -> float:
     return milliseconds / 1000
+
+
+KIND = At(kind_to_wire, kind_from_wire)
+FINISH = At(finish_to_wire, finish_from_wire, "finish_reason")

@@ -26,15 +26,14 @@ from ferryman.wire.v1 import decode_pb2
 from ferryman.wire.values import (
     Ending,
     Failure,
-    Finished,
-    GoesOn,
     RequestTokens,
-    StepFrame,
+    StreamContinues,
+    StreamFinished,
     TokenCursor,
 )
 
-_ONE_TOKEN = struct.Struct("<I").unpack
-_GOES_ON = GoesOn()
+_ONE_TOKEN = struct.Struct("<I")
+_GOES_ON = StreamContinues()
 
 
 def cursor_to_wire(cursor: TokenCursor) -> decode_pb2.TokenCursor:
@@ -47,30 +46,20 @@ def cursor_from_wire(message: decode_pb2.TokenCursor) -> TokenCursor:
     return TokenCursor(check_request_id(message.request_id), message.attempt, message.offset)
 
 
-def step_frame_to_wire(frame: StepFrame) -> decode_pb2.TokensResponse:
-    return decode_pb2.TokensResponse(
-        epoch=frame.epoch,
-        sequence=frame.sequence,
-        requests=[request_tokens_to_wire(tokens) for tokens in frame.requests],
-    )
-
-
-def step_frame_from_wire(message: decode_pb2.TokensResponse) -> StepFrame:
-    requests = tuple(request_tokens_from_wire(tokens) for tokens in message.requests)
-    return StepFrame(message.epoch, message.sequence, requests)
-
-
 def request_tokens_to_wire(tokens: RequestTokens) -> decode_pb2.RequestTokens:
+    """Runs for every token of every request, so a single token takes a short path, here and
+    back."""
+    ids = tokens.frame.token_ids
     message = decode_pb2.RequestTokens(
         request_id=tokens.request_id,
         attempt=tokens.frame.attempt,
         offset=tokens.frame.offset,
-        token_ids=token_ids_to_bytes(tokens.frame.token_ids),
+        token_ids=_ONE_TOKEN.pack(*ids) if len(ids) == 1 else token_ids_to_bytes(ids),
         running_hash=tokens.frame.running_hash,
         logprobs=[logprobs_to_wire(logprobs) for logprobs in tokens.logprobs],
     )
     match tokens.ending:
-        case Finished(reason, usage):
+        case StreamFinished(reason, usage):
             message.finish_reason = finish_to_wire(reason)
             message.usage.CopyFrom(usage_to_wire(usage))
         case Failure():
@@ -79,9 +68,10 @@ def request_tokens_to_wire(tokens: RequestTokens) -> decode_pb2.RequestTokens:
 
 
 def request_tokens_from_wire(message: decode_pb2.RequestTokens) -> RequestTokens:
-    """Runs for every token of every request: one plain token goes the short way."""
     raw = message.token_ids
-    token_ids = _ONE_TOKEN(raw) if len(raw) == 4 else tuple(token_ids_from_bytes(raw).tolist())
+    token_ids = (
+        _ONE_TOKEN.unpack(raw) if len(raw) == 4 else tuple(token_ids_from_bytes(raw).tolist())
+    )
     frame = TokenFrame(message.attempt, message.offset, token_ids, message.running_hash)
     logprobs = _logprobs(message, len(token_ids)) if message.logprobs else ()
     return RequestTokens(message.request_id, frame, logprobs, _ending_from_wire(message))
@@ -99,5 +89,7 @@ def _ending_from_wire(message: decode_pb2.RequestTokens) -> Ending:
     if message.HasField("failure"):
         return failure_from_wire(message.failure)
     if message.finish_reason:
-        return Finished(finish_from_wire(message.finish_reason), usage_from_wire(message.usage))
+        return StreamFinished(
+            finish_from_wire(message.finish_reason), usage_from_wire(message.usage)
+        )
     return _GOES_ON

@@ -1,0 +1,114 @@
+"""The receiving process of `planes.py`: a slab, an agent that listens, decode's data-plane rpcs.
+
+`python -m ferryman_bench.receiver_process UNITS HOST` writes its addresses as one line of JSON, and
+ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ferryman.cache.manifest import Kind
+from ferryman.handoff.effects import WriteFence
+from ferryman.handoff.values import WantedUnit, units_of
+from ferryman.runtime.life import alongside
+from ferryman.wire.codec.handoff import digest_from_wire
+from ferryman.wire.codec.pieces import Piece, WriteHeader
+from ferryman.wire.grpc.rpc import listening
+from ferryman.wire.handoff.grpc_plane import receive_pages
+from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
+from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
+from ferryman.wire.handoff.nixl_writer import landed_from_bytes
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
+from ferryman_bench.planes import UNIT_BYTES, agent_options, compare
+
+POLL_SECONDS = 0.001
+
+
+class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
+    """Receives pages, computes digests of landed units, and compares them with a commit's."""
+
+    def __init__(self, num_units: int) -> None:
+        self.slab = np.zeros(num_units * UNIT_BYTES, np.uint8)
+        self._content = memoryview(self.slab.data)
+        self._digests: dict[str, dict[int, bytes]] = {}
+        self._pending: list[asyncio.Task[None]] = []
+
+    def begin(self, header: WriteHeader) -> None:
+        """Accepts every writer."""
+
+    def write(self, fence: WriteFence, piece: Piece) -> None:
+        at = piece.unit.index * UNIT_BYTES + piece.offset
+        self._content[at : at + len(piece.content)] = piece.content
+
+    def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
+        self._digest(unit.index)
+
+    def _digest(self, index: int) -> bytes:
+        at = index * UNIT_BYTES
+        return xxhash.xxh3_128_digest(self._content[at : at + UNIT_BYTES])
+
+    async def WritePages(
+        self, requests: AsyncIterator[decode_pb2.WritePagesRequest], context: Any
+    ) -> decode_pb2.WritePagesResponse:
+        num_bytes = await receive_pages(requests, {Kind.FULL: UNIT_BYTES}, self)
+        return decode_pb2.WritePagesResponse(bytes_received=num_bytes)
+
+    async def Commit(
+        self, request: decode_pb2.CommitRequest, context: Any
+    ) -> decode_pb2.CommitResponse:
+        while self._pending:
+            await self._pending.pop()
+        found = self._digests.pop(request.reservation_id, {})
+        sent = [digest_from_wire(digest) for digest in request.digests]
+        await self._examine(found, [each.index for each in sent if each.index not in found])
+        compare(sent, found)
+        return decode_pb2.CommitResponse()
+
+    async def receive_notifications(self, agent: NixlAgent) -> None:
+        """Computes digests of landed units while the rest is on its way."""
+        with agent.listening():
+            while True:
+                await asyncio.sleep(POLL_SECONDS)
+                for message in await agent.notifications():
+                    fence, ranges = landed_from_bytes(message)
+                    found = self._digests.setdefault(fence.reservation_id, {})
+                    units = [index for _, index in units_of(ranges)]
+                    self._pending.append(asyncio.create_task(self._examine(found, units)))
+                while len(self._digests) > 2:  # of commits that never come
+                    self._digests.pop(next(iter(self._digests)))
+
+    async def _examine(self, found: dict[int, bytes], units: list[int]) -> None:
+        digests = await asyncio.to_thread(lambda: [self._digest(index) for index in units])
+        found.update(zip(units, digests, strict=True))
+
+    def register(self, server: Any) -> None:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+
+async def serve(num_units: int, host: str) -> None:
+    site, where = ReceiverSite(num_units), {"metadata": ""}
+    base = int(site.slab.ctypes.data)
+    with ExitStack() as stack:
+        jobs = []
+        if has_nixl():
+            region = MemoryRegion(base, site.slab.nbytes)
+            agent = stack.enter_context(nixl_agent("bench-site", [region], agent_options(host)))
+            where["metadata"] = agent.metadata.hex()
+            jobs.append(site.receive_notifications(agent))
+        async with listening(f"{host}:0", site.register, grace=0) as server, alongside(*jobs):
+            said = {**where, "address": f"{host}:{server.port}", "base": base}
+            print(json.dumps(said), flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))

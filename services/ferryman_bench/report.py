@@ -1,0 +1,105 @@
+"""Measurements as a table for people or one line of JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from ferryman_bench.timer import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """One figure beside the one it is comparison_row with. A ratio above 1 is in our favour.
+
+    `median` and `best` are of the same runs; a busy machine drives them apart. `ratio` compares the
+    best runs, `cpu_ratio` the processor time of the median runs.
+    """
+
+    name: str
+    unit: str
+    median: float
+    best: float
+    against: str
+    against_median: float | None
+    against_best: float | None
+    ratio: float | None
+    cpu_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine of the measurements. `load` is the mean number of processes ready to run."""
+
+    processor: str
+    cores: int
+    load: float
+
+
+def this_machine() -> Machine:
+    return Machine(platform.machine(), os.cpu_count() or 1, round(os.getloadavg()[0], 1))
+
+
+def comparison_row(
+    name: str, unit: str, amount: float, peer: str, found: Mapping[str, Timing]
+) -> ReportRow:
+    """A row of rates for `amount` per run; `found` has the timings of "ours" and of the peer."""
+    ours, theirs = found["ours"], found[peer]
+    return ReportRow(
+        name,
+        unit,
+        amount / ours.median,
+        amount / ours.least,
+        peer,
+        amount / theirs.median,
+        amount / theirs.least,
+        ratio=theirs.least / ours.least,
+        cpu_ratio=theirs.cpu / max(ours.cpu, 1e-9),
+    )
+
+
+def target_row(name: str, unit: str, ours: tuple[float, float], aim: float | None) -> ReportRow:
+    """A row of a time, (median, least), beside the longest that it should take."""
+    ratio = None if aim is None else aim / ours[0]
+    against = "" if aim is None else "aim"
+    return ReportRow(name, unit, *ours, against, aim, aim, ratio)
+
+
+def show(title: str, rows: Iterable[ReportRow], *, as_json: bool) -> None:
+    machine, listed = this_machine(), list(rows)
+    if as_json:
+        said = {"title": title, "machine": asdict(machine), "rows": [asdict(r) for r in listed]}
+        print(json.dumps(said))
+        return
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("", "median (best)", "against", "ratio", "of CPU time"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in listed:
+        ours = f"{_pair(row.median, row.best)} {row.unit}"
+        table.add_row(row.name, ours, _reference(row), _figure(row.ratio), _figure(row.cpu_ratio))
+    console = Console()
+    console.print(table)
+    console.print(f"{machine.processor}, {machine.cores} cores, load {machine.load}")
+
+
+def _reference(row: ReportRow) -> str:
+    if row.against_median is None or row.against_best is None:
+        return row.against
+    return f"{row.against} {_pair(row.against_median, row.against_best)}"
+
+
+def _pair(median: float, best: float) -> str:
+    """Both figures, or one if they are equal, as for an aim."""
+    return _figure(median) if median == best else f"{_figure(median)} ({_figure(best)})"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,109 @@
+"""`ferryman config`: every setting of a cluster as a file would say it, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from ferryman.errors import ConfigError
+from ferryman.settings.cluster import UpOptions
+from ferryman.settings.declaration import Leaf, leaves
+from ferryman.settings.engine import AUTO
+from ferryman.settings.names import SERVICES
+from ferryman.settings.sources import Origin, Sources
+from ferryman_launcher.model_places import ModelPlaces
+from ferryman_launcher.options import NOTHING, service_sources, services_settings, up_options
+
+MASKED = "**********"
+# `up` gives each process one of its own.
+BY_PROCESS = frozenset(
+    {"advertise", "cluster_key_file", "hostcache_address", "node", "parent_pid", "port"}
+)
+
+
+def shown(sources: Sources, planned: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of TOML, the origin of each value behind it. Raises ConfigError for a mistake.
+
+    `planned` are values that follow from model and machine, by role and name; empty where they
+    cannot be known. Where roles differ, each has a line of its own.
+    """
+    options = up_options(sources)
+    of_all = _equal_in_all(planned)
+    derived = {
+        **of_all,
+        "served_name": options.served_name,
+        "num_threads": options.threads,
+        "host_memory": options.tiers.arena_bytes * options.tiers.num_nodes,
+    }
+    of_cluster = list(leaves(UpOptions))
+    for leaf in of_cluster:
+        if not leaf.role and leaf.name != "tp_size":
+            value = derived.get(leaf.name, _value(options, leaf))
+            yield _line(leaf, value, sources, leaf.name in derived)
+    common = {leaf.name for leaf in of_cluster if not leaf.role}
+    of_services = service_sources(sources)
+    for role, settings in services_settings(sources).items():
+        yield f"\n[{role}]"
+        own = [leaf for leaf in of_cluster if leaf.role == role]
+        for leaf in own:
+            yield _line(leaf, _value(options, leaf), sources)
+        hidden = BY_PROCESS | {leaf.name for leaf in own}
+        once = {leaf.name: leaf for leaf in leaves(SERVICES[role]) if leaf.name not in hidden}
+        of_role = {k: v for k, v in planned.get(role, {}).items() if k not in of_all}
+        for leaf in once.values():
+            if (
+                leaf.name not in common
+                or leaf.name in of_role
+                or of_services.is_for_role(role, leaf.name)
+            ):
+                value = of_role.get(leaf.name, _value(settings, leaf))
+                yield _line(leaf, value, of_services, leaf.name in of_role, role)
+
+
+def planned_values(options: UpOptions, places: ModelPlaces) -> Mapping[str, Mapping[str, Any]]:
+    """The values that follow from model and machine; empty where none is left open, or the model
+    does not fit."""
+    if options.engine.is_complete:
+        return {}
+    from ferryman_launcher.cluster_memory import derived_values, plan_memory
+
+    try:
+        return derived_values(plan_memory(options, places))
+    except ConfigError:
+        return {}
+
+
+def _equal_in_all(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    roles = list(planned.values())
+    names = roles[0] if roles else ()
+    return {name: roles[0][name] for name in names if len({each[name] for each in roles}) == 1}
+
+
+def _value(settings: BaseModel, leaf: Leaf) -> Any:
+    value: Any = settings
+    for name in leaf.path:
+        value = getattr(value, name)
+    return value
+
+
+def _line(
+    leaf: Leaf, value: Any, sources: Sources, is_derived: bool = False, role: str = ""
+) -> str:
+    given = sources.find(leaf.role or role, leaf.name)
+    if is_derived and (given is None or given.value in (*NOTHING, AUTO)):
+        origin: str = Origin.DERIVED
+    else:
+        origin = f"{given.origin} {given.spelled}".strip() if given else Origin.DEFAULT
+    return f"{leaf.name} = {_toml(value)}  # {origin}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return json.dumps(MASKED if value.get_secret_value() else "")
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return json.dumps(str(value) if isinstance(value, Path) else value)

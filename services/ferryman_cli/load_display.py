@@ -1,0 +1,95 @@
+"""Shows on stderr how far workers have loaded their model: a bar, lines, or events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+
+from ferryman_launcher.readiness import WeightsReport
+
+STEPS = 10
+"""The number of lines for one stage of one worker, at most."""
+
+
+class LoadDisplay(Protocol):
+    """Shows the reports of workers by name, until it is closed."""
+
+    def show(self, name: str, report: WeightsReport) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LoadBars:
+    """One bar for each worker on a terminal. They vanish when all are ready."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._bars: dict[str, TaskID] = {}
+        self._is_closed = False
+
+    def show(self, name: str, report: WeightsReport) -> None:
+        if self._is_closed:  # a worker that is started again has a line of its own
+            return
+        self._progress.start()
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name)
+        self._progress.update(
+            self._bars[name],
+            description=f"{name}: {report.model} ({report.stage})",
+            completed=report.done_bytes,
+            total=report.total_bytes,
+        )
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._progress.stop()
+
+
+class LoadLines:
+    """A line at each tenth of a stage, for a pipe or a log."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._shown: dict[tuple[str, str, str], int] = {}
+
+    def show(self, name: str, report: WeightsReport) -> None:
+        done, total = report.done_bytes, report.total_bytes
+        step = STEPS * done // total if total else STEPS
+        stage = name, report.model, report.stage
+        before = self._shown.get(stage, 0)
+        self._shown[stage] = step  # a worker that is started again begins anew
+        if step > before:
+            self._say(
+                f"{name} loads {report.model} ({report.stage}): "
+                f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+            )
+
+    def close(self) -> None:
+        """Restarted workers are shown too."""
+
+
+class LoadEvents:
+    """A line of JSON for each report, for a program."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def show(self, name: str, report: WeightsReport) -> None:
+        event = {"event": "loading", "process": name, **asdict(report)}
+        print(json.dumps(event), file=self._out, flush=True)
+
+    def close(self) -> None:
+        """Restarted workers are shown too."""
+
+
+def load_display(out: TextIO, say: Callable[[str], None], *, as_json: bool) -> LoadDisplay:
+    """The display for `out`, which is stderr; `say` writes a line there."""
+    if as_json:
+        return LoadEvents(out)
+    return LoadBars(Console(file=out)) if out.isatty() else LoadLines(say)

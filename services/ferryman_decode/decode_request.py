@@ -1,0 +1,92 @@
+"""A request on this worker: its router, its tokens so far, and its ending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ferryman.grammar.compiler import CompiledGrammar
+from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
+from ferryman.schedule.batch import Sampled
+from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.grpc.rpc import tags_for
+from ferryman.wire.values import (
+    Ending,
+    Failure,
+    RequestTokens,
+    ReserveOrder,
+    StreamContinues,
+    StreamFinished,
+    Usage,
+)
+
+
+def name_of(request_id: str, attempt: int) -> str:
+    """The name of an attempt in the schedule, where attempts of one request are different
+    requests."""
+    return f"{request_id}.{attempt}"
+
+
+class DecodeRequest:
+    """The tokens from offset `base` on, and the running hash after the last."""
+
+    def __init__(self, order: ReserveOrder, grammar: CompiledGrammar | None = None) -> None:
+        """It holds its grammar until it is over, so that the engine finds it compiled."""
+        self.context = order.context
+        self.grammar = grammar
+        self.tags = tags_for(order.context)
+        self.router_id = order.router_id
+        self.name = name_of(order.context.request_id, order.context.attempt)
+        self.base = order.request.num_generated
+        self.ending: Ending = StreamContinues()
+        self._usage = Usage(prompt_tokens=order.request.prompt_len)
+        first = order.request.prompt_len - order.request.num_generated
+        generated = order.request.token_ids[first:].tolist()
+        self._running_hash = extend_hash(EMPTY_HASH, generated)
+        self._token_ids: list[int] = []
+        self._logprobs: list[Mapping[int, float]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens over all attempts."""
+        return self.base + len(self._token_ids)
+
+    @property
+    def is_over(self) -> bool:
+        return not isinstance(self.ending, StreamContinues)
+
+    def committed(self, usage: Usage) -> None:
+        """Stores prefill's account of the prompt."""
+        self._usage = usage
+
+    def drawn(self, sampled: Sampled) -> int:
+        """Appends the next token; returns how many were drawn here."""
+        self._token_ids.append(sampled.token_id)
+        self._logprobs.append(sampled.logprobs)
+        self._running_hash = extend_hash(self._running_hash, (sampled.token_id,))
+        return len(self._token_ids)
+
+    def finish(self, reason: FinishReason, drafts: DraftCounts = NOTHING_DRAFTED) -> None:
+        """Sets the ending, unless there is one already."""
+        if not self.is_over:
+            usage = replace(
+                self._usage,
+                completion_tokens=self.num_tokens,
+                drafted_tokens=drafts.drafted,
+                accepted_tokens=drafts.accepted,
+            )
+            self.ending, self.grammar = StreamFinished(reason, usage), None
+
+    def fail(self, failure: Failure) -> None:
+        if not self.is_over:
+            self.ending, self.grammar = failure, None
+
+    def tokens_from(self, offset: int) -> RequestTokens:
+        """All tokens from `offset` on, and the ending if there is one."""
+        start = max(0, offset - self.base)
+        token_ids, logprobs = tuple(self._token_ids[start:]), tuple(self._logprobs[start:])
+        frame = TokenFrame(self.context.attempt, self.base + start, token_ids, self._running_hash)
+        if not all(logprobs):
+            logprobs = ()
+        return RequestTokens(self.context.request_id, frame, logprobs, self.ending)

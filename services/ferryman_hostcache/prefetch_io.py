@@ -1,0 +1,200 @@
+"""The transfers of one prefetch: finds the holders of units, and reads the bytes into reserved
+room.
+
+A source that fails, is slow or sends other bytes than it stored is a miss of its units, which are
+then tried at the next source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, ResumeShape
+from ferryman.cache.units import Tier
+from ferryman.errors import FerrymanError
+from ferryman.runtime.logs import Tail
+from ferryman.tiers.prefetch import PrefetchSource, in_order
+from ferryman.tiers.prefetch_values import PrefetchRequest, Traffic
+from ferryman.tiers.values import ReservedUnit, UnitName
+from ferryman.wire.grpc.rpc import CallTags
+from ferryman.wire.redis.index import NodeLife, PrefixIndex
+from ferryman_hostcache.host import HostCache
+from ferryman_hostcache.peers import FetchOrder, NotOfThisCluster, PeerClient
+from ferryman_hostcache.storage.interface import StorageTier, UnitRead
+
+log = logging.getLogger(__name__)
+
+# Units read at once. When the time is over, the units that have arrived count.
+BATCH_UNITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchTiers:
+    """The sources of a prefetch. At most `max_peers` nodes are asked for their units."""
+
+    storage: StorageTier
+    index: PrefixIndex
+    peers: PeerClient
+    max_peers: int
+
+
+class PrefetchIO:
+    """Progress of the transfers: digests and origins by unit, and traffic."""
+
+    def __init__(
+        self,
+        host: HostCache,
+        tiers: PrefetchTiers,
+        tags: CallTags,
+        lease_id: str,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._host, self._tiers, self._tags, self._lease_id = host, tiers, tags, lease_id
+        self._clock = clock
+        self._nodes: dict[str, NodeLife] = {}
+        self._rooms: dict[UnitName, memoryview] = {}
+        self._keys: Sequence[PageKey] = ()
+        self.digests: dict[UnitName, bytes] = {}
+        self.origins: dict[UnitName, Tier] = {}
+        self.traffic: dict[Tier, Traffic] = {}
+        self._said: Mapping[tuple[Kind, PageKey], frozenset[bytes]] = {}
+        self.num_failed = self.num_corrupt = self.num_mismatched = self.num_forged = 0
+
+    # Lookups.
+
+    async def sources(self, ask: PrefetchRequest) -> list[PrefetchSource]:
+        """Storage first, then the peers that the index names, deepest first."""
+        keys = ask.keys[: ask.max_pages]
+        found = [PrefetchSource(Tier.STORAGE, "", self._tiers.storage.lookup(keys).pages)]
+        have = max(ask.have_pages, self._host.store.usable_pages(keys))
+        holders = await self._holders(keys, have)
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(self._held_by(node, keys)) for node in holders]
+        return [*found, *(source for task in asking for source in task.result())]
+
+    async def _held_by(self, node: NodeLife, keys: Sequence[PageKey]) -> list[PrefetchSource]:
+        """One source, or none from a peer that does not answer."""
+        try:
+            pages = await self._tiers.peers.lookup(node, keys)
+        except FerrymanError as error:
+            self._missed(node, error)
+            return []
+        self._nodes[node.node_id] = node
+        return [PrefetchSource(Tier.PEER, node.node_id, pages)]
+
+    async def _holders(self, keys: Sequence[PageKey], have: int) -> list[NodeLife]:
+        if keys and self._host.is_distrusted(keys[0]):
+            return []
+        shape = ResumeShape.of(self._host.store.manifest)
+        found = await self._tiers.index.usable_pages(keys, shape)
+        me = self._host.identity.node_id
+        better = [
+            each
+            for each in found.values()
+            if each.node.node_id != me and each.node.address and each.usable_pages > have
+        ]
+        better.sort(key=lambda each: (-each.usable_pages, each.node.node_id))
+        return [each.node for each in better[: self._tiers.max_peers]]
+
+    def _missed(self, node: NodeLife, error: FerrymanError) -> None:
+        self.num_failed += 1
+        if isinstance(error, NotOfThisCluster):
+            self.num_forged += 1
+            log.warning("a peer is not believed %s: %s", Tail(node=node.node_id), error)
+            return
+        log.debug("a peer is a miss %s: %s", Tail(node=node.node_id, reason=error.reason), error)
+
+    # Transfers.
+
+    async def fetch(
+        self,
+        keys: Sequence[PageKey],
+        room: Sequence[ReservedUnit],
+        sources: Sequence[PrefetchSource],
+    ) -> None:
+        """Fetches each unit from the first source that really has it.
+
+        Once this has ended, also by an error, nothing writes into the room any more.
+        """
+        self._keys = keys
+        view = self._host.arena.view
+        rooms = {(unit.kind, unit.page_index): view(unit.offset, unit.num_bytes) for unit in room}
+        self._rooms = {name: rooms[name] for name in in_order(tuple(rooms))}
+        for source in sources:
+            held = source.names()
+            names = [name for name in self._rooms if name in held and not self._has(name)]
+            if names and source.tier is Tier.STORAGE:
+                await self._from_storage(names)
+            elif names:
+                await self._from_peer(self._nodes[source.name], names)
+
+    def _has(self, name: UnitName) -> bool:
+        return name in self.digests
+
+    async def _from_storage(self, names: Sequence[UnitName]) -> None:
+        storage = self._tiers.storage
+        try:
+            leased = storage.lease(self._lease_id, self._keys, names)
+            units = {(unit.kind, unit.page_index): unit for unit in leased}
+            reads = (UnitRead(units[name], self._rooms[name]) for name in names if name in units)
+            while batch := tuple(islice(reads, BATCH_UNITS)):
+                began = self._clock()
+                brought = await storage.read(batch)
+                for unit in brought:
+                    self._note((unit.kind, unit.page_index), unit.digest, Tier.STORAGE)
+                self._took(Tier.STORAGE, self._clock() - began)
+                self.num_failed += len(batch) - len(brought)
+                storage.renew((self._lease_id,))
+        except FerrymanError as error:
+            self.num_failed += 1
+            log.debug("storage is a miss: %s", error)
+        finally:
+            storage.release(self._lease_id)
+            self._host.flush_storage_effects(self._tags)
+
+    async def _from_peer(self, node: NodeLife, names: Sequence[UnitName]) -> None:
+        rooms = {name: self._rooms[name] for name in names}
+        order = FetchOrder(self._host.store.manifest.digest, self._keys, rooms)
+        units = [(kind, self._keys[page]) for kind, page in names]
+        self._said = await self._tiers.index.digests(node, self._keys[0], units)
+        began = self._clock()
+        try:
+            await self._tiers.peers.fetch(node, order, self, tags=self._tags)
+            self.num_failed += sum(not self._has(name) for name in names)
+        except FerrymanError as error:
+            self._missed(node, error)
+        finally:
+            self._took(Tier.PEER, self._clock() - began)
+
+    # Results from peers.
+
+    def on_unit(self, name: UnitName, digest: bytes) -> None:
+        """The bytes have the digest that came with them; the index may name another one."""
+        said = self._said.get((name[0], self._keys[name[1]]))
+        if said and digest not in said:
+            self.num_mismatched += 1
+        else:
+            self._note(name, digest, Tier.PEER)
+
+    def on_corrupt(self, name: UnitName) -> None:
+        self.num_corrupt += 1
+        key = self._keys[name[1]]
+        if self.num_corrupt == 1:  # a peer whose memory is bad may send thousands
+            log.error("corrupt unit from a peer %s", Tail(kind=name[0], key=key.hex()))
+        facts = {"key": key.hex(), "kind": name[0].value}
+        self._host.log_incident(self._tags, "corrupt", tier=Tier.PEER.value, **facts)
+
+    def _note(self, name: UnitName, digest: bytes, tier: Tier) -> None:
+        self.digests[name], self.origins[name] = digest, tier
+        one = Traffic(1, len(self._rooms[name]), 0.0)
+        self.traffic[tier] = self.traffic.get(tier, Traffic()) + one
+
+    def _took(self, tier: Tier, seconds: float) -> None:
+        if tier in self.traffic:
+            self.traffic[tier] += Traffic(0, 0, seconds)

@@ -1,0 +1,100 @@
+"""Opens a storage tier: over a folder, over another blob store, or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cluster_key import MacKey
+from ferryman.settings.hostcache import StorageSettings
+from ferryman.tiers.storage_values import NOTHING_STORED, StorageStatistics, StoredGroup, TierEffect
+from ferryman.tiers.values import Residency, StoredUnit, UnitName, UnitStored
+from ferryman_hostcache.storage.blob_storage import BlobStorage, limits_of
+from ferryman_hostcache.storage.blob_store import BlobStore
+from ferryman_hostcache.storage.file_blob_store import FileBlobStore
+from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
+from ferryman_hostcache.storage.scan import read_manifest, scan
+
+
+class NoStorage:
+    """No storage: every lookup is empty."""
+
+    def attach(self, manifest: StateManifest) -> None:
+        """Makes no unit visible: there is none."""
+
+    def lookup(self, keys: Sequence[PageKey]) -> Residency:
+        return Residency(0, {})
+
+    def holdings(self) -> Iterator[UnitStored]:
+        return iter(())
+
+    def lease(
+        self, lease_id: str, keys: Sequence[PageKey], names: Iterable[UnitName]
+    ) -> tuple[StoredUnit, ...]:
+        return ()
+
+    def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
+        return tuple(lease_ids)
+
+    def release(self, lease_id: str) -> None:
+        """There are no leases."""
+
+    async def read(self, reads: Sequence[UnitRead]) -> tuple[StoredUnit, ...]:
+        return ()
+
+    async def store(self, keys: Sequence[PageKey], units: Sequence[OfferedUnit]) -> StoredGroup:
+        return NOTHING_STORED
+
+    def flush(self) -> int:
+        return 0
+
+    def drop(self, kind: Kind, key: PageKey) -> int:
+        return 0
+
+    def drop_chain(self, first: PageKey) -> int:
+        return 0
+
+    def tick(self) -> None:
+        """There are no leases to end."""
+
+    def statistics(self) -> StorageStatistics:
+        return StorageStatistics({})
+
+    def drain_effects(self) -> tuple[TierEffect, ...]:
+        return ()
+
+
+@asynccontextmanager
+async def open_storage(
+    settings: StorageSettings, key: MacKey, *, clock: Callable[[], float]
+) -> AsyncIterator[StorageTier]:
+    """A storage tier for the length of a block; units become visible with `attach`, except units
+    that were not sealed with `key`.
+
+    Raises ConfigError when the folder cannot be used or belongs to another process.
+    """
+    if not settings.folder:
+        yield NoStorage()
+        return
+    blobs = await asyncio.to_thread(FileBlobStore, Path(settings.folder))
+    async with storage_over(blobs, settings, key, clock=clock) as storage:
+        yield storage
+
+
+@asynccontextmanager
+async def storage_over(
+    blobs: BlobStore, settings: StorageSettings, key: MacKey, *, clock: Callable[[], float]
+) -> AsyncIterator[StorageTier]:
+    """A storage tier over any blob store, which it closes."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, blobs.close)
+        scanned = await asyncio.to_thread(scan, blobs, key, settings.scan_seconds, clock)
+        limits = limits_of(settings)
+        prepared = await asyncio.to_thread(read_manifest, blobs, scanned, limits, clock())
+        storage = BlobStorage(blobs, scanned, prepared, settings, key, clock)
+        stack.push_async_callback(asyncio.to_thread, storage.close)
+        yield storage

@@ -1,0 +1,223 @@
+"""One child process: starts it, reads its output until it is ready, watches it, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.life import EXIT_MISCONFIGURED
+from ferryman.settings.sources import without_settings
+from ferryman_launcher.readiness import ReadyEvent, WeightsReport, ready_event, weights_report
+
+OnLoad = Callable[[WeightsReport], None]
+LAST_OUTPUT_BYTES = 4096
+LINE_BYTES = 1 << 16
+FLUSH_SECONDS = 1.0
+
+
+class ChildEnded(Exception):
+    """A process ended that should not have; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A process to start. `ready_event_of` gets each line of the output until it returns an event.
+
+    `drain_rank` orders the end: the lowest ends first. The process inherits none of the caller's
+    `FERRYMAN_*` variables, only those in `environment`, because only the router may have the API
+    keys. Processes of one `role` can replace each other; without a role a process has no
+    replacement.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    drain_rank: int
+    ready_event_of: Callable[[str], ReadyEvent | None]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    role: str = ""
+
+    def environment_from(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """All variables of the process."""
+        return {**without_settings(inherited), **self.environment}
+
+
+class Child(asyncio.SubprocessProtocol):
+    """A running process. Its output goes to its log, from `log_start` on."""
+
+    def __init__(self, job: ChildSpec, log: BinaryIO, log_path: Path, on_load: OnLoad) -> None:
+        self.job, self._log, self._log_path, self._on_load = job, log, log_path, on_load
+        self._log_start = log.tell()
+        self._is_ready, self._exited, self._closed = (asyncio.Event() for _ in range(3))
+        self._advanced = asyncio.Event()
+        self._report: WeightsReport | None = None
+        self._ready_event: ReadyEvent = {}
+        self._unfinished = b""
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.get_pid()
+
+    @property
+    def is_running(self) -> bool:
+        return not self._exited.is_set()
+
+    async def ready(self, seconds: float) -> ReadyEvent:
+        """The process's ready event, however long it takes while the process advances.
+
+        Raises ConfigError, or ChildEnded with the last line of its output, or after `seconds`
+        without progress.
+        """
+        while not self._is_ready.is_set():
+            self._advanced.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._advanced.wait()
+            except TimeoutError:
+                raise ChildEnded(f"{self.job.name} {_standstill(self._report, seconds)}") from None
+        if self._exited.is_set():
+            await self._raise_start_failure()
+        return self._ready_event
+
+    async def ended(self) -> str:
+        """Waits for its end and describes it."""
+        await self._exited.wait()
+        await self._output_ended()
+        return _manner(self._process.get_returncode())
+
+    async def stop(self, seconds: float) -> bool:
+        """Terminates it, kills it when that takes too long; returns whether it ended well."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._exited.wait()
+        except TimeoutError:
+            self.kill()
+            await self._exited.wait()
+        await self._output_ended()
+        return self._process.get_returncode() == 0
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    # Callbacks of the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        for line in lines:
+            # Reports would hide the last words in the log, and say nothing later.
+            if self._is_ready.is_set() or not self._hear(line.decode(errors="replace")):
+                self._log.write(line + b"\n")
+        if len(self._unfinished) > LINE_BYTES:
+            self._log.write(self._unfinished)
+            self._unfinished = b""
+        self._log.flush()
+
+    def process_exited(self) -> None:
+        self._exited.set()
+        self._end_wait()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called when the process and its output have ended."""
+        self._log.write(self._unfinished)
+        self._log.close()
+        self._process.close()
+        self._closed.set()
+
+    def _hear(self, line: str) -> bool:
+        """Whether the line was a report."""
+        if (said := self.job.ready_event_of(line)) is not None:
+            self._ready_event = said
+            self._end_wait()
+            return False
+        report = weights_report(line)
+        # A report that repeats the last one is no progress.
+        if report is not None and report != self._report:
+            self._report = report
+            self._advanced.set()
+            self._on_load(report)
+        return report is not None
+
+    def _end_wait(self) -> None:
+        self._is_ready.set()
+        self._advanced.set()
+
+    @property
+    def _process(self) -> asyncio.SubprocessTransport:
+        assert self._transport is not None, "a child has its process before anybody sees it"
+        return self._transport
+
+    async def _output_ended(self) -> None:
+        """Waits for the end of the output; a grandchild may keep it open, so not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._closed.wait()
+
+    async def _raise_start_failure(self) -> None:
+        await self._output_ended()
+        name, status = self.job.name, self._process.get_returncode()
+        words = last_output(self._log_path, self._log_start)
+        if status == EXIT_MISCONFIGURED:
+            raise ConfigError(f"{name}: {words.removeprefix('error: ')}")
+        raise ChildEnded(f"{name} {_manner(status)} before it was ready: {words}")
+
+
+def ignored(report: WeightsReport) -> None:
+    """For a caller who shows no progress."""
+
+
+async def spawn(
+    job: ChildSpec, log_path: Path, environment: Mapping[str, str], on_load: OnLoad = ignored
+) -> Child:
+    """Starts a process in a session of its own, so that a Ctrl-C in the terminal does not reach it.
+
+    Must be called on the main thread, or the child would end with the thread.
+    """
+    log = log_path.open("ab")
+    loop = asyncio.get_running_loop()
+    is_service = job.ready_event_of is ready_event
+    _, child = await loop.subprocess_exec(
+        lambda: Child(job, log, log_path, on_load),
+        *job.argv,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=log if is_service else STDOUT,
+        env=job.environment_from(environment),
+        start_new_session=True,
+    )
+    return child
+
+
+def last_output(log_path: Path, start: int) -> str:
+    """The last line of a log from `start` on, in which a service says why it does not run."""
+    with log_path.open("rb") as log:
+        end = log.seek(0, 2)
+        log.seek(max(start, end - LAST_OUTPUT_BYTES))
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "(it said nothing)"
+
+
+def _standstill(report: WeightsReport | None, seconds: float) -> str:
+    if report is None:
+        return f"was not ready within {seconds:g} s"
+    return (
+        f"was not ready, and stood still for {seconds:g} s after it had read {report.done_bytes} "
+        f"of {report.total_bytes} bytes of {report.model} ({report.stage})"
+    )
+
+
+def _manner(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"was ended by signal {-status}"
+    return f"exited with status {status}"

@@ -1,0 +1,118 @@
+"""The memory of a cluster on this machine, planned before any of its processes starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ferryman.machine import MachineResources, this_machine
+from ferryman.memory_plan import MemoryPlan, MemoryPlanner
+from ferryman.settings.cluster import UpOptions
+from ferryman.settings.declaration import leaves, size_text
+from ferryman.settings.engine import EngineOptions, engine_options
+from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman.worker_size import WorkerGroup, WorkerPlan
+from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
+
+# Router, host-caches without their arenas, nats-server, Redis and the launcher, and the libraries
+# that all of them share (measured, with the demo model).
+OTHERS_BYTES = 700 << 20
+CONTEXTS = (4096, 32_768, 131_072)
+DERIVED = ("dtype", "device", "memory_bytes", "max_running", "chunk_tokens")
+
+
+def plan_memory(
+    choices: UpOptions,
+    places: ModelPlaces = EVERYTHING_HERE,
+    machine: MachineResources | None = None,
+) -> MemoryPlan:
+    """The workers with complete options. Raises ConfigError, saying what would fit, if they do not
+    fit into this machine."""
+    tiers = choices.tiers
+    planner = MemoryPlanner(
+        model=places.files(choices.engine.model),
+        machine=machine or this_machine(),
+        draft=places.files(Path(choices.draft_model)) if choices.draft_model else None,
+        memory=choices.memory,
+        reserved=OTHERS_BYTES + tiers.arena_bytes * tiers.num_nodes,
+    )
+    return planner.plan(worker_groups(choices))
+
+
+def worker_groups(choices: UpOptions) -> tuple[WorkerGroup, WorkerGroup]:
+    """The workers as they were asked for, with what was said for one role alone."""
+    prefill = PrefillSettings(worker=_engine_of(choices, "prefill", choices.prefill_tp))
+    told = choices.told.get("decode", {})
+    own = {name: told[name] for name in ("max_reserved",) if name in told}
+    engine = _engine_of(choices, "decode", choices.decode_tp)
+    decode = DecodeSettings.model_validate({"worker": engine, **own})
+    return (
+        WorkerGroup("prefill", prefill.engine, choices.num_prefill),
+        WorkerGroup("decode", decode.engine, choices.num_decode),
+    )
+
+
+def _engine_of(choices: UpOptions, role: str, tp_size: int) -> EngineOptions:
+    told = choices.told.get(role, {})
+    names = [leaf.name for leaf in leaves(EngineOptions)]
+    values = choices.engine.model_dump() | {name: told[name] for name in names if name in told}
+    own = {"model": choices.engine.model, "draft": choices.engine.draft, "tp_size": tp_size}
+    return engine_options(**{name: values[name] for name in names} | own)
+
+
+def derived_values(plan: MemoryPlan) -> Mapping[str, Mapping[str, Any]]:
+    """The values that follow from model and machine, by role and name."""
+    return {
+        worker.role: {name: getattr(worker.options, name) for name in DERIVED}
+        for worker in plan.workers
+    }
+
+
+def with_plan(choices: UpOptions, plan: MemoryPlan) -> UpOptions:
+    """The same cluster, its workers told what was derived."""
+    derived = derived_values(plan)
+    told = {
+        role: {**choices.told.get(role, {}), **derived.get(role, {})}
+        for role in {**choices.told, **derived}
+    }
+    return choices.model_copy(update={"told": told})
+
+
+def worker_line(worker: WorkerPlan) -> str:
+    """For people: `decode: bfloat16 on cpu, 3.1G of weights + 2G of state: …`"""
+    many = f"{worker.count} × " if worker.count > 1 else ""
+    options, fits = worker.options, ""
+    for context in CONTEXTS:
+        if count := worker.requests_at(context):
+            fits += f", {count} at {context:,}"
+    return (
+        f"{many}{worker.role}: {options.dtype} on {options.device}, "
+        f"{size_text(worker.weight_bytes)} of {worker.weights_name} + "
+        f"{size_text(worker.capacity.num_bytes)} of state: "
+        f"requests up to {worker.max_len:,} tokens{fits}"
+    )
+
+
+def worker_object(worker: WorkerPlan) -> Mapping[str, Any]:
+    """For programs: the plan of one worker."""
+    options = worker.options
+    return {
+        "role": worker.role,
+        "count": worker.count,
+        "dtype": options.dtype,
+        "device": options.device,
+        "quantize": options.quantize,
+        "weight_bytes": worker.weight_bytes,
+        "step_bytes": worker.step_bytes,
+        "state_bytes": worker.capacity.num_bytes,
+        "num_bytes": worker.num_bytes,
+        "slot_bytes": {str(each.kind): each.slot_bytes for each in worker.manifest.layouts},
+        "slots": {str(kind): count for kind, count in worker.capacity.slots.items()},
+        "slots_per_request": options.concurrency.slots_per_request,
+        "page_size": options.page_size,
+        "max_running": options.max_running,
+        "chunk_tokens": options.chunk_tokens,
+        "max_len": worker.max_len,
+        "requests": {str(context): worker.requests_at(context) for context in CONTEXTS},
+    }

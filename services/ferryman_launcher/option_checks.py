@@ -1,0 +1,137 @@
+"""Checks of the options of `ferryman up` that need the model or the machine, and no process.
+
+Reading a model's config imports torch, so only code that starts a cluster imports this module.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ferryman.errors import ConfigError
+from ferryman.memory_plan import MemoryPlan
+from ferryman.model.config import load_config
+from ferryman.model.drafted import join_configs
+from ferryman.model.lora import adapter_names
+from ferryman.model.manifest import state_manifest
+from ferryman.model.mtp_model import mtp_config
+from ferryman.model.shapes import ModelConfig
+from ferryman.schedule.drafting import MTP
+from ferryman.settings.cluster import UpOptions
+from ferryman_launcher.cluster_memory import plan_memory, worker_groups
+from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
+from ferryman_launcher.options import check_model_folder
+from ferryman_launcher.tier_checks import check_shared_memory, check_tiers
+
+PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}
+EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0.0.1:6379/0"}
+ANSWER_SECONDS = 3.0
+
+
+def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPlan:
+    """The memory of a cluster that can work, as far as that shows without a start.
+
+    Raises ConfigError for options that cannot work.
+    """
+    config: ModelConfig = check_model(choices.engine.model)
+    doors = choices.doors
+    if doors.http_port and doors.http_port == doors.grpc_port:
+        raise ConfigError(f"--http-port and --grpc-port are both {doors.http_port}")
+    for flag, port in (("--http-port", doors.http_port), ("--grpc-port", doors.grpc_port)):
+        _check_port(flag, doors.host, port)
+    if choices.draft_model:
+        config = join_configs(config, _draft_config(Path(choices.draft_model)))
+    elif choices.engine.draft == MTP:
+        config = mtp_config(choices.engine.model)
+    for flag, ranks in (("--prefill-tp", choices.prefill_tp), ("--decode-tp", choices.decode_tp)):
+        _check_ranks(flag, config, ranks)
+    _check_weights_agree(choices)
+    _check_adapters(choices)
+    check_shared_memory(choices.tiers)
+    plan = plan_memory(choices, places)
+    check_tiers(choices.tiers, choices.num_prefill, plan.workers[0].manifest)
+    for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
+        _check_answers(flag, url)
+    return plan
+
+
+def _check_ranks(flag: str, config: ModelConfig, num_ranks: int) -> None:
+    try:
+        state_manifest(config, "float32", 1, "not yet read", num_ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {num_ranks}: {error}") from None
+
+
+def _check_weights_agree(choices: UpOptions) -> None:
+    """Raises ConfigError for roles whose models would differ: no hand-off would be accepted."""
+    prefill, decode = (group.options.quantize for group in worker_groups(choices))
+    if prefill != decode:
+        raise ConfigError(
+            f"quantize is {prefill} for prefill workers and {decode} for decode workers, whose "
+            "models would differ; set it for both, as with --quantize"
+        )
+
+
+def _check_adapters(choices: UpOptions) -> None:
+    """Raises ConfigError for adapters that cannot be read, or that roles do not share."""
+    texts = {group.options.lora for group in worker_groups(choices)}
+    if len(texts) > 1:
+        raise ConfigError("prefill and decode workers have other adapters; set --lora for both")
+    if choices.engine.lora and max(choices.prefill_tp, choices.decode_tp) > 1:
+        raise ConfigError("--lora: adapters are not divided among ranks; leave out the ranks")
+    adapter_names(choices.engine.lora_folders)
+
+
+def check_model(folder: Path) -> ModelConfig:
+    """The config of a model of a known family. Raises ConfigError."""
+    check_model_folder(folder)
+    config = load_config(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"--model {folder}: there is no tokenizer.json in it")
+    return config
+
+
+def _draft_config(folder: Path) -> ModelConfig:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"--draft {folder}: it should be ngram, mtp, or a folder with a config.json"
+        )
+    return load_config(folder)
+
+
+def _check_answers(flag: str, url: str) -> None:
+    """Raises ConfigError unless a process listens at a URL, or at one of several separated by
+    commas."""
+    if not url:
+        return
+    wheres = [urlsplit(one.strip()) for one in url.split(",")]
+    try:
+        targets = [(where.hostname or "", where.port or PORTS[where.scheme]) for where in wheres]
+    except (KeyError, ValueError):
+        raise ConfigError(f"{flag} {url}: it should be a URL such as {EXAMPLES[flag]}") from None
+    if not any(_answers(*target) for target in targets):
+        raise ConfigError(f"{flag} {url}: nobody answers there")
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _check_port(flag: str, host: str, port: int) -> None:
+    if not port:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            why = f"is taken; choose another {flag}" if is_taken else str(error.strerror).lower()
+            raise ConfigError(f"{flag} {port} on {host}: {why}") from None

@@ -1,0 +1,171 @@
+"""Plans the processes of a cluster from its options: their settings and their order."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
+from ferryman.runtime.key_file import make_key_file
+from ferryman.settings.cluster import UpOptions
+from ferryman.settings.groups import TierPolicySettings
+from ferryman.settings.sources import as_environment, flat_values
+from ferryman_launcher.child import ChildSpec
+from ferryman_launcher.exec_with_parent import with_parent
+from ferryman_launcher.readiness import ready_event, ready_words
+from ferryman_launcher.state_folder import StateFolder
+
+ROUTER, WORKERS, HOST_CACHE, SERVERS = range(4)
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """All processes of a cluster: the servers are ready before any service starts."""
+
+    servers: tuple[ChildSpec, ...]
+    services: tuple[ChildSpec, ...]
+    nats_url: str
+    redis_url: str
+
+
+def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
+    """Fixes the addresses that other processes must know, so that a restart keeps them."""
+    servers, nats_url, redis_url = [], choices.nats_url, choices.redis_url
+    make_key_file(folder.key_path)
+    if not nats_url:
+        command = nats_command(folder.path / "nats")
+        servers.append(_server(command, folder))
+        nats_url = command.url
+    if not redis_url:
+        command = redis_command(folder.path / "redis")
+        servers.append(_server(command, folder))
+        redis_url = command.url
+    services = _Services(choices, folder, nats_url, redis_url, _nodes(choices)).all()
+    return ProcessPlan(tuple(servers), services, nats_url, redis_url)
+
+
+def _nodes(choices: UpOptions) -> tuple[_Node, ...]:
+    return tuple(_Node(name, f"{LOOPBACK}:{free_port()}") for name in choices.tiers.nodes())
+
+
+def _server(command: ServerCommand, folder: StateFolder) -> ChildSpec:
+    folder.private(command.name)
+    argv = with_parent(command.argv, os.getpid())
+    return ChildSpec(command.name, argv, SERVERS, ready_words(command.ready))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """One host-cache and its workers; `address` is where it will listen."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Services:
+    choices: UpOptions
+    folder: StateFolder
+    nats_url: str
+    redis_url: str
+    nodes: tuple[_Node, ...]
+
+    def all(self) -> tuple[ChildSpec, ...]:
+        choices = self.choices
+        caches = zip(names("hostcache", len(self.nodes)), self.nodes, strict=True)
+        return (
+            *(self._host_cache(name, node) for name, node in caches),
+            *self._workers("prefill", choices.num_prefill, choices.prefill_tp),
+            *self._workers("decode", choices.num_decode, choices.decode_tp),
+            self._router(),
+        )
+
+    def _workers(self, role: str, number: int, tp_size: int) -> Iterator[ChildSpec]:
+        """Distributes the workers over the nodes."""
+        for i, name in enumerate(names(role, number)):
+            yield self._worker(role, name, self.nodes[i % len(self.nodes)], tp_size)
+
+    def _worker(self, role: str, name: str, node: _Node, tp_size: int) -> ChildSpec:
+        choices, engine = self.choices, self.choices.engine
+        chosen = {**flat_values(engine), **self._policies(), "num_threads": choices.threads}
+        own = {
+            "model": engine.model.absolute(),
+            "draft": choices.draft_model or engine.draft,
+            "tp_size": tp_size,
+            "hostcache_address": node.address,
+        }
+        return self._job(name, role, WORKERS, chosen, own)
+
+    def _host_cache(self, name: str, node: _Node) -> ChildSpec:
+        tiers = self.choices.tiers
+        host, _, port = node.address.rpartition(":")
+        own = {
+            "host": host,
+            "port": port,
+            "node": node.name,
+            "cluster_key_file": self.folder.key_path,
+            "host_memory": tiers.arena_bytes,
+            "redis_url": self.redis_url,
+        }
+        if tiers.has_storage:
+            own["storage_dir"] = tiers.storage_folder(self.folder.path, node.name)
+            own["storage_bytes"] = tiers.node_storage_bytes
+        return self._job(name, "hostcache", HOST_CACHE, self._policies(), own)
+
+    def _router(self) -> ChildSpec:
+        doors = self.choices.doors
+        own = {
+            "model": self.choices.engine.model.absolute(),
+            "served_name": self.choices.served_name,
+            "lora": self.choices.engine.lora,
+            "tool_parser": self.choices.tool_parser,
+            "reasoning_parser": self.choices.reasoning_parser,
+            "cluster_key_file": self.folder.key_path,
+            "host": doors.host,
+            "cors_origin": doors.cors_origin,
+            "http_port": doors.http_port,
+            "grpc_port": doors.grpc_port,
+            "redis_url": self.redis_url,
+        }
+        return self._job("router", "router", ROUTER, {}, own)
+
+    def _policies(self) -> Mapping[str, Any]:
+        values = flat_values(self.choices.tiers)
+        return {name: values[name] for name in TierPolicySettings.model_fields}
+
+    def _job(
+        self,
+        name: str,
+        role: str,
+        drain_rank: int,
+        chosen: Mapping[str, Any],
+        own: Mapping[str, Any],
+    ) -> ChildSpec:
+        """A setting given for a role replaces one in `chosen`, but not one in `own`."""
+        choices = self.choices
+        settings = {
+            "cluster": choices.cluster,
+            "drain_seconds": choices.drain_seconds,
+            "log_level": choices.log_level,
+            **chosen,
+            **choices.told.get(role, {}),
+            **own,
+            "nats_url": self.nats_url,
+            "parent_pid": os.getpid(),
+        }
+        environment = {
+            **as_environment(settings, role),
+            "OMP_NUM_THREADS": str(settings.get("num_threads", 1)),
+            "PYTHONUNBUFFERED": "1",
+        }
+        argv = (sys.executable, "-m", f"ferryman_{role}")
+        return ChildSpec(name, argv, drain_rank, ready_event, environment, role=role)
+
+
+def names(role: str, number: int) -> list[str]:
+    """`prefill`; for several `prefill-1`, `prefill-2`, …"""
+    return [role] if number == 1 else [f"{role}-{i}" for i in range(1, number + 1)]

@@ -1,0 +1,80 @@
+"""When a process is ready: a router says it when asked, others say it, and how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+ASK_SECONDS = 2.0
+PAUSE_SECONDS = 0.1
+
+ReadyEvent = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """A worker's report while it loads a model: the stage it is in, and how far it is."""
+
+    model: str
+    stage: str
+    done_bytes: int
+    total_bytes: int
+
+
+def weights_report(line: str) -> WeightsReport | None:
+    """The report in a line of a service's output; None for any other line."""
+    match _event(line):
+        case {
+            "event": "loading",
+            "model": str(model),
+            "stage": str(stage),
+            "done_bytes": int(done),
+            "total_bytes": int(total),
+        } if 0 <= done <= total:
+            return WeightsReport(model, stage, done, total)
+    return None
+
+
+def ready_event(line: str) -> ReadyEvent | None:
+    """The event in the line by which a service reports that it is ready."""
+    said = _event(line)
+    return said if said is not None and said.get("event") == "ready" else None
+
+
+def ready_words(pattern: re.Pattern[str]) -> Callable[[str], ReadyEvent | None]:
+    """For servers of other projects: a matching line means ready and has no values."""
+    return lambda line: {} if pattern.search(line) else None
+
+
+def _event(line: str) -> ReadyEvent | None:
+    if line.startswith("{"):
+        with suppress(ValueError):
+            said = json.loads(line)
+            return said if isinstance(said, dict) else None
+    return None
+
+
+async def serving(address: str) -> None:
+    """Waits until `/ready` at host:port answers yes; no answer counts as no. The caller sets the
+    limit."""
+    while True:
+        if await asyncio.to_thread(_asked, address):
+            return
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _asked(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=ASK_SECONDS)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

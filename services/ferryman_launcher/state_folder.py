@@ -1,0 +1,117 @@
+"""The state folder of a cluster: its logs, its broker's files, and its endpoints.
+
+<state-dir>/cluster.json    endpoints and process ids, while `ferryman up` runs
+<state-dir>/lock            held by that `ferryman up`
+<state-dir>/cluster.key     the cluster's secret, made once; without it stored state is no use
+<state-dir>/logs/NAME.log   what each process says
+<state-dir>/nats, redis     what the embedded servers keep
+
+A state folder that is made here, and all its contents, are private to its owner.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ferryman.errors import ConfigError
+
+DEFAULT = Path(".ferryman")
+PRIVATE, PRIVATE_FILE = 0o700, 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """The endpoints of a running cluster. `http` is a URL, `grpc` is host:port; `up_pid` supervises
+    it.
+
+    `name` is the word in its NATS subjects.
+    """
+
+    http: str
+    grpc: str
+    nats: str
+    redis: str
+    name: str
+    model: str
+    up_pid: int
+    pids: Mapping[str, int] = field(default_factory=dict)
+
+
+class StateFolder:
+    """A state folder that exists. Raises ConfigError when it cannot be made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+            self.private(self.logs.name)
+        except OSError as error:
+            raise ConfigError(f"--state-dir {path}: {error.strerror}") from None
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def key_path(self) -> Path:
+        return self.path / "cluster.key"
+
+    def private(self, name: str) -> Path:
+        """A folder of this name in here that only its owner can read. Raises OSError."""
+        folder = self.path / name
+        folder.mkdir(mode=PRIVATE, exist_ok=True)
+        folder.chmod(PRIVATE)  # a folder of an older version was open
+        return folder
+
+    def log_path(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def write(self, cluster: RunningCluster) -> None:
+        """Readers see the old file or the new one, never a part of one."""
+        draft = self.path / "cluster.json.new"
+        draft.touch(PRIVATE_FILE)  # URLs of a broker or an index may hold a password
+        draft.write_text(json.dumps(asdict(cluster), indent=1) + "\n")
+        draft.replace(_cluster_file(self.path))
+
+    def forget(self) -> None:
+        """Removes the file of a cluster that has ended."""
+        _cluster_file(self.path).unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps others from starting a cluster here; the kernel drops the lock of a process that
+        died."""
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another ferryman up runs in {self.path}; choose another --state-dir"
+                ) from None
+            yield
+
+
+def running_cluster(state_dir: Path) -> RunningCluster:
+    """The cluster that `ferryman up` started there; ConfigError when none runs."""
+    try:
+        raw = json.loads(_cluster_file(state_dir).read_text())
+        cluster = RunningCluster(**raw)
+        os.kill(cluster.up_pid, 0)
+    except PermissionError:
+        return cluster
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(
+            f"no cluster runs in {state_dir}: start one with `ferryman up`, or say where it is"
+            " (--state-dir, --grpc, --nats)"
+        ) from None
+    return cluster
+
+
+def _cluster_file(folder: Path) -> Path:
+    return folder / "cluster.json"

@@ -1,0 +1,179 @@
+"""Prefill's client of the decode worker: reserve, write, commit, abort."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from ferryman.cache.manifest import StateManifest, manifest_to_json
+from ferryman.errors import (
+    CorruptState,
+    FerrymanError,
+    InvalidRequest,
+    ManifestMismatch,
+    NotFound,
+    Stale,
+)
+from ferryman.handoff.effects import fence_of
+from ferryman.handoff.values import Reservation
+from ferryman.wire.codec.handoff import (
+    ReserveAnswer,
+    abort_order_to_wire,
+    commit_order_to_wire,
+    reserve_answer_from_wire,
+    reserve_order_to_wire,
+)
+from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
+from ferryman.wire.handoff.nixl_writer import FailedWrites, NotMet
+from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, Plane, PlaneOffer
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
+from ferryman.wire.values import (
+    CommitOrder,
+    PrefillOrder,
+    ReserveOrder,
+    WorkerAddress,
+    WriterAbort,
+)
+from ferryman_prefill.handoff_transport import HandoffTransport
+from ferryman_prefill.send_leases import WriterStatus
+
+CALL_SECONDS = 10.0
+ABORT_SECONDS = 2.0
+# How long, and how often, a Commit with an unknown result is repeated.
+UNKNOWN_SECONDS = 5.0
+COMMIT_AGAIN_SECONDS = 0.2
+# Errors of a Commit that decode itself raises; all others may come from the network.
+_ANSWERS = (CorruptState, Stale, InvalidRequest, ManifestMismatch, NotFound)
+
+
+class DecodeClient:
+    """One attempt's calls to its decode worker. Errors are typed.
+
+    `why_grpc` says in a few words why this side did not use NIXL; it is empty if it did not decide
+    so.
+    """
+
+    why_grpc = ""
+
+    def __init__(
+        self,
+        order: PrefillOrder,
+        channels: Channels,
+        writer: WorkerAddress,
+        manifest: StateManifest,
+        transport: HandoffTransport,
+    ) -> None:
+        self._order = order
+        self._transport = transport
+        self._plane: Plane = GrpcOnly()
+        self._writer = writer
+        self._manifest = manifest
+        self._stub = decode_pb2_grpc.DecodeServiceStub(channels.to(order.decode.address))
+
+    async def reserve(self, offer: PlaneOffer, deadline_seconds: float) -> ReserveAnswer:
+        """Reserves slots for every unit that decode lacks. Raises decode's errors, such as
+        OutOfSlots.
+
+        `deadline_seconds` is the time left: less than in the order, which has waited here.
+        """
+        order = self._order
+        self.why_grpc = offer.why if isinstance(offer, GrpcOnly) else ""
+        wish = ReserveOrder(
+            context=replace(order.context, deadline_seconds=deadline_seconds),
+            worker_epoch=order.decode.epoch,
+            writer=self._writer,
+            router_id=order.router_id,
+            request=order.request,
+            manifest_digest=self._manifest.digest,
+            manifest_json=manifest_to_json(self._manifest),
+            offer=offer,
+        )
+        with typed_errors():
+            answer = await self._stub.Reserve(
+                reserve_order_to_wire(wish),
+                timeout=min(CALL_SECONDS, deadline_seconds),
+            )
+        found = reserve_answer_from_wire(answer, order.context.attempt)
+        self._plane = found.plane
+        return found
+
+    async def renew(self, reservation: Reservation) -> None:
+        request = decode_pb2.RenewRequest(
+            reservation_id=reservation.reservation_id,
+            epoch=reservation.epoch,
+            attempt=reservation.attempt,
+        )
+        with typed_errors():
+            await self._stub.Renew(request, timeout=CALL_SECONDS)
+
+    async def write(
+        self, reservation: Reservation, batches: AsyncIterator[Sequence[OutgoingUnit]]
+    ) -> Sent:
+        """Writes units as they come, on the plane that decode chose; returns when all have arrived.
+
+        If decode's NIXL agent is out of reach, gRPC takes over before the first write.
+        """
+        if isinstance(self._plane, NixlGrant):
+            try:
+                return await self._transport.writer.send(self._plane, reservation, batches)
+            except NotMet as error:
+                self._nixl_failed(error)
+            except FailedWrites as error:
+                self._nixl_failed(error)
+                raise
+        request_id = self._order.context.request_id
+        with typed_errors():
+            return await send_units(
+                self._stub, reservation, request_id, self._manifest.digest, batches
+            )
+
+    def _nixl_failed(self, error: Exception) -> None:
+        self._plane = GrpcOnly()
+        self.why_grpc = "prefill: decode's NIXL agent is out of reach"
+        self._transport.failed(self._order.decode.worker_id, error)
+
+    async def commit(self, commit: CommitOrder) -> None:
+        """Commits, and repeats until decode has answered. Raises CorruptState for gaps or other
+        bytes.
+
+        The effect of a broken call is unknown, and decode answers a repetition as the first call.
+        So the call is repeated for a while; if that does not help, its error is raised.
+        """
+        clock = asyncio.get_running_loop().time
+        end: float | None = None
+        while True:
+            try:
+                return await self._commit_once(commit)
+            except _ANSWERS:
+                raise
+            except FerrymanError:
+                # Counted from the first failure, because this process may have been stopped during
+                # the call.
+                end = clock() + UNKNOWN_SECONDS if end is None else end
+                if clock() >= end:
+                    raise
+            await asyncio.sleep(COMMIT_AGAIN_SECONDS)
+
+    async def _commit_once(self, commit: CommitOrder) -> None:
+        try:
+            with typed_errors():
+                await self._stub.Commit(commit_order_to_wire(commit), timeout=CALL_SECONDS)
+        except CorruptState as error:
+            if isinstance(self._plane, NixlGrant):
+                self._nixl_failed(error)
+            raise
+
+    async def abort(self, reservation: Reservation, cause: str, word: WriterStatus) -> bool:
+        """Tells decode that the writes have ended; returns whether the request was committed, and
+        goes on.
+
+        Raises Unreachable or another error when decode does not answer.
+        """
+        request_id = self._order.context.request_id
+        order = WriterAbort(request_id, fence_of(reservation), cause, word.has_failed_writes)
+        with typed_errors():
+            answer = await self._stub.Abort(abort_order_to_wire(order), timeout=ABORT_SECONDS)
+        return bool(answer.is_committed)

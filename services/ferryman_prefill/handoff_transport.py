@@ -1,0 +1,95 @@
+"""The data planes that this prefill worker offers decode: gRPC, and NIXL once it has an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ferryman.errors import Unavailable
+from ferryman.handoff.effects import WriterId
+from ferryman.wire.handoff.nixl_writer import NixlWriter
+from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer, PlaneOffer
+from ferryman.wire.handoff.process_liveness import liveness_server
+from ferryman.worker.planes import AgentMaker, PlaneSide
+
+log = logging.getLogger(__name__)
+
+# How long hand-offs to a decode worker use gRPC after one by NIXL failed.
+APART_SECONDS = 30.0
+
+
+class HandoffTransport:
+    """The planes of one prefill worker (vLLM's KV connector, SGLang's transfer backend).
+
+    Until `run` has an agent, hand-offs use gRPC, or wait if NIXL is required. After a hand-off by
+    NIXL failed, hand-offs to that decode worker use gRPC for a while; after failures with two
+    decode workers the fault may be here, and hand-offs to all of them do. Where NIXL is required it
+    is offered all the same.
+    """
+
+    def __init__(self, side: PlaneSide, who: WriterId, clock: Callable[[], float]) -> None:
+        self._side = side
+        self._who = who
+        self._clock = clock
+        self._maker = AgentMaker(side, f"{who.worker_id}.{who.epoch}")
+        self._writer: NixlWriter | None = None
+        self._presence = ""
+        self._is_made = asyncio.Event()
+        self._apart: dict[str, float] = {}
+
+    @property
+    def planes(self) -> tuple[str, ...]:
+        return (NIXL, GRPC) if self._writer else (GRPC,)
+
+    @property
+    def writer(self) -> NixlWriter:
+        """Raises Unavailable when there is no writer, or when it is gone."""
+        if self._writer is None:
+            raise Unavailable("this worker's NIXL agent is gone")
+        return self._writer
+
+    async def offer_to(self, decode_id: str) -> PlaneOffer:
+        """The offer to a decode worker, as of now."""
+        if self._maker.is_required:
+            await self._is_made.wait()
+        if why := self._why_not(decode_id):
+            return GrpcOnly(f"prefill: {why}")
+        return NixlOffer(self._presence)
+
+    def _why_not(self, decode_id: str) -> str:
+        """The reason against NIXL; empty if there is none."""
+        if self._writer is None:
+            return self._maker.trouble or "its NIXL agent is gone"
+        now = self._clock()
+        self._apart = {name: end for name, end in self._apart.items() if now < end}
+        is_apart = decode_id in self._apart or len(self._apart) > 1
+        if is_apart and not self._maker.is_required:
+            return "a hand-off by NIXL failed a moment ago"
+        return ""
+
+    def failed(self, decode_id: str, error: Exception) -> None:
+        """Records a failed hand-off by NIXL to that worker."""
+        log.warning(
+            "a hand-off by NIXL failed decode=%s, gRPC for %.0f s: %s",
+            decode_id,
+            0.0 if self._maker.is_required else APART_SECONDS,
+            error,
+        )
+        self._apart[decode_id] = self._clock() + APART_SECONDS
+
+    async def run(self) -> None:
+        """Keeps an agent and a liveness server as long as this runs; the server ends last."""
+        side = self._side
+        if isinstance(side, GrpcOnly):
+            return
+        async with liveness_server(side.listen_host, self._who) as port:
+            agent = await self._maker.make()
+            try:
+                self._writer = NixlWriter(agent)
+                self._presence = f"{side.advertise}:{port}"
+                self._is_made.set()
+                await asyncio.Event().wait()
+            finally:
+                self._writer = None
+                agent.close()

@@ -1,0 +1,200 @@
+"""Keeps the fleet up to date: hears what workers say, and probes those that cannot be reached.
+
+A broken call does not say what broke. The worker may have died, the connection may have been cut,
+or this process may itself have stood still, and then the calls to all workers break at once. Only
+a worker that no new connection reaches is lost, and its requests hear of that as one event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ferryman.errors import FerrymanError
+from ferryman.runtime.background import Background
+from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
+from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.nats.bus import Bus, BusMessage
+from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.subjects import Subjects
+from ferryman_router.fleet import (
+    UNREACHABLE,
+    AskSnapshot,
+    Effect,
+    Fleet,
+    WorkerName,
+    WorkerUnproven,
+)
+from ferryman_router.prefix_sources import CacheSnapshotUpdate, CacheUpdate
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+SNAPSHOT_SECONDS = 2.0
+SNAPSHOT_RETRY_SECONDS = 1.0
+
+
+class Liveness:
+    """Found out once for all who ask. `patience` seconds are given to a worker to answer; `lost`
+    is told of one that does not."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        patience: float,
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        lost: Callable[[WorkerName, str], None],
+    ) -> None:
+        self._fleet, self._patience, self._start = fleet, patience, start
+        self.lost = lost
+        self._probes: dict[WorkerName, asyncio.Task[None]] = {}
+
+    async def is_alive(self, name: WorkerName) -> bool:
+        """Whether a worker still answers; nothing new is sent there until that is known. If not,
+        all its requests have heard of its loss when this returns."""
+        if (worker := self._fleet.get(name)) is None:
+            return False
+        probe = self._begin(name, self._find_out(name, worker.beat.address))
+        # One of those who ask may be cancelled; the others still want to know.
+        await asyncio.shield(probe)
+        return self._fleet.get(name) is not None
+
+    def prove(self, beat: Heartbeat, welcome: Callable[[Heartbeat], None]) -> None:
+        """It was unreachable, and beats: it is welcome once a connection reaches it."""
+        self._begin(WorkerName(beat.worker_id, beat.epoch), self._prove(beat, welcome))
+
+    def _begin(self, name: WorkerName, probe: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """One at a time for each worker."""
+        if (running := self._probes.get(name)) is not None:
+            probe.close()
+            return running
+        task = self._probes[name] = self._start(probe)
+        task.add_done_callback(lambda _: self._probes.pop(name, None))
+        return task
+
+    async def _find_out(self, name: WorkerName, address: str) -> None:
+        self._fleet.suspect(name)
+        if await self._answers(address):
+            self._fleet.trust(name)
+        else:
+            self.lost(name, UNREACHABLE)
+
+    async def _prove(self, beat: Heartbeat, welcome: Callable[[Heartbeat], None]) -> None:
+        if await self._answers(beat.address):
+            welcome(beat)
+
+    async def _answers(self, address: str) -> bool:
+        """By a connection of its own: the one that broke may not have noticed yet."""
+        try:
+            async with channel(address) as fresh, asyncio.timeout(self._patience):
+                await fresh.channel_ready()
+        except TimeoutError:
+            return False
+        return True
+
+
+class FleetListener:
+    """Turns messages into what the fleet hears. `happened` is told what the fleet makes of it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        fleet: Fleet,
+        liveness: Liveness,
+        *,
+        happened: Callable[[Effect], None],
+        background: Background,
+        clock: Callable[[], float],
+    ) -> None:
+        self._bus, self._subjects = bus, subjects
+        self._fleet, self._liveness = fleet, liveness
+        self._happened, self._background, self._clock = happened, background, clock
+        self._asking: set[WorkerName] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Hears beats and cache events while the block runs."""
+        subscribed = self._bus.subscribed
+        async with (
+            subscribed(self._subjects.all_beats) as beats,
+            subscribed(self._subjects.all_cache) as changes,
+            asyncio.TaskGroup() as group,
+        ):
+            jobs = (
+                group.create_task(self._each(beats, self._on_heartbeat)),
+                group.create_task(self._each(changes, self._on_cache_change)),
+                group.create_task(self._watch()),
+            )
+            yield
+            for job in jobs:
+                job.cancel()
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Does what the fleet asks for, and passes the rest on."""
+        for effect in effects:
+            match effect:
+                case AskSnapshot(name):
+                    if name not in self._asking:
+                        self._asking.add(name)
+                        self._background.start(self._ask_snapshot(name))
+                case WorkerUnproven(beat):
+                    self._liveness.prove(beat, self._welcome)
+                case _:
+                    self._happened(effect)
+
+    def _welcome(self, beat: Heartbeat) -> None:
+        self.apply(self._fleet.welcome(beat, self._clock()))
+
+    async def _each(
+        self, messages: AsyncIterator[BusMessage], hear: Callable[[bytes], None]
+    ) -> None:
+        async for message in messages:
+            try:
+                hear(message.payload)
+            except FerrymanError as error:
+                log.warning("not understood subject=%s: %s", message.subject, error)
+
+    def _on_heartbeat(self, payload: bytes) -> None:
+        self.apply(self._fleet.on_heartbeat(heartbeat_from_bytes(payload), self._clock()))
+
+    def _on_cache_change(self, payload: bytes) -> None:
+        event = cache_event_from_bytes(payload)
+        name = WorkerName(event.worker_id, event.epoch)
+        change = CacheUpdate(event.sequence, event.removed, event.stored)
+        self.apply(self._fleet.on_cache_change(name, change))
+
+    async def _watch(self) -> None:
+        """Silence only counts while there is a broker through which one could be heard."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._bus.is_connected:
+                self.apply(self._fleet.expire(self._clock()))
+            else:
+                self._fleet.reset_timeouts(self._clock())
+
+    async def _ask_snapshot(self, name: WorkerName) -> None:
+        """Until it answers or has left; a worker without a prefix cache has nothing to answer."""
+        subject = self._subjects.control(name.worker_id, "snapshot")
+        try:
+            while self._fleet.get(name) is not None:
+                try:
+                    payload = await self._bus.request(
+                        subject, b"", timeout_seconds=SNAPSHOT_SECONDS
+                    )
+                    snapshot = cache_snapshot_from_bytes(payload)
+                except FerrymanError as error:
+                    log.debug("no snapshot worker=%s: %s", name.worker_id, error)
+                else:
+                    if snapshot.epoch == name.epoch:
+                        held = CacheSnapshotUpdate(snapshot.sequence, snapshot.held)
+                        self._asking.discard(name)
+                        self.apply(self._fleet.on_cache_snapshot(name, held))
+                        return
+                await asyncio.sleep(SNAPSHOT_RETRY_SECONDS)
+        finally:
+            self._asking.discard(name)

@@ -1,0 +1,246 @@
+"""The gRPC door: the public InferenceService. A broken stream may be taken up at its offset."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+
+from ferryman.errors import FerrymanError, InvalidRequest, NotFound
+from ferryman.handoff import lifecycle as handoff_lifecycle
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.ids import check_correlation_id, check_request_id, is_request_id
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.schedule.request import SamplingParams
+from ferryman.wire.codec.inference import (
+    event_to_wire,
+    explanation_to_wire,
+    lifecycle_to_wire,
+    model_to_wire,
+    prompt_from_wire,
+)
+from ferryman.wire.codec.request import sampling_from_wire
+from ferryman.wire.codec.scalars import token_ids_to_bytes
+from ferryman.wire.grpc.rpc import Context, remaining_seconds
+from ferryman.wire.grpc.status import OFFSET, RETRYABLE, STAGE
+from ferryman.wire.nats.bus import Bus, RecordedMessage
+from ferryman.wire.nats.subjects import LifeSubject, Subjects
+from ferryman.wire.public import (
+    GenerateEvent,
+    GenerateStarted,
+    LifecycleEvent,
+    ModelCard,
+)
+from ferryman.wire.v1 import inference_pb2, inference_pb2_grpc
+from ferryman_router.frontend import Frontend
+from ferryman_router.generate_request import Caller, GenerateRequest, RequestedSampling, Tenant
+from ferryman_router.http.auth import Authenticator
+from ferryman_router.intake import BodyMemory
+from ferryman_router.request_history import past_routes, shown_route
+from ferryman_router.request_runner import RequestRunner
+from ferryman_router.response import OutputFailed
+
+
+def belongs_to(events: Sequence[LifecycleEntry], tenant: str) -> bool:
+    """Whether these are the events of a request of this tenant. Where the event that says so was
+    lost, they belong to no tenant."""
+    return any(one.name == "received" and one.facts.get("tenant") == tenant for one in events)
+
+
+SERVICE = "ferryman.wire.v1.InferenceService"
+MAX_TRACE_EVENTS = 4096
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Turns messages into asks, and output logs into messages."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        callers: Authenticator,
+        memory: BodyMemory,
+        bus: Bus,
+        subjects: Subjects,
+    ) -> None:
+        self._frontend, self._callers, self._memory = frontend, callers, memory
+        self._bus, self._subjects = bus, subjects
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        responses = self._frontend.ctx.metrics.responses
+        try:
+            caller = self._caller(request.request_id, context)
+            caller = replace(caller, num_sent_before=request.num_sent_before)
+            with self._memory.holding() as grow:  # until its text has become token ids
+                grow(request.ByteSize())
+                runner = await self._runner(request, caller)
+            try:
+                async for event in self._events(runner, request.resume_from_offset):
+                    yield event_to_wire(event)
+            finally:
+                if isinstance(broken := runner.output_log.end, OutputFailed):
+                    context.set_trailing_metadata(_broken_trailers(broken))
+        except FerrymanError as error:
+            responses.labels("grpc", error.code).inc()
+            raise
+        responses.labels("grpc", "OK").inc()
+
+    async def Explain(
+        self, request: inference_pb2.ExplainRequest, context: Context
+    ) -> inference_pb2.ExplainResponse:
+        tenant, name = self._caller("", context).tenant, check_correlation_id(request.request_id)
+        runner = self._frontend.requests.find_for(tenant, name)
+        if runner is not None:
+            routes = [shown_route(one) for one in runner.explanations]
+        else:
+            routes = past_routes(_decoded(await self._history(tenant, name)))
+        shown = [explanation_to_wire(one) for one in routes]
+        return inference_pb2.ExplainResponse(request_id=request.request_id, routes=shown)
+
+    async def Trace(
+        self, request: inference_pb2.TraceRequest, context: Context
+    ) -> inference_pb2.TraceResponse:
+        tenant, name = self._caller("", context).tenant, check_correlation_id(request.request_id)
+        found = await self._history(tenant, name)
+        events = [lifecycle_to_wire(self._event(one)) for one in found]
+        return inference_pb2.TraceResponse(events=events)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        self._caller("", context)
+        names = self._frontend.ctx.model.names
+        cards = [model_to_wire(self._card(name)) for name in names]
+        return inference_pb2.ListModelsResponse(models=cards)
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        caller = self._caller("", context)
+        self._frontend.ctx.model.check_name(request.model)
+        prompt = prompt_from_wire(request.prompt)
+        with self._memory.holding() as grow:
+            grow(request.ByteSize())
+            token_ids = await self._frontend.tokenize(prompt, within=caller.deadline_seconds)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids_to_bytes(token_ids))
+
+    # From message to request.
+
+    def _caller(self, request_id: str, context: Context) -> Caller:
+        headers = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        if request_id:
+            headers["x-request-id"] = check_request_id(request_id)
+        caller = self._callers.authenticate(headers)
+        return replace(caller, deadline_seconds=remaining_seconds(context, caller.deadline_seconds))
+
+    async def _history(self, tenant: Tenant, name: str) -> tuple[RecordedMessage, ...]:
+        """The log's events of this tenant's request of that name, or of that id. NotFound also for
+        another tenant's: it must not be told apart from what never was."""
+        request_id = self._frontend.requests.id_of(tenant, name)
+        found: tuple[RecordedMessage, ...] = ()
+        if is_request_id(request_id):
+            pattern = self._subjects.all_life_of(request_id)
+            found = await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS)
+        if not belongs_to(_decoded(found), tenant.name):
+            raise NotFound(f"the lifecycle log has nothing of {name}")
+        return found
+
+    async def _runner(
+        self, request: inference_pb2.GenerateRequest, caller: Caller
+    ) -> RequestRunner:
+        """The one that this id has already, when it asks for the same; or a new one."""
+        requests, known = self._frontend.requests, None
+        if request.request_id:
+            known = requests.find_for(caller.tenant, request.request_id)
+        if known is not None and known.was_abandoned:
+            known = None  # its client came back too late, and has to begin anew
+        sampling = _sampling(request, known)
+        arrived = self._frontend.ctx.clock()
+        ask = GenerateRequest(
+            caller, request.model, prompt_from_wire(request.prompt), sampling, arrived
+        )
+        if known is None:
+            if request.resume_from_offset:
+                raise NotFound(
+                    f"there is no request {request.request_id} to resume: only the router that"
+                    " began an answer can take it up again, and only for a moment"
+                )
+            return await self._frontend.open(replace(ask, caller=requests.named(caller)))
+        # The request does not end for want of readers while this one is being checked.
+        with self._frontend.listening(known, asyncio.Event()):
+            asked = await self._frontend.check(ask)
+        if not known.asked.is_same_as(asked):
+            message = f"request id {request.request_id} was used for something else"
+            raise InvalidRequest(message, "request_id")
+        return known
+
+    async def _events(self, runner: RequestRunner, offset: int) -> AsyncIterator[GenerateEvent]:
+        """Raises the request's failure after what there is; leaving early is noticed."""
+        changed = asyncio.Event()
+        with self._frontend.listening(runner, changed) as output_log:
+            index = output_log.chunk_index(offset)
+            asked = runner.asked
+            yield GenerateStarted(
+                asked.request_id,
+                asked.model,
+                asked.prompt_len,
+                asked.params.seed,
+            )
+            while True:
+                while index < len(output_log.chunks):
+                    yield output_log.chunks[index]
+                    index += 1
+                if isinstance(output_log.end, OutputFailed):
+                    raise output_log.end.error
+                if output_log.end is not None:
+                    yield output_log.end
+                    return
+                await changed.wait()
+                changed.clear()
+
+    # From what is known to message.
+
+    def _event(self, recorded: RecordedMessage) -> LifecycleEvent:
+        subject = self._subjects.parse(recorded.subject)
+        assert isinstance(subject, LifeSubject), "the log holds nothing else"
+        text = recorded.payload.decode("utf-8", "replace")
+        return LifecycleEvent(
+            subject.role, subject.worker_id, subject.event, text, recorded.sequence
+        )
+
+    def _card(self, name: str) -> ModelCard:
+        ctx = self._frontend.ctx
+        state = ctx.fleet.state()
+        return ModelCard(
+            name,
+            ctx.model.family,
+            ctx.model.dtype,
+            ctx.model.max_len,
+            ctx.fleet.page_size(),
+            state.digest if state is not None else "",
+            ctx.model.created_unix_seconds,
+            ctx.model.vocab,
+        )
+
+
+def _decoded(recorded: Iterable[RecordedMessage]) -> list[handoff_lifecycle.LifecycleEntry]:
+    return [decode_event(one.payload) for one in recorded]
+
+
+def _sampling(
+    request: inference_pb2.GenerateRequest, known: RequestRunner | None
+) -> RequestedSampling:
+    """Without a seed, a new one; but of a request that is known already, the one it got."""
+    seed = known.asked.params.seed if known is not None else secrets.randbits(63)
+    params = sampling_from_wire(request.sampling, SamplingParams(seed=seed))
+    return RequestedSampling(params, is_open_ended=not request.sampling.HasField("max_tokens"))
+
+
+def _broken_trailers(broken: OutputFailed) -> tuple[tuple[str, str], ...]:
+    return (
+        (STAGE, broken.stage),
+        (OFFSET, str(broken.offset)),
+        (RETRYABLE, str(broken.is_retryable).lower()),
+    )

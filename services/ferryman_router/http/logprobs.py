@@ -1,0 +1,81 @@
+"""Log probabilities of an answer's tokens, as OpenAI's endpoints show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.text.tokenizer import Tokenizer
+from ferryman.wire.public import TokenChunk
+
+Alternatives = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNames:
+    """The names of tokens in an answer: their texts, or `token_id:7` where asked for `by_id`."""
+
+    tokenizer: Tokenizer
+    by_id: bool = False
+
+    def name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self.by_id else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def num_chars(self, chunks: Sequence[TokenChunk]) -> int:
+        """Of all texts together."""
+        return sum(len(self.text(token_id)) for chunk in chunks for token_id in chunk.token_ids)
+
+
+def chat_logprobs(
+    chunks: Sequence[TokenChunk], names: TokenNames, num_shown: int
+) -> list[dict[str, Any]]:
+    """`choices[].logprobs.content` of a chat: every token with its alternatives."""
+    content = []
+    for token_id, logprobs in _tokens(chunks):
+        entry = _chat_token(names, token_id, logprobs.get(token_id, 0.0))
+        best = _best(logprobs, num_shown)
+        entry["top_logprobs"] = [_chat_token(names, other, value) for other, value in best]
+        content.append(entry)
+    return content
+
+
+def completion_logprobs(
+    chunks: Sequence[TokenChunk], names: TokenNames, num_shown: int, text_offset: int = 0
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a completion: four lists of the same length."""
+    tokens, values, tops, offsets = [], [], [], []
+    for token_id, logprobs in _tokens(chunks):
+        token = names.name(token_id)
+        tokens.append(token)
+        values.append(logprobs.get(token_id, 0.0))
+        best = _best(logprobs, num_shown)
+        tops.append({names.name(other): value for other, value in best})
+        offsets.append(text_offset)
+        text_offset += len(names.text(token_id))
+    return {
+        "tokens": tokens,
+        "token_logprobs": values,
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }
+
+
+def _tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, Mapping[int, float]]]:
+    return [
+        (token_id, logprobs)
+        for chunk in chunks
+        for token_id, logprobs in zip(chunk.token_ids, chunk.logprobs, strict=False)
+    ]
+
+
+def _best(logprobs: Mapping[int, float], num_shown: int) -> Alternatives:
+    return sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[:num_shown]
+
+
+def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
+    raw = list(names.tokenizer.token_bytes(token_id))
+    return {"token": names.name(token_id), "logprob": logprob, "bytes": raw}

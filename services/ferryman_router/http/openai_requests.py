@@ -1,0 +1,201 @@
+"""The bodies of `/v1/completions` and `/v1/chat/completions`, read field by field and checked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.errors import InvalidRequest
+from ferryman.schedule.request import MAX_LOGPROBS, SamplingParams
+from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ferryman_router.generate_request import RequestedSampling
+from ferryman_router.http.answer_fields import (
+    MAX_CHOICES,
+    AnswerOptions,
+    answer_options,
+    bad_words,
+    token_rules,
+)
+from ferryman_router.http.api_fields import CHAT, COMPLETION, NOT_OFFERED, OURS
+from ferryman_router.http.body_fields import BodyFields
+from ferryman_router.http.chat_messages import chat_turns
+from ferryman_router.http.structured_outputs import GrammarField, output_grammar
+from ferryman_router.http.template_fields import template_variables
+from ferryman_router.http.tool_fields import ToolChoice, ToolFields, forced_grammar, tool_fields
+
+MAX_PROMPTS = 64
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A checked body. `echo` is the JSON text of an object, or empty: the fields of the answer that
+    repeat the body."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: RequestedSampling
+    is_stream: bool
+    answer: AnswerOptions
+    echo: str = ""
+
+
+def completion_body(raw: dict[str, Any]) -> ParsedRequest:
+    """A body of `/v1/completions`: text, token ids, or a list of either."""
+    fields = BodyFields(raw)
+    fields.check_names(COMPLETION, NOT_OFFERED)
+    fields.only("best_of", fields.value("n", 1), why="answers are not ranked; send n")
+    fields.only("suffix", "", why="no format for the middle of a text is known here")
+    num_logprobs = (
+        fields.whole("logprobs", -1, low=0, high=MAX_LOGPROBS)
+        if raw.get("logprobs") is not None
+        else None
+    )
+    max_tokens = fields.value("max_tokens", DEFAULT_COMPLETION_TOKENS)
+    params = sampling_params(fields, max_tokens, num_logprobs)
+    sampling = RequestedSampling(params, bad_words=bad_words(fields))
+    answer = replace(answer_options(fields, num_logprobs, ToolChoice()), echoes=fields.flag("echo"))
+    if answer.echoes and num_logprobs is not None:
+        message = "echo and logprobs exclude each other: a prompt that is cached has no logits"
+        raise InvalidRequest(message, "echo")
+    prompts = _completion_prompts(
+        fields.value("prompt"),
+        parse_special=parses_special(fields),
+        omit_special=not fields.flag("add_special_tokens", default=True),
+    )
+    return _body(fields, prompts, sampling, answer)
+
+
+def chat_body(raw: dict[str, Any]) -> ParsedRequest:
+    """A body of `/v1/chat/completions`; without a limit it may use all the room there is."""
+    fields = BodyFields(raw)
+    fields.check_names(CHAT, NOT_OFFERED)
+    why = "the chat template adds those tokens"
+    fields.only("add_special_tokens", False, why=why)
+    tools = tool_fields(fields)
+    wanted = fields.flag("logprobs")
+    top = fields.whole("top_logprobs", 0, low=0, high=MAX_LOGPROBS)
+    if top and not wanted:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    num_logprobs = top if wanted else None
+    fields.whole("max_completion_tokens", 1, low=1, high=MAX_TOKENS)
+    limit = fields.value("max_completion_tokens", fields.value("max_tokens"))
+    params = sampling_params(fields, 1 if limit is None else limit, num_logprobs)
+    params = with_forced_call(params, tools)
+    sampling = RequestedSampling(params, limit is None, bad_words(fields))
+    variables = template_variables(fields, tools.tools)
+    prompt = ChatPrompt(chat_turns(fields), parses_special(fields), variables)
+    answer = answer_options(fields, num_logprobs, ToolChoice.of(tools))
+    return _body(fields, (prompt,), sampling, answer)
+
+
+def with_forced_call(params: SamplingParams, tools: ToolFields) -> SamplingParams:
+    """The parameters with the grammar of a call where one is demanded; InvalidRequest where the
+    answer has another form already."""
+    if (forced := forced_grammar(tools)) is None:
+        return params
+    if params.grammar is not None:
+        message = "tool_choice demands a call, so the answer has no other form"
+        raise InvalidRequest(message, "tool_choice")
+    return replace(params, grammar=forced)
+
+
+def _body(
+    fields: BodyFields,
+    prompts: tuple[Prompt, ...],
+    sampling: RequestedSampling,
+    answer: AnswerOptions,
+) -> ParsedRequest:
+    if len(prompts) * answer.num_samples > MAX_CHOICES:
+        message = f"n times the number of prompts must be at most {MAX_CHOICES}"
+        raise InvalidRequest(message, "n")
+    return ParsedRequest(fields.text("model"), prompts, sampling, fields.flag("stream"), answer)
+
+
+def sampling_params(
+    fields: BodyFields,
+    max_tokens: Any,
+    num_logprobs: int | None,
+    *,
+    stop: str = "stop",
+    prescribed: Sequence[GrammarField] = (),
+) -> SamplingParams:
+    """The values check themselves; here only their places and shapes are known. `stop` is the name
+    of that field; `prescribed` are forms of the output that have fields of their own."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=fields.value("temperature", 1.0),
+        top_p=fields.value("top_p", 1.0),
+        top_k=max(0, _top_k(fields)),
+        min_p=fields.value("min_p", 0.0),
+        repetition_penalty=fields.value("repetition_penalty", 1.0),
+        presence_penalty=fields.value("presence_penalty", 0.0),
+        frequency_penalty=fields.value("frequency_penalty", 0.0),
+        seed=fields.value("seed", secrets.randbits(63)),
+        stop=_stop(fields, stop),
+        stop_token_ids=tuple(fields.items("stop_token_ids")),
+        logprobs=0 if num_logprobs is None else max(1, num_logprobs),
+        ignore_eos=fields.flag("ignore_eos"),
+        grammar=output_grammar(fields.all, prescribed),
+        rules=token_rules(fields),
+    )
+
+
+def _top_k(fields: BodyFields) -> int:
+    """-1 is another spelling of "off"."""
+    return fields.whole("top_k", 0, low=-1, high=2**31 - 1)
+
+
+def _stop(fields: BodyFields, name: str) -> tuple[str, ...]:
+    value = fields.value(name, [])
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise InvalidRequest(f"{name} must be a string or a list of strings", name)
+    return tuple(stops)
+
+
+def parses_special(fields: BodyFields) -> bool:
+    """Whether control tokens in the caller's words count as such. Otherwise they are words."""
+    ours = fields.inner("ferryman")
+    ours.check_names(OURS, {})
+    return ours.flag("parse_special")
+
+
+def _completion_prompts(
+    value: object, *, parse_special: bool, omit_special: bool
+) -> tuple[Prompt, ...]:
+    if isinstance(value, str):
+        return (TextPrompt(value, parse_special, omit_special),)
+    if not isinstance(value, list) or not value:
+        message = "prompt must be a string, a list of token ids, or a list of either"
+        raise InvalidRequest(message, "prompt")
+    if isinstance(value[0], int):
+        return (TokenPrompt(token_ids_of(value, "prompt")),)
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"at most {MAX_PROMPTS} prompts are taken at once", "prompt")
+    return tuple(
+        _one_prompt(one, f"prompt[{index}]", parse_special=parse_special, omit_special=omit_special)
+        for index, one in enumerate(value)
+    )
+
+
+def _one_prompt(value: object, name: str, *, parse_special: bool, omit_special: bool) -> Prompt:
+    if isinstance(value, str):
+        return TextPrompt(value, parse_special, omit_special)
+    if isinstance(value, list):
+        return TokenPrompt(token_ids_of(value, name))
+    raise InvalidRequest(f"{name} must be a string or a list of token ids", name)
+
+
+def token_ids_of(values: Sequence[object], name: str) -> TokenIds:
+    """Token ids [tokens]; InvalidRequest names the field that has others."""
+    for value in values:
+        if type(value) is not int or not 0 <= value < 2**32:
+            raise InvalidRequest(f"{name} must hold token ids: whole numbers from 0 on", name)
+    return as_token_ids(np.array(values, dtype="<u4"))

@@ -1,0 +1,260 @@
+"""The two shapes an answer may have, whole or in frames. Frames are built as bytes, by hand.
+
+A frame of a token differs from the one before in its text only, so everything around the text is
+made once per choice; encoding the text is all that a token costs here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from json.encoder import encode_basestring
+from typing import Any, ClassVar
+
+from ferryman.cache.keys import TokenIds
+from ferryman.handoff.usage import CachedTokens
+from ferryman.wire.public import GenerateFinished, TokenChunk
+from ferryman.wire.values import Usage
+from ferryman_router.attempt_result import uncached_tokens
+from ferryman_router.http.errors import broken_frame
+from ferryman_router.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from ferryman_router.http.response_format import Answered, ResponseFormat, as_json
+from ferryman_router.response import OutputFailed
+
+
+def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> dict[str, Any]:
+    """The sum over all prompts of a call; `ferryman` says which tier, and why not the rest."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    accepted = sum(usage.accepted_tokens for usage in usages)
+    reasons: dict[str, int] = {}
+    tiers = CachedTokens().by_tier
+    for usage in usages:
+        for tier, tokens in usage.cached.by_tier.items():
+            tiers[tier] += tokens
+        for reason, tokens in uncached_tokens(usage, page_size).items():
+            reasons[reason] = reasons.get(reason, 0) + tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+        "ferryman": {
+            "request_id": request_id,
+            "cached_tokens": tiers,
+            "uncached_reasons": reasons,
+        },
+    }
+
+
+def so_far(prompt_tokens: int, completion_tokens: int) -> bytes:
+    """The usage that a frame on its way shows."""
+    total = prompt_tokens + completion_tokens
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return as_json({**counts, "total_tokens": total})
+
+
+DONE = b"data: [DONE]\n\n"
+_NOTHING_MORE = b',"logprobs":null,"finish_reason":null}]}\n\n'
+NULL = b"null"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeader:
+    """The part that every frame of an answer repeats. `num_logprobs` None: none are shown.
+    `prompts` are the token ids of each choice's prompt; empty: no token ids are shown.
+    `shows_usage` says whether a stream ends with the usage; `echoes` are the texts of the prompts
+    where they come back with the answers, else empty."""
+
+    answer_id: str
+    model: str
+    created: int
+    num_logprobs: int | None
+    names: TokenNames
+    prompts: Sequence[TokenIds] = ()
+    shows_usage: bool = False
+    echoes: Sequence[str] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a frame has nothing of its tokens but their text."""
+        return self.num_logprobs is None and not self.prompts
+
+    def details(self, chunks: Sequence[TokenChunk], logprobs: bytes, reason: bytes) -> bytes:
+        """The fields of a choice beside its text, with a comma before them."""
+        said = b',"logprobs":' + logprobs + b',"finish_reason":' + reason
+        if not self.prompts:
+            return said
+        ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        return said + b',"token_ids":' + as_json(ids)
+
+    def prompt_ids(self, index: int) -> bytes:
+        """As a field with a comma before it; empty when it is not shown."""
+        if not self.prompts:
+            return b""
+        return b',"prompt_token_ids":' + as_json(self.prompts[index].tolist())
+
+
+class ChoicesFormat(ResponseFormat):
+    """An answer with choices: the two older endpoints of OpenAI."""
+
+    whole_kind: ClassVar[str]
+    frame_kind: ClassVar[str]
+
+    def __init__(self, heading: ResponseHeader) -> None:
+        self._heading = heading
+        common = self._named(self.frame_kind) | {"model": heading.model}
+        self._common = b"data: " + as_json(common)[:-1] + b',"choices":'
+
+    @abstractmethod
+    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes: ...
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        if not self._heading.shows_usage:
+            return DONE
+        return self._common + b'[],"usage":' + as_json(usage) + b"}\n\n" + DONE
+
+    def failure(self, broken: OutputFailed) -> bytes:
+        return broken_frame(broken)
+
+    def whole(self, answers: Sequence[Answered], usage: dict[str, Any]) -> bytes:
+        choices = [self.choice(at, chunks, end) for at, (chunks, end) in enumerate(answers)]
+        head = self._named(self.whole_kind) | {"model": self._heading.model, "usage": usage}
+        return as_json(head)[:-1] + b',"choices":[' + b",".join(choices) + b"]}"
+
+    @property
+    def bytes_per_token(self) -> int:
+        shown = self._heading.num_logprobs
+        ids = 8 if self._heading.prompts else 0
+        return ids + (8 if shown is None else 100 * (1 + shown))
+
+    def _named(self, kind: str) -> dict[str, Any]:
+        return {"id": self._heading.answer_id, "object": kind, "created": self._heading.created}
+
+
+class ChatFormat(ChoicesFormat):
+    """`/v1/chat/completions`."""
+
+    whole_kind, frame_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, heading: ResponseHeader) -> None:
+        super().__init__(heading)
+        self._before = cache(lambda index: self._open(index) + b'"delta":{"content":')
+
+    def first(self, index: int) -> bytes:
+        delta = b'"delta":{"role":"assistant","content":""}'
+        prompt = self._heading.prompt_ids(index)
+        return self._open(index) + delta + _NOTHING_MORE[:-3] + prompt + b"}\n\n"
+
+    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
+        if self._heading.is_plain:
+            if not chunk.text:
+                return b""
+            return self._before(index) + _text(chunk.text) + b"}" + _NOTHING_MORE
+        more = self._heading.details([chunk], self._shown_logprobs([chunk]), NULL)
+        return self._before(index) + _text(chunk.text) + b"}" + more + b"}]}\n\n"
+
+    def last(self, index: int, end: GenerateFinished) -> bytes:
+        held = self._before(index) + _text(end.text) + b"}" + _NOTHING_MORE if end.text else b""
+        reason = b'"delta":{},"logprobs":null,"finish_reason":"' + end.reason.encode()
+        return held + self._open(index) + reason + b'"}]}\n\n'
+
+    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes:
+        message = {"role": "assistant", "content": _whole_text(chunks, end)}
+        return self._choice(index, message, str(end.reason), chunks)
+
+    def whole(self, answers: Sequence[Answered], usage: dict[str, Any]) -> bytes:
+        """All choices of a chat have one prompt."""
+        said = super().whole(answers, usage)
+        return said[:-1] + self._heading.prompt_ids(0) + b"}"
+
+    def _choice(
+        self, index: int, message: dict[str, Any], reason: str, chunks: Sequence[TokenChunk]
+    ) -> bytes:
+        named = as_json({"index": index, "message": message})
+        logprobs = self._shown_logprobs(chunks)
+        return named[:-1] + self._heading.details(chunks, logprobs, as_json(reason)) + b"}"
+
+    def _shown_logprobs(self, chunks: Sequence[TokenChunk]) -> bytes:
+        shown = self._heading.num_logprobs
+        return b"null" if shown is None else self._logprobs(chunks, shown)
+
+    def _logprobs(self, chunks: Sequence[TokenChunk], shown: int) -> bytes:
+        return b'{"content":' + _list(chat_logprobs(chunks, self._heading.names, shown)) + b"}"
+
+    def _open(self, index: int) -> bytes:
+        return self._common + b'[{"index":%d,' % index
+
+
+class CompletionFormat(ChoicesFormat):
+    """`/v1/completions`; its frames of logprobs count the characters of each choice."""
+
+    whole_kind = frame_kind = "text_completion"
+
+    def __init__(self, heading: ResponseHeader) -> None:
+        super().__init__(heading)
+        self._text_offsets: dict[int, int] = {}
+
+    def first(self, index: int) -> bytes:
+        prompt, echo = self._heading.prompt_ids(index), self._echo(index)
+        if not prompt and not echo:
+            return b""
+        return self._open(index) + _text(echo) + _NOTHING_MORE[:-5] + prompt + b"}]}\n\n"
+
+    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
+        if self._heading.is_plain:
+            return self._open(index) + _text(chunk.text) + _NOTHING_MORE if chunk.text else b""
+        shown, logprobs = self._heading.num_logprobs, NULL
+        if shown is not None:
+            offset = self._text_offsets.get(index, 0)
+            found = completion_logprobs([chunk], self._heading.names, shown, offset)
+            self._text_offsets[index] = offset + self._heading.names.num_chars([chunk])
+            logprobs = _lists(found)
+        more = self._heading.details([chunk], logprobs, NULL)
+        return self._open(index) + _text(chunk.text) + more + b"}]}\n\n"
+
+    def last(self, index: int, end: GenerateFinished) -> bytes:
+        reason = b',"logprobs":null,"finish_reason":"' + end.reason.encode() + b'"}]}\n\n'
+        return self._open(index) + _text(end.text) + reason
+
+    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes:
+        shown = self._heading.num_logprobs
+        text = self._echo(index) + _whole_text(chunks, end)
+        named = as_json({"index": index, "text": text})
+        found = NULL
+        if shown is not None:
+            found = _lists(completion_logprobs(chunks, self._heading.names, shown))
+        more = self._heading.details(chunks, found, as_json(str(end.reason)))
+        return named[:-1] + more + self._heading.prompt_ids(index) + b"}"
+
+    def _echo(self, index: int) -> str:
+        return self._heading.echoes[index] if self._heading.echoes else ""
+
+    def _open(self, index: int) -> bytes:
+        return self._common + b'[{"index":%d,"text":' % index
+
+
+def _lists(named: Mapping[str, Sequence[object]]) -> bytes:
+    """An object of lists."""
+    return b"{" + b",".join(as_json(name) + b":" + _list(one) for name, one in named.items()) + b"}"
+
+
+def _list(entries: Sequence[object]) -> bytes:
+    """Entry by entry: encoded in one call, a long list would keep the interpreter's lock."""
+    return b"[" + b",".join(map(as_json, entries)) + b"]"
+
+
+def _whole_text(chunks: Sequence[TokenChunk], end: GenerateFinished) -> str:
+    return "".join([chunk.text for chunk in chunks]) + end.text
+
+
+def _text(text: str) -> bytes:
+    encoded: bytes = encode_basestring(text).encode()
+    return encoded

@@ -1,0 +1,181 @@
+"""The model that is served, as the router knows it: its name, its tokenizer, its limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ferryman.cache.keys import TokenIds
+from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
+from ferryman.schedule.request import SamplingParams
+from ferryman.settings.declaration import suggestion
+from ferryman.text.tokenizer import Tokenizer
+from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+LONGER = 8  # than the context may a text be that is to be truncated
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`max_len` bounds prompt and output together; `vocab` is one more than any token id.
+    `defaults` are the fields of a body that the model's makers recommend. `adapters` has the digest
+    of each LoRA adapter by its name for clients."""
+
+    model_id: str
+    tokenizer: Tokenizer
+    family: str
+    dtype: str
+    vocab: int
+    max_len: int
+    created_unix_seconds: int
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        model_id: str,
+        created_unix_seconds: int,
+        adapters: Mapping[str, str] | None = None,
+    ) -> ServedModel:
+        """Reads `config.json` and the tokenizer; raises ConfigError for what is missing, and for an
+        adapter with the model's name."""
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            family = str(config.get("architectures", ["unknown"])[0])
+            dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
+            vocab, max_len = int(config["vocab_size"]), int(config["max_position_embeddings"])
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path} is missing") from error
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(f"{path} cannot be used: {error!r}") from error
+        tokenizer = Tokenizer.load(folder)
+        name = model_id or folder.resolve().name
+        if name in (adapters or {}):
+            raise ConfigError(f"lora: {name} is the model's name; give the adapter another one")
+        return cls(
+            name,
+            tokenizer,
+            family,
+            dtype,
+            vocab,
+            max_len,
+            created_unix_seconds,
+            generation_defaults(folder),
+            adapters or {},
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that clients may ask for: the model's, and those of its adapters."""
+        return self.model_id, *sorted(self.adapters)
+
+    def check_name(self, model: str) -> str:
+        """The name that is meant; an empty one means the model alone. Raises UnknownModel."""
+        if model and model not in self.names:
+            near = suggestion(model, self.names)
+            raise UnknownModel(f"model {model[:80]!r} is not served here{near}", "model")
+        return model or self.model_id
+
+    def with_defaults(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A body with what the model's makers recommend where it says nothing."""
+        return {**self.defaults, **{k: v for k, v in body.items() if v is not None}}
+
+    def token_ids(self, prompt: Prompt, most: int, truncate: int = 0) -> TokenIds:
+        """Token ids of a prompt, checked against the vocabulary. May take long: run in a thread.
+
+        With `truncate` so many of the last tokens are kept, with -1 as many as `most`. Raises
+        ContextLengthExceeded for a text of more than `most` tokens, truncated or not more than
+        LONGER times as many.
+        """
+        encoder, max_tokens = self.tokenizer, most * LONGER if truncate else most
+        match prompt:
+            case TextPrompt(text, parse_special, omit_special):
+                field = "prompt"
+                found = encoder.encode(
+                    text,
+                    add_special_tokens=not omit_special,
+                    parse_special=parse_special,
+                    max_tokens=max_tokens,
+                )
+            case ChatPrompt(turns, parse_special, variables):
+                field = "messages"
+                found = encoder.encode_chat(
+                    [self._message(turn) for turn in turns],
+                    variables=_object(variables, "variables"),
+                    parse_special=parse_special,
+                    max_tokens=max_tokens,
+                )
+            case TokenPrompt(token_ids):
+                found, field = token_ids, "prompt"
+        if truncate:
+            found = found[-(most if truncate < 0 else truncate) :]
+        if len(found) == 0:
+            raise InvalidRequest(f"{field} is empty", field)
+        if int(found.max()) >= self.vocab:
+            message = (
+                f"token id {int(found.max())} is out of range: the vocabulary has {self.vocab}"
+            )
+            raise InvalidRequest(message, field)
+        return found
+
+    def _message(self, turn: ChatTurn) -> dict[str, Any]:
+        """Only newer templates know the role developer; it is what they called system before."""
+        template, role = self.tokenizer.chat_template, turn.role
+        if role == "developer" and template is not None and role not in template.source:
+            role = "system"
+        return {**_object(turn.more, "more"), "role": role, "content": turn.content}
+
+    def with_bad_words(self, params: SamplingParams, words: Sequence[str]) -> SamplingParams:
+        """The parameters, checked against the vocabulary, with the token ids of bad words: as they
+        are at the beginning of a text, and behind a space."""
+        params.rules.check_vocabulary(self.vocab)
+        if not words:
+            return params
+        found = dict.fromkeys(
+            ids for word in words for ids in (self._word(word), self._word(f" {word.lstrip()}"))
+        )
+        rules = replace(params.rules, bad_words=(*params.rules.bad_words, *filter(None, found)))
+        return replace(params, rules=rules)
+
+    def _word(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).tolist())
+
+    def stop_token_ids(self, more: Sequence[int], *, ignore_eos: bool) -> frozenset[int]:
+        """All ids that end a request: its own and, unless it says otherwise, the model's."""
+        for token_id in more:
+            if token_id >= self.vocab:
+                message = f"token id {token_id} is out of range: the vocabulary has {self.vocab}"
+                raise InvalidRequest(message, "stop_token_ids")
+        return frozenset(more) | (frozenset() if ignore_eos else self.tokenizer.eos_token_ids)
+
+
+def generation_defaults(folder: Path) -> dict[str, float]:
+    """The sampling that `generation_config.json` asks for; the names are those of a body's fields.
+    Raises ConfigError for a file that is none."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be used: {error!r}") from error
+    return found
+
+
+def _object(text: str, param: str) -> dict[str, Any]:
+    """An object from its JSON text, or an empty one from an empty text."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param} is not valid JSON: {error}", param) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{param} must be a JSON object", param)
+    return value

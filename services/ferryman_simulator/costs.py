@@ -1,0 +1,60 @@
+"""The modelled costs, in seconds. Nothing else is modelled: the services' own code decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from ferryman.cache.resume import ResumeCosts
+from ferryman.errors import ConfigError
+from ferryman.schedule.batch import PrefillStep, StepPlan
+from ferryman_simulator.trace import MeasuredPace
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds. A step takes at least `step_seconds`; `call_seconds` is one rpc.
+
+    Loads are host → device, stores device → host, storage reads disk → host. With a fixed
+    concurrency, `client_seconds` pass between an answer and the next request.
+    """
+
+    prefill_seconds_per_token: float = 1e-3
+    step_seconds: float = 1e-3
+    decode_step_seconds: float = 2e-2
+    load_seconds_per_byte: float = 1 / 5e9
+    store_seconds_per_byte: float = 1 / 5e9
+    storage_seconds_per_byte: float = 1 / 1e9
+    handoff_seconds_per_byte: float = 1 / 1e9
+    call_seconds: float = 1e-3
+    client_seconds: float = 1e-2
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not 0 <= getattr(self, each.name) < 1e6:
+                raise ConfigError(f"{each.name} must be a number of seconds from 0 on")
+
+    @property
+    def plan_costs(self) -> ResumeCosts:
+        """The costs that a worker's planner would have measured by now."""
+        return ResumeCosts(self.prefill_seconds_per_token, self.load_seconds_per_byte)
+
+    def seconds_of(self, plan: StepPlan) -> float:
+        """The device time of one step; loads come before the forward."""
+        if not isinstance(plan, PrefillStep):
+            return self.decode_step_seconds
+        num_tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
+        load_bytes = sum(load.unit.num_bytes for load in plan.ops.loads)
+        forward = self.step_seconds + num_tokens * self.prefill_seconds_per_token
+        return forward + load_bytes * self.load_seconds_per_byte
+
+    def told_by(self, pace: MeasuredPace) -> CostModel:
+        """The costs with times measured in a trace in place of the guesses."""
+        return replace(
+            self,
+            prefill_seconds_per_token=pace.prefill_seconds_per_token
+            or self.prefill_seconds_per_token,
+            decode_step_seconds=pace.decode_step_seconds or self.decode_step_seconds,
+        )
+
+
+GUESSES = CostModel()

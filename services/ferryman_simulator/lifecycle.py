@@ -1,0 +1,156 @@
+"""A lifecycle log as a trace: JSON lines as `ferryman events --json` prints them.
+
+`received` and `finished` carry a chain: a print of every `step`th page key, of the prompt or of
+prompt and answer. Keys are chained, so two requests with the same print at the same place share
+everything before it. Tokens after the deepest common print count as a request's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from ferryman.handoff.chain_prints import decode_prints
+from ferryman.handoff.lifecycle import PREFILL, ROUTER, LifecycleEntry
+from ferryman.runtime.lifecycle import decode_event
+from ferryman_simulator.synthetic_prompt import SyntheticPrompt, own
+from ferryman_simulator.trace import (
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    BadTrace,
+    MeasuredPace,
+    Trace,
+    TracedRequest,
+    by_arrival,
+)
+
+Names = dict[int, bytes]
+
+
+@dataclass(slots=True)
+class _Told:
+    """The router's events of one request."""
+
+    arrived_ms: int
+    prompt_len: int
+    names: Names
+    output_len: int = 0
+
+
+@dataclass(slots=True)
+class _EventLine:
+    """The events of one prefill worker about one attempt: (tokens computed, milliseconds) each."""
+
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+
+def read_lifecycle(path: Path, lines: Iterable[tuple[int, str]], page_size: int) -> Trace:
+    """The requests that ended well in the log in `path`. Raises BadTrace."""
+    told: dict[str, _Told] = {}
+    chunks: dict[tuple[str, int, str], _EventLine] = {}
+    gaps_ms: list[float] = []
+    for number, line in lines:
+        event = _event(path, number, line)
+        if event.role == PREFILL and event.name in ("admitted", "chunk"):
+            _note_chunk(chunks, event)
+        elif event.role == ROUTER and event.name == "received":
+            told[event.request_id] = _received(path, number, event, page_size)
+        elif event.role == ROUTER and event.name == "finished" and event.request_id in told:
+            _finished(path, number, event, told[event.request_id], page_size)
+            gaps_ms.append(_seconds(event.facts.get("itl_p50_ms")))
+        if len(told) > MAX_REQUESTS:
+            raise BadTrace(path, number, f"a trace has at most {MAX_REQUESTS} requests")
+    if not told:
+        raise BadTrace(path, 1, "no request was received in it")
+    whole = {name: one for name, one in told.items() if one.output_len}
+    pace = MeasuredPace(_prefill_pace(chunks.values()), _median(gaps_ms) / 1000)
+    return Trace(by_arrival(_requests(whole, page_size)), pace, len(told) - len(whole))
+
+
+def _event(path: Path, number: int, line: str) -> LifecycleEntry:
+    try:
+        return decode_event(line.encode())
+    except ValueError as error:
+        raise BadTrace(path, number, str(error)) from None
+
+
+def _received(path: Path, number: int, event: LifecycleEntry, page_size: int) -> _Told:
+    prompt_len = max(1, _count(path, number, event, "tokens"))
+    return _Told(event.unix_ms, prompt_len, _chain(path, number, event, page_size))
+
+
+def _finished(path: Path, number: int, event: LifecycleEntry, told: _Told, page_size: int) -> None:
+    told.output_len = _count(path, number, event, "tokens")
+    told.names |= _chain(path, number, event, page_size)
+
+
+def _count(path: Path, number: int, event: LifecycleEntry, name: str) -> int:
+    value = event.facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
+        raise BadTrace(path, number, f"{name} should be a whole number up to {MAX_TOKENS}")
+    return value
+
+
+def _chain(path: Path, number: int, event: LifecycleEntry, page_size: int) -> Names:
+    """Prints by the page they end; empty if no worker served the request or the event had no
+    room."""
+    if "chain" not in event.facts:
+        return {}
+    if event.facts.get("page_size") != page_size:
+        found = event.facts.get("page_size")
+        raise BadTrace(path, number, f"pages of {found} tokens; simulate it with --page-size")
+    try:
+        chain = decode_prints(str(event.facts["chain"]))
+    except ValueError as error:
+        raise BadTrace(path, number, str(error)) from None
+    return {(index + 1) * chain.step: name for index, name in enumerate(chain.prints)}
+
+
+def _requests(told: Mapping[str, _Told], page_size: int) -> Iterator[TracedRequest]:
+    """Requests by arrival. A prefix known to be shared belongs to the earlier request."""
+    known: dict[tuple[int, bytes], SyntheticPrompt] = {}
+    ordered = sorted(told.items(), key=lambda item: item[1].arrived_ms)
+    for index, (request_id, one) in enumerate(ordered):
+        total = one.prompt_len + one.output_len
+        places = sorted(place for place in one.names.items() if place[0] * page_size <= total)
+        deepest = max((place for place in places if place in known), default=None)
+        content = (
+            known[deepest].first(deepest[0] * page_size) if deepest else SyntheticPrompt((), ())
+        )
+        content = content.then(own(index, total - content.num_tokens))
+        for place in places:
+            known.setdefault(place, content)
+        yield TracedRequest(request_id, one.arrived_ms / 1000, content, one.prompt_len)
+
+
+# Times in the log.
+
+
+def _note_chunk(chunks: dict[tuple[str, int, str], _EventLine], event: LifecycleEntry) -> None:
+    key = (event.request_id, event.attempt, event.worker_id)
+    start, end = event.facts.get("start", 0), event.facts.get("end", 0)
+    tokens = end - start if isinstance(start, int) and isinstance(end, int) else 0
+    chunks.setdefault(key, _EventLine()).points.append((tokens, event.elapsed_ms))
+
+
+def _prefill_pace(lines: Iterable[_EventLine]) -> float:
+    """Seconds per token: the median over all chunks, because steps also serve other prompts."""
+    paces = [
+        (after[1] - before[1]) / 1000 / after[0]
+        for line in lines
+        for before, after in pairwise(line.points)
+        if after[0]
+    ]
+    return _median(paces)
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _median(values: Iterable[float]) -> float:
+    positive = [value for value in values if value > 0]
+    return median(positive) if positive else 0.0

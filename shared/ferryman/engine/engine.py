@@ -1,0 +1,212 @@
+"""Builds an engine from its options: model, pools, slabs, runner, forward stream, scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from ferryman.cache.capacity import CapacityPlan
+from ferryman.cache.keys import root_key
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.resume import ResumeCosts
+from ferryman.cache.shards import over_ranks
+from ferryman.engine.copy_stream import CopyStream
+from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
+from ferryman.engine.drafting import load_with_draft
+from ferryman.engine.grammar_masks import GrammarMasks
+from ferryman.engine.loads import LoadQueue
+from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.runner import Runner
+from ferryman.engine.slab_address import SlabAddress
+from ferryman.engine.slabs import Slabs
+from ferryman.engine.stream import ForwardStream
+from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
+from ferryman.engine.tensor_parallel.rank import RankOrders
+from ferryman.engine.transfer import Transfer
+from ferryman.engine.warm_up import warm_up
+from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.grammar.forced_runs import ForcedRunDrafting
+from ferryman.model.decoder import Decoder, Model
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.load_progress import ProgressListener, unheard
+from ferryman.model.manifest import state_manifest
+from ferryman.model.ranks import SINGLE_RANK
+from ferryman.model.state import LayerCount
+from ferryman.schedule.drafting import Drafting, PromptLookup
+from ferryman.schedule.limits import SchedulerLimits
+from ferryman.schedule.request import Adapter
+from ferryman.schedule.scheduler import Scheduler
+from ferryman.settings.engine import EngineOptions
+
+# Costs until the first steps are measured: a small model on one core, and a plain memcpy.
+FIRST_GUESS = ResumeCosts(prefill_seconds_per_token=1e-3, load_seconds_per_byte=1 / 5e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine: the scheduler decides, the pipeline feeds the stream, the stream runs.
+
+    `manifest` and `transfer` belong to the whole model, also when ranks share it. With several
+    ranks `places` is empty, because no slot lies in one piece. `lost` fails with RankLost when a
+    rank is lost. `adapters` are those of the model, by the name that clients use.
+    """
+
+    manifest: StateManifest
+    capacity: CapacityPlan
+    max_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    scheduler: Scheduler
+    stream: ForwardStream
+    pipeline: Pipeline
+    transfer: Transfer
+    host_tier: LoadQueue
+    grammars: GrammarCompiler
+    places: Mapping[Kind, SlabAddress] = field(default_factory=dict)
+    lost: Future[None] = field(default_factory=Future)
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    layers_run: LayerCount = field(default_factory=LayerCount)
+
+
+@contextmanager
+def build_engine(
+    options: EngineOptions, on_progress: ProgressListener = unheard
+) -> Iterator[Engine]:
+    """An engine for the length of a `with`, from complete options.
+
+    `on_progress` hears how far rank 0 has loaded its part of the model; others load beside it.
+    Raises ConfigError for options that cannot work, RankLost.
+    """
+    assert options.is_complete, "dtype, device and memory are derived before an engine is built"
+    if num_threads := _threads_per_rank(options):
+        torch.set_num_threads(num_threads)
+    with _startup(options) as startup, _engine_of(options, startup, on_progress) as engine:
+        yield engine
+
+
+def _threads_per_rank(options: EngineOptions) -> int:
+    """0 means torch's default, which ranks of one machine divide."""
+    if options.num_threads or options.tp_size == 1:
+        return options.num_threads
+    return max(1, torch.get_num_threads() // options.tp_size)
+
+
+def _startup(options: EngineOptions) -> AbstractContextManager[TpStartup | None]:
+    """The other ranks, if there are any."""
+    if options.tp_size == 1:
+        return nullcontext()
+    orders = RankOrders(
+        model=str(options.model),
+        drafted_by=options.drafted_by,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        page_size=options.page_size,
+        device=options.device,
+        num_threads=_threads_per_rank(options),
+        rank=0,
+        num_ranks=options.tp_size,
+        meeting="meeting",
+        silence_seconds=options.rank_silence_seconds,
+    )
+    return start_ranks(orders)
+
+
+@contextmanager
+def _engine_of(
+    options: EngineOptions, startup: TpStartup | None, on_progress: ProgressListener
+) -> Iterator[Engine]:
+    group = startup.group if startup else SINGLE_RANK
+    loaded_as = LoadOptions(
+        dtype=options.dtype,
+        device=options.device,
+        page_size=options.page_size,
+        group=group,
+        quantize=options.quantize,
+        lora=options.lora_folders,
+        on_progress=on_progress,
+    )
+    model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
+    of_rank = model.manifest
+    manifest = state_manifest(model.config, options.dtype, options.page_size, of_rank.fingerprint)
+    capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
+    max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
+    slabs = Slabs.allocate(of_rank, capacity.slots, options.device)
+    device = _device(options.device)
+    rows = options.concurrency.rows
+    grammars = GrammarCompiler.for_folder(options.model)
+    limits = _limits(options, max_len, _drafting(options, grammars))
+    scheduler = Scheduler(manifest, capacity.slots, limits, FIRST_GUESS, root_key(manifest))
+    sizes = SlabSizes(capacity.slots, rows, max_len + 1)
+    ranks = startup.allocate(manifest, of_rank, sizes) if startup else None
+    with ExitStack() as stack:
+        # The forward stream ends first: it waits for copies, and copies do not wait for it.
+        copies = stack.enter_context(CopyStream())
+        runner = Runner(
+            model,
+            slabs,
+            max_rows=sizes.max_rows,
+            max_len=sizes.max_len,
+            device=device,
+            copies=copies,
+            ranks=ranks,
+            drafter=drafter,
+            masks=GrammarMasks(grammars),
+        )
+        stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
+        stream.call(lambda: warm_up(runner, manifest)).result()
+        yield Engine(
+            manifest=manifest,
+            capacity=capacity,
+            max_len=max_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=_eos(model),
+            scheduler=scheduler,
+            stream=stream,
+            pipeline=Pipeline(scheduler, stream.submit),
+            transfer=runner.transfer,
+            host_tier=runner.host_tier,
+            grammars=grammars,
+            places=slabs.places if group.num_ranks == 1 else {},
+            lost=startup.lost if startup else Future(),
+            layers_run=runner.layers_run,
+            adapters=_adapters(model),
+        )
+
+
+def _device(name: str) -> ComputeDevice:
+    device = torch.device(name)
+    return CudaDevice(device.index or 0) if device.type == "cuda" else HostDevice()
+
+
+def _drafting(options: EngineOptions, grammars: GrammarCompiler) -> Drafting:
+    """A draft model names all drafts itself; from the text, forced runs come first."""
+    drafting = options.drafting
+    if isinstance(drafting, PromptLookup):
+        return ForcedRunDrafting(drafting, grammars)
+    return drafting
+
+
+def _limits(options: EngineOptions, max_len: int, drafting: Drafting) -> SchedulerLimits:
+    return SchedulerLimits(
+        concurrency=options.concurrency,
+        chunk_tokens=options.chunk_tokens,
+        max_len=max_len,
+        max_waiting=options.max_waiting,
+        steps_in_flight=2 if options.overlap else 1,
+        prefix_cache=options.prefix_cache,
+        snapshot_grid=options.snapshot_grid,
+        drafting=drafting,
+    )
+
+
+def _adapters(model: Model) -> Mapping[str, Adapter]:
+    served = model.lora.names if isinstance(model, Decoder) and model.lora else ()
+    return {each.name: Adapter(n, each.digest) for n, each in enumerate(served, start=1)}
+
+
+def _eos(model: Model) -> frozenset[int]:
+    return frozenset(model.config.trunk.eos_token_ids)

@@ -1,0 +1,119 @@
+"""Masks of a step: which tokens each draw under a grammar may choose.
+
+    output so far   history[row, start : position], on the sampling side already
+    mask            what the grammar allows behind exactly these tokens
+    logits          −inf where the mask is clear, and for ids beyond the tokenizer's vocabulary
+
+The history is the same record that penalties look back on: it holds what a step in flight has just
+drawn, the drafts that this one verifies, and all that came by a hand-off or after a retraction. So
+a grammar needs nothing else of any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.grammar.matcher import GrammarMatcher, Mask
+from ferryman.schedule.batch import SampleRequest
+from ferryman.schedule.output_grammar import OutputGrammar
+
+_WORD = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedDraw:
+    """Draw `index` of a step, whose output so far lies in [start, position) of `row`."""
+
+    index: int
+    row: int
+    start: int
+    position: int
+    grammar: OutputGrammar
+
+
+def guided_draws(draws: Sequence[SampleRequest]) -> tuple[GuidedDraw, ...]:
+    """The draws that have a grammar: one row's in the order of its tokens."""
+    found = [
+        GuidedDraw(index, draw.row, draw.prompt_len, draw.position, draw.params.grammar)
+        for index, draw in enumerate(draws)
+        if draw.params.grammar is not None
+    ]
+    return tuple(sorted(found, key=lambda draw: (draw.row, draw.position)))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedLogits:
+    """`logits` [draws, vocab], and the `indices` of draws for which no token is left."""
+
+    logits: Tensor
+    dead_ends: tuple[int, ...]
+
+
+class GrammarMasks:
+    """The places of all rows in their grammars. Used by the forward stream's thread alone.
+
+    A row's place is kept because it is near the next one. It is never trusted: it moves to the
+    tokens that the history holds, whoever had the row before.
+    """
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._places: dict[int, tuple[OutputGrammar, GrammarMatcher]] = {}
+
+    def masked(self, logits: Tensor, guided: Sequence[GuidedDraw], history: Tensor) -> MaskedLogits:
+        """Reads the history from the device, which waits for what was queued before."""
+        outputs = _outputs(guided, history)
+        mask = np.zeros((len(guided), -(-logits.shape[-1] // _WORD)), np.uint32)
+        dead_ends = []
+        for draw, output, row_mask in zip(guided, outputs, mask, strict=True):
+            place = self._place(draw)
+            place.move_to(output)
+            if not place.fill(row_mask):
+                dead_ends.append(draw.index)
+        indices = torch.tensor([draw.index for draw in guided], device=logits.device)
+        allowed = unpacked(mask, logits.shape[-1], logits.device)
+        some = logits[indices].masked_fill(~allowed, -torch.inf)
+        return MaskedLogits(logits.index_copy(0, indices, some), tuple(dead_ends))
+
+    def _place(self, draw: GuidedDraw) -> GrammarMatcher:
+        grammar, place = self._places.get(draw.row, (None, None))
+        if place is None or grammar != draw.grammar:
+            # The door compiled it and holds it: this finds it made.
+            place = self._compiler.compiled(draw.grammar).matcher()
+            self._places[draw.row] = (draw.grammar, place)
+        return place
+
+
+def _outputs(guided: Sequence[GuidedDraw], history: Tensor) -> list[list[int]]:
+    """The output before each draw, by one transfer."""
+    first, end = min(draw.start for draw in guided), max(draw.position for draw in guided)
+    rows = sorted({draw.row for draw in guided})
+    place_of = {row: place for place, row in enumerate(rows)}
+    told: NDArray[np.int32] = history[torch.tensor(rows), first:end].cpu().numpy()
+    return [
+        told[place_of[draw.row], draw.start - first : draw.position - first].tolist()
+        for draw in guided
+    ]
+
+
+def unpacked(mask: Mask, vocab: int, device: torch.device) -> Tensor:
+    """Bits [draws, words] as booleans [draws, vocab] on `device`; a card gets 32 in a word."""
+    if device.type == "cpu":
+        bits = np.unpackbits(mask.view(np.uint8), axis=1, count=vocab, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+    words = torch.from_numpy(mask.view(np.int32)).to(device)
+    return bits_of(words, vocab)
+
+
+def bits_of(words: Tensor, vocab: int) -> Tensor:
+    """Words [draws, words] of 32 bits as booleans [draws, vocab]."""
+    shifts = torch.arange(_WORD, device=words.device, dtype=words.dtype)
+    bits = (words[:, :, None] >> shifts) & 1
+    return bits.flatten(1)[:, :vocab].bool()

@@ -1,0 +1,185 @@
+"""A step's integers as one buffer: one transfer to the device, then views.
+
+Real numbers (temperatures, penalties) travel in the same int64 buffer by their bits. Values that
+only control loops are read from the host's copy, and never read back.
+
+    plan ──pack──► PackedStep(buffer, places) ──upload──► one int64 tensor ──unpack──► StepTensors
+                       │ as_vector, from_vector
+                       ▼
+                   the plan vector: all that another rank needs to run the step
+
+The vector: how many arrays; for each array its name in 16 bytes, and its one or two sides; the
+buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ferryman.engine.packed_rules import pack_rules
+from ferryman.model.sampler import uniform_bits
+from ferryman.schedule.batch import DecodeStep, Ints, PrefillStep, SampleRequest, SlotOps, StepPlan
+
+Numbers = Mapping[str, Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """All integers of a step, one array after another; `places` says where each array lies."""
+
+    buffer: Ints
+    places: Mapping[str, tuple[int, tuple[int, ...]]]
+
+    def array(self, name: str) -> Ints:
+        begin, shape = self.places[name]
+        return self.buffer[begin : begin + prod(shape)].reshape(shape)
+
+    def as_vector(self) -> Ints:
+        header = np.full((len(self.places), _HEADER_WORDS), _NO_SIDE, np.int64)
+        for row, (name, (_, shape)) in zip(header, self.places.items(), strict=True):
+            row[:_NAME_WORDS] = np.frombuffer(name.encode().ljust(_NAME_BYTES, b"\0"), np.int64)
+            row[_NAME_WORDS : _NAME_WORDS + len(shape)] = shape
+        return np.concatenate([[len(header)], header.ravel(), self.buffer])
+
+
+_NAME_BYTES = 16
+_NAME_WORDS = 2
+_HEADER_WORDS = _NAME_WORDS + 2
+_NO_SIDE = -1
+
+
+def from_vector(vector: Ints) -> PackedStep:
+    """Inverse of `PackedStep.as_vector`."""
+    end = 1 + int(vector[0]) * _HEADER_WORDS
+    places, begin = {}, 0
+    for row in vector[1:end].reshape(-1, _HEADER_WORDS):
+        name = row[:_NAME_WORDS].tobytes().rstrip(b"\0").decode()
+        shape = tuple(side for side in row[_NAME_WORDS:].tolist() if side != _NO_SIDE)
+        places[name] = (begin, shape)
+        begin += prod(shape)
+    return PackedStep(vector[end:], places)
+
+
+def pack(plan: StepPlan) -> PackedStep:
+    """Everything that the device needs of `plan`."""
+    body = _prefill(plan) if isinstance(plan, PrefillStep) else _decode(plan)
+    tables = {f"pages.{kind}": table for kind, table in plan.page_tables.items()}
+    return _joined({**body, **tables, **_ops(plan.ops), **_draws(plan.draws)})
+
+
+def _joined(arrays: Numbers) -> PackedStep:
+    places, begin = {}, 0
+    for name, array in arrays.items():
+        places[name] = (begin, array.shape)
+        begin += array.size
+    buffer = np.empty(begin, np.int64)
+    for name, array in arrays.items():
+        at = places[name][0]
+        buffer[at : at + array.size] = array.ravel()
+    return PackedStep(buffer, places)
+
+
+def _prefill(plan: PrefillStep) -> Numbers:
+    chunks = plan.chunks
+    lens = np.array([chunk.end - chunk.start for chunk in chunks])
+    ends = np.cumsum(lens)
+    adapters = {"adapters": np.repeat(plan.adapters, lens)} if plan.adapters.any() else {}
+    return {
+        **adapters,
+        "token_ids": np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64),
+        "positions": np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks]),
+        "requests": np.repeat(np.arange(len(chunks)), lens),
+        "rows": np.repeat(_ints([chunk.row for chunk in chunks]), lens),
+        "working_slots": _ints([chunk.working_slot for chunk in chunks]),
+        "last_tokens": _ints([e - 1 for c, e in zip(chunks, ends, strict=True) for _ in c.draws]),
+        "spans": _ints([(chunk.start, chunk.end) for chunk in chunks]),
+        "scan_snapshots": _ints(
+            [(i, s.position, s.dst) for i, chunk in enumerate(chunks) for s in chunk.snapshots]
+        ).reshape(-1, 3),
+    }
+
+
+def _decode(plan: DecodeStep) -> Numbers:
+    drafts = {"drafts": _ints(plan.drafts)} if plan.drafts else {}
+    adapters = {"adapters": plan.adapters} if plan.adapters.any() else {}
+    return {
+        **drafts,
+        **adapters,
+        "rows": plan.rows,
+        "positions": plan.positions,
+        "read_slots": plan.read_slots,
+        "write_slots": plan.write_slots,
+        "waves": _ints(plan.verify_depths),
+    }
+
+
+def _ops(ops: SlotOps) -> Numbers:
+    seeds = ops.seeds
+    lens = [len(seed.token_ids) for seed in seeds]
+    arrays: dict[str, Ints] = {}
+    if ops.copies:
+        arrays["copies"] = _ints([[c.src for c in ops.copies], [c.dst for c in ops.copies]])
+    if ops.clears:
+        arrays["clears"] = _ints(ops.clears)
+    for name, frozen in (("saves", ops.saves), ("snapshots", ops.snapshots)):
+        if frozen:
+            arrays[name] = _ints([[s.src for s in frozen], [s.dst for s in frozen]])
+    if seeds:
+        arrays["seed_rows"] = np.repeat(_ints([seed.row for seed in seeds]), lens)
+        arrays["seed_positions"] = np.concatenate([np.arange(length) for length in lens])
+        arrays["seed_token_ids"] = np.concatenate([s.token_ids for s in seeds]).astype(np.int64)
+    return arrays
+
+
+def _draws(draws: Sequence[SampleRequest]) -> Numbers:
+    arrays = {
+        "draw_rows": _ints([draw.row for draw in draws]),
+        "draw_positions": _ints([draw.position for draw in draws]),
+    }
+    if num_best := max((draw.params.logprobs for draw in draws), default=0):
+        arrays["num_best"] = _ints([num_best])
+    rules = pack_rules(draws)
+    if rules:
+        arrays |= rules
+    if "word_draws" in rules or any(draw.params.has_penalties for draw in draws):
+        arrays["prompt_lens"] = _ints([draw.prompt_len for draw in draws])
+    drawn = [(i, draw) for i, draw in enumerate(draws) if not draw.params.is_greedy]
+    if drawn:
+        arrays |= _filters(drawn)
+    if any(draw.params.has_penalties for draw in draws):
+        arrays["penalties"] = _bits(
+            [
+                [draw.params.repetition_penalty for draw in draws],
+                [draw.params.presence_penalty for draw in draws],
+                [draw.params.frequency_penalty for draw in draws],
+            ]
+        )
+    return arrays
+
+
+def _filters(drawn: Sequence[tuple[int, SampleRequest]]) -> Numbers:
+    draws = [draw for _, draw in drawn]
+    return {
+        "drawn": _ints([index for index, _ in drawn]),
+        "uniform_bits": _ints([uniform_bits(d.params.seed, d.position) for d in draws]),
+        "top_k": _ints([draw.params.top_k for draw in draws]),
+        "filters": _bits(
+            [
+                [draw.params.temperature for draw in draws],
+                [draw.params.top_p for draw in draws],
+                [draw.params.min_p for draw in draws],
+            ]
+        ),
+    }
+
+
+def _ints(values: object) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _bits(values: object) -> Ints:
+    return np.array(values, dtype=np.float64).view(np.int64)

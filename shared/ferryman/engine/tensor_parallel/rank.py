@@ -1,0 +1,204 @@
+"""Ranks 1.. of a worker: a share of the model, slabs of that share, and nothing to decide.
+
+    python -m ferryman.engine.tensor_parallel.rank FD      rank 0 starts each, and talks over FD
+
+    rank 0 ──orders (JSON)──►
+           ◄──{"here": rank}──                    the rank meets the others and loads its share
+           ◄──{"ready": rank}──
+           ──[ALLOCATE, rows, tokens, slots …]──►
+           ◄──its slabs (shared_slabs.py), {"done": 1}──
+           ──[RUN, the plan vector …]──►          runs the step; told of the next meanwhile
+           ◄──{"done": n}──
+           ──[CLOSE]──►                           ends
+
+A rank ends with rank 0: when the socket closes, for any reason and in any state of the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
+from ferryman.engine.drafting import load_with_draft
+from ferryman.engine.packed_step import from_vector
+from ferryman.engine.step import Drafter, ForwardModel, StepRunner
+from ferryman.engine.step_tensors import unpack
+from ferryman.engine.tensor_parallel.rendezvous import Rendezvous, device_of_rank, join
+from ferryman.engine.tensor_parallel.shared_slabs import allocate_shared
+from ferryman.errors import ConfigError
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.ranks import Group
+from ferryman.schedule.batch import Ints
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_ORPHANED = 3
+
+
+class Command(IntEnum):
+    """The first number of every vector."""
+
+    ALLOCATE = 1
+    RUN = 2
+    CLOSE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrders:
+    """The orders of a rank, sent at its start; `device` is rank 0's."""
+
+    model: str
+    drafted_by: str
+    dtype: str
+    quantize: str
+    page_size: int
+    device: str
+    num_threads: int
+    rank: int
+    num_ranks: int
+    meeting: str
+    silence_seconds: float
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @property
+    def torch_device(self) -> torch.device:
+        return device_of_rank(self.device, self.rank)
+
+    @property
+    def where(self) -> Rendezvous:
+        return Rendezvous(Path(self.meeting), self.num_ranks, self.silence_seconds)
+
+
+class Inbox:
+    """The messages of rank 0, in order. A thread calls `orphaned` when the connection ends."""
+
+    def __init__(self, connection: Connection, orphaned: Callable[[], None]) -> None:
+        self._connection = connection
+        self._orphaned = orphaned
+        self._messages: queue.SimpleQueue[Ints] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="rank-inbox", daemon=True).start()
+
+    def next(self) -> Ints:
+        return self._messages.get()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                vector = np.frombuffer(self._connection.recv_bytes(), np.int64)
+            except (EOFError, OSError):
+                self._orphaned()
+                return
+            self._messages.put(vector)
+            if vector[0] == Command.CLOSE:
+                return
+
+
+class Rank:
+    """One rank at work. `run` returns when rank 0 says so."""
+
+    def __init__(
+        self, model: ForwardModel, drafter: Drafter, group: Group, device: ComputeDevice
+    ) -> None:
+        self._model = model
+        self._drafter = drafter
+        self._group = group
+        self._device = device
+
+    def run(self, connection: Connection, inbox: Inbox) -> None:
+        """Answers each command. Raises the error of a step after it has reported it."""
+        command, *sizes = inbox.next().tolist()
+        if command == Command.CLOSE:
+            return
+        max_rows, max_len, *num_slots = sizes
+        kinds = self._model.manifest.kinds
+        where = self._device.torch_device
+        slots = dict(zip(kinds, num_slots, strict=True))
+        slabs = allocate_shared(self._model.manifest, slots, where, connection)
+        steps = StepRunner(
+            self._model,
+            slabs,
+            self._group,
+            max_rows=max_rows,
+            max_len=max_len,
+            drafter=self._drafter,
+        )
+        _answer(connection, {"done": 1})
+        while (vector := inbox.next())[0] == Command.RUN:
+            self._step(steps, vector[1:])
+            _answer(connection, {"done": 1})
+
+    def _step(self, steps: StepRunner, vector: Ints) -> None:
+        """Runs one step to its end on the device, so that rank 0 may read the slots it wrote."""
+        packed = from_vector(vector)
+        timed = self._device.begin()
+        with torch.inference_mode():
+            steps.run(unpack(packed, self._device.upload(packed.buffer.copy())))
+        timed.fetch(()).arrays()
+
+
+def _answer(connection: Connection, answer: dict[str, object]) -> None:
+    connection.send_bytes(json.dumps(answer).encode())
+
+
+def serve(connection: Connection, orders: RankOrders, orphaned: Callable[[], None]) -> None:
+    """The whole life of a rank, from its orders to its end. An error is reported to rank 0, and
+    raised."""
+    try:
+        _answer(connection, {"here": orders.rank})
+        device = orders.torch_device
+        group = join(orders.where, orders.rank, device)
+        loaded_as = LoadOptions(
+            dtype=orders.dtype,
+            device=device,
+            page_size=orders.page_size,
+            group=group,
+            quantize=orders.quantize,
+        )
+        model, drafter = load_with_draft(orders.model, orders.drafted_by, loaded_as)
+        _answer(connection, {"ready": orders.rank})
+        place = CudaDevice(device.index) if device.type == "cuda" else HostDevice()
+        with place.entered():
+            Rank(model, drafter, group, place).run(connection, Inbox(connection, orphaned))
+    except Exception as error:  # the top of a device thread: any error goes to rank 0
+        _answer(connection, {"failed": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def main(file: int) -> None:
+    """Only rank 0 decides when a rank ends, so that it can drain first."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    connection = Connection(file)
+    orders = RankOrders(**json.loads(connection.recv_bytes()))
+    logging.basicConfig(format=f"rank {orders.rank}: %(levelname)s %(message)s")
+    if orders.num_threads:
+        torch.set_num_threads(orders.num_threads)
+    try:
+        serve(connection, orders, orphaned=lambda: os._exit(EXIT_ORPHANED))
+    except ConfigError:
+        os._exit(EXIT_FAILED)  # rank 0 reports it: it reads the same error
+    except Exception:
+        log.exception("the rank failed")
+        os._exit(EXIT_FAILED)
+    os._exit(0)  # torch takes seconds to free what the end of the process frees anyway
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,142 @@
+"""The slabs of a worker's ranks, as rank 0 sees them: it maps those of the other ranks, and reads
+and writes the slots that they share.
+
+Processors share memory without a name, which ends with the last process that maps it; cards share
+by CUDA's handles. Both travel over the connection between two ranks. Each slot is the whole
+model's: reading gathers, writing scatters (`cache/shards.py`). The writes of a rank to its share
+are visible when it has answered its step, and writes of rank 0 are visible before the next command
+is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+
+import torch
+import torch.multiprocessing  # teaches ForkingPickler what a tensor on a card is
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.shards import ReshardPlan, ShardRun
+from ferryman.engine.slabs import Slab, Slabs, fill_slab
+from ferryman.engine.transfer import (
+    check_digest,
+    check_fits,
+    check_size,
+    copied,
+    digest_of,
+)
+
+
+def allocate_shared(
+    manifest: StateManifest,
+    num_slots: Mapping[Kind, int],
+    device: torch.device,
+    connection: Connection,
+) -> Slabs:
+    """Slabs for every kind of `manifest`, which the other end of `connection` maps as well."""
+    if device.type != "cpu":
+        slabs = Slabs.allocate(manifest, num_slots, device)
+        for tensor in slabs.tensors.values():
+            connection.send_bytes(ForkingPickler.dumps(tensor))
+        return slabs
+    by_kind = {}
+    for kind in manifest.kinds:
+        layout = manifest.layout(kind)
+        file = os.memfd_create(f"ferryman-{kind}")
+        os.ftruncate(file, max(1, num_slots[kind] * layout.slot_bytes))
+        slab = _mapped(kind, file, num_slots[kind], layout.slot_bytes)
+        fill_slab(slab.tensor, layout)
+        connection.send_bytes(json.dumps([num_slots[kind], layout.slot_bytes]).encode())
+        send_handle(connection, file, None)
+        os.close(file)
+        by_kind[kind] = slab
+    return Slabs(by_kind)
+
+
+def map_shared(
+    manifest: StateManifest, device: torch.device, connection: Connection
+) -> Mapping[Kind, Tensor]:
+    """The slabs that `allocate_shared` makes at the other end of `connection`."""
+    found: dict[Kind, Tensor] = {}
+    for kind in manifest.kinds:
+        message = connection.recv_bytes()
+        if device.type != "cpu":
+            found[kind] = pickle.loads(message)
+            continue
+        num_slots, slot_bytes = json.loads(message)
+        file = recv_handle(connection)
+        found[kind] = _mapped(kind, file, num_slots, slot_bytes).tensor
+        os.close(file)
+    return found
+
+
+def _mapped(kind: Kind, file: int, num_slots: int, slot_bytes: int) -> Slab:
+    region = mmap.mmap(file, max(1, num_slots * slot_bytes))
+    content = memoryview(region)[: num_slots * slot_bytes]
+    if not num_slots:
+        return Slab(kind, torch.empty((0, slot_bytes), dtype=torch.uint8), content)
+    tensor = torch.frombuffer(content, dtype=torch.uint8).view(num_slots, slot_bytes)
+    return Slab(kind, tensor, content)
+
+
+class ShardedTransfer:
+    """`slabs[rank][kind]` belong to the ranks; `recuts[kind]` says how they make up a slot."""
+
+    def __init__(
+        self, recuts: Mapping[Kind, ReshardPlan], slabs: Sequence[Mapping[Kind, Tensor]]
+    ) -> None:
+        self._recuts = recuts
+        self._slabs = slabs
+
+    def read(self, kind: Kind, slot: int) -> memoryview:
+        """A copy of the slot's bytes; zero where the layout has none."""
+        cut, shares = self._recuts[kind], self._shares(kind, slot)
+        whole = torch.zeros(cut.slot_bytes, dtype=torch.uint8)
+        for run in cut.gathered:
+            whole[run.offset : run.end].copy_(_part(shares, run))
+        return memoryview(whole.numpy().data)
+
+    def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
+        cut, shares = self._recuts[kind], self._shares(kind, slot)
+        check_fits(kind, offset, len(content), cut.slot_bytes)
+        runs = cut.scattered_within(offset, offset + len(content))
+        _scatter(shares, runs, torch.frombuffer(bytearray(content), dtype=torch.uint8), offset)
+
+    def digest(self, kind: Kind, slot: int) -> bytes:
+        return digest_of(self.read(kind, slot))
+
+    def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
+        check_size(kind, len(arena), self._recuts[kind].slot_bytes)
+        return copied(arena, self.read(kind, slot))
+
+    def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
+        """Verified in private memory: bytes with another digest never reach a slot."""
+        cut, shares = self._recuts[kind], self._shares(kind, slot)
+        check_size(kind, len(arena), cut.slot_bytes)
+        arrived = torch.empty(cut.slot_bytes, dtype=torch.uint8)
+        check_digest(kind, slot, copied(memoryview(arrived.numpy().data), arena), digest)
+        _scatter(shares, cut.scattered, arrived, 0)
+
+    def _shares(self, kind: Kind, slot: int) -> list[Tensor]:
+        """The slot's bytes at each rank."""
+        num_slots = self._slabs[0][kind].shape[0]
+        if not 0 <= slot < num_slots:
+            raise IndexError(f"the {kind} slabs have no slot {slot} of {num_slots}")
+        return [slabs[kind][slot] for slabs in self._slabs]
+
+
+def _part(shares: Sequence[Tensor], run: ShardRun) -> Tensor:
+    return shares[run.rank][run.rank_offset : run.rank_offset + run.num_bytes]
+
+
+def _scatter(shares: Sequence[Tensor], runs: Iterable[ShardRun], content: Tensor, at: int) -> None:
+    """`content` are the bytes of a whole slot from `at` on."""
+    for run in runs:
+        _part(shares, run).copy_(content[run.offset - at : run.end - at])

@@ -1,0 +1,190 @@
+"""Grammars compiled within limits, and kept while somebody uses them or lately did.
+
+The text of a caller is hostile until the contrary is shown. Its size was bounded when it was read;
+what it may unfold to is bounded here, at compiling and at each mask. Router and workers compile
+alike, so none has to trust another.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from ferryman.errors import ConfigError, InvalidRequest
+from ferryman.grammar.matcher import GrammarMatcher
+from ferryman.grammar.vocabulary import GrammarVocabulary
+from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
+from ferryman.text.tokenizer import Tokenizer
+
+# A lexer of so many states takes some 50 MB.
+MAX_KEPT = 64
+MAX_SAID = 300  # characters of the library's complaint
+# With 128 Ki tokens on one core a usual mask takes 0.02 ms. Grammars made to be slow took 400 ms at
+# the library's own limits, and 130 ms at tighter ones.
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=40_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+# As `json.dumps` writes: a model that may write any number of spaces writes them for ever.
+JSON_STYLE: Any = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class CompiledGrammar:
+    """A grammar that may be served. Any thread may ask it for a matcher."""
+
+    def __init__(self, grammar: OutputGrammar, vocabulary: GrammarVocabulary) -> None:
+        """Compiles. Raises InvalidRequest, with the kind as `param`, for what is no grammar, for
+        features that are not supported, and beyond `LIMITS`."""
+        self._vocabulary = vocabulary
+        self._source = _source(grammar)
+        self._lock = threading.RLock()
+        self._start = self._compiled()
+        # The first mask unfolds what every output begins with: what is too much even for that is
+        # refused now and not in the middle of a step.
+        trial = self._start.deep_copy()
+        trial.compute_bitmask()
+        for matcher in (self._start, trial):
+            if matcher.is_error():
+                said = matcher.get_error().split("<non-verbose")[0].strip()[:MAX_SAID]
+                message = f"the {grammar.kind} cannot be served: {said}"
+                raise InvalidRequest(message, grammar.kind)
+
+    def _compiled(self) -> LLMatcher:
+        return LLMatcher(self._vocabulary.tokenizer, self._source, log_level=0, limits=LIMITS)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """All tokens that end an output."""
+        return self._vocabulary.eos_token_ids
+
+    def matcher(self) -> GrammarMatcher:
+        """At the beginning of an output."""
+        return GrammarMatcher(self._start, self._compiled, self._vocabulary, self._lock)
+
+
+class GrammarCompiler:
+    """The grammars of one model, by their text.
+
+    `read` gives the model's vocabulary, once, when the first grammar comes. A grammar stays while
+    somebody holds it, and the last `MAX_KEPT` stay anyway.
+    """
+
+    def __init__(self, read: Callable[[], GrammarVocabulary], max_kept: int = MAX_KEPT) -> None:
+        self._read, self._max_kept = read, max_kept
+        self._vocabulary: GrammarVocabulary | None = None
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._known = weakref.WeakValueDictionary[OutputGrammar, CompiledGrammar]()
+        self._kept = OrderedDict[OutputGrammar, CompiledGrammar]()
+
+    @classmethod
+    def for_folder(cls, folder: Path) -> GrammarCompiler:
+        """Of a model folder, whose tokenizer is read when it is needed."""
+
+        def read() -> GrammarVocabulary:
+            try:
+                tokenizer = Tokenizer.load(folder)
+            except ConfigError as error:
+                # Prompts of token ids need no tokenizer here: the worker serves all but grammars.
+                raise InvalidRequest(f"no grammar is served: {error}", "grammar") from None
+            return GrammarVocabulary.of(tokenizer)
+
+        return cls(read)
+
+    @classmethod
+    def for_tokenizer(cls, tokenizer: Tokenizer) -> GrammarCompiler:
+        """Of a tokenizer that is loaded already."""
+        return cls(lambda: GrammarVocabulary.of(tokenizer))
+
+    def warm_up(self) -> None:
+        """Reads the vocabulary before anything is served: for 128 Ki tokens it holds the
+        interpreter's lock for two seconds. A model that serves no grammar is no error."""
+        with suppress(InvalidRequest):
+            _ = self.vocabulary
+
+    @property
+    def vocabulary(self) -> GrammarVocabulary:
+        """Raises InvalidRequest for a model that cannot be held to a grammar."""
+        with self._reading:
+            if self._vocabulary is None:
+                self._vocabulary = self._read()
+                _ = self._vocabulary.tokenizer  # under the lock: it is large
+            return self._vocabulary
+
+    def compiled(self, grammar: OutputGrammar) -> CompiledGrammar:
+        """May take a second, and lets other threads run meanwhile. Raises InvalidRequest."""
+        found = self.known(grammar)
+        if found is None:
+            found = CompiledGrammar(grammar, self.vocabulary)
+        self._keep(grammar, found)
+        return found
+
+    def known(self, grammar: OutputGrammar) -> CompiledGrammar | None:
+        """At once: None when it is not compiled here."""
+        with self._lock:
+            return self._known.get(grammar)
+
+    def _keep(self, grammar: OutputGrammar, compiled: CompiledGrammar) -> None:
+        with self._lock:
+            self._known[grammar] = self._kept[grammar] = compiled
+            self._kept.move_to_end(grammar)
+            if len(self._kept) > self._max_kept:
+                self._kept.popitem(last=False)
+
+
+def _source(grammar: OutputGrammar) -> str:
+    """The library's form of it. Raises InvalidRequest for JSON that only Python reads."""
+    try:
+        return _translated(grammar)
+    except ValueError as error:
+        message = f"the {grammar.kind} cannot be read: {str(error)[:MAX_SAID]}"
+        raise InvalidRequest(message, grammar.kind) from None
+
+
+def _translated(grammar: OutputGrammar) -> str:
+    """Every kind is said to be what it is: nothing is guessed."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)
+        case GrammarKind.REGEX:
+            # In ASCII: a caller that says a digit does not mean those of all scripts.
+            return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dws"))
+        case GrammarKind.CHOICE:
+            schema = {"lark_grammar": _choice(json.loads(grammar.text))}
+        case GrammarKind.GRAMMAR:
+            schema = {"lark_grammar": _lark(grammar.text)}
+    return json.dumps({"grammars": [schema]})
+
+
+def _choice(options: list[str]) -> str:
+    return "start: " + " | ".join(json.dumps(option) for option in options)
+
+
+def _lark(text: str) -> str:
+    if "::=" not in text:
+        return text
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter raises whatever it stumbles over
+        message = f"the grammar is no GBNF: {str(error)[:MAX_SAID]}"
+        raise InvalidRequest(message, GrammarKind.GRAMMAR) from None

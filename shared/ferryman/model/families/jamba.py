@@ -1,0 +1,151 @@
+"""Jamba: Mamba-1 and attention without positions, a gated MLP or experts in every layer.
+
+Attention and experts come at fixed periods, each with an offset of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention import load_attention
+from ferryman.model.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.expert_router import SharesOfAll
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.layers import (
+    DecoderLayer,
+    FeedForward,
+    LayerPlace,
+    Mixer,
+    load_gated_mlp,
+    load_norm,
+)
+from ferryman.model.linear import make_linear
+from ferryman.model.mamba1 import load_mamba1
+from ferryman.model.moe import load_mixture
+from ferryman.model.recurrent_shapes import InnerNorms, Mamba1Shape
+from ferryman.model.shapes import TrunkShape
+from ferryman.model.weights import Weights
+
+_HIDDEN_PER_RANK = 16  # "auto": this many channels of hidden for each rank of dt
+
+JambaMixer = AttentionShape | Mamba1Shape
+
+
+@dataclass(frozen=True, slots=True)
+class JambaConfig:
+    """A mixer and a feed-forward for each layer."""
+
+    trunk: TrunkShape
+    mixers: tuple[JambaMixer, ...]
+    feed_forwards: tuple[MlpShape | MoeShape, ...]
+
+    @property
+    def states(self) -> tuple[tuple[JambaMixer], ...]:
+        return tuple((mixer,) for mixer in self.mixers)
+
+
+def _read(fields: ConfigFields) -> JambaConfig:
+    check_activation(fields)
+    if fields.raw.get("sliding_window") is not None:
+        raise fields.refusal("sliding_window", "null; windows are not supported")
+    trunk = read_trunk(fields)
+    attention, mamba = partial(_attention, fields), partial(_mamba, fields, trunk)
+    attends = _periodic(fields, "attn_layer", 8, 4, trunk.num_layers)
+    return JambaConfig(
+        trunk=trunk,
+        mixers=read_used([attention if each else mamba for each in attends]),
+        feed_forwards=_feed_forwards(fields, trunk.num_layers),
+    )
+
+
+def _periodic(
+    fields: ConfigFields, name: str, period: int, offset: int, num_layers: int
+) -> tuple[bool, ...]:
+    """True for each layer at the period's offset; the numbers are the defaults."""
+    period = fields.whole(f"{name}_period", period)
+    offset = fields.whole(f"{name}_offset", offset, least=0)
+    if offset >= period:
+        raise fields.refusal(f"{name}_offset", f"below {name}_period {period}")
+    return tuple(layer % period == offset for layer in range(num_layers))
+
+
+def _attention(fields: ConfigFields) -> AttentionShape:
+    return read_attention(fields, head_dim_of(fields) ** -0.5, NoPositions())
+
+
+def _mamba(fields: ConfigFields, trunk: TrunkShape) -> Mamba1Shape:
+    is_auto = fields.raw.get("mamba_dt_rank", "auto") == "auto"
+    rank = -(-trunk.hidden_dim // _HIDDEN_PER_RANK) if is_auto else fields.whole("mamba_dt_rank")
+    return Mamba1Shape(
+        inner_dim=fields.whole("mamba_expand", 2) * trunk.hidden_dim,
+        ssm_state=fields.whole("mamba_d_state", 16),
+        dt_rank=rank,
+        conv_width=fields.whole("mamba_d_conv", 4, least=2),
+        has_conv_bias=fields.flag("mamba_conv_bias", True),
+        has_bias=fields.flag("mamba_proj_bias", False),
+        norms=InnerNorms.WITH_WEIGHTS,
+        norm_eps=trunk.norm_eps,
+    )
+
+
+def _feed_forwards(fields: ConfigFields, num_layers: int) -> tuple[MlpShape | MoeShape, ...]:
+    """Experts at their period, if there is more than one; an MLP in all other layers."""
+    inner_dim, num_experts = fields.whole("intermediate_size"), fields.whole("num_experts", 16)
+    mlp = MlpShape(inner_dim, has_bias=False)
+    if num_experts == 1:
+        return (mlp,) * num_layers
+    chosen = fields.whole("num_experts_per_tok", 2)
+    if chosen > num_experts:
+        raise fields.refusal("num_experts_per_tok", f"at most num_experts {num_experts}")
+    moe = MoeShape(num_experts, chosen, inner_dim)
+    has_experts = _periodic(fields, "expert_layer", 2, 1, num_layers)
+    return tuple(moe if each else mlp for each in has_experts)
+
+
+def _load(config: JambaConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    ends = load_embedding_and_head(
+        weights, config.trunk, "model.final_layernorm.weight", EndScales()
+    )
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
+    )
+
+
+def _layer(config: JambaConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
+    feed_forward = config.feed_forwards[place.layer]
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=_mixer(weights, config.mixers[place.layer], place),
+        feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
+        feed_forward=_feed_forward(weights.under("feed_forward"), feed_forward, dim),
+    )
+
+
+def _mixer(weights: Weights, shape: JambaMixer, place: LayerPlace) -> Mixer:
+    if isinstance(shape, AttentionShape):
+        return load_attention(weights.under("self_attn"), shape, place)
+    return load_mamba1(weights.under("mamba"), shape, place)
+
+
+def _feed_forward(weights: Weights, shape: MlpShape | MoeShape, hidden_dim: int) -> FeedForward:
+    if isinstance(shape, MlpShape):
+        return load_gated_mlp(weights, shape, hidden_dim)
+    score = make_linear(weights.tensor("router.weight", shape.num_experts, hidden_dim))
+    router = SharesOfAll(score, shape.experts_per_token)
+    return load_mixture(weights.under("experts"), shape, hidden_dim, router)
+
+
+FAMILY = Family(("JambaForCausalLM",), _read, _load)

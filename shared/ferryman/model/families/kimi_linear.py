@@ -1,0 +1,160 @@
+"""Kimi Linear: Kimi Delta Attention, some layers of latent attention without positions, experts.
+
+The rest of a layer is DeepSeek-V3's: a dense MLP first, then experts in groups beside shared ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention_shapes import LatentShape, NoPositions
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
+    check_activation,
+    read_grouped_routing,
+    read_layers,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.delta_shapes import KimiDeltaShape
+from ferryman.model.expert_router import load_grouped_router
+from ferryman.model.families.deepseek_v3 import read_expert_layers, read_latent
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
+from ferryman.model.kimi_delta import load_kimi_delta
+from ferryman.model.latent import load_latent_attention
+from ferryman.model.layers import (
+    DecoderLayer,
+    FeedForward,
+    LayerPlace,
+    Mixer,
+    load_gated_mlp,
+    load_norm,
+)
+from ferryman.model.moe import ExpertsBesideShared, load_mixture
+from ferryman.model.shapes import TrunkShape
+from ferryman.model.weights import Weights
+
+KimiMixer = KimiDeltaShape | LatentShape
+
+_EXPERT_NAMES: Mapping[str, str] = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+@dataclass(frozen=True, slots=True)
+class KimiLinearConfig:
+    """A mixer for each layer; `has_experts` says which layers have experts for a dense MLP."""
+
+    trunk: TrunkShape
+    mixers: tuple[KimiMixer, ...]
+    mlp: MlpShape
+    has_experts: tuple[bool, ...]
+    experts: MoeShape
+    routing: GroupedRouting
+    shared_mlp: MlpShape
+
+    @property
+    def states(self) -> tuple[tuple[KimiMixer], ...]:
+        return tuple((mixer,) for mixer in self.mixers)
+
+
+def _read(fields: ConfigFields) -> KimiLinearConfig:
+    check_activation(fields)
+    fields = fields.with_former(
+        max_position_embeddings="model_max_length",
+        num_experts_per_tok="num_experts_per_token",
+        norm_topk_prob="moe_renormalize",
+        n_group="num_expert_group",
+    )
+    _refuse_unsupported(fields)
+    trunk, inner_dim = read_trunk(fields), fields.whole("moe_intermediate_size")
+    experts = MoeShape(fields.whole("num_experts"), fields.whole("num_experts_per_tok"), inner_dim)
+    return KimiLinearConfig(
+        trunk=trunk,
+        mixers=_mixers(fields, trunk.num_layers),
+        mlp=MlpShape(fields.whole("intermediate_size"), has_bias=False),
+        has_experts=read_expert_layers(fields, trunk.num_layers, num_dense=1),
+        experts=experts,
+        routing=read_grouped_routing(fields, experts),
+        shared_mlp=MlpShape(inner_dim * fields.whole("num_shared_experts", 1), has_bias=False),
+    )
+
+
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    expected = {"moe_router_activation_func": "sigmoid", "mla_use_nope": True, "moe_layer_freq": 1}
+    for name, value in expected.items():
+        if fields.raw.get(name, value) != value:
+            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+
+
+def _mixers(fields: ConfigFields, num_layers: int) -> tuple[KimiMixer, ...]:
+    """The mixers by "layer_types", or by the lists of `linear_attn_config`, counted from 1."""
+    readers: dict[str, Callable[[], KimiMixer]] = {
+        "full_attention": partial(read_latent, fields, NoPositions()),
+        "linear_attention": partial(_delta, fields),
+    }
+    if fields.raw.get("layer_types") is not None:
+        return read_used(read_layers(fields, "layer_types", readers))
+    nested = fields.merged_with("linear_attn_config")
+    full, linear = nested.whole_list("full_attn_layers"), nested.whole_list("kda_layers")
+    if sorted((*full, *linear)) != list(range(1, num_layers + 1)):
+        raise nested.refusal("kda_layers", "the layers from 1 on that full_attn_layers lacks")
+    words = ("full_attention" if i + 1 in full else "linear_attention" for i in range(num_layers))
+    return read_used([readers[word] for word in words])
+
+
+def _delta(fields: ConfigFields) -> KimiDeltaShape:
+    """By the fields of `linear_attn_config`, or by those of transformers."""
+    if "linear_attn_config" in fields.raw:
+        nested = ConfigFields(fields.source, fields.raw["linear_attn_config"])
+        width = nested.whole("short_conv_kernel_size", 4, least=2)
+        return KimiDeltaShape(nested.whole("num_heads"), nested.whole("head_dim"), width)
+    return KimiDeltaShape(
+        fields.whole("linear_num_heads"),
+        fields.whole("linear_head_dim"),
+        fields.whole("linear_conv_kernel_dim", 4, least=2),
+    )
+
+
+def _load(config: KimiLinearConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
+    )
+
+
+def _layer(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
+    dim, eps = place.hidden_dim, place.norm_eps
+    return DecoderLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=_mixer(weights.under("self_attn"), config.mixers[place.layer], place),
+        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
+        feed_forward=_feed_forward(config, weights, place),
+    )
+
+
+def _mixer(weights: Weights, shape: KimiMixer, place: LayerPlace) -> Mixer:
+    if isinstance(shape, LatentShape):
+        return load_latent_attention(weights, shape, place)
+    return load_kimi_delta(weights, shape, place)
+
+
+def _feed_forward(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> FeedForward:
+    dim, inside = place.hidden_dim, weights.under("block_sparse_moe")
+    if not config.has_experts[place.layer]:
+        # transformers writes a dense MLP under the name of the experts.
+        names = "mlp", "block_sparse_moe"
+        found = weights.first_of(*(f"{name}.down_proj.weight" for name in names))
+        return load_gated_mlp(weights.under(found.split(".")[0]), config.mlp, dim)
+    router = load_grouped_router(inside.under("gate"), config.experts, config.routing, dim)
+    experts = inside.called(_EXPERT_NAMES).under("experts")
+    return ExpertsBesideShared(
+        load_mixture(experts, config.experts, dim, router),
+        load_gated_mlp(inside.under("shared_experts"), config.shared_mlp, dim),
+    )
+
+
+FAMILY = Family(("KimiLinearForCausalLM",), _read, _load)

@@ -1,0 +1,136 @@
+"""Llama 4, its text: rotary attention within chunks, some layers without either, and experts.
+
+Queries and keys in chunks are normed behind the rotation, queries of the other layers grow with
+their position. An expert's share multiplies what goes into it. From the folder of a model that
+also reads images, the text model is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention_shapes import (
+    AttentionShape,
+    HeadNorm,
+    NoPositions,
+    QueryGrowth,
+    RotaryPositions,
+)
+from ferryman.model.chunks import check_chunks
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import check_activation, read_layers, read_trunk
+from ferryman.model.decoder import Decoder
+from ferryman.model.expert_router import SigmoidOfChosen
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import (
+    FeedForwardShape,
+    MixtureShape,
+    MlpShape,
+    SigmoidRouting,
+)
+from ferryman.model.layers import FeedForward, load_gated_mlp
+from ferryman.model.linear import make_linear
+from ferryman.model.moe import ExpertsBesideShared, load_mixture, share_of_input
+from ferryman.model.text_model import text_fields, text_weights
+from ferryman.model.transformer import TransformerConfig, load_transformer
+from ferryman.model.transformer_readers import (
+    FULL,
+    read_experts,
+    read_rotary_attention,
+    read_turning_layers,
+)
+from ferryman.model.weights import Weights
+
+CHUNKED = "chunked_attention"
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500_000.0}
+"""The meaning of fields that a config leaves out."""
+
+
+def _read(whole: ConfigFields) -> TransformerConfig:
+    nested = text_fields(whole)
+    fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
+    check_activation(fields)
+    trunk = read_trunk(fields)
+    return TransformerConfig(
+        trunk,
+        attention=_attention(fields),
+        feed_forwards=_feed_forwards(fields, trunk.num_layers),
+    )
+
+
+def _attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
+    full, turns = read_rotary_attention(fields), read_turning_layers(fields)
+    if not isinstance(full.positions, RotaryPositions):
+        raise TypeError(full.positions)
+    norms = fields.flag("use_qk_norm", True)
+    turning = replace(
+        full,
+        positions=replace(full.positions, is_interleaved=True),
+        head_norm=HeadNorm.ROTATED_WITHOUT_WEIGHTS if norms else HeadNorm.NONE,
+    )
+    growing = replace(full, positions=NoPositions(), growth=_growth(fields))
+    are_chunked = turns
+    if fields.raw.get("layer_types") is not None:
+        are_chunked = read_layers(fields, "layer_types", {CHUNKED: True, FULL: False})
+    chunk_len = fields.whole("attention_chunk_size", 8192) if any(are_chunked) else 0
+    return tuple(
+        replace(turning if turn else growing, chunk_len=chunk_len if is_chunked else 0)
+        for turn, is_chunked in zip(turns, are_chunked, strict=True)
+    )
+
+
+def _growth(fields: ConfigFields) -> QueryGrowth | None:
+    """The first configs have a number instead of true."""
+    if not fields.raw.get("attn_temperature_tuning", True):
+        return None
+    return QueryGrowth(
+        fields.not_negative("attn_scale", 0.1), fields.whole("floor_scale", 8192), first=1
+    )
+
+
+def _feed_forwards(fields: ConfigFields, num_layers: int) -> tuple[FeedForwardShape, ...]:
+    """Experts in every `interleave_moe_layer_step`-th layer, or in those of "moe_layers"."""
+    if fields.raw.get("moe_layers") is None:
+        step = fields.whole("interleave_moe_layer_step", 1)
+        sparse = set(range(step - 1, num_layers, step))
+    else:
+        sparse = set(fields.whole_list("moe_layers"))
+    return tuple(
+        _mixture(fields)
+        if layer in sparse
+        else MlpShape(fields.whole("intermediate_size_mlp"), has_bias=False)
+        for layer in range(num_layers)
+    )
+
+
+def _mixture(fields: ConfigFields) -> MixtureShape:
+    experts = read_experts(fields, count="num_local_experts", inner_dim="intermediate_size")
+    return MixtureShape(experts, SigmoidRouting(), MlpShape(experts.inner_dim, has_bias=False))
+
+
+def _load(config: TransformerConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    for shape in config.attention:
+        check_chunks(shape.chunk_len, manifest.page_size)
+    return load_transformer(config, manifest, text_weights(weights), _feed_forward)
+
+
+def _feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    inside = weights.under("feed_forward")
+    if isinstance(shape, MlpShape):
+        return load_gated_mlp(inside, shape, hidden_dim)
+    if shape.shared is None:
+        raise TypeError("Llama 4 has a shared expert beside the routed ones")
+    experts = shape.experts
+    score = make_linear(inside.tensor("router.weight", experts.num_experts, hidden_dim))
+    routed = load_mixture(
+        inside.under("experts"),
+        experts,
+        hidden_dim,
+        SigmoidOfChosen(score, experts.experts_per_token),
+    )
+    shared = load_gated_mlp(inside.under("shared_expert"), shape.shared, hidden_dim)
+    return ExpertsBesideShared(replace(routed, fed=share_of_input), shared)
+
+
+FAMILY = Family(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _read, _load)

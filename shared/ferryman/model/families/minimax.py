@@ -1,0 +1,196 @@
+"""MiniMax-Text-01: lightning attention, some layers of softmax attention, experts in every layer.
+
+x      = norm(hidden);   hidden = alpha · x + beta · mixer(x)
+x      = norm(hidden);   hidden = alpha · x + beta · experts(x)
+
+The residual path goes through the norms. Published configs and those of transformers have different
+names for the same fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention import load_attention
+from ferryman.model.attention_shapes import AttentionShape
+from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_layers,
+    read_rotary,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.expert_router import SharesOfChosen
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MoeShape
+from ferryman.model.layers import FeedForward, LayerPlace, Mixer, RmsNorm, load_norm
+from ferryman.model.lightning_attention import load_lightning
+from ferryman.model.linear import make_linear
+from ferryman.model.moe import load_mixture
+from ferryman.model.recurrent_shapes import LightningShape
+from ferryman.model.shapes import TrunkShape
+from ferryman.model.state import ModelState
+from ferryman.model.weights import Weights
+
+MiniMaxMixer = AttentionShape | LightningShape
+
+_NAMES: Mapping[str, str] = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_WORDS = ("linear_attention", "full_attention")  # by their numbers in `attn_type_list`
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualScales:
+    """The factor of the residual path and that of what is added to it."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True, slots=True)
+class MiniMaxConfig:
+    """A mixer for each layer, experts of one shape for all. `mixer_scales` are by layer."""
+
+    trunk: TrunkShape
+    mixers: tuple[MiniMaxMixer, ...]
+    moe: MoeShape
+    mixer_scales: tuple[ResidualScales, ...]
+    feed_forward_scales: ResidualScales
+
+    @property
+    def states(self) -> tuple[tuple[MiniMaxMixer], ...]:
+        return tuple((mixer,) for mixer in self.mixers)
+
+
+def _read(fields: ConfigFields) -> MiniMaxConfig:
+    check_activation(fields)
+    _refuse_unsupported(fields)
+    fields = _with_present_names(fields)
+    readers: dict[str, Callable[[], MiniMaxMixer]] = {
+        "full_attention": partial(_attention, fields),
+        "linear_attention": partial(_lightning, fields),
+    }
+    mixers = read_used(read_layers(fields, "layer_types", readers))
+    num_experts, chosen = fields.whole("num_local_experts"), fields.whole("num_experts_per_tok")
+    if chosen > num_experts:
+        raise fields.refusal("num_experts_per_tok", f"at most num_local_experts {num_experts}")
+    softmax, linear = _scales(fields, "full_attn"), _scales(fields, "linear_attn")
+    return MiniMaxConfig(
+        trunk=read_trunk(fields),
+        mixers=mixers,
+        moe=MoeShape(num_experts, chosen, fields.whole("intermediate_size")),
+        mixer_scales=tuple(softmax if isinstance(m, AttentionShape) else linear for m in mixers),
+        feed_forward_scales=_scales(fields, "mlp"),
+    )
+
+
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    expected = {"sliding_window": None, "postnorm": True, "shared_intermediate_size": 0}
+    for name, value in expected.items():
+        if fields.raw.get(name, value) != value:
+            raise fields.refusal(name, f"{value!r}; nothing else is supported")
+
+
+def _with_present_names(fields: ConfigFields) -> ConfigFields:
+    """Fields of the published configs by the names of transformers."""
+    former = {
+        f"{part}_{factor}_factor": f"layernorm_{old}_{factor}"
+        for part, old in (
+            ("full_attn", "full_attention"),
+            ("linear_attn", "linear_attention"),
+            ("mlp", "mlp"),
+        )
+        for factor in ("alpha", "beta")
+    }
+    named = fields.with_former(**former)
+    if "attn_type_list" in named.raw:
+        numbers = named.whole_list("attn_type_list")
+        if any(number >= len(_WORDS) for number in numbers):
+            raise named.refusal("attn_type_list", "a list of 0 (lightning) and 1 (softmax)")
+        named = named.with_defaults(layer_types=[_WORDS[number] for number in numbers])
+    if "rotary_dim" in named.raw:
+        share = named.whole("rotary_dim") / head_dim_of(named)
+        named = named.with_defaults(partial_rotary_factor=share)
+    return named.with_defaults(rope_theta=1_000_000.0)
+
+
+def _scales(fields: ConfigFields, part: str) -> ResidualScales:
+    alpha, beta = (fields.positive(f"{part}_{name}_factor", 1.0) for name in ("alpha", "beta"))
+    return ResidualScales(alpha, beta)
+
+
+def _attention(fields: ConfigFields) -> AttentionShape:
+    positions = read_rotary(fields, default_factor=1.0)
+    return read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+
+
+def _lightning(fields: ConfigFields) -> LightningShape:
+    return LightningShape(fields.whole("num_attention_heads"), head_dim_of(fields))
+
+
+@dataclass(frozen=True, slots=True)
+class MiniMaxLayer:
+    """A mixer and a feed-forward on a residual path that goes through both norms."""
+
+    mixer_norm: RmsNorm
+    mixer: Mixer
+    mixer_scales: ResidualScales
+    feed_forward_norm: RmsNorm
+    feed_forward: FeedForward
+    feed_forward_scales: ResidualScales
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        normed = self.mixer_norm(hidden)
+        return self._finish(normed, self.mixer.prefill(normed, batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        normed = self.mixer_norm(hidden)
+        return self._finish(normed, self.mixer.decode(normed, batch, state))
+
+    def _finish(self, normed: Tensor, mixed: Tensor) -> Tensor:
+        hidden = normed * self.mixer_scales.alpha + mixed * self.mixer_scales.beta
+        normed, scales = self.feed_forward_norm(hidden), self.feed_forward_scales
+        return normed * scales.alpha + self.feed_forward(normed) * scales.beta
+
+
+def _load(config: MiniMaxConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
+    return load_decoder(
+        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
+    )
+
+
+def _layer(config: MiniMaxConfig, weights: Weights, place: LayerPlace) -> MiniMaxLayer:
+    dim, eps, moe = place.hidden_dim, place.norm_eps, config.moe
+    experts = weights.under("block_sparse_moe").called(_NAMES)
+    score = make_linear(experts.tensor("gate.weight", moe.num_experts, dim))
+    router = SharesOfChosen(score, moe.experts_per_token)
+    return MiniMaxLayer(
+        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
+        mixer=_mixer(config, weights.under("self_attn"), place),
+        mixer_scales=config.mixer_scales[place.layer],
+        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
+        feed_forward=load_mixture(experts.under("experts"), moe, dim, router),
+        feed_forward_scales=config.feed_forward_scales,
+    )
+
+
+def _mixer(config: MiniMaxConfig, weights: Weights, place: LayerPlace) -> Mixer:
+    shape = config.mixers[place.layer]
+    if isinstance(shape, AttentionShape):
+        return load_attention(weights, shape, place)
+    return load_lightning(weights, shape, place, config.trunk.num_layers)
+
+
+FAMILY = Family(
+    ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _read, _load
+)

@@ -1,0 +1,149 @@
+"""OLMo Hybrid: gated delta nets, and every fourth layer the attention of OLMo 2.
+
+Delta nets have their norms before them, attention behind it. Released models have no rotary
+positions. β goes up to 2, so that a state may change its sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.attention import load_attention
+from ferryman.model.attention_shapes import AttentionShape, HeadNorm, NoPositions
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_delta,
+    read_layers,
+    read_rotary,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.delta import load_delta
+from ferryman.model.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import MlpShape
+from ferryman.model.layers import (
+    DecoderLayer,
+    FeedForward,
+    Layer,
+    LayerPlace,
+    PostNormLayer,
+    RmsNorm,
+    load_gated_mlp,
+    load_norm,
+)
+from ferryman.model.shapes import TrunkShape
+from ferryman.model.transformer_readers import read_plain_mlp
+from ferryman.model.weights import Weights
+
+PERIOD = 4
+DELTA_NORM_EPS = 1e-5
+DELTA_NAMES = {"norm": "o_norm", "out_proj": "o_proj"}
+PUBLISHED_NORMS = {
+    "input_layernorm": "attention_layer_norm",
+    "post_attention_layernorm": "feedforward_layer_norm",
+}
+"""Names in published checkpoints, of delta nets; where transformers 5 saves, of all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OlmoHybridConfig:
+    """A mixer for each layer, and the same MLP in all of them."""
+
+    trunk: TrunkShape
+    mixers: tuple[AttentionShape | DeltaShape, ...]
+    mlp: MlpShape
+
+    @property
+    def states(self) -> tuple[tuple[AttentionShape | DeltaShape], ...]:
+        return tuple((mixer,) for mixer in self.mixers)
+
+
+def _read(fields: ConfigFields) -> OlmoHybridConfig:
+    check_activation(fields)
+    trunk = read_trunk(fields)
+    return OlmoHybridConfig(trunk, _mixers(fields, trunk.num_layers), read_plain_mlp(fields))
+
+
+def _mixers(fields: ConfigFields, num_layers: int) -> tuple[AttentionShape | DeltaShape, ...]:
+    attention, delta = partial(_attention, fields), partial(_delta, fields)
+    if fields.raw.get("layer_types") is not None:
+        readers: dict[str, Callable[[], AttentionShape | DeltaShape]] = {
+            "full_attention": attention,
+            "linear_attention": delta,
+        }
+        return read_used(read_layers(fields, "layer_types", readers))
+    return read_used([delta if (layer + 1) % PERIOD else attention for layer in range(num_layers)])
+
+
+def _attention(fields: ConfigFields) -> AttentionShape:
+    has_positions = fields.merged_with("rope_parameters").raw.get("rope_theta") is not None
+    positions = read_rotary(fields, default_factor=1.0) if has_positions else NoPositions()
+    plain = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+    return replace(plain, head_norm=HeadNorm.ALL_HEADS)
+
+
+def _delta(fields: ConfigFields) -> DeltaShape:
+    heads = fields.whole("num_attention_heads")
+    k_heads = fields.whole("linear_num_key_heads", heads)
+    k_dim = fields.whole(
+        "linear_key_head_dim", int(0.75 * fields.whole("hidden_size") / k_heads) or 1
+    )
+    given = fields.with_defaults(
+        linear_num_key_heads=k_heads,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=k_dim,
+        linear_value_head_dim=2 * k_dim,
+    )
+    turns_signs = fields.flag("linear_allow_neg_eigval", True)
+    shape = read_delta(given, DeltaLayout.SEPARATE)
+    return replace(shape, max_rate=2.0 if turns_signs else 1.0)
+
+
+def _load(config: OlmoHybridConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
+    layer = partial(_layer, config)
+    return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
+
+
+def _layer(config: OlmoHybridConfig, weights: Weights, place: LayerPlace) -> Layer:
+    mixer = config.mixers[place.layer]
+    mlp = load_gated_mlp(weights.under("mlp"), config.mlp, place.hidden_dim)
+    if isinstance(mixer, DeltaShape):
+        return _delta_layer(mixer, weights, place, mlp)
+    norm = partial(_norm, weights, place)
+    return PostNormLayer(
+        load_attention(weights.under("self_attn"), mixer, place),
+        norm("post_attention_layernorm"),
+        mlp,
+        norm("post_feedforward_layernorm"),
+    )
+
+
+def _delta_layer(
+    shape: DeltaShape, weights: Weights, place: LayerPlace, mlp: FeedForward
+) -> DecoderLayer:
+    norm = partial(_norm, weights, place)
+    inside = weights.under("linear_attn").called(DELTA_NAMES)
+    return DecoderLayer(
+        mixer_norm=norm("input_layernorm"),
+        mixer=load_delta(inside, shape, replace(place, norm_eps=DELTA_NORM_EPS)),
+        feed_forward_norm=norm("post_attention_layernorm"),
+        feed_forward=mlp,
+    )
+
+
+def _norm(weights: Weights, place: LayerPlace, name: str) -> RmsNorm:
+    names = (f"{name}.weight", f"{PUBLISHED_NORMS.get(name, name)}.weight")
+    found = weights.first_of(*names).removesuffix(".weight")
+    return load_norm(weights, found, place.hidden_dim, place.norm_eps)
+
+
+FAMILY = Family(("OlmoHybridForCausalLM",), _read, _load)

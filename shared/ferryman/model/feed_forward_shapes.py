@@ -1,0 +1,78 @@
+"""The shapes of feed-forwards, which keep no state: MLPs, experts, and the routing to experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MlpShape:
+    """A gated MLP."""
+
+    inner_dim: int
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """Experts, each a gated MLP of `inner_dim`; every token goes to `experts_per_token` of them."""
+
+    num_experts: int
+    experts_per_token: int
+    inner_dim: int
+
+
+BEST_OF_GROUP = 2
+"""The number of a group's best experts whose scores rank the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRouting:
+    """The routing of a token (DeepSeek-V3): to the best `groups_per_token` of `num_groups` groups.
+
+    `norms_shares`: shares are normalised to a sum of 1 before they are multiplied by `scaling`.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    norms_shares: bool
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxRouting:
+    """The routing of a token by a softmax over the scores of all experts.
+
+    `shares_sum_to_one`: the shares of the chosen experts are normalised to a sum of 1; those that
+    are not are multiplied by `scaling`. Experts are chosen from the `groups_per_token` of
+    `num_groups` groups with the best single experts (DeepSeek-V2).
+    """
+
+    shares_sum_to_one: bool
+    scaling: float = 1.0
+    num_groups: int = 1
+    groups_per_token: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidRouting:
+    """The routing of a token to the experts with the best scores, by their sigmoids (Llama 4)."""
+
+
+Routing = SoftmaxRouting | GroupedRouting | SigmoidRouting
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureShape:
+    """Routed experts, beside one MLP that every token goes through (None: there is none).
+
+    `gates_shared`: a gate of one number a token multiplies what that MLP yields (Qwen).
+    """
+
+    experts: MoeShape
+    routing: Routing
+    shared: MlpShape | None = None
+    gates_shared: bool = False
+
+
+FeedForwardShape = MlpShape | MixtureShape

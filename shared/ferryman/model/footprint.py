@@ -1,0 +1,95 @@
+"""The bytes that loaded weights hold, told from headers before any weight is read.
+
+The family's own loader runs on torch's meta device, where a tensor has a shape and no bytes. So
+everything that a loader does to weights is counted as it is: another dtype, norms that stay in the
+accumulation dtype, parts of a rank, experts taken apart, quantised weights kept or expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ferryman.model.checkpoint import TORCH_DTYPES, Checkpoint
+from ferryman.model.config import family_of, load_config
+from ferryman.model.linear import PlainLinear, is_packed_on_cpu
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.manifest import state_manifest
+from ferryman.model.mtp_model import load_mtp_head
+from ferryman.model.safetensors_header import StoredTensor
+from ferryman.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointShapes(Checkpoint):
+    """A checkpoint that is read without its bytes, so its files need not be there."""
+
+    def view(self, stored: StoredTensor) -> Tensor:
+        dtype = TORCH_DTYPES.get(stored.dtype, torch.uint8)
+        return torch.empty(stored.shape, dtype=dtype, device="meta")
+
+
+def weight_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> int:
+    """The bytes of the weights on one rank, once the model in `folder` is loaded with `options`.
+
+    Raises ConfigError as `load_model` does.
+    """
+    config, ranks = load_config(folder), options.group.num_ranks
+    manifest = state_manifest(config, options.dtype, options.page_size, "not read", ranks)
+    shapes = _shapes(folder, tensors, options)
+    model = family_of(folder).load(config, manifest, shapes)
+    if shapes.lora is not None:
+        shapes.lora.served()  # raises for an adapter of another model
+    return held_bytes(model, is_on_cpu=torch.device(options.device).type == "cpu")
+
+
+def mtp_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> int:
+    """As `weight_bytes`, of the layer for multi-token prediction alone."""
+    head = load_mtp_head(folder, _shapes(folder, tensors, options), options.page_size)
+    return held_bytes(head, is_on_cpu=torch.device(options.device).type == "cpu")
+
+
+def _shapes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> Weights:
+    """The weights of one rank as shapes on the meta device."""
+    return replace(options, device="meta").weights(CheckpointShapes(folder, tensors, {}))
+
+
+def held_bytes(model: object, *, is_on_cpu: bool) -> int:
+    """The bytes of all tensors in a model on the meta device, as they will be on another.
+
+    A storage counts once, however many tensors look at it. A weight that a CPU's linear layer packs
+    is a copy of its own, for example the head of a model that ties it to the embedding.
+    """
+    storages: dict[int, int] = {}
+    packed: dict[int, int] = {}
+    for tensor, linear in _tensors_of(model):
+        if linear is not None and is_on_cpu and is_packed_on_cpu(tensor):
+            # Layers that share a linear layer share its copy.
+            packed[id(linear)] = tensor.nbytes
+        else:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(packed.values()) + sum(storages.values())
+
+
+def _tensors_of(part: object) -> Iterator[tuple[Tensor, PlainLinear | None]]:
+    """Every tensor in a tree of dataclasses, and the linear layer that it is the weight of."""
+    if isinstance(part, Tensor):
+        yield part, None
+    elif isinstance(part, PlainLinear):
+        yield part.weight, part
+        if part.bias is not None:
+            yield part.bias, None
+    elif isinstance(part, Mapping):
+        for each in part.values():
+            yield from _tensors_of(each)
+    elif isinstance(part, tuple | list):
+        for each in part:
+            yield from _tensors_of(each)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for field in fields(part):
+            yield from _tensors_of(getattr(part, field.name))

@@ -1,0 +1,122 @@
+"""Norms of q and k between their projection and their pages.
+
+EACH_HEAD      q, k = rotated(norm(head))      of every head alone      (Qwen 3, Gemma 3)
+ROTATED_HEAD   q, k = norm(rotated(head))      of every head alone      (Hunyuan)
+ALL_HEADS      q, k = rotated(norm(row))       the row is all heads     (OLMo 2)
+
+ROTATED_WITHOUT_WEIGHTS is ROTATED_HEAD with weights of one (Llama 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ferryman.model.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.gating import SharedNorm
+from ferryman.model.layers import LayerPlace, Norm, RmsNorm, load_norm
+from ferryman.model.ranks import share_of
+from ferryman.model.weights import Weights, accumulation_dtype
+
+Turn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+NAMES = (("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"))
+"""The names of the two norms; the second of each is Hunyuan's."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormedHeads:
+    """Norms every head of q and of k before `turn` rotates them."""
+
+    q_norm: RmsNorm
+    k_norm: RmsNorm
+    turn: Turn
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.turn(_each_head(self.q_norm, q), _each_head(self.k_norm, k), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedRotatedHeads:
+    """Norms every head of q and of k after `turn` rotated them."""
+
+    q_norm: RmsNorm
+    k_norm: RmsNorm
+    turn: Turn
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = self.turn(q, k, positions)
+        return _each_head(self.q_norm, q), _each_head(self.k_norm, k)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedRows:
+    """Norms all heads of q, and all of k, as one row before `turn` rotates them."""
+
+    q_norm: Norm
+    k_norm: Norm
+    turn: Turn
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (
+            norm(heads.flatten(1)).view_as(heads)
+            for norm, heads in ((self.q_norm, q), (self.k_norm, k))
+        )
+        return self.turn(q, k, positions)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOverRanks:
+    """The norm of a row of heads of which this rank holds a share."""
+
+    norm: SharedNorm
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden.to(self.norm.weight.dtype)).to(hidden.dtype)
+
+
+def _each_head(norm: RmsNorm, heads: Tensor) -> Tensor:
+    return norm(heads.flatten(0, 1)).view_as(heads)
+
+
+def load_head_norms(
+    weights: Weights, shape: AttentionShape, place: LayerPlace, turn: Turn
+) -> NormedHeads | NormedRotatedHeads | NormedRows:
+    """The norms that `shape` names, around the rotation `turn`."""
+    if shape.head_norm is HeadNorm.ALL_HEADS:
+        q_norm, k_norm = (
+            _load_row_norm(weights, name, count, shape.head_dim, place.norm_eps)
+            for (name, _), count in zip(NAMES, (shape.q_heads, shape.kv_heads), strict=True)
+        )
+        return NormedRows(q_norm, k_norm, turn)
+    if shape.head_norm is HeadNorm.ROTATED_WITHOUT_WEIGHTS:
+        wide = accumulation_dtype(weights.dtype)
+        ones = torch.ones(shape.head_dim, dtype=wide, device=weights.device)
+        norm = RmsNorm(ones, place.norm_eps)
+        return NormedRotatedHeads(norm, norm, turn)
+    q, k = (
+        load_norm(
+            weights,
+            weights.first_of(*(f"{name}.weight" for name in names)).removesuffix(".weight"),
+            shape.head_dim,
+            place.norm_eps,
+            place.norm_origin,
+        )
+        for names in NAMES
+    )
+    kind = NormedRotatedHeads if shape.head_norm is HeadNorm.ROTATED_HEAD else NormedHeads
+    return kind(q, k, turn)
+
+
+def _load_row_norm(weights: Weights, name: str, heads: int, head_dim: int, eps: float) -> Norm:
+    """A norm over the heads of all ranks. Ranks that hold the same head count it equally often, so
+    the mean is that of one row."""
+    group = weights.group
+    if group.num_ranks == 1:
+        return load_norm(weights, name, heads * head_dim, eps)
+    own = partial(share_of, heads=heads, group=group)
+    weight = weights.precise(f"{name}.weight", heads * head_dim, part=own)
+    return RowOverRanks(SharedNorm(weight, eps, 1, group))

@@ -1,0 +1,191 @@
+"""uvicorn's HTTP protocol with an end to every wait for a client.
+
+A connection is in one of four states. Three of them are waits that a client could prolong forever:
+
+    head   no request has begun, or its head is not complete   408 after `header_seconds`
+    body   a request waits for the rest of its body            408 after `body_seconds`
+    drop   it was answered before its body was complete        closed after `drain_seconds`
+    busy   the whole request is here; the server must answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from enum import StrEnum
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ferryman.runtime.connections import ConnectionTable
+
+_TOO_MANY = (503, "Service Unavailable", "there are too many connections; try again later")
+_TOO_SLOW = (408, "Request Timeout", "the request did not come in time")
+_TOO_LONG_HEAD = (431, "Request Header Fields Too Large", "the head of the request is too long")
+
+
+class _Waits(StrEnum):
+    HEAD = "head"
+    BODY = "body"
+    DROP = "drop"
+    BUSY = "busy"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection of the server with this `table`."""
+
+    def __init__(self, table: ConnectionTable, **given: Any) -> None:
+        super().__init__(**given)
+        self._table, self._limits = table, table.limits
+        # Clients decide how often uvicorn warns about their input, so warnings are rate-limited.
+        self.logger = _RareWarnings(self.logger, table)  # type: ignore[assignment]
+        self._is_counted = False
+        self._is_whole = True  # the last request has arrived with its body
+        self._num_requests = 0
+        self._num_bytes = 0  # since the state below began
+        self._state: tuple[_Waits, int] = (_Waits.BUSY, 0)
+        self._timer: asyncio.TimerHandle | None = None
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._is_counted = self._table.enter(self._address)
+        if not self._is_counted:
+            self._answer_and_close(*_TOO_MANY)
+            return
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        if self._is_counted:
+            self._is_counted = False
+            self._table.leave(self._address)
+        super().connection_lost(exc)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    # Input.
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        waits, _ = self._watch()
+        if waits is _Waits.HEAD and self._num_bytes > self._limits.header_bytes:
+            self._refuse(_TOO_LONG_HEAD)
+        if waits is _Waits.DROP and self._num_bytes > self._limits.drain_bytes:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._is_whole = False
+        self._num_requests += 1
+        super().on_headers_complete()
+        # If the server closes while the client still sends, the connection is reset, and the client
+        # may lose the answer.
+        self.cycle.transport = _ClosesWhenWhole(self)  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.cycle.keep_alive:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def close_when_whole(self) -> None:
+        """Closes now if the whole request has arrived. If not, the end of the request or of the
+        drain closes the connection later."""
+        if self._is_whole:
+            self.transport.close()
+
+    # Time limits.
+
+    def _watch(self) -> tuple[_Waits, int]:
+        """Starts the timer of a new state. Within a state it keeps running, so a client gains no
+        time by sending a byte now and then."""
+        state = (self._waits(), self._num_requests)
+        if state != self._state:
+            self._state, self._num_bytes = state, 0
+            self._stop_timer()
+            seconds = {
+                _Waits.HEAD: self._limits.header_seconds,
+                _Waits.BODY: self._limits.body_seconds,
+                _Waits.DROP: self._limits.drain_seconds,
+            }.get(state[0])
+            if seconds is not None:
+                self._timer = self.loop.call_later(seconds, self._too_late)
+        return state
+
+    def _waits(self) -> _Waits:
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if self._is_whole:
+            return _Waits.HEAD if is_answered and not self.pipeline else _Waits.BUSY
+        return _Waits.DROP if is_answered else _Waits.BODY
+
+    def _too_late(self) -> None:
+        self._timer = None
+        if self._state[0] is _Waits.DROP or self.transport.is_closing():
+            self.transport.close()
+        elif self._state[0] is _Waits.HEAD and not self._num_bytes:
+            self.transport.close()  # the client sent no request, so no answer is due
+        else:
+            self._refuse(_TOO_SLOW)
+
+    def _refuse(self, answer: tuple[int, str, str]) -> None:
+        self._table.refuse(f"{answer[2]}, from {self._address}")
+        cycle = self.cycle
+        is_free = cycle is None or cycle.response_complete or not cycle.response_started
+        if is_free and not self.pipeline:
+            self._answer_and_close(*answer)
+        else:
+            self.transport.close()  # another answer is already being sent
+        if cycle is not None:
+            # Wakes a handler that waits for the body; it sees that the client is gone.
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _answer_and_close(self, status: int, phrase: str, message: str) -> None:
+        code = phrase.lower().replace(" ", "_")
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = json.dumps({"error": error}).encode()
+        head = (
+            f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _ClosesWhenWhole:
+    """The transport that an answer uses: `close` waits for the rest of the request."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        # Its own: each frame of a stream is written by it.
+        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+        self.close = protocol.close_when_whole
+
+
+class _RareWarnings(logging.LoggerAdapter[logging.Logger]):
+    """A log whose warnings are counted as refusals."""
+
+    def __init__(self, logger: logging.Logger, table: ConnectionTable) -> None:
+        super().__init__(logger, {})
+        self._table = table
+        self.level = logger.level
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self._table.refuse(str(msg))

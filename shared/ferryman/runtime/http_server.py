@@ -1,0 +1,120 @@
+"""HTTP servers inside a service: an ASGI application on a port, for as long as a block runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.connections import ConnectionLimits, ConnectionTable
+from ferryman.runtime.http_protocol import BoundedProtocol
+from ferryman.settings.groups import ListenSettings
+
+_BACKLOG = 1024
+_DEFAULT_LIMITS = ConnectionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """The response of an observed endpoint; `content_type` belongs to `body`."""
+
+    body: bytes
+    content_type: str
+    status: int = 200
+
+
+def json_answer(value: object, status: int = 200) -> HttpAnswer:
+    return HttpAnswer(json.dumps(value).encode(), "application/json", status)
+
+
+def observed(endpoints: Mapping[str, Callable[[], HttpAnswer]]) -> ASGIApp:
+    """GET `/metrics`, `/health`, `/debug/ledger`, …: each path calls its function, on the loop."""
+    return Starlette(routes=[Route(path, _endpoint(ask)) for path, ask in endpoints.items()])
+
+
+@asynccontextmanager
+async def listening(
+    app: ASGIApp,
+    listen: ListenSettings,
+    *,
+    grace_seconds: float = 5.0,
+    limits: ConnectionLimits = _DEFAULT_LIMITS,
+) -> AsyncIterator[int]:
+    """Serves `app` while the block runs and yields the port. Answers in progress get
+    `grace_seconds`. `limits` bounds the number of clients and the time each may take for a request.
+
+    Raises ConfigError when the address is not available.
+    """
+    with _bound(listen) as bound:
+        server = _Server(_config(app, grace_seconds, ConnectionTable(limits)))
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve(sockets=[bound]))
+            await server.ready.wait()
+            try:
+                yield bound.getsockname()[1]
+            finally:
+                server.should_exit = True
+                await asyncio.wait([serving])
+
+
+def _config(app: ASGIApp, grace_seconds: float, table: ConnectionTable) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=partial(BoundedProtocol, table),  # type: ignore[arg-type]
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(grace_seconds)),
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers, which `life` installs; an event tells when it is ready."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready.set()
+
+
+@contextmanager
+def _bound(listen: ListenSettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((listen.host, listen.port))
+            bound.listen(_BACKLOG)
+        except OSError as error:
+            address = f"{listen.host}:{listen.port}"
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from None
+        yield bound
+
+
+def _endpoint(ask: Callable[[], HttpAnswer]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_request: Request) -> Response:
+        said = ask()
+        return Response(said.body, said.status, media_type=said.content_type)
+
+    return answer

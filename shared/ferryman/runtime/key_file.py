@@ -1,0 +1,76 @@
+"""The file of the cluster key: made once, read by each service that needs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ferryman.cluster_key import SECRET_BYTES, ClusterKey, cluster_key_from_text
+from ferryman.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
+MAX_FILE_BYTES = 4096
+
+
+def read_key_file(path: Path) -> ClusterKey:
+    """The key. Raises ConfigError when the file is missing, or when other users may change it.
+
+    A file that other users may read only causes a warning: secrets of containers are mounted so.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        hint = "; `ferryman key FILE` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cluster key {path}: {error.strerror}{hint}") from None
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"cluster key {path}: it is no file")
+        text = os.read(fd, MAX_FILE_BYTES).decode("ascii", errors="replace")
+    finally:
+        os.close(fd)
+    if mode & OTHERS_WRITE:
+        raise ConfigError(f"cluster key {path}: others may write to it; chmod 600 {path}")
+    if mode & OTHERS_READ:
+        log.warning("cluster key %s: others on this machine may read it; chmod 600 it", path)
+    try:
+        return cluster_key_from_text(text)
+    except ConfigError as error:
+        raise ConfigError(f"cluster key {path}: {error}") from None
+
+
+def make_key_file(path: Path) -> None:
+    """Writes a new random key to a file that only this user may read, unless the file exists.
+
+    If several processes do this at the same time, one wins and all read the same key. Raises
+    ConfigError if the file cannot be made.
+    """
+    if path.exists():
+        return
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        # First write the whole file under another name: no reader ever sees half a key.
+        _write(draft, ClusterKey(secrets.token_bytes(SECRET_BYTES)).text + "\n")
+        try:
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise ConfigError(f"cluster key {path}: {error.strerror}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,126 @@
+"""The form that a caller prescribes for an output: a JSON Schema, a regex, a choice, a grammar.
+
+The text is all there is here. `ferryman.grammar` compiles it; what it says is checked there, how
+much it says is bounded here, before anything is done with it. vLLM speaks of structured outputs
+(once: guided decoding), OpenAI of `response_format`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ferryman.errors import InvalidRequest
+
+MAX_GRAMMAR_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 64
+MAX_CHOICES = 1024
+
+
+class GrammarKind(StrEnum):
+    """The language that a grammar's text is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGrammar:
+    """An output ends exactly where the grammar may end; only max_tokens and stop strings cut it.
+
+    `text` is a JSON Schema (an object, as JSON), a regex that the whole output matches, a JSON list
+    of strings, or a context-free grammar: Lark as llguidance reads it, or GBNF. Raises
+    InvalidRequest, with the kind as `param`, for a text that is too long or no text of its kind.
+    """
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        self._check_size()
+        match self.kind:
+            case GrammarKind.JSON_SCHEMA:
+                _check_schema(_parsed(self.text, self.kind))
+            case GrammarKind.CHOICE:
+                _check_choices(_parsed(self.text, self.kind))
+
+    def _check_size(self) -> None:
+        try:
+            num_bytes = len(self.text.encode())
+        except (AttributeError, UnicodeEncodeError):
+            raise InvalidRequest(f"the {self.kind} is no valid Unicode text", self.kind) from None
+        if not 0 < num_bytes <= MAX_GRAMMAR_BYTES:
+            message = f"the {self.kind} has 1 to {MAX_GRAMMAR_BYTES} bytes"
+            raise InvalidRequest(message, self.kind)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> OutputGrammar:
+        """JSON that is valid under `schema`: an object, or the text of one."""
+        text = schema if isinstance(schema, str) else _dumped(schema, GrammarKind.JSON_SCHEMA)
+        return cls(GrammarKind.JSON_SCHEMA, text)
+
+    @classmethod
+    def json_object(cls) -> OutputGrammar:
+        """Any JSON object."""
+        return cls(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
+
+    @classmethod
+    def regex(cls, pattern: str) -> OutputGrammar:
+        """A text that `pattern` matches from end to end."""
+        return cls(GrammarKind.REGEX, pattern)
+
+    @classmethod
+    def choice(cls, options: Sequence[str]) -> OutputGrammar:
+        """One of `options`, and nothing else."""
+        return cls(GrammarKind.CHOICE, _dumped(list(options), GrammarKind.CHOICE))
+
+    @classmethod
+    def context_free(cls, grammar: str) -> OutputGrammar:
+        """A text of the language that `grammar` describes, in Lark or GBNF."""
+        return cls(GrammarKind.GRAMMAR, grammar)
+
+
+def _dumped(value: object, kind: GrammarKind) -> str:
+    """As JSON, in the given order: properties are written in the order of the schema."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidRequest(f"the {kind} cannot be written as JSON", kind) from None
+
+
+def _parsed(text: str, kind: GrammarKind) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"the {kind} is not valid JSON", kind) from None
+
+
+def _check_schema(schema: object) -> None:
+    kind = GrammarKind.JSON_SCHEMA
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"the {kind} must be an object", kind)
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return
+    raise InvalidRequest(f"the {kind} is nested deeper than {MAX_SCHEMA_DEPTH} levels", kind)
+
+
+def _children(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _check_choices(options: object) -> None:
+    kind = GrammarKind.CHOICE
+    if not isinstance(options, list) or not 1 <= len(options) <= MAX_CHOICES:
+        raise InvalidRequest(f"a {kind} is a list of 1 to {MAX_CHOICES} strings", kind)
+    if not all(isinstance(option, str) and option for option in options):
+        raise InvalidRequest(f"every option of a {kind} is a string that is not empty", kind)

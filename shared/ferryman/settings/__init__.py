@@ -1,0 +1,1 @@
+"""Settings, declared once: environment, file and flags are views of the declaration."""

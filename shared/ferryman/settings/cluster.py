@@ -1,0 +1,166 @@
+"""The options of `ferryman up`: a whole cluster, as a person asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from ferryman.settings.declaration import GROUP, Called, Fixed, LogLevel, Name, Port, Seconds, Size
+from ferryman.settings.engine import EngineOptions
+from ferryman.settings.groups import TierPolicySettings
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
+
+DEFAULT_HOST_BYTES = 256 << 20
+DEFAULT_STORAGE_BYTES = 1 << 30
+STORAGE_NAME = "storage"
+SPARE_SHARE = 2
+
+
+def _more_than_nothing(num_bytes: int) -> int:
+    if num_bytes <= 0:
+        raise ValueError("it should be more than nothing, or be left out")
+    return num_bytes
+
+
+# 0 stands for a value that was not given; a given value must be a size.
+MORE_THAN_NOTHING = AfterValidator(_more_than_nothing)
+Workers = Annotated[int, Field(ge=1, le=64)]
+
+
+class DoorOptions(BaseModel):
+    """Where the router listens."""
+
+    model_config = GROUP
+    host: Annotated[str, Called(role="router")] = "127.0.0.1"
+    """The address the router listens on."""
+    http_port: Port = 8000
+    """Where the router listens for HTTP; 0 takes a free port."""
+    grpc_port: Port = 8001
+    """Where the router listens for gRPC; 0 takes a free port."""
+    cors_origin: Annotated[str, Called(role="router")] = ""
+    """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;
+    empty: none."""
+
+
+class TierOptions(TierPolicySettings):
+    """Bytes are those of all nodes of this machine together, and of all pools; each node has an
+    equal share. `host_bytes` 0 is DEFAULT_HOST_BYTES, or less where shared memory is small.
+    `storage_bytes` 0 without a folder is no storage tier."""
+
+    host_bytes: Annotated[Size, MORE_THAN_NOTHING, Called("host_memory")] = 0
+    """Host tier, all pools and nodes: `512M`, `2G`, bytes; 0: 256M, or less where shared memory is
+    small."""
+    storage_dir: str = ""
+    """Folder of the storage tier; by default in the state folder."""
+    storage_bytes: Annotated[Size, MORE_THAN_NOTHING] = 0
+    """Storage tier, all nodes; without size or folder none."""
+    num_nodes: Annotated[int, Field(ge=1, le=16), Called("nodes")] = 1
+    """Nodes, each with its host-cache and its workers."""
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of one node."""
+        whole = self.host_bytes or min(DEFAULT_HOST_BYTES, shared_memory_bytes())
+        return whole // self.num_nodes
+
+    @property
+    def has_storage(self) -> bool:
+        return bool(self.storage_dir or self.storage_bytes)
+
+    @property
+    def node_storage_bytes(self) -> int:
+        """Of one node; 0 without a storage tier."""
+        whole = self.storage_bytes or DEFAULT_STORAGE_BYTES
+        return whole // self.num_nodes if self.has_storage else 0
+
+    def storage_folder(self, state_folder: Path, node: str) -> str:
+        """Of one node; empty without a storage tier."""
+        if not self.has_storage:
+            return ""
+        folder = Path(self.storage_dir) if self.storage_dir else state_folder / STORAGE_NAME
+        return str((folder if self.num_nodes == 1 else folder / node).absolute())
+
+    def nodes(self) -> list[str]:
+        """Their names in the index."""
+        return ["local"] if self.num_nodes == 1 else list(_numbered(self.num_nodes))
+
+
+class UpOptions(BaseModel):
+    """A cluster as asked for. Empty URLs mean servers of our own.
+
+    `told` is what services were told besides, by role and name: settings of theirs that are none of
+    a cluster, and values for one role alone.
+    """
+
+    model_config = GROUP
+    engine: EngineOptions
+    revision: str = ""
+    """The branch, tag or commit of a model that `--model` names by its id on the hub; empty:
+    `main`."""
+    memory: Annotated[Size, MORE_THAN_NOTHING] = 0
+    """All that workers may take of RAM, or of each card, with weights; 0: four fifths of what is
+    free."""
+    served_name: str = ""
+    """The model's name for clients; empty: the folder's name."""
+    tool_parser: Annotated[str, Called(role="router")] = "auto"
+    """The format in which the model writes calls of tools, by vLLM's name; `auto`: as its chat
+    template says. `none`: they stay text."""
+    reasoning_parser: Annotated[str, Called(role="router")] = "auto"
+    """The format in which the model writes its thoughts, by vLLM's name; `auto`: as its chat
+    template says. `none`: they stay text."""
+    num_prefill: Annotated[Workers, Called("workers", role="prefill", flag="--prefill")] = 1
+    """How many workers of this role (`--prefill`, `--decode`)."""
+    num_decode: Annotated[Workers, Called("workers", role="decode", flag="--decode")] = 1
+    """How many workers of this role (`--prefill`, `--decode`)."""
+    prefill_tp: Annotated[Workers, Called("tp_size", role="prefill", flag="--prefill-tp")] = 1
+    """Ranks (processes) that share each prefill worker's model."""
+    decode_tp: Annotated[Workers, Called("tp_size", role="decode", flag="--decode-tp")] = 1
+    """Ranks (processes) that share each decode worker's model."""
+    doors: DoorOptions = DoorOptions()
+    nats_url: str = ""
+    """A broker to use instead of an own one."""
+    redis_url: str = ""
+    """A Redis to use instead of an own one."""
+    cluster: Name = "local"
+    """The cluster's name in NATS subjects."""
+    tiers: TierOptions = TierOptions()
+    start_seconds: Seconds = 120.0
+    """How long a process may stand still before it is ready; a load that advances may take any
+    time."""
+    drain_seconds: Seconds = 30.0
+    """How long requests under way may take at the end."""
+    log_level: LogLevel = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+    state_dir: Path = Path(".ferryman")
+    """Folder of the cluster: endpoints, logs, its key."""
+    told: Fixed[Mapping[str, Mapping[str, Any]]] = Field(default={}, repr=False)
+
+    @property
+    def threads(self) -> int:
+        """Threads of each rank of each worker."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        num_ranks = self.num_prefill * self.prefill_tp + self.num_decode * self.decode_tp
+        return self.engine.num_threads or max(1, cores // num_ranks)
+
+    @property
+    def draft_model(self) -> str:
+        """The folder of the draft model; empty without one."""
+        draft = self.engine.draft_model
+        return str(Path(draft).absolute()) if draft else ""
+
+
+def shared_memory_bytes() -> int:
+    """A share of what is free there, in whole mebibytes; a container often has little."""
+    try:
+        room = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return DEFAULT_HOST_BYTES
+    return max(1, (room.f_bavail * room.f_frsize // SPARE_SHARE) >> 20) << 20
+
+
+def _numbered(number: int) -> Iterator[str]:
+    return (f"node-{i}" for i in range(1, number + 1))

@@ -1,0 +1,90 @@
+"""The settings of a host-cache."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from ferryman.settings.declaration import (
+    GROUP,
+    Called,
+    Count,
+    Fixed,
+    Name,
+    Seconds,
+    Share,
+    Size,
+)
+from ferryman.settings.groups import (
+    BusSettings,
+    IndexSettings,
+    LifeSettings,
+    ListenSettings,
+    TierPolicySettings,
+)
+from ferryman.tiers.layout import SNAPSHOT_SHARE
+from ferryman.wire.hostcache.arena import SHARED_MEMORY
+
+
+class StorageSettings(BaseModel):
+    """Where and how much. Without `folder` there is no storage tier.
+
+    `capacity_bytes` bounds all files in the folder together. `max_reads` are under way at once,
+    each with a buffer of its own. A reader's lease lasts `lease_seconds`. After repeated failures
+    the folder rests for `rest_seconds`. `scan_seconds` bounds the look at old files at start; those
+    not reached are aged away.
+    """
+
+    model_config = GROUP
+    folder: str = ""
+    """The storage tier's, on a local disk; without one, no storage tier."""
+    capacity_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
+    """Of all files in it, other models' included: those go first."""
+    max_reads: Fixed[Count] = 4
+    lease_seconds: Fixed[Seconds] = 30.0
+    rest_seconds: Fixed[Seconds] = 30.0
+    scan_seconds: Fixed[Seconds] = 20.0
+
+
+class HostCacheServiceSettings(TierPolicySettings):
+    """One node's host tier, what lies behind it, and where others find it.
+
+    `max_prefetches` are under way at once, and `max_fetches` other nodes are served. A reader's
+    lease lasts `lease_seconds` and is renewed three times in that time.
+    """
+
+    model_config = GROUP
+    cluster_key_file: Path
+    """The cluster's secret. See docs/operating.md."""
+    listen: ListenSettings = ListenSettings()
+    """For gRPC."""
+    observe: Annotated[ListenSettings, Called(port="observe_port")] = ListenSettings()
+    """`/metrics`, `/health`, `/debug/ledger`."""
+    advertise: str = "127.0.0.1"
+    """The host under which others reach this process; NIXL's traffic stays on the device that has
+    its address."""
+    memory_bytes: Annotated[Size, Field(ge=mmap.PAGESIZE), Called("host_memory")] = 256 << 20
+    """The arena of the host tier, allocated as a whole at start: `512M`, `2G`, bytes."""
+    arena_folder: Path = SHARED_MEMORY
+    """Shared memory that the workers see under the same path."""
+    node: Name = "local"
+    """This machine's name in the index; one name per machine."""
+    lease_seconds: Fixed[Seconds] = 5.0
+    snapshot_share: Annotated[float, Field(gt=0, lt=1)] = SNAPSHOT_SHARE
+    """Of the arena for recurrent states
+    ([0012](decisions/0012-half-the-arena-for-snapshots.md))"""
+    storage: Annotated[
+        StorageSettings, Called(folder="storage_dir", capacity_bytes="storage_bytes")
+    ] = StorageSettings()
+    prefetch_share: Share = 0.25
+    """Of the arena's bytes that may be under way from storage and peers at once."""
+    max_prefetches: Fixed[Count] = 32
+    max_fetches: Fixed[Count] = 8
+    bus: Annotated[BusSettings, Called(url="nats_url")] = BusSettings()
+    index: Annotated[IndexSettings, Called(url="redis_url")] = IndexSettings()
+    life: LifeSettings = LifeSettings()
+    peer_lookup_seconds: Annotated[Seconds, Called("lookup_seconds")] = 0.25
+    """For another node to say what it holds; longer is a miss."""

@@ -1,0 +1,99 @@
+"""The router's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, SecretStr, field_validator
+
+from ferryman.settings.adapters import LoraFolders
+from ferryman.settings.declaration import GROUP, Called, Count, Fixed, Seconds, Share
+from ferryman.settings.groups import BusSettings, IndexSettings, LifeSettings, ListenSettings
+
+
+class LimitSettings(BaseModel):
+    """Bounds on what clients may ask for, and on the router's patience."""
+
+    model_config = GROUP
+    max_queued: Count = 1024
+    """Requests that wait for a worker (512 of one tenant); beyond: 429."""
+    max_queued_per_tenant: Fixed[Count] = 512
+    max_in_flight: Count = 4096
+    """Requests under way."""
+    max_body_bytes: Count = 8 << 20
+    """Of an HTTP body; beyond: 413, as for more than 524,288 values or 65,536 fields in it."""
+    max_connections: Count = 8192
+    """HTTP, and again gRPC, or fewer where the process may not open so many files; beyond: 503
+    (gRPC: closed)"""
+    max_connections_per_address: Count = 1024
+    """HTTP; raise it behind a proxy, which is one address."""
+    # For the head, and for the whole body, of an HTTP request to come; then 408, and closed.
+    header_seconds: Fixed[Seconds] = 10.0
+    body_seconds: Fixed[Seconds] = 60.0
+    deadline_seconds: Seconds = 300.0
+    """For callers that name none (`x-ferryman-deadline-ms`, or gRPC's)"""
+    # Before a request whose client is gone is cancelled.
+    linger_seconds: Fixed[Seconds] = 0.75
+    no_worker_seconds: Seconds = 10.0
+    """So long a role may be without a worker; then all who wait for one, streams under way too,
+    end with `NoWorker` (503)"""
+    # Silence after which a worker counts as lost.
+    beat_timeout_seconds: Fixed[Seconds] = 8.0
+    stream_patience_seconds: Seconds = 2.0
+    """For a worker to answer again whose token stream or call broke, before it is lost."""
+    # The share of requests in flight that may be tried again because their own attempt failed, and
+    # a number that may be in any case. Deaths of workers are not counted.
+    retry_share: Fixed[Share] = 0.1
+    retry_floor: Fixed[Count] = 4
+
+
+class RouterSettings(BaseModel):
+    """The model that is served, where, and within which limits."""
+
+    model_config = GROUP
+    model: Path
+    """A Hugging Face folder with safetensors, of a family in the README's model card; the router
+    reads tokenizer, chat template and config."""
+    cluster_key_file: Path
+    """The cluster's secret. See docs/operating.md."""
+    served_name: str = ""
+    """The model's name for clients; empty: the folder's name."""
+    lora: LoraFolders = ""
+    """`name=DIR`, as the workers have them: names that clients may ask for."""
+    tool_parser: str = "auto"
+    """The format in which the model writes calls of tools, by vLLM's name; `auto`: as its chat
+    template says. `none`: they stay text."""
+    reasoning_parser: str = "auto"
+    """The format in which the model writes its thoughts, by vLLM's name; `auto`: as its chat
+    template says. `none`: they stay text."""
+    http: Annotated[ListenSettings, Called(port="http_port")] = ListenSettings(port=8000)
+    """OpenAI's API, `/health`, `/ready`, `/metrics`."""
+    grpc: Annotated[ListenSettings, Called(port="grpc_port")] = ListenSettings(port=8001)
+    """`InferenceService`."""
+    bus: Annotated[BusSettings, Called(url="nats_url")] = BusSettings()
+    index: Annotated[IndexSettings, Called(url="redis_url")] = IndexSettings()
+    life: LifeSettings = LifeSettings()
+    limits: LimitSettings = LimitSettings()
+    cors_origin: str = ""
+    """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;
+    empty: none."""
+    api_keys: SecretStr = SecretStr("")
+    """Keys, separated by commas; with any, callers need one, and each is a tenant with a cache
+    of its own."""
+
+    @field_validator("model")
+    @classmethod
+    def _is_folder(cls, value: Path) -> Path:
+        if not value.is_dir():
+            raise ValueError("there is no such folder")
+        return value
+
+    @property
+    def origins(self) -> frozenset[str]:
+        return frozenset(one.strip() for one in self.cors_origin.split(",") if one.strip())
+
+    @property
+    def keys(self) -> frozenset[str]:
+        given = self.api_keys.get_secret_value().split(",")
+        return frozenset(key.strip() for key in given if key.strip())

@@ -1,0 +1,74 @@
+"""The settings of prefill and decode workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from ferryman.settings.declaration import GROUP, Called, Count
+from ferryman.settings.engine import EngineOptions
+from ferryman.settings.groups import BusSettings, LifeSettings, ListenSettings, TierPolicySettings
+from ferryman.wire.handoff.planes import PlaneChoice
+
+
+class HostCacheSettings(TierPolicySettings):
+    """The node's host-cache as a worker uses it."""
+
+    address: str = ""
+    """The host:port of this machine's host-cache; without one, no host tier."""
+    call_seconds: Annotated[float, Field(gt=0, le=10)] = 0.2
+    """A call that takes the host-cache longer is a miss."""
+
+
+class NixlSettings(BaseModel):
+    """NIXL's own. `error_handling` "none" never notices a dead peer: one machine, on purpose."""
+
+    model_config = GROUP
+    error_handling: Literal["peer", "none"] = "peer"
+    """`none` never notices a dead peer: only where all workers are on one machine."""
+
+
+class ShellSettings(BaseModel):
+    """The settings of both kinds of worker."""
+
+    model_config = GROUP
+    worker: EngineOptions
+    listen: ListenSettings = ListenSettings()
+    """For gRPC."""
+    observe: Annotated[ListenSettings, Called(port="observe_port")] = ListenSettings()
+    """`/metrics`, `/health`, `/debug/ledger`."""
+    bus: Annotated[BusSettings, Called(url="nats_url")] = BusSettings()
+    hostcache: Annotated[
+        HostCacheSettings, Called(address="hostcache_address", call_seconds="lookup_seconds")
+    ] = HostCacheSettings()
+    life: LifeSettings = LifeSettings()
+    advertise: str = "127.0.0.1"
+    """The host under which others reach this process; NIXL's traffic stays on the device that has
+    its address."""
+    planes: PlaneChoice = "auto"
+    """How hand-offs travel: `auto` NIXL between two workers that have it, as soon as they do,
+    else gRPC; `grpc`; `nixl` waits for it, and ends at start where it does not work."""
+    nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
+
+
+class PrefillSettings(ShellSettings):
+    """Those of a prefill worker."""
+
+    @property
+    def engine(self) -> EngineOptions:
+        """Prompts that wait for their commit need rows beside those that are being computed."""
+        own = {"max_prealloc": self.worker.max_running, "decodes": False}
+        return self.worker.model_copy(update=own)
+
+
+class DecodeSettings(ShellSettings):
+    """Those of a decode worker."""
+
+    max_reserved: Count = 8
+    """Hand-offs that a decode worker may have under way."""
+
+    @property
+    def engine(self) -> EngineOptions:
+        """Hand-offs under way have rows beside the running requests."""
+        return self.worker.model_copy(update={"max_prealloc": self.max_reserved})

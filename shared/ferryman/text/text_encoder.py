@@ -1,0 +1,187 @@
+"""Text to token ids. The name of a control token in a caller's text is encoded as text.
+
+The library's `encode` holds the interpreter's lock (GIL) from start to end and would block every
+thread of the process; `encode_batch_fast` releases it. So this module calls nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from ferryman.text.token_length import max_token_bytes
+
+# Noncharacters: Unicode reserves these 32 code points, and no text uses them. Two mark words inside
+# a chat.
+_MARKS = tuple(chr(point) for point in range(0xFDD0, 0xFDF0))
+
+
+class TextEncoder:
+    """Encodes with one vocabulary in two ways: control tokens are honoured, or are plain text.
+
+    `max_token_bytes` bounds the bytes of text that one token stands for; None: there is no bound.
+    `names` are those of the control tokens, longer ones first.
+    """
+
+    def __init__(self, source: str, description: Mapping[str, Any]) -> None:
+        self.honouring, self._plain = _loaded(source), _loaded(source)
+        self._plain.encode_special_tokens = True
+        self.max_token_bytes = max_token_bytes(description)
+        special = [one for one in description.get("added_tokens") or () if one["special"]]
+        unknown = description["model"].get("unk_token")
+        self.names = tuple(sorted((one["content"] for one in special), key=len, reverse=True))
+        self._control_ids = np.array(
+            [one["id"] for one in special if one["content"] != unknown], dtype="<u4"
+        )
+        alternatives = "|".join(re.escape(name) for name in self.names)
+        self._runs = re.compile(f"(?:{alternatives})+")
+
+    @classmethod
+    def of(cls, path: Path, description: Mapping[str, Any]) -> TextEncoder:
+        """The encoder of a description like `tokenizer.json`, which was read from `path`. Raises
+        ConfigError when it describes no tokenizer."""
+        try:
+            return cls(json.dumps(description), description)
+        except Exception as error:  # the library raises bare Exception for a bad file
+            raise ConfigError(f"{path} is no tokenizer: {error}") from error
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        parse_special: bool,
+        max_tokens: int | None,
+        param: str,
+    ) -> TokenIds:
+        """Token ids [tokens]. Raises ContextLengthExceeded beyond `max_tokens`, InvalidRequest for
+        lone surrogates; both name `param`."""
+        self._check_length(text, max_tokens, param)
+        encoder = self.honouring if parse_special else self._plain
+        (encoding,) = encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids = _token_ids([encoding], max_tokens, param)
+        if parse_special or self._num_control(token_ids) <= self._num_around(add_special_tokens):
+            return token_ids
+        return self._spelt(text, add_special_tokens=add_special_tokens, param=param)
+
+    def encode_marked(
+        self, text: str, marks: tuple[str, str], *, max_tokens: int | None, param: str
+    ) -> TokenIds:
+        """Token ids of a text in which control tokens are honoured, except between `marks`."""
+        self._check_length(text, max_tokens, param)
+        pieces = list(_pieces(text, marks))
+        honoured = self._batch(
+            self.honouring, [piece for piece, is_plain in pieces if not is_plain]
+        )
+        found = [
+            _token_ids([next(honoured)], max_tokens, param)
+            if not is_plain
+            else self.encode(
+                piece, add_special_tokens=False, parse_special=False, max_tokens=None, param=param
+            )
+            for piece, is_plain in pieces
+        ]
+        token_ids = np.concatenate(found) if found else np.empty(0, dtype="<u4")
+        _check_count(len(token_ids), max_tokens, param)
+        return as_token_ids(token_ids)
+
+    def marks_for(self, texts: Sequence[str]) -> tuple[str, str] | None:
+        """Two marks that occur in no text; None when no text contains a control token's name."""
+        if not any(name in text for text in texts for name in self.names):
+            return None
+        free = [mark for mark in _MARKS if not any(mark in text for text in texts)]
+        if len(free) < 2:
+            raise InvalidRequest("the messages hold all noncharacters of Unicode", "messages")
+        return free[0], free[1]
+
+    def marked(self, text: str, marks: tuple[str, str]) -> str:
+        """The text with marks around the names of control tokens."""
+        return self._runs.sub(lambda run: f"{marks[0]}{run[0]}{marks[1]}", text)
+
+    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("the text is not valid Unicode", param) from error
+        if max_tokens is None or self.max_token_bytes is None:
+            return
+        if num_bytes > max_tokens * self.max_token_bytes:
+            raise _too_long(f"{num_bytes} bytes", max_tokens, param)
+
+    def _num_control(self, token_ids: TokenIds) -> int:
+        return int(np.isin(token_ids, self._control_ids).sum())
+
+    def _num_around(self, add_special_tokens: bool) -> int:
+        """The number of control tokens that every text gets, such as one at its beginning."""
+        return int(self._plain.num_special_tokens_to_add(False)) if add_special_tokens else 0
+
+    def _spelt(self, text: str, *, add_special_tokens: bool, param: str) -> TokenIds:
+        """Encodes each name in pieces, where plain encoding too yields the control token."""
+        cuts = [0, *(at for run in self._runs.finditer(text) for at in _inside(run, self.names))]
+        pieces = [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+        found = _token_ids(list(self._batch(self._plain, pieces)), None, param)
+        if self._num_control(found):
+            message = "the text has a control token that this vocabulary cannot write as text"
+            raise InvalidRequest(message, param)
+        if not add_special_tokens:
+            return found
+        (empty,) = self._plain.encode_batch_fast([""])
+        return as_token_ids(np.concatenate([np.array(empty.ids, dtype="<u4"), found]))
+
+    def _batch(self, encoder: Any, texts: list[str]) -> Iterator[Any]:
+        return iter(encoder.encode_batch_fast(texts, add_special_tokens=False))
+
+
+def _loaded(source: str) -> Any:
+    encoder = tokenizers.Tokenizer.from_str(source)
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+def _token_ids(encodings: Sequence[Any], max_tokens: int | None, param: str) -> TokenIds:
+    # A length costs nothing; a list of all ids is made while the GIL is held.
+    _check_count(sum(len(encoding) for encoding in encodings), max_tokens, param)
+    return as_token_ids([token_id for encoding in encodings for token_id in encoding.ids])
+
+
+def _check_count(num_tokens: int, max_tokens: int | None, param: str) -> None:
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise _too_long(f"{num_tokens} tokens", max_tokens, param)
+
+
+def _too_long(length: str, max_tokens: int, param: str) -> ContextLengthExceeded:
+    # Clients know an overflow by the first words, or by those before the semicolon.
+    message = (
+        f"prompt is too long: a text of {length} is longer than the model's context length;"
+        f" more than {max_tokens} tokens do not fit"
+    )
+    return ContextLengthExceeded(message, param)
+
+
+def _inside(run: re.Match[str], names: Sequence[str]) -> Iterator[int]:
+    """The places after the first character of each name in a run of names, and after each name."""
+    at = run.start()
+    while at < run.end():
+        name = next(name for name in names if run.string.startswith(name, at))
+        yield at + 1
+        at += len(name)
+        yield at
+
+
+def _pieces(text: str, marks: tuple[str, str]) -> Iterator[tuple[str, bool]]:
+    """The pieces of a marked text, each with True if it is between marks."""
+    is_plain = False
+    for piece in re.split(f"([{marks[0]}{marks[1]}])", text):
+        if piece in marks:
+            is_plain = piece == marks[0]
+        elif piece:
+            yield piece, is_plain

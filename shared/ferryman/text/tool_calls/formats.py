@@ -1,0 +1,197 @@
+"""The formats by their names, which are vLLM's, and the choice for a model by its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ferryman.errors import ConfigError
+from ferryman.text.tool_calls import deepseek_v3, granite, llama3_json, mistral, openai
+from ferryman.text.tool_calls.deltas import DeltaSink
+from ferryman.text.tool_calls.forced import named_call, required_calls
+from ferryman.text.tool_calls.grammar import Grammar, OutputParser, content
+from ferryman.text.tool_calls.hermes import hermes
+from ferryman.text.tool_calls.pythonic import pythonic
+from ferryman.text.tool_calls.qwen3_coder import Parameters, qwen3_coder
+from ferryman.text.tool_calls.thought import ThoughtMarks, thought_then
+
+AUTO, NONE = "auto", "none"
+NO_TOKENS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A format of calls. `special` are the control tokens that it needs to see, `signs` what a
+    chat template has in it that asks for it. `call_id` makes a call's name from hex digits."""
+
+    make: Callable[[DeltaSink, Parameters], Grammar[None]]
+    special: frozenset[str]
+    signs: tuple[str, ...]
+    call_id: Callable[[str], str] = "call_{:.24}".format
+
+
+def _plain(grammar: Callable[[DeltaSink], Grammar[None]]) -> Callable[..., Grammar[None]]:
+    return lambda sink, parameters: grammar(sink)
+
+
+# Where several have their signs in a template, the first is meant.
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "openai": ToolFormat(_plain(openai.openai), openai.SPECIAL, (openai.CHANNEL,)),
+    "qwen3_coder": ToolFormat(qwen3_coder, NO_TOKENS, ("<function=",)),
+    "deepseek_v3": ToolFormat(
+        _plain(deepseek_v3.deepseek_v3), deepseek_v3.SPECIAL, (deepseek_v3.CALL,)
+    ),
+    "mistral": ToolFormat(
+        # Its templates take ids of nine characters, and no others.
+        _plain(mistral.mistral),
+        mistral.SPECIAL,
+        (mistral.BEGIN,),
+        "{:.9}".format,
+    ),
+    "granite": ToolFormat(_plain(granite.granite), granite.SPECIAL, ("<|tool_call|>",)),
+    "hermes": ToolFormat(_plain(hermes), NO_TOKENS, ("<tool_call>",)),
+    "llama3_json": ToolFormat(
+        _plain(llama3_json.llama3_json), llama3_json.SPECIAL, (llama3_json.BEGIN, '"parameters"')
+    ),
+    "pythonic": ToolFormat(_plain(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code")),
+}
+# Other names of vLLM for the same.
+TOOL_ALIASES = {
+    "qwen3_xml": "qwen3_coder",
+    "deepseek_v31": "deepseek_v3",
+    "granite4": "hermes",
+    "gemma": "pythonic",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """A format of thoughts. Without `marks` the tool format of the same model reads them."""
+
+    marks: ThoughtMarks | None
+    special: frozenset[str]
+    signs: tuple[str, ...]
+
+
+_THINK = ("<think>",), ("</think>",)
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "openai_gptoss": ReasoningFormat(None, openai.SPECIAL, (openai.CHANNEL,)),
+    "mistral": ReasoningFormat(
+        ThoughtMarks(("[THINK]",), ("[/THINK]",)),
+        frozenset({"[THINK]", "[/THINK]"}),
+        ("[THINK]",),
+    ),
+    "granite": ReasoningFormat(
+        ThoughtMarks(
+            ("Here's my thought process:", "Here is my thought process:"),
+            ("Here's my response:", "Here is my response:"),
+        ),
+        NO_TOKENS,
+        ("Here is my thought process:", "Here's my thought process:"),
+    ),
+    "qwen3": ReasoningFormat(
+        ThoughtMarks(*_THINK), frozenset({"<think>", "</think>"}), ("</think>",)
+    ),
+    "deepseek_r1": ReasoningFormat(
+        ThoughtMarks(*_THINK, is_always_open=True), frozenset({"<think>", "</think>"}), ()
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NoTools:
+    """The request has no tools, or wants none called."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeTools:
+    """The model may call tools; `parameters` are their schemas."""
+
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The model has to call this tool."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SomeTool:
+    """The model has to call some tool."""
+
+
+ToolUse = NoTools | FreeTools | NamedTool | SomeTool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSyntax:
+    """The formats of one model."""
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+
+    @classmethod
+    def chosen(cls, tools: str, reasoning: str, chat_template: str) -> OutputSyntax:
+        """By name; `auto` looks into the chat template. Raises ConfigError for unknown names."""
+        tools = TOOL_ALIASES.get(tools, tools)
+        return cls(
+            _choice("--tool-parser", tools, TOOL_FORMATS, chat_template),
+            _choice("--reasoning-parser", reasoning, REASONING_FORMATS, chat_template),
+        )
+
+    def special(self, use: ToolUse) -> frozenset[str]:
+        """The control tokens that have to be in the text of an answer."""
+        shown = self.reasoning.special if self.reasoning else NO_TOKENS
+        return shown | (
+            self.tools.special if self.tools and isinstance(use, FreeTools) else NO_TOKENS
+        )
+
+    def reads(self, use: ToolUse) -> bool:
+        """Whether an answer may hold anything but content."""
+        return self.reasoning is not None or not isinstance(use, NoTools)
+
+    def parser(self, use: ToolUse, prompt_tail: str) -> OutputParser:
+        """For one answer to a prompt that ends so."""
+        return OutputParser(partial(self._grammar, use, prompt_tail))
+
+    def _grammar(self, use: ToolUse, prompt_tail: str, sink: DeltaSink) -> Grammar[None]:
+        rest = self._call_grammar(use, sink)
+        if self.reasoning is None or self.reasoning.marks is None or _is_forced(use):
+            return rest
+        marks = self.reasoning.marks
+        return thought_then(sink, marks, rest, is_open=marks.is_open_behind(prompt_tail))
+
+    def _call_grammar(self, use: ToolUse, sink: DeltaSink) -> Grammar[None]:
+        match use:
+            case NamedTool(name):
+                return named_call(sink, name)
+            case SomeTool():
+                return required_calls(sink)
+            case FreeTools(parameters) if self.tools is not None:
+                return self.tools.make(sink, parameters)
+        if self.reasoning is not None and self.reasoning.marks is None:
+            return openai.openai(sink)
+        return content(sink)
+
+
+def _is_forced(use: ToolUse) -> bool:
+    """The grammar of a forced call leaves no room for a thought."""
+    return isinstance(use, NamedTool | SomeTool)
+
+
+F = TypeVar("F", ToolFormat, ReasoningFormat)
+
+
+def _choice(flag: str, name: str, known: Mapping[str, F], chat_template: str) -> F | None:
+    if name == NONE:
+        return None
+    if name != AUTO:
+        if name not in known:
+            raise ConfigError(f"{flag} {name}: it should be one of auto, none, {', '.join(known)}")
+        return known[name]
+    signed = (one for one in known.values() if any(sign in chat_template for sign in one.signs))
+    return next(signed, None)

@@ -1,0 +1,142 @@
+"""Grammars as generators: each takes one character at a time, and "" is the end of the text.
+
+    def grammar(sink):
+        while (yield from content_until(sink.content, ("<call>",))):
+            yield from attempt(sink, "<call>", call(sink))
+
+A text that is not as a grammar expects raises Malformed inside; `attempt` makes content of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import TypeVar
+
+from ferryman.text.tool_calls.deltas import DeltaSink, OutputDelta
+
+T = TypeVar("T")
+Grammar = Generator[None, str, T]
+Emit = Callable[[str], None]
+
+
+class Malformed(Exception):
+    """The text is not what the grammar expects here."""
+
+
+class OutputParser:
+    """Feeds text to a grammar. Never raises for what the text is."""
+
+    def __init__(self, make: Callable[[DeltaSink], Grammar[None]]) -> None:
+        self._sink = DeltaSink()
+        self._grammar = make(self._sink)
+        next(self._grammar)
+
+    @property
+    def num_calls(self) -> int:
+        return self._sink.num_calls
+
+    def feed(self, text: str) -> tuple[OutputDelta, ...]:
+        """The deltas that are certain now."""
+        for character in text:
+            self._grammar.send(character)
+        return self._sink.drain()
+
+    def flush(self) -> tuple[OutputDelta, ...]:
+        """The deltas that were held back, as the end of the text. Feed nothing afterwards."""
+        with suppress(StopIteration):
+            self._grammar.send("")
+        self._sink.end()
+        return self._sink.drain()
+
+
+def content(sink: DeltaSink) -> Grammar[None]:
+    """All of the rest is content."""
+    while character := (yield):
+        sink.content(character)
+
+
+def text_until(emit: Emit, marks: tuple[str, ...]) -> Grammar[str]:
+    """Emits text up to a mark, and returns that; "" at the end of the text. No mark may begin
+    another one."""
+    held, first = "", frozenset(mark[0] for mark in marks)
+    while character := (yield):
+        if not held and character not in first:
+            emit(character)
+            continue
+        held += character
+        while held and not any(mark.startswith(held) for mark in marks):
+            emit(held[0])
+            held = held[1:]
+        if held in marks:
+            return held
+    for character in held:
+        emit(character)
+    return ""
+
+
+def word_until(marks: tuple[str, ...], max_chars: int) -> Grammar[tuple[str, str]]:
+    """The text before a mark, and the mark. Malformed when it is too long or the text ends."""
+    word: list[str] = []
+
+    def take(character: str) -> None:
+        if len(word) >= max_chars:
+            raise Malformed
+        word.append(character)
+
+    mark = yield from text_until(take, marks)
+    if not mark:
+        raise Malformed
+    return "".join(word), mark
+
+
+def skip_space() -> Grammar[str]:
+    """The first character that is no white space."""
+    while True:
+        character = yield
+        if not character.isspace():
+            return character
+
+
+def expect(text: str, character: str | None = None) -> Grammar[None]:
+    """Takes exactly `text`, whose first character may have been read already."""
+    for wanted in text:
+        if character is None:
+            character = yield
+        if character != wanted:
+            raise Malformed
+        character = None
+
+
+def attempt(sink: DeltaSink, taken: str, inner: Grammar[T]) -> Grammar[T | None]:
+    """Runs a grammar behind the mark `taken`. Where the text is not as it expects, the part that
+    went into no call becomes content, and the result is None."""
+    pending, num_taken, character = [taken], sink.num_taken, ""
+    try:
+        next(inner)
+        while True:
+            character = yield
+            if sink.num_taken != num_taken:
+                pending, num_taken = [], sink.num_taken
+            pending.append(character)
+            inner.send(character)
+    except StopIteration as over:
+        result: T = over.value
+        return result
+    except Malformed:
+        # The character that told it may have ended a number, which was taken then.
+        for piece in pending if sink.num_taken == num_taken else [character]:
+            sink.content(piece)
+        return None
+
+
+def replayed(text: str, inner: Grammar[None]) -> Grammar[None]:
+    """Gives `text` to a grammar before what comes."""
+    try:
+        next(inner)
+        for character in text:
+            inner.send(character)
+        while True:
+            inner.send((yield))
+    except StopIteration:
+        return

@@ -1,0 +1,1 @@
+"""Vocabulary files of other formats, read into the description that `tokenizer.json` has."""

@@ -1,0 +1,202 @@
+"""Units of one model's state in one tier: a prefix tree over slots of an arena, or over extents.
+
+Pure: no bytes, no clock. This class does what both tiers have in common: matching, inserting,
+dropping, and effects for other components. `HostStore` adds readers and writers of an arena,
+`StorageStore` plans of extents.
+
+Full pages are closed under prefixes; snapshots and window pages may be dropped from inner pages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ferryman.cache.keys import PageKey
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.node import Branch
+from ferryman.cache.slots import SlotHandle
+from ferryman.cache.tree import PrefixTree
+from ferryman.cache.units import Tier
+from ferryman.tiers.prefix_match import residency, usable_pages
+from ferryman.tiers.storage_values import TierEffect
+from ferryman.tiers.unit_group import WriteOffer
+from ferryman.tiers.values import Residency, StoredUnit, UnitCounts, UnitForgotten, UnitStored
+
+
+class UnitAllocator(Protocol):
+    """The places of units: slots of an arena, or places in extents."""
+
+    def is_unused(self, unit: SlotHandle) -> bool:
+        """Whether only the tree holds it."""
+        ...
+
+    def give_back(self, units: Iterable[SlotHandle]) -> None:
+        """Takes back units that the tree holds no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Resident:
+    unit: StoredUnit
+    root: PageKey
+
+
+class UnitStore:
+    """The units of one tier by page and kind, and the effects of their changes."""
+
+    def __init__(self, manifest: StateManifest, tier: Tier, allocator: UnitAllocator) -> None:
+        self.manifest = manifest
+        self._tier, self._allocator = tier, allocator
+        self._tree = PrefixTree.of(manifest)
+        self._resident: dict[tuple[Kind, PageKey], _Resident] = {}
+        self._effects: list[TierEffect] = []
+        self._counts = {kind: Counter[str]() for kind in manifest.kinds}
+
+    # Matching: no side effects.
+
+    def lookup(self, keys: Sequence[PageKey]) -> Residency:
+        """The units of a chain that are here; marks nothing as used."""
+        return residency(self._tree, self.manifest, keys)
+
+    def usable_pages(self, keys: Sequence[PageKey]) -> int:
+        """The longest prefix of a chain, in pages, that can be resumed; marks nothing as used."""
+        return usable_pages(self._tree, self.manifest, keys)
+
+    def unit(self, kind: Kind, key: PageKey) -> StoredUnit | None:
+        """The place of a unit and its expected digest."""
+        found = self._resident.get((kind, key))
+        return found.unit if found else None
+
+    def deepest_chain(self, units: Iterable[tuple[Kind, PageKey]]) -> tuple[PageKey, ...]:
+        """The keys of all pages up to the deepest of these units that is here; empty if none is."""
+        here = [self._tree.node(key) for kind, key in units if self._tree.has(kind, key)]
+        deepest = max(here, key=lambda node: (node.depth, node.key), default=None)
+        return self._tree.chain(deepest.key) if deepest else ()
+
+    def next_to_evict(self, kind: Kind) -> Iterator[PageKey]:
+        """Pages in the order in which eviction would drop their units of a kind."""
+        return self._tree.next_to_evict(kind, self._allocator.is_unused)
+
+    def offer(self, keys: Sequence[PageKey], units: Mapping[Kind, Sequence[int]]) -> WriteOffer:
+        """The units among these that would be new here, and the resume points they would make."""
+        return WriteOffer(self.manifest, keys, units, self._tree)
+
+    def _anchor(self, keys: Sequence[PageKey], depth: int) -> tuple[SlotHandle, ...]:
+        """The full page whose lease keeps the path of `depth` pages in the tree."""
+        if depth == 0 or Kind.FULL not in self.manifest.kinds:
+            return ()
+        return (self._tree.slot(Kind.FULL, keys[depth - 1]),)
+
+    def _handles(self, units: Iterable[tuple[Kind, PageKey]]) -> tuple[SlotHandle, ...]:
+        """The tree's handles of these units. Raises KeyError for a unit that is not here."""
+        return tuple(self._tree.slot(kind, key) for kind, key in units)
+
+    # Inserting.
+
+    def _insert(
+        self, keys: Sequence[PageKey], units: Sequence[StoredUnit], now: float
+    ) -> tuple[StoredUnit, ...]:
+        """Makes units of a chain visible and returns the new ones. Where the tree has a unit
+        already, it keeps its own, and the caller frees the other."""
+        branch: dict[Kind, dict[int, SlotHandle]] = {}
+        for unit in units:
+            branch.setdefault(unit.kind, {})[unit.page_index] = unit.handle
+        adopted = set(self._tree.insert(Branch(keys, branch), now).adopted)
+        new = tuple(unit for unit in units if unit.handle in adopted)
+        for unit in new:
+            self._resident[unit.kind, unit.key] = _Resident(unit, keys[0])
+        self._note_changes()
+        return new
+
+    # Dropping.
+
+    def _evict(self, kind: Kind, num_units: int) -> int:
+        """Evicts the least valuable unused units of a kind. Returns how many units were dropped, of
+        all kinds: dropping a full page drops the units that stand on it."""
+        self._tree.evict(kind, num_units, self._allocator.is_unused)
+        gone = self._note_changes()
+        for each, number in gone.items():
+            self._count(each, num_evicted=number)
+        return gone.total()
+
+    def flush(self) -> int:
+        """Evicts every unit without reader or writer and returns how many were dropped."""
+        return sum(self._evict(kind, each["num_units"]) for kind, each in self._counts.items())
+
+    def drop(self, kind: Kind, key: PageKey) -> int:
+        """Drops a unit and all that stands on it, leased or not; returns how many."""
+        if (kind, key) not in self._resident:
+            return 0
+        self._tree.drop(kind, key)
+        return self._note_changes().total()
+
+    def drop_chain(self, first: PageKey) -> int:
+        """Drops all units of chains that begin with this page, leased or not; returns how many."""
+        if not self._tree.match_depth((first,)):
+            return 0
+        self._tree.drop_chain(first)
+        return self._note_changes().total()
+
+    def _note_changes(self) -> Counter[Kind]:
+        """Records the tree's changes as counts and effects; returns how many units of each kind
+        were dropped."""
+        gone: Counter[Kind] = Counter()
+        changes = self._tree.drain_changes()
+        for name, is_stored in [((c.kind, key), c.is_stored) for c in changes for key in c.keys]:
+            kind, _ = name
+            if is_stored:
+                found = self._resident[name]
+                self._count(kind, num_units=1, num_bytes=found.unit.num_bytes)
+                self._effects.append(self._stored_effect(found))
+                continue
+            found = self._resident.pop(name)
+            gone[kind] += 1
+            self._count(kind, num_units=-1, num_bytes=-found.unit.num_bytes)
+            self._allocator.give_back([found.unit.handle])
+            self._effects.append(UnitForgotten(*name, found.root, tier=self._tier))
+        return gone
+
+    # Reports.
+
+    def _stored_effect(self, found: _Resident) -> UnitStored:
+        unit = found.unit
+        return UnitStored(
+            unit.kind,
+            unit.key,
+            found.root,
+            unit.num_bytes,
+            unit.digest,
+            unit.generation,
+            tier=self._tier,
+        )
+
+    def drain_effects(self) -> tuple[TierEffect, ...]:
+        """The effects since the last call, in order."""
+        effects, self._effects = tuple(self._effects), []
+        return effects
+
+    def holdings(self) -> Iterator[UnitStored]:
+        """Every unit here in the order of insertion, so parents first, for an index that must be
+        rebuilt. Units dropped during the iteration are left out."""
+        names = tuple(self._resident)
+        return (self._stored_effect(self._resident[n]) for n in names if n in self._resident)
+
+    def _count(self, kind: Kind, **more: int) -> None:
+        """Adds to the counts of a kind, by their names in UnitCounts."""
+        counts = self._counts[kind]
+        for name, number in more.items():
+            counts[name] += number
+
+    def counts(self, kind: Kind) -> UnitCounts:
+        """Units of a kind that are here, and counts of their events since the start."""
+        return UnitCounts(**self._counts[kind])
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless tree and table agree."""
+        self._tree.check_integrity()
+        held = {name: self._tree.slot(*name) for name in self._tree.units()}
+        known = {name: found.unit.handle for name, found in self._resident.items()}
+        assert known == held, "units are miscounted"

@@ -1,0 +1,1 @@
+"""Channels, servers and statuses: the common part of all calls between processes."""

@@ -1,0 +1,205 @@
+"""gRPC as this project uses it: channels, servers, deadlines, and the metadata of a call.
+
+The keepalive settings notice a stopped peer within two seconds; keepalive alone takes a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from ferryman.errors import ConfigError, DeadlineExceeded
+from ferryman.wire.grpc.interceptor import Context as Context
+from ferryman.wire.grpc.interceptor import StatusInterceptor
+from ferryman.wire.values import RequestContext
+
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_CONCURRENT_RPCS = 4096
+HANDSHAKE_MS = 10_000
+
+Options = tuple[tuple[str, int], ...]
+Register = Callable[[grpc.aio.Server], None]
+C = TypeVar("C", bound=grpc.aio.Call)
+
+_BOTH_ENDS: Options = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+# A server must allow the pings of its clients; two workers on one port would be a mistake.
+SERVER_OPTIONS: Options = (
+    *_BOTH_ENDS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+)
+# gRPC does not retry, because the caller decides about retries; a worker that comes back is tried
+# again within a second. The least backoff is also the time that gRPC gives a connection to be made:
+# it equals the silence allowed to a connected peer, because a busy peer is not gone.
+CHANNEL_OPTIONS: Options = (
+    *_BOTH_ENDS,
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A connection to host:port, made when first used; close it, or use it in `async with`."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Channels:
+    """One channel for each address in use, closed together."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = channel(address)
+        return self._channels[address]
+
+    async def drop(self, address: str) -> None:
+        """Drops the channel to a process that is gone: its calls end, and the next ones connect
+        anew."""
+        if gone := self._channels.pop(address, None):
+            await gone.close()
+
+    async def close(self) -> None:
+        for address in tuple(self._channels):
+            await self.drop(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServer:
+    """A server that is up, on `port`."""
+
+    port: int
+    _health: health.HealthServicer
+
+    async def drain(self) -> None:
+        """Says NOT_SERVING from now on. Calls are still taken, so that hand-offs can end well."""
+        await self._health.enter_graceful_shutdown()
+
+
+@asynccontextmanager
+async def listening(
+    address: str,
+    register: Register,
+    *,
+    grace: float,
+    services: Sequence[str] = (),
+    max_fields: int | None = None,
+    max_connections: int | None = None,
+) -> AsyncIterator[GrpcServer]:
+    """Serve at host:port (port 0: a free one) for the length of the block, with health.
+
+    `services` are full names for health and reflection; without any, reflection is off. Leaving the
+    block refuses further calls and gives running ones `grace` seconds. On a public port
+    `max_fields` bounds a message and `max_connections` the connections. ConfigError: port is taken.
+    """
+    server = grpc.aio.server(
+        interceptors=(StatusInterceptor(max_fields),),
+        options=(*SERVER_OPTIONS, *_connection_options(max_connections)),
+        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+    )
+    register(server)
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for name in ("", *services):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    if services:
+        reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
+    port = _bound(server, address)
+    await server.start()
+    try:
+        yield GrpcServer(port, servicer)
+    finally:
+        await servicer.enter_graceful_shutdown()
+        await server.stop(grace)
+
+
+def _connection_options(max_connections: int | None) -> Options:
+    """Limits connections, and the time until a client has completed its handshake. Pings find
+    silent peers."""
+    if max_connections is None:
+        return ()
+    return (
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    )
+
+
+def _bound(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {address}; is the port taken?") from error
+    if port == 0:
+        raise ConfigError(f"cannot listen on {address}; is the port taken?")
+    return port
+
+
+@contextmanager
+def ending(call: C) -> Iterator[C]:
+    """Used around every streaming call: the call ends with the block, also after an error.
+
+    Cancelling a task that reads a stream does not always cancel the call: while the request is
+    still being sent, the library loses the cancellation, and the servicer would go on for ever.
+    """
+    try:
+        yield call
+    finally:
+        call.cancel()
+
+
+def remaining_seconds(context: Context, at_most: float) -> float:
+    """The time left until the caller's deadline, at most `at_most`; raises DeadlineExceeded if none
+    is."""
+    left = context.time_remaining()
+    if left is not None and left <= 0:
+        raise DeadlineExceeded("the deadline had passed when the call arrived")
+    return at_most if left is None else min(left, at_most)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """The request that some work is for, in logs and traces."""
+
+    request_id: str = ""
+    attempt: int = 0
+    traceparent: str = ""
+
+
+NO_TAGS = CallTags()
+
+
+def tags_for(context: RequestContext) -> CallTags:
+    """The tags of all work for one attempt."""
+    return CallTags(context.request_id, context.attempt, context.traceparent)

@@ -1,0 +1,249 @@
+"""NIXL as this project uses it: an agent, the memory it may touch, one thread for all its calls.
+
+    writer      add_peer(metadata) → write(peer, runs) …     a future ends when bytes have landed
+    receiver    metadata, then notifications                 while `listening`
+
+The library's own progress thread stays off, because it keeps a whole core busy even without
+traffic. So a writer polls its own writes, and a receiver polls often while it expects data: bytes
+over TCP land only then. Writes carry no notification: a write with one ends only when the peer has
+polled; without one, on one machine, it ends when it is posted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ferryman.errors import InvalidRequest, Unavailable
+from ferryman.wire.handoff.nixl_library import (
+    HOST,
+    ON_LOOPBACK,
+    MemoryRegion,
+    NixlLibrary,
+    NixlOptions,
+    WriteRun,
+    as_unavailable,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Job = tuple[Callable[[], Any], "Future[Any]"]
+
+MAX_METADATA_BYTES = 1 << 16
+MAX_HEARD = 4096
+# Pauses of the thread between two polls: of its own writes, growing from the first to the second
+# while nothing ends, and of others' writes and messages.
+POLL_SECONDS = (20e-6, 1e-3)
+LISTEN_SECONDS = 100e-6
+# A message may have to wait for a connection, which is made only while the thread polls.
+SENDING_SECONDS = 2.0
+
+
+@contextmanager
+def nixl_agent(
+    name: str, regions: Sequence[MemoryRegion], options: NixlOptions = ON_LOOPBACK
+) -> Iterator[NixlAgent]:
+    """An agent for the length of a `with`. Raises ConfigError where NIXL cannot work."""
+    agent = NixlAgent(name, regions, options)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+class NixlAgent:
+    """One agent. Its name is unique in the cluster. Calls come from one event loop.
+
+    Making and closing one takes half a second; use a thread where an event loop must go on.
+    """
+
+    def __init__(self, name: str, regions: Sequence[MemoryRegion], options: NixlOptions) -> None:
+        self.name = name
+        self._devices = {region.device for region in regions}
+        # A Queue: SimpleQueue.get waits without end when its deadline passes at the wrong moment.
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._num_listening = 0
+        self._listen_until = 0.0
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self._library = NixlLibrary(name)
+        self._heard: list[bytes] = []
+        self._thread = threading.Thread(target=self._work, name=f"nixl-{name}", daemon=True)
+        self._thread.start()
+        try:
+            opening = self._submit(lambda: self._library.open(regions, options))
+            self.metadata: bytes = opening.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends every connection: bytes still in the network never land. Blocks.
+
+        A writer on this machine copies by itself and is not stopped by it; wait until it stops or
+        dies.
+        """
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._jobs.put(None)
+        self._thread.join()
+
+    # Calls of a writer.
+
+    async def add_peer(self, metadata: bytes) -> str:
+        """Makes a peer known and returns its name. Raises Unavailable for invalid metadata."""
+        if len(metadata) > MAX_METADATA_BYTES:
+            raise InvalidRequest(f"metadata of {len(metadata)} bytes are no agent's", "metadata")
+        return await self._call(lambda: self._library.add_peer(metadata))
+
+    async def remove_peer(self, peer: str) -> None:
+        """Ends the connection to a peer; later writes to it need `add_peer` again."""
+        await self._call(lambda: self._library.remove_peer(peer))
+
+    def write(self, peer: str, runs: Sequence[WriteRun], device: int = HOST) -> Future[None]:
+        """Posts a write of `runs` into the peer's memory on `device`.
+
+        The future ends when all bytes have landed, or with Unavailable when that can no longer be
+        known. It cannot be cancelled: until it ends, NIXL reads the memory and writes the peer's.
+        """
+        landed: Future[None] = Future()
+        landed.set_running_or_notify_cancel()
+        devices = (*self._devices, device)
+
+        def end_unposted(posting: Future[None]) -> None:
+            if (error := posting.exception()) is not None:
+                landed.set_exception(error)
+
+        posting = self._submit(lambda: self._library.post(peer, runs, devices, landed))
+        posting.add_done_callback(end_unposted)
+        return landed
+
+    def tell(self, peer: str, message: bytes) -> None:
+        """Sends a message, in no order with writes. It may be lost with the connection."""
+        self._submit(lambda: self._send(peer, message))
+
+    # Calls of a receiver.
+
+    def begin_listening(self) -> None:
+        """Polls, so that others' writes land and their messages arrive, until as many
+        `end_listening`."""
+        self._change_listening(1)
+
+    def end_listening(self) -> None:
+        self._change_listening(-1)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """The same for the length of a block."""
+        self.begin_listening()
+        try:
+            yield
+        finally:
+            self.end_listening()
+
+    async def notifications(self) -> list[bytes]:
+        """The messages of all peers since the last call."""
+        return await self._call(self._take_heard)
+
+    # The thread.
+
+    def _change_listening(self, change: int) -> None:
+        def apply() -> None:
+            self._num_listening += change
+
+        self._submit(apply)
+
+    async def _call(self, fn: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._submit(fn))
+
+    def _submit(self, fn: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        with self._closing:  # no thread takes a job after the last one
+            if not self._is_closed:
+                self._jobs.put((fn, future))
+                return future
+        future.set_exception(Unavailable(f"the NIXL agent {self.name} is closed"))
+        return future
+
+    def _work(self) -> None:
+        """Serves until the end; afterwards, also after an error, refuses all waiting and new
+        jobs."""
+        try:
+            self._serve()
+        except Exception:
+            log.exception("nixl agent %s failed", self.name)
+        finally:
+            with self._closing:
+                self._is_closed = True
+            self._end()
+
+    def _serve(self) -> None:
+        rest = POLL_SECONDS[0]
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._rest(rest))
+            except queue.Empty:
+                is_moving = self._look()
+                rest = POLL_SECONDS[0] if is_moving else min(2 * rest, POLL_SECONDS[1])
+                continue
+            if job is None:
+                break
+            _run(*job)
+            self._look()
+
+    def _rest(self, rest: float) -> float | None:
+        """The pause until the next poll; None, without end, when there is nothing to poll."""
+        if self._library.is_writing:
+            return rest
+        return LISTEN_SECONDS if self._is_listening else None
+
+    def _look(self) -> bool:
+        """Settles the writes that have ended, and lets others' writes land. Returns whether any has
+        ended."""
+        if self._is_listening:
+            self._listen()
+        return self._library.settle()
+
+    def _listen(self) -> None:
+        self._heard += self._library.notifications()
+        del self._heard[:-MAX_HEARD]
+
+    def _send(self, peer: str, message: bytes) -> None:
+        self._library.send(peer, message)
+        self._listen_until = time.monotonic() + SENDING_SECONDS
+
+    @property
+    def _is_listening(self) -> bool:
+        return self._num_listening > 0 or time.monotonic() < self._listen_until
+
+    def _take_heard(self) -> list[bytes]:
+        self._listen()
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _end(self) -> None:
+        self._library.close()
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job[1].set_exception(Unavailable(f"the NIXL agent {self.name} is closed"))
+
+
+def _run(fn: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(fn())
+    except Exception as error:
+        future.set_exception(as_unavailable(error))

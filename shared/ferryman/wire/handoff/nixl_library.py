@@ -1,0 +1,255 @@
+"""The part of the NIXL library that this project calls.
+
+One agent of the library with the writes that it has posted. Every call comes from one thread: that
+of `nixl_agent.NixlAgent`, which all other code uses. The library is an extra and imported late,
+because it may not be installed; its names and its errors become ours here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ferryman.errors import ConfigError, Unavailable
+from ferryman.wire.handoff.net_devices import LOOPBACK, UcxDevice
+
+log = logging.getLogger(__name__)
+
+HOST = -1
+
+ErrorHandling = Literal["peer", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRegion:
+    """Memory that lives longer than the agent. `device` is HOST or the index of a CUDA device
+    (untested)."""
+
+    address: int
+    num_bytes: int
+    device: int = HOST
+
+
+class WriteRun(NamedTuple):
+    """Bytes in one piece on both sides."""
+
+    local: int
+    remote: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NixlOptions:
+    """`device` is the only one on which UCX listens and connects; "" leaves it to UCX_NET_DEVICES.
+
+    `error_handling` "none" is faster by a tenth on one machine, but never notices a dead peer.
+    """
+
+    device: UcxDevice
+    error_handling: ErrorHandling = "peer"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Parameters of NIXL's UCX backend. Its own device_list works for RDMA cards only."""
+        bound = {"engine_config": f"NET_DEVICES={self.device.name}"} if self.device.name else {}
+        return {**bound, "ucx_error_handling_mode": self.error_handling}
+
+
+ON_LOOPBACK = NixlOptions(UcxDevice(LOOPBACK))
+
+
+def has_nixl() -> bool:
+    """Whether the extra is installed; does not load it."""
+    return find_spec("nixl") is not None
+
+
+def merged_runs(units: Iterable[WriteRun], max_bytes: int = 1 << 62) -> list[WriteRun]:
+    """Merges runs that are neighbours on both sides into runs of at most `max_bytes`; keeps the
+    order."""
+    found: list[WriteRun] = []
+    for unit in units:
+        if found:
+            local, remote, num_bytes = found[-1]
+            follows = (local + num_bytes, remote + num_bytes) == (unit.local, unit.remote)
+            if follows and num_bytes + unit.num_bytes <= max_bytes:
+                found[-1] = WriteRun(local, remote, num_bytes + unit.num_bytes)
+                continue
+        found.append(unit)
+    return found
+
+
+class NixlLibrary:
+    """One agent of the library, from `open` to `close`, and its unfinished writes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._agent: Any = None
+        self._regions: list[Any] = []
+        self._writes: list[_Write] = []
+
+    @property
+    def is_writing(self) -> bool:
+        return bool(self._writes)
+
+    def open(self, regions: Sequence[MemoryRegion], options: NixlOptions) -> bytes:
+        """The agent's metadata. Raises ConfigError or Unavailable where NIXL cannot work."""
+        try:
+            return self._opened(regions, options)
+        except (ConfigError, Unavailable):
+            raise
+        except Exception as error:  # for example a library that does not load; gRPC still works
+            raise Unavailable(f"NIXL: {error or type(error).__name__}") from error
+
+    def _opened(self, regions: Sequence[MemoryRegion], options: NixlOptions) -> bytes:
+        api = _nixl_api()
+        config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
+        self._agent = api.nixl_agent(self._name, config)
+        self._agent.create_backend("UCX", options.parameters)
+        for region in regions:
+            place = (region.address, region.num_bytes, max(region.device, 0), "")
+            self._regions.append(self._agent.register_memory([place], _segment(region.device)))
+        metadata: bytes = self._agent.get_agent_metadata()
+        return metadata
+
+    def add_peer(self, metadata: bytes) -> str:
+        name = self._agent.add_remote_agent(metadata)
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def remove_peer(self, peer: str) -> None:
+        self._agent.remove_remote_agent(peer)
+
+    def post(
+        self, peer: str, runs: Sequence[WriteRun], devices: Sequence[int], landed: Future[None]
+    ) -> None:
+        """Begins a write of `runs`; `landed` gets its end. `devices` are ours and the peer's."""
+        try:
+            write = _Write(*self._posted(peer, runs, devices), landed)
+        except Exception as error:
+            landed.set_exception(as_unavailable(error))
+            return
+        if not write.has_ended(self._agent):
+            self._writes.append(write)
+
+    def _posted(
+        self, peer: str, runs: Sequence[WriteRun], devices: Sequence[int]
+    ) -> tuple[Any, str]:
+        """The library's handle of the transfer, and its state."""
+        table = np.array(runs, dtype=np.uint64).reshape(-1, 3)
+        ours, theirs = (
+            self._agent.get_xfer_descs(
+                _descriptors(table[:, column], table[:, 2], device), _segment(device)
+            )
+            for column, device in enumerate(devices)
+        )
+        handle = self._agent.initialize_xfer("WRITE", ours, theirs, peer)
+        return handle, self._agent.transfer(handle)
+
+    def settle(self) -> bool:
+        """Ends the futures of writes that have ended, which also lets the library make progress.
+        Returns whether there was any."""
+        before = len(self._writes)
+        self._writes = [write for write in self._writes if not write.has_ended(self._agent)]
+        return len(self._writes) != before
+
+    def send(self, peer: str, message: bytes) -> None:
+        self._agent.send_notif(peer, message)
+
+    def notifications(self) -> list[bytes]:
+        """Reads the notifications. This call also makes the library land others' writes over
+        TCP."""
+        try:
+            return [one for said in self._agent.get_new_notifs().values() for one in said]
+        except Exception:  # a peer that leaves may make it fail; the others still write
+            log.debug("nixl look failed agent=%s", self._name, exc_info=True)
+            return []
+
+    def close(self) -> None:
+        """Closes the connections; the library's agent ends when it has no reference any more."""
+        for write in self._writes:
+            write.give_up()
+        try:
+            for registered in self._regions:
+                self._agent.deregister_memory(registered)
+        except Exception:  # the library ends with all that it holds
+            log.debug("nixl memory not released", exc_info=True)
+        self._writes, self._regions, self._agent = [], [], None
+
+
+class _Write:
+    """A posted transfer and its waiting future."""
+
+    def __init__(self, handle: Any, state: str, landed: Future[None]) -> None:
+        self._handle, self._state, self._landed = handle, state, landed
+
+    def has_ended(self, library: Any) -> bool:
+        """Polls the transfer; releases it and ends its future once it has ended."""
+        try:
+            if self._state == "PROC":
+                self._state = library.check_xfer_state(self._handle)
+            if self._state == "PROC":
+                return False
+        except Exception as error:
+            self._fail(as_unavailable(error))
+            return True
+        if self._state == "DONE":
+            self._release()
+            self._landed.set_result(None)
+        else:
+            self._fail(Unavailable("a NIXL write failed"))
+        return True
+
+    def give_up(self) -> None:
+        self._fail(Unavailable("the NIXL agent was closed while it wrote"))
+
+    def _fail(self, error: Exception) -> None:
+        self._release()
+        self._landed.set_exception(error)
+
+    def _release(self) -> None:
+        try:
+            self._handle.release()
+        except Exception:  # it stays with the agent until that ends
+            log.debug("nixl write not released", exc_info=True)
+
+
+def as_unavailable(error: Exception) -> Exception:
+    """The library's errors have no common base class; the name of their class tells them."""
+    if isinstance(error, Unavailable | ConfigError):
+        return error
+    if type(error).__name__.startswith("nixl"):
+        return Unavailable(f"NIXL: {error}")
+    return error
+
+
+def _segment(device: int) -> str:
+    return "DRAM" if device == HOST else "VRAM"
+
+
+def _descriptors(addresses: Any, sizes: Any, device: int) -> Any:
+    """[runs, 3]: address, length, device."""
+    devices = np.full(len(addresses), max(device, 0), dtype=np.uint64)
+    return np.stack([addresses, sizes, devices], axis=1)
+
+
+def _nixl_api() -> ModuleType:
+    """The library, with its log sent to ours: by default it writes to standard output."""
+    raises = logging.raiseExceptions
+    try:
+        from nixl import _api
+    except ImportError as error:
+        raise ConfigError("NIXL is not installed: pip install 'ferryman[nixl]'") from error
+    finally:
+        logging.raiseExceptions = raises
+    speaker = logging.getLogger("nixl")
+    speaker.handlers.clear()
+    speaker.propagate = True
+    speaker.setLevel(logging.WARNING)
+    found: ModuleType = _api
+    return found

@@ -1,0 +1,98 @@
+"""The copy of units into the host-cache's arena, off the event loop.
+
+A copy ends, also after an error, only when no thread reads a source or writes to the arena any
+more: before that neither the room nor the slots on the device may be given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import Unavailable
+from ferryman.handoff.values import UnitDigest
+from ferryman.wire.codec.scalars import kind_from_wire
+from ferryman.wire.v1 import hostcache_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSource:
+    """One unit to be stored. `copy` brings its bytes into a view of exactly its size and returns
+    their xxh3-128; it runs on a thread of its own, at most once."""
+
+    kind: Kind
+    page_index: int
+    copy: Callable[[memoryview], bytes]
+
+
+class ArenaCopier:
+    """One thread that copies units, one group after the other."""
+
+    def __init__(self) -> None:
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="host-store")
+        self._closing = threading.Event()
+
+    async def copied(
+        self, arena: memoryview, units: Sequence[UnitSource], room: Sequence[pb.ReservedUnit]
+    ) -> list[UnitDigest]:
+        """Fills `room` from `units`; returns the digest of each. A cancelled caller waits for the
+        unit that is being copied."""
+        digests: list[UnitDigest] = []
+        stop = threading.Event()
+        job = partial(self._copy_all, arena, units, room, digests, stop)
+        copying = asyncio.wrap_future(self._copier.submit(job))
+        try:
+            await asyncio.shield(copying)
+        finally:
+            stop.set()
+            await _ended(copying)
+        return digests
+
+    def _copy_all(
+        self,
+        arena: memoryview,
+        units: Sequence[UnitSource],
+        room: Sequence[pb.ReservedUnit],
+        digests: list[UnitDigest],
+        stop: threading.Event,
+    ) -> None:
+        sources = {(unit.kind, unit.page_index): unit for unit in units}
+        for unit in room:
+            if stop.is_set() or self._closing.is_set():
+                return
+            name = kind_from_wire(unit.kind), unit.page_index
+            into = arena[unit.offset : unit.offset + unit.num_bytes]
+            digests.append(UnitDigest(*name, sources[name].copy(into)))
+
+    async def close(self) -> None:
+        """Stops copying; finishes the unit that is being copied."""
+        self._closing.set()
+        await asyncio.to_thread(self._copier.shutdown)
+
+
+async def _ended(job: asyncio.Future[None]) -> None:
+    """Waits for a job that cannot be cancelled, however often the caller is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        try:
+            await asyncio.wait((job,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def check_room(
+    room: Sequence[pb.ReservedUnit], units: Sequence[UnitSource], *, arena_bytes: int
+) -> None:
+    """Raises Unavailable for room that was not requested, or that lies outside the arena."""
+    asked = {(unit.kind, unit.page_index) for unit in units}
+    for unit in room:
+        name = kind_from_wire(unit.kind), unit.page_index
+        if name not in asked or unit.offset + unit.num_bytes > arena_bytes:
+            raise Unavailable(f"the host-cache reserved {name[0].value} {name[1]} amiss")

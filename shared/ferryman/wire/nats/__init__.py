@@ -1,0 +1,1 @@
+"""The bus: subjects, the messages on them, and the lifecycle log."""

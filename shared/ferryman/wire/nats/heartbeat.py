@@ -1,0 +1,112 @@
+"""A worker's heartbeat: readable JSON, once a second, on `worker.<role>.<id>.beat`.
+
+The router knows workers only by their heartbeats. They depend on the worker's step counter: a
+worker whose engine is stuck is silent, even if its event loop runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
+from ferryman.errors import InvalidRequest
+
+VERSION = 1
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedState:
+    """The kind of state that a worker keeps: two workers with equal values can hand requests over.
+
+    `fingerprint`, `page_size` and `digest` are the manifest's, and name the root of all page keys.
+    """
+
+    fingerprint: str
+    page_size: int
+    digest: str
+    kinds: tuple[Kind, ...]
+    window_len: int = 0
+
+    @classmethod
+    def of(cls, manifest: StateManifest) -> ServedState:
+        return cls(
+            manifest.fingerprint,
+            manifest.page_size,
+            manifest.digest,
+            manifest.kinds,
+            manifest.window_len,
+        )
+
+    @property
+    def resume_shape(self) -> ResumeShape:
+        return ResumeShape(self.page_size, self.window_len, frozenset(self.kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One heartbeat. Seconds are measured by the sender itself, 0 before the first measurement.
+
+    `is_ready` is false while it drains. `max_len` bounds prompt and output of one request there;
+    `max_requests` is how many it can hold, running and reserved, if that is more than
+    `max_running`; `queue_tokens` is the prefill work that waits or runs. `node` is the node id of
+    the host-cache that the worker is attached to, or its own. `num_steps` counts the engine's
+    steps, `draft_steps` a step once for each request that drafts in it; `accepted_tokens` of the
+    `drafted_tokens` were right.
+
+    A worker gives the seconds per byte of a load from the host, and the bytes of a page of all its
+    paged kinds and of a snapshot. A host-cache gives the seconds per byte from its storage and from
+    a peer, and the least gain in tokens of a prefetch (`prefetch_threshold`). `planes` are the data
+    planes that a worker can use.
+    """
+
+    role: str
+    worker_id: str
+    epoch: int
+    address: str
+    is_ready: bool
+    state: ServedState
+    max_len: int
+    num_running: int = 0
+    max_running: int = 1
+    max_requests: int = 0
+    num_queued: int = 0
+    queue_tokens: int = 0
+    seconds_per_token: float = 0.0
+    step_seconds: float = 0.0
+    num_steps: int = 0
+    draft_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    free_slots: Mapping[Kind, int] = field(default_factory=dict)
+    node: str = ""
+    load_seconds_per_byte: float = 0.0
+    storage_seconds_per_byte: float = 0.0
+    peer_seconds_per_byte: float = 0.0
+    page_bytes: int = 0
+    snapshot_bytes: int = 0
+    prefetch_threshold: int = 0
+    planes: tuple[str, ...] = ("grpc",)
+
+
+def heartbeat_to_bytes(beat: Heartbeat) -> bytes:
+    return json.dumps({"v": VERSION, **asdict(beat)}, separators=(",", ":")).encode()
+
+
+def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
+    """Inverse of `heartbeat_to_bytes`; InvalidRequest for a payload of another version."""
+    try:
+        raw: dict[str, Any] = json.loads(payload)
+        if raw.pop("v") != VERSION:
+            raise InvalidRequest(f"no beat of version {VERSION}")
+        state = raw.pop("state")
+        kinds = tuple(Kind(kind) for kind in state.pop("kinds"))
+        slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
+        planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
+        served = ServedState(kinds=kinds, **state)
+        return Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise InvalidRequest(f"these bytes are no beat: {error!r}") from error

@@ -1,0 +1,31 @@
+"""A third-party server ends with the process that started it, even if that dies by SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+import pytest
+
+PARENT = """
+import os, subprocess, sys
+from ferryman_launcher.exec_with_parent import with_parent
+child = subprocess.Popen(with_parent(("/bin/sleep", "600"), os.getpid()))
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals orphans")
+def test_a_killed_parent_takes_its_servers_along() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        watched = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    ended, _, _ = select.select([watched], [], [], 30)
+    os.close(watched)
+    assert ended

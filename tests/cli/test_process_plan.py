@@ -1,0 +1,252 @@
+"""The processes of a cluster, and the settings that they are given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.runtime.key_file import read_key_file
+from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions
+from ferryman.settings.declaration import size_of, size_text
+from ferryman.settings.engine import EngineOptions
+from ferryman.settings.hostcache import HostCacheServiceSettings as HostCacheSettings
+from ferryman.settings.router import RouterSettings
+from ferryman.settings.sources import Sources, read_settings
+from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman_launcher.options import demo_model, up_options, up_sources
+from ferryman_launcher.process_plan import ProcessPlan, names, plan_processes
+from ferryman_launcher.state_folder import StateFolder
+
+KINDS: dict[str, Any] = {
+    "router": RouterSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+    "hostcache": HostCacheSettings,
+}
+
+DEMO = EngineOptions(model=demo_model())
+
+
+@pytest.fixture
+def choices() -> UpOptions:
+    return UpOptions(
+        served_name="demo",
+        engine=EngineOptions(
+            model=demo_model(),
+            dtype="bfloat16",
+            quantize="int8",
+            memory_bytes=1 << 27,
+            num_threads=3,
+            snapshot_grid=256,
+            draft="ngram",
+            draft_tokens=7,
+        ),
+        doors=DoorOptions(http_port=0, grpc_port=0),
+        num_prefill=2,
+        prefill_tp=2,
+        cluster="blue",
+    )
+
+
+def made(choices: UpOptions, folder: Path) -> ProcessPlan:
+    return plan_processes(choices, StateFolder(folder))
+
+
+def test_a_cluster_has_its_servers_and_services(choices: UpOptions, tmp_path: Path) -> None:
+    found = made(choices, tmp_path)
+    assert [job.name for job in found.servers] == ["nats", "redis"]
+    services = [job.name for job in found.services]
+    assert services == ["hostcache", "prefill-1", "prefill-2", "decode", "router"]
+    ranks = {job.name: job.drain_rank for job in (*found.services, *found.servers)}
+    assert ranks["router"] < ranks["prefill-1"] == ranks["decode"]
+    assert ranks["decode"] < ranks["hostcache"] < ranks["nats"] == ranks["redis"]
+
+
+def test_servers_of_others_are_not_started(choices: UpOptions, tmp_path: Path) -> None:
+    theirs = UpOptions(engine=DEMO, nats_url="nats://n:1", redis_url="redis://r:2/0")
+    found = made(theirs, tmp_path)
+    assert found.servers == ()
+    assert (found.nats_url, found.redis_url) == ("nats://n:1", "redis://r:2/0")
+
+
+@pytest.mark.parametrize("name", ["hostcache", "prefill-2", "decode", "router"])
+def test_every_service_understands_its_settings(
+    choices: UpOptions, tmp_path: Path, name: str
+) -> None:
+    found = made(choices, tmp_path)
+    (job,) = (job for job in found.services if job.name == name)
+    role = name.partition("-")[0]
+    assert job.argv == (sys.executable, "-m", f"ferryman_{role}")
+    settings: Any = read_settings(KINDS[role], role, Sources.of(job.environment))
+    assert settings.bus.url == found.nats_url
+    assert settings.bus.cluster == "blue"
+    assert settings.life.parent_pid == os.getpid()
+    if isinstance(settings, PrefillSettings | DecodeSettings):
+        assert settings.worker.dtype == "bfloat16"
+        assert settings.worker.quantize == "int8"
+        assert settings.worker.num_threads == 3
+        assert settings.worker.snapshot_grid == 256
+        assert (settings.worker.draft, settings.worker.draft_tokens) == ("ngram", 7)
+        assert settings.worker.tp_size == (2 if role == "prefill" else 1)
+
+
+def test_ranks_share_the_cores_among_all_of_them(choices: UpOptions) -> None:
+    several = choices.model_copy(update={"engine": DEMO, "num_decode": 1, "decode_tp": 4})
+    cores = len(os.sched_getaffinity(0))
+    assert several.threads == max(1, cores // (2 * 2 + 1 * 4))
+
+
+def test_workers_are_told_where_the_host_cache_will_be(choices: UpOptions, tmp_path: Path) -> None:
+    jobs = {job.name: job for job in made(choices, tmp_path).services}
+    port = jobs["hostcache"].environment["FERRYMAN_HOSTCACHE_PORT"]
+    address = jobs["decode"].environment["FERRYMAN_DECODE_HOSTCACHE_ADDRESS"]
+    assert address == f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("name", ["nats", "redis", "hostcache", "prefill-1", "decode", "router"])
+def test_a_process_is_told_what_is_its_own_role_s_and_nobody_else_s(
+    tmp_path: Path, name: str
+) -> None:
+    levels = {"ROUTER": "ERROR", "PREFILL": "INFO", "DECODE": "DEBUG", "HOSTCACHE": "WARNING"}
+    given = {f"FERRYMAN_{role}_LOG_LEVEL": level for role, level in levels.items()}
+    given |= {"FERRYMAN_API_KEYS": "secret", "FERRYMAN_STATE_DIR": "x", "PATH": "/bin"}
+    found = made(up_options(up_sources({"prefill": "2"}, given)), tmp_path)
+    (job,) = (job for job in (*found.servers, *found.services) if job.name == name)
+    role = name.partition("-")[0].upper()
+    environment = job.environment_from(given)
+    assert environment["PATH"] == "/bin"
+    ours = {each for each in environment if each.startswith("FERRYMAN_")}
+    assert all(each.startswith(f"FERRYMAN_{role}_") for each in ours)
+    assert environment.get(f"FERRYMAN_{role}_LOG_LEVEL") == levels.get(role)
+    assert ("secret" in environment.values()) == (name == "router")
+
+
+def test_a_service_is_told_what_a_cluster_has_no_word_for(tmp_path: Path) -> None:
+    given = {
+        "FERRYMAN_MAX_QUEUED": "7",
+        "FERRYMAN_DECODE_MAX_RUNNING": "5",
+        "FERRYMAN_MAX_RUNNING": "9",
+    }
+    jobs = {job.name: job for job in made(up_options(up_sources({}, given)), tmp_path).services}
+    assert jobs["router"].environment["FERRYMAN_ROUTER_MAX_QUEUED"] == "7"
+    assert jobs["decode"].environment["FERRYMAN_DECODE_MAX_RUNNING"] == "5"
+    assert jobs["prefill"].environment["FERRYMAN_PREFILL_MAX_RUNNING"] == "9"
+
+
+def environments(
+    folder: Path, flags: Mapping[str, object], given: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    plan = made(up_options(up_sources(flags, given)), folder)
+    return {job.name: job.environment for job in plan.services}
+
+
+@pytest.mark.parametrize(("flags", "given"), [({"host": "::"}, {}), ({}, {"FERRYMAN_HOST": "::"})])
+def test_the_address_of_the_router_s_doors_is_not_that_of_workers(
+    tmp_path: Path, flags: Mapping[str, object], given: Mapping[str, str]
+) -> None:
+    found = environments(tmp_path, flags, given)
+    assert found["router"]["FERRYMAN_ROUTER_HOST"] == "::"
+    assert not any("::" in found[name].values() for name in ("prefill", "decode", "hostcache"))
+
+
+def test_a_worker_s_own_address_is_said_for_its_role(tmp_path: Path) -> None:
+    found = environments(tmp_path, {}, {"FERRYMAN_DECODE_HOST": "::", "FERRYMAN_OBSERVE_PORT": "9"})
+    assert found["decode"]["FERRYMAN_DECODE_HOST"] == "::"
+    assert not any("9" in each.values() for each in found.values()), "one port for several"
+
+
+def test_no_threads_at_all_means_a_share_of_the_cores(tmp_path: Path) -> None:
+    share = environments(tmp_path, {}, {})["decode"]["FERRYMAN_DECODE_NUM_THREADS"]
+    assert int(share) > 0
+    for flags, given in (({"threads": "0"}, {}), ({}, {"FERRYMAN_DECODE_NUM_THREADS": "0"})):
+        found = environments(tmp_path, flags, given)["decode"]
+        assert (found["FERRYMAN_DECODE_NUM_THREADS"], found["OMP_NUM_THREADS"]) == (share, share)
+
+
+def test_an_empty_flag_is_none(tmp_path: Path) -> None:
+    assert up_options(up_sources({"model": "", "host_memory": ""}, {})) == up_options(
+        up_sources({}, {})
+    )
+
+
+def test_storage_of_host_caches_alone_is_theirs(tmp_path: Path) -> None:
+    name = "FERRYMAN_HOSTCACHE_STORAGE"
+    given = {f"{name}_DIR": str(tmp_path), f"{name}_BYTES": "1M"}
+    found = environments(tmp_path, {}, given)
+    assert found["hostcache"].items() >= given.items()
+
+
+def test_only_routers_and_host_caches_are_told_where_the_key_is(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    found = made(choices, tmp_path)
+    key_file = str(tmp_path / "cluster.key")
+    told = {job.name for job in found.services if key_file in job.environment.values()}
+    assert told == {"router", "hostcache"}
+    key = read_key_file(Path(key_file))
+    made(choices, tmp_path)
+    assert read_key_file(Path(key_file)) == key, "for as long as the state folder is there"
+
+
+def test_nodes_share_what_there_is(choices: UpOptions, tmp_path: Path) -> None:
+    tiers = TierOptions(host_bytes=64 << 20, storage_bytes=32 << 20, num_nodes=2)
+    jobs = {
+        job.name: job
+        for job in made(choices.model_copy(update={"tiers": tiers}), tmp_path).services
+    }
+    said = {name: jobs[name].environment for name in jobs}
+    for number in (1, 2):
+        cache = said[f"hostcache-{number}"]
+        assert cache["FERRYMAN_HOSTCACHE_NODE"] == f"node-{number}"
+        assert cache["FERRYMAN_HOSTCACHE_HOST_MEMORY"] == str(32 << 20)
+        assert cache["FERRYMAN_HOSTCACHE_STORAGE_BYTES"] == str(16 << 20)
+        folder = cache["FERRYMAN_HOSTCACHE_STORAGE_DIR"]
+        assert folder == str(tmp_path / "storage" / f"node-{number}")
+        port = cache["FERRYMAN_HOSTCACHE_PORT"]
+        address = said[f"prefill-{number}"]["FERRYMAN_PREFILL_HOSTCACHE_ADDRESS"]
+        assert address == f"127.0.0.1:{port}"
+    assert "FERRYMAN_DECODE_HOSTCACHE_ADDRESS" in said["decode"]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "folder", "num_bytes"),
+    [
+        pytest.param(TierOptions(), "", 0, id="no storage without being asked"),
+        pytest.param(TierOptions(storage_bytes=5 << 20), "/s/storage", 5 << 20, id="a size"),
+        pytest.param(TierOptions(storage_dir="/d"), "/d", 1 << 30, id="a folder"),
+    ],
+)
+def test_the_storage_tier_is_in_the_state_folder_unless_said_otherwise(
+    tiers: TierOptions, folder: str, num_bytes: int
+) -> None:
+    assert tiers.storage_folder(Path("/s"), "local") == folder
+    assert tiers.node_storage_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("", 0), ("7", 7), ("512M", 512 << 20), ("1.5g", 3 << 29), ("2GiB", 2 << 30), ("4 KB", 4096)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
+    assert size_of("--host-memory", text) == num_bytes
+
+
+@pytest.mark.parametrize("num_bytes", [7, 4096, 512 << 20, 3 << 29, 5 << 40])
+def test_sizes_are_written_as_they_are_read(num_bytes: int) -> None:
+    assert size_of("", size_text(num_bytes)) == num_bytes
+
+
+def test_the_cores_are_shared_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    assert UpOptions(engine=DEMO).threads == 4
+    assert UpOptions(engine=DEMO, num_decode=30).threads == 1
+
+
+def test_one_of_a_role_needs_no_number() -> None:
+    assert names("decode", 1) == ["decode"]
+    assert names("decode", 2) == ["decode-1", "decode-2"]

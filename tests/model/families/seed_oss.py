@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import random
+
+from tests.model.families.shapes import grouped_heads, rope, trunk
+from transformers import PretrainedConfig, SeedOssConfig
+
+
+def random_config(rng: random.Random) -> PretrainedConfig:
+    return SeedOssConfig(
+        **trunk(rng, rng.randint(1, 4)),
+        **grouped_heads(rng),
+        hidden_size=rng.choice([24, 40]),
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.7,
+        attention_out_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        rope_parameters=rope(rng),
+    )

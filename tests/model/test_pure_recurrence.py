@@ -1,0 +1,55 @@
+"""Models without attention: their state is a recurrent slot, and they keep no pages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tests.model.comparison import random_config
+from tests.model.families.shapes import VOCAB_SIZE
+from tests.model.paged_run import PagedRun, Part
+from tests.model.ragged import random_prompt
+from tests.oracle import load_oracle
+from tests.tiny_models import save_random
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.model.config_readers import POSITIONS_OF_A_RECURRENCE
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
+
+every_family = pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba"])
+
+
+@every_family
+def test_a_model_of_recurrences_keeps_no_pages(family: str, tmp_path: Path) -> None:
+    model = load_model(
+        save_random(tmp_path, random_config(family, 1), 1), LoadOptions("float32", page_size=16)
+    )
+    assert model.manifest.kinds == (Kind.RECURRENT,)
+    assert model.config.trunk.max_positions == POSITIONS_OF_A_RECURRENCE
+
+
+@every_family
+def test_a_residual_path_in_float32_is_as_near_the_truth_as_that_of_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    """Of a model in bfloat16 whose config has `residual_in_fp32`."""
+    config = random_config(family, 3)
+    config.residual_in_fp32, config.num_hidden_layers = True, 4
+    config.time_step_rank = 5  # a norm of one number is its sign, which rounding may turn
+    folder = save_random(tmp_path, config, 3)
+    prompt = random_prompt(random.Random(3), 100, VOCAB_SIZE)
+    run = PagedRun(load_model(folder, LoadOptions("bfloat16", page_size=16)))
+    lane = run.start()
+    (prefilled,) = run.prefill([Part(lane, prompt[:64])])
+    ours = torch.cat([prefilled, *(run.decode([lane], [token]) for token in prompt[64:])])
+    truth = load_oracle(folder, torch.float64).logits(prompt)
+    theirs = load_oracle(folder, torch.bfloat16).logits(prompt)
+    assert _spread(ours - truth) < 1.2 * _spread(theirs - truth)
+
+
+def _spread(difference: Tensor) -> float:
+    return float(difference.double().square().mean().sqrt())

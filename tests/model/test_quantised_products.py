@@ -1,0 +1,164 @@
+"""Matrices of codes: cuts of any kind, and products, against numbers computed one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman.model.matrix import Matrix, join_linear
+from ferryman.model.quantisation.codes import FP4, INT4, ByteCodes, Codes, pack_nibbles
+from ferryman.model.quantisation.products import Int4Linear, Int8Linear
+from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
+
+CPU = torch.device("cpu")
+KINDS = ("int8", "e4m3", "int4", "fp4")
+TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 1e-2}
+"""Of the largest number that comes out."""
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """A matrix, and each of its numbers in float64."""
+
+    matrix: QuantisedMatrix
+    meaning: Tensor
+
+
+def drawn(
+    kind: str,
+    rows: int,
+    columns: int,
+    group: int,
+    dtype: torch.dtype,
+    *,
+    has_zeros: bool = False,
+    in_order: bool = True,
+) -> CodedWeight:
+    """Random codes, scales and zeros; groups of `group` columns, or in no order."""
+    generator = torch.Generator().manual_seed(rows * columns + group)
+    codes, numbers = _codes(kind, rows, columns, generator)
+    groups = torch.arange(columns) // group
+    if not in_order:
+        groups = groups[torch.randperm(columns, generator=generator)]
+    num_groups = int(groups.max()) + 1
+    scales = torch.rand(rows, num_groups, generator=generator) + 0.1
+    zeros = torch.randint(-7, 9, (rows, num_groups), generator=generator) if has_zeros else None
+    meaning = torch.empty(rows, columns, dtype=torch.float64)
+    for column, of_group in enumerate(groups.tolist()):
+        zero = 0.0 if zeros is None else zeros[:, of_group].double()
+        meaning[:, column] = (numbers[:, column] - zero) * scales[:, of_group].double()
+    return CodedWeight(QuantisedMatrix(codes, scales, groups, zeros, dtype, CPU), meaning)
+
+
+def _codes(kind: str, rows: int, columns: int, generator: torch.Generator) -> tuple[Codes, Tensor]:
+    if kind == "int8":
+        whole = torch.randint(-128, 128, (rows, columns), generator=generator).to(torch.int8)
+        return ByteCodes(whole), whole.double()
+    if kind == "e4m3":
+        eighth = torch.randn(rows, columns, generator=generator).to(torch.float8_e4m3fn)
+        return ByteCodes(eighth), eighth.double()
+    table = INT4 if kind == "int4" else FP4
+    nibbles = torch.randint(0, 16, (rows, columns), generator=generator)
+    return pack_nibbles(nibbles, table), torch.tensor(table, dtype=torch.float64)[nibbles]
+
+
+def test_every_byte_is_the_number_that_torch_says() -> None:
+    """But for not-a-number, which no checkpoint may hold."""
+    codes = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F], dtype=torch.uint8)
+    eighths = codes.view(torch.float8_e4m3fn)[None]
+    for dtype in TOLERANCES:
+        assert torch.equal(ByteCodes(eighths).values(0, 1, dtype), eighths.to(dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [12, 15])
+@pytest.mark.parametrize("in_order", [True, False], ids=["groups in order", "in no order"])
+def test_any_cut_is_that_cut_of_the_numbers(kind: str, columns: int, in_order: bool) -> None:
+    whole = drawn(kind, 9, columns, 4, torch.float64, has_zeros=True, in_order=in_order)
+    rng = random.Random(columns)
+    matrix: Matrix = whole.matrix
+    assert torch.equal(matrix.dequantised(), whole.meaning)
+    for start in range(columns):
+        length = rng.randint(1, columns - start)
+        cut = matrix.narrow(1, start, length)
+        assert cut.shape == (9, length)
+        assert torch.equal(cut.dequantised(), whole.meaning[:, start : start + length])
+        again = cut.narrow(0, 2, 5).narrow(1, length // 2, length - length // 2)
+        assert torch.equal(again.dequantised(), cut.dequantised()[2:7, length // 2 :])
+    order = torch.tensor([3, 3, 0, 8])
+    assert torch.equal(matrix.with_rows(order).dequantised(), whole.meaning[order])
+    joined = matrix.narrow(0, 4, 2).above([matrix.with_rows(order), matrix])
+    expected = torch.cat([whole.meaning[4:6], whole.meaning[order], whole.meaning])
+    assert torch.equal(joined.dequantised(), expected)
+    factor = torch.arange(9, dtype=torch.float64)[:, None]
+    assert torch.allclose(matrix.scaled(factor).dequantised(), whole.meaning * factor)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "group"),
+    [(7, 5, 2), (32, 64, 32), (32, 64, 64), (40, 48, 48), (48, 256, 128), (700, 700, 100)],
+)
+@pytest.mark.parametrize("has_zeros", [True, False], ids=["zeros", "no zeros"])
+def test_products_are_those_of_the_numbers(
+    dtype: torch.dtype, kind: str, rows: int, columns: int, group: int, has_zeros: bool
+) -> None:
+    """Tiles, with bias, and torch's own products where they are taken; a batch row by row too."""
+    whole = drawn(kind, rows, columns, group, dtype, has_zeros=has_zeros)
+    generator = torch.Generator().manual_seed(3)
+    bias = torch.randn(rows, generator=generator).to(dtype)
+    wide = torch.randn(11, 2 * columns, generator=generator).to(dtype)
+    x = wide[:, columns:]
+    found = join_linear([whole.matrix], bias)(x)
+    exact = x.double() @ whole.meaning.T + bias.double()
+    assert found.dtype is dtype
+    assert float((found.double() - exact).abs().max() / exact.abs().max()) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "dtype", "chosen"),
+    [
+        pytest.param("int8", (40, 48, 48), torch.bfloat16, Int8Linear, id="int8"),
+        pytest.param("int8", (40, 40, 40), torch.bfloat16, TiledLinear, id="odd columns"),
+        pytest.param("int8", (40, 48, 24), torch.bfloat16, TiledLinear, id="int8 in groups"),
+        pytest.param("int8", (40, 48, 48), torch.float32, TiledLinear, id="int8 and float32"),
+        pytest.param("int4", (32, 64, 32), torch.bfloat16, Int4Linear, id="int4"),
+        pytest.param("int4", (40, 64, 32), torch.bfloat16, TiledLinear, id="odd rows"),
+        pytest.param("int4", (32, 64, 16), torch.bfloat16, TiledLinear, id="short groups"),
+        pytest.param("int4", (32, 64, 32), torch.float64, TiledLinear, id="int4 and float64"),
+        pytest.param("fp4", (32, 64, 32), torch.bfloat16, TiledLinear, id="fp4"),
+    ],
+)
+def test_a_product_of_torch_is_taken_where_it_is_right_and_fast(
+    kind: str, dims: tuple[int, int, int], dtype: torch.dtype, chosen: type
+) -> None:
+    assert isinstance(drawn(kind, *dims, dtype).matrix.linear(None), chosen)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_torchs_products_of_a_row_do_not_depend_on_the_batch(kind: str) -> None:
+    linear = drawn(kind, 64, 256, 256 if kind == "int8" else 64, torch.bfloat16).matrix.linear(None)
+    x = torch.randn(33, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    whole = linear(x)
+    for count in (1, 2, 5, 16):
+        assert torch.equal(linear(x[7 : 7 + count]), whole[7 : 7 + count])
+
+
+def test_parts_of_different_kinds_stand_side_by_side() -> None:
+    """As where a tool quantised some of the parts of one product."""
+    parts = [
+        drawn("int8", 6, 10, 10, torch.float64),
+        drawn("int8", 3, 10, 10, torch.float64),
+        drawn("int4", 4, 10, 5, torch.float64),
+        drawn("int4", 4, 10, 2, torch.float64),
+    ]
+    bias = torch.arange(17, dtype=torch.float64)
+    x = torch.randn(5, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = join_linear([part.matrix for part in parts], bias)(x)
+    expected = x @ torch.cat([part.meaning for part in parts]).T + bias
+    assert torch.allclose(found, expected, rtol=1e-13)

@@ -1,0 +1,61 @@
+"""A prompt that takes longer than a lease is handed off: both sides renew it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.worker.fake_engine import request
+from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
+
+from ferryman.wire.v1 import decode_pb2
+from ferryman_decode.server import DecodeServicer
+from ferryman_prefill import attempt
+
+PROMPT = [3] * 21
+NUM_LEASES = 3
+
+
+class CountsRenewals(DecodeServicer):
+    num_renewed = 0
+
+    def has_renewed(self, num_times: int) -> Callable[[], bool]:
+        return lambda: self.num_renewed >= num_times
+
+    async def Renew(self, request: Any, context: Any) -> decode_pb2.RenewResponse:
+        answer = await super().Renew(request, context)
+        self.num_renewed += 1
+        return answer
+
+
+async def let_leases_pass(pair: WorkerPair) -> None:
+    """Moves both clocks in steps shorter than a lease; after each step the leases are renewed."""
+    decode = pair.decode.service
+    for _ in range(2 * NUM_LEASES):
+        for side in (pair.prefill, pair.decode):
+            side.clock.ahead += PATIENT_SECONDS / 2
+        # Prefill asks for the second renewal after the answer to the first.
+        await until(decode.has_renewed(decode.num_renewed + 2))
+        pair.prefill.service._ctx.send_leases.expire()
+        table = decode._receiver.table
+        decode._receiver.carry_out(table.expire(pair.decode.clock()))
+
+
+async def test_a_prompt_that_is_computed_for_longer_than_the_lease_is_handed_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempt, "RENEWALS_PER_LEASE", 100 * PATIENT_SECONDS)
+    async with pair_of_workers(CountsRenewals) as pair:
+        pair.prefill.hold()
+        asked = request("r1", PROMPT)
+        running = asyncio.create_task(pair.run_prefill(pair.order(asked, deadline=600.0)))
+        await until(lambda: pair.decode.service.num_renewed >= 1 or running.done())
+        await let_leases_pass(pair)
+        pair.prefill.go_on()
+        progress = await running
+        assert progress[-1].HasField("handed_off")
+        tokens, _ = await pair.read_tokens("r1")
+        assert tokens == expected(asked)
+        await until(lambda: not pair.prefill.leased() | pair.decode.leased())

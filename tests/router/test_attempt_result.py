@@ -1,0 +1,134 @@
+"""Ends of attempts as values: what a failure means, when tries end, which tokens are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferryman.errors import (
+    CorruptState,
+    DeadlineExceeded,
+    FerrymanError,
+    InvalidRequest,
+    ManifestMismatch,
+    OutOfSlots,
+    Unavailable,
+    Unreachable,
+)
+from ferryman.handoff.usage import CachedTokens
+from ferryman.wire.values import UncachedPages, Usage
+from ferryman_router.attempt_result import (
+    AttemptCount,
+    CutOff,
+    Fatal,
+    NoCapacity,
+    Retryable,
+    RetryBudget,
+    classify,
+    settled_usage,
+    uncached_tokens,
+)
+from ferryman_router.fleet import WorkerName
+
+
+def test_retries_are_a_share_of_what_is_in_flight_but_a_few_always() -> None:
+    budget = RetryBudget(share=0.1, floor=2)
+    assert budget.try_take("a", 1)
+    assert budget.try_take("b", 1)
+    assert not budget.try_take("c", 1)
+    assert budget.try_take("a", 1)  # the same request counts once
+    assert budget.try_take("c", 30)
+    budget.give_back("a")
+    assert len(budget) == 2
+
+
+def test_three_failures_are_enough() -> None:
+    tries = AttemptCount()
+    tries.ran_at_a_death(WorkerName("decode-00000001", 1), 0)
+    for _ in range(2):
+        tries.failed()
+        assert tries.may_go_on, "a death is no failed try"
+    tries.failed()
+    assert not tries.may_go_on
+
+
+DEATHS = {
+    "two at one place": ([0, 0], False),
+    "three at one place": ([0, 0, 0], True),
+    "three behind the first tokens": ([9, 9, 9], True),
+    "a token between the second and the third": ([4, 4, 5], False),
+    "three behind a token": ([0, 0, 7, 7, 7], True),
+    "five, each a token further": ([0, 1, 2, 3, 4], False),
+    "six, each a token further": ([0, 1, 2, 3, 4, 5], True),
+}
+
+
+@pytest.mark.parametrize(("places", "is_suspect"), DEATHS.values(), ids=DEATHS)
+def test_a_request_is_suspect_after(places: list[int], is_suspect: bool) -> None:
+    tries = AttemptCount()
+    for number, num_tokens in enumerate(places):
+        assert not tries.is_suspect, "no sooner"
+        tries.ran_at_a_death(WorkerName(f"decode-{number:08x}", 1), num_tokens)
+    assert tries.is_suspect is is_suspect
+    assert tries.may_go_on is not is_suspect
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["token", "death", "back"]), st.integers(0, 3)))
+
+
+@given(STEPS)
+def test_a_worker_that_came_back_never_died(steps: list[tuple[str, int]]) -> None:
+    """Each worker that comes back leaves a request as if it had not been lost."""
+    tries, lost, num_tokens = AttemptCount(), list[tuple[int, int]](), 0
+    for what, number in steps:
+        match what:
+            case "token":
+                num_tokens += 1
+            case "death":
+                tries.ran_at_a_death(WorkerName("decode-00000001", number), num_tokens)
+                lost.append((number, num_tokens))
+            case _:
+                tries.came_back(WorkerName("decode-00000001", number))
+                lost = [one for one in lost if one[0] != number]
+        only_dead = AttemptCount()
+        for dead, place in lost:
+            only_dead.ran_at_a_death(WorkerName("decode-00000001", dead), place)
+        assert tries.is_suspect == only_dead.is_suspect
+        counts = Counter(place for _, place in lost)
+        # Only the latest place counts: tokens came behind the others.
+        assert tries.is_suspect == (len(lost) >= 6 or (bool(lost) and counts[lost[-1][1]] >= 3))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OutOfSlots("full"), NoCapacity),
+        (Unreachable("no answer"), CutOff),
+        (InvalidRequest("odd"), Fatal),
+        (ManifestMismatch(("dtype",)), Fatal),
+        (CorruptState("other bytes"), Retryable),
+        (Unavailable("draining"), Retryable),
+        (DeadlineExceeded("a worker's own call"), Retryable),
+    ],
+)
+def test_what_a_failure_means(error: FerrymanError, kind: type) -> None:
+    assert type(classify(error)) is kind
+
+
+def test_cached_tokens_never_exceed_the_prompt() -> None:
+    cached = CachedTokens(device=20, host=10, storage=5, peer=15)
+    prompt = Usage(50, 3, cached, (UncachedPages("never_seen", 2),))
+    usage = settled_usage(prompt, Usage(9, drafted_tokens=30, accepted_tokens=9), 40, 7)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (40, 7)
+    assert (usage.drafted_tokens, usage.accepted_tokens) == (30, 7), "never more than were sent"
+    assert usage.cached == CachedTokens(device=20, host=10, storage=5, peer=5)
+    assert uncached_tokens(usage, 16) == {}
+
+
+def test_the_last_partial_page_counts_as_it_is() -> None:
+    pages = (UncachedPages("no_snapshot", 1), UncachedPages("never_seen", 2))
+    usage = Usage(50, 0, CachedTokens(device=16), pages)
+    assert uncached_tokens(usage, 16) == {"no_snapshot": 16, "never_seen": 18}

@@ -1,0 +1,201 @@
+"""Admission by predicted wait, late binding and fairness: the dispatcher in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.router.queueing import PROMPT, QueueCaller, QueueCluster
+
+from ferryman_router.queue import QueuePosition, Ticket
+from ferryman_router.routing_policy import RoutingRequest
+
+REQUESTS = 120  # of a phase at capacity, at least: enough for chance to even out
+
+
+def phase_of(cluster: QueueCluster) -> float:
+    return max(REQUESTS / cluster.capacity, 3 * cluster.deadline)
+
+
+def during(cluster: QueueCluster, phase: int) -> list[QueueCaller]:
+    start = phase * phase_of(cluster)
+    end = start + phase_of(cluster)
+    return [one for one in cluster.callers if start <= one.arrived < end]
+
+
+async def overloaded(cluster: QueueCluster, factor: float) -> None:
+    """As much as there is capacity, then `factor` times that, then half."""
+    seconds = phase_of(cluster)
+    for phase, times in enumerate((1.0, factor, 0.5)):
+        cluster.arrivals(cluster.capacity * times, phase * seconds, (phase + 1) * seconds)
+    await cluster.drain()
+
+
+@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    rows=st.sampled_from([2, 4, 8]),
+    times_service=st.sampled_from([3.0, 5.0, 8.0]),
+    factor=st.sampled_from([3.0, 5.0]),
+    seed=st.integers(0, 5),
+)
+def test_overload_costs_little_of_what_could_be_answered_and_is_over_when_it_ends(
+    rows: int, times_service: float, factor: float, seed: int
+) -> None:
+    cluster = QueueCluster(rows, service=2.0, deadline=2.0 * times_service, seed=seed)
+    asyncio.run(overloaded(cluster, factor))
+    goodput = [sum(one.is_good for one in during(cluster, phase)) for phase in range(3)]
+    assert goodput[1] >= 0.85 * goodput[0], goodput
+    refused = [one for one in cluster.callers if one.kind == "refused"]
+    assert refused, "there was an overload"
+    recovered = 2 * phase_of(cluster) + cluster.deadline
+    after = [one for one in cluster.callers if one.arrived > recovered]
+    assert sum(one.kind == "refused" for one in after) <= len(after) / 10, "nothing of it is left"
+
+
+def test_most_refusals_come_at_once_and_few_are_computed_in_vain() -> None:
+    cluster = QueueCluster(8, service=2.0, deadline=12.0)
+    asyncio.run(overloaded(cluster, 5.0))
+    arrived = during(cluster, 1)
+    refused = [one for one in arrived if one.kind == "refused"]
+    assert len(refused) > len(arrived) / 2
+    assert sum(one.ended == one.arrived for one in refused) > 0.9 * len(refused)
+    assert all(1.0 <= one.retry_seconds <= 60.0 for one in refused)
+    served = [one for one in arrived if one.placed_after >= 0]
+    assert sum(one.is_good for one in served) > 0.95 * len(served)
+
+
+def test_a_cluster_that_has_served_nothing_yet_refuses_nobody() -> None:
+    async def burst() -> QueueCluster:
+        cluster = QueueCluster(4, service=2.0, deadline=60.0)
+        for _ in range(60):
+            cluster.arrive()
+        await cluster.run(1.0)
+        assert {one.kind for one in cluster.callers} == {"waits"}
+        await cluster.drain()
+        return cluster
+
+    cluster = asyncio.run(burst())
+    assert all(one.is_good for one in cluster.callers)
+
+
+def test_an_idle_cluster_refuses_nobody_whatever_it_has_seen() -> None:
+    async def idle() -> None:
+        cluster = QueueCluster(2, service=8.0, deadline=30.0)
+        cluster.arrivals(1.0, 0.0, 60.0)
+        await cluster.drain()
+        assert any(one.kind == "refused" for one in cluster.callers)
+        cluster.deadline = 4.0  # less than a service took, and twice what it takes now
+        cluster.service = 2.0
+        cluster.at(cluster.now + 1.0, cluster.arrive)
+        cluster.at(cluster.now + 1.0, cluster.arrive)
+        await cluster.drain()
+        assert [one.kind for one in cluster.callers[-2:]] == ["whole", "whole"]
+
+    asyncio.run(idle())
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_lone_request_waits_for_one_request_of_a_tenant_with_three_hundred(rows: int) -> None:
+    async def crowd() -> None:
+        cluster = QueueCluster(rows, service=1.0, deadline=1e4)
+        for _ in range(300):
+            cluster.arrive("heavy")
+        await cluster.run(10.0)
+        before = cluster.num_placed
+        cluster.arrive("light")
+        await cluster.drain()
+        light = cluster.callers[300]
+        assert light.placed_after <= before + 1
+        assert all(one.is_good for one in cluster.callers)
+
+    asyncio.run(crowd())
+
+
+def test_no_row_stands_empty_while_requests_wait() -> None:
+    async def crowd() -> QueueCluster:
+        cluster = QueueCluster(8, service=1.0, deadline=1e4)
+        for _ in range(200):
+            cluster.arrive()
+        await cluster.drain()
+        return cluster
+
+    cluster = asyncio.run(crowd())
+    ideal = 200 / cluster.capacity
+    assert max(one.ended for one in cluster.callers) < 1.1 * ideal
+
+
+def test_what_waited_too_long_is_refused_before_anything_is_computed_for_it() -> None:
+    async def burst() -> QueueCluster:
+        """Nothing was measured when they came, so all were let in."""
+        cluster = QueueCluster(4, service=2.0, deadline=12.0)
+        for _ in range(60):
+            cluster.arrive()
+        await cluster.drain()
+        return cluster
+
+    callers = asyncio.run(burst()).callers
+    assert {one.kind for one in callers} == {"whole", "refused"}
+    assert sum(one.is_good for one in callers) > 15
+    assert all(one.ended > one.arrived for one in callers)
+
+
+def test_one_that_leaves_as_it_is_placed_takes_no_room_with_it() -> None:
+    async def leaving() -> None:
+        cluster = QueueCluster(1, service=1.0, deadline=100.0)
+        place, asking = cluster.dispatcher.place, RoutingRequest(PROMPT, 8)
+        tickets = [Ticket(name, "a", 0.0, 100.0) for name in ("first", "second", "third")]
+        first = await place(tickets[0], asking, attempt=1, standing=QueuePosition.NEW)
+        waiting = [
+            asyncio.create_task(place(ticket, asking, attempt=1, standing=QueuePosition.NEW))
+            for ticket in tickets[1:]
+        ]
+        await asyncio.sleep(0)
+        assert len(cluster.dispatcher) == 2
+        cluster.dispatcher.leave("first", first)
+        cluster.dispatcher.serve()
+        assert len(cluster.dispatcher) == 1, "the second one is placed, and has not heard of it"
+        waiting[0].cancel()
+        await asyncio.wait([waiting[0]])
+        assert not any("second.1" in worker.claims for worker in cluster.fleet)
+        cluster.dispatcher.serve()
+        cluster.dispatcher.leave("third", await waiting[1])
+        assert not any(worker.claims for worker in cluster.fleet)
+
+    asyncio.run(leaving())
+
+
+def test_one_that_was_turned_away_has_its_place_and_no_other_is_before_it_twice() -> None:
+    async def turned_away() -> list[str]:
+        cluster = QueueCluster(1, service=1.0, deadline=100.0)
+        asking, order = RoutingRequest(PROMPT, 8), list[str]()
+
+        async def place(name: str, tenant: str, standing: QueuePosition) -> None:
+            ticket = Ticket(name, tenant, 0.0, 100.0)
+            placed = await cluster.dispatcher.place(ticket, asking, attempt=1, standing=standing)
+            order.append(name)
+            cluster.dispatcher.leave(name, placed)
+            cluster.dispatcher.serve()
+
+        row = await cluster.dispatcher.place(
+            Ticket("row", "a", 0.0, 100.0), asking, attempt=1, standing=QueuePosition.NEW
+        )
+        asks = [
+            ("a1", "a", QueuePosition.NEW),
+            ("b1", "b", QueuePosition.NEW),
+            ("b2", "b", QueuePosition.NEW),
+        ]
+        asks += [("a0", "a", QueuePosition.TURNED_AWAY), ("moved", "b", QueuePosition.UNDER_WAY)]
+        tasks = []
+        for ask in asks:
+            tasks.append(asyncio.create_task(place(*ask)))
+            await asyncio.sleep(0)
+        cluster.dispatcher.leave("row", row)
+        cluster.dispatcher.serve()
+        await asyncio.gather(*tasks)
+        return order
+
+    order = asyncio.run(turned_away())
+    assert order[:2] == ["moved", "a0"]
+    assert order.index("b1") < order.index("b2")

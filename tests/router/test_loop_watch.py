@@ -1,0 +1,42 @@
+"""Work that holds up the event loop is seen; a loop that is idle is not held up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ferryman.runtime.life import alongside
+from ferryman_router.metrics import watch_loop
+
+
+class HoldsLoop:
+    """The measurements so far."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.came = asyncio.Event()
+
+    def observe(self, value: float) -> None:
+        self.seconds.append(value)
+        self.came.set()
+
+    async def next(self) -> float:
+        self.came.clear()
+        await self.came.wait()
+        return self.seconds[-1]
+
+
+def _work(cpu_seconds: float) -> None:
+    end = time.process_time() + cpu_seconds
+    while time.process_time() < end:
+        pass
+
+
+async def test_work_on_the_loop_is_measured_and_the_sleep_of_others_is_not() -> None:
+    holds = HoldsLoop()
+    async with alongside(watch_loop(holds)):
+        await holds.next()
+        _work(0.2)
+        assert await holds.next() > 0.1
+        time.sleep(0.2)  # noqa: ASYNC251 (stands for a machine that runs other processes)
+        assert await holds.next() < 0.1

@@ -1,0 +1,94 @@
+"""`/openapi.json` says what the parsers do: every field and every example is taken as shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+from tests.router.cluster import RouterCluster
+
+from ferryman.errors import InvalidRequest
+from ferryman_router.http.body_kinds import BODY_KINDS
+from ferryman_router.http.openapi import BODIES, OPERATIONS
+
+KINDS = {
+    "Chat": "chat",
+    "Completion": "completion",
+    "Response": "response",
+    "Message": "message",
+}
+# Fields that mean nothing without another one.
+BESIDE: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "tool_choice": {},
+    "continue_final_message": {},
+}
+NO_VALUE: dict[str, Any] = {
+    "boolean": "yes",
+    "string": 7,
+    "integer": "7",
+    "number": "7",
+    "array": 7,
+    "object": 7,
+}
+
+
+def _shape(body: str, name: str) -> dict[str, Any]:
+    shape = BODIES[body]["properties"][name]
+    return dict(shape.get("anyOf", [shape])[0])
+
+
+def _asked(body: str, name: str, value: Any) -> dict[str, Any]:
+    """A small body with this field."""
+    needed = {one: _shape(body, one)["examples"][0] for one in BODIES[body]["required"]}
+    return {**needed, **BESIDE.get(name, {}), name: value}
+
+
+async def test_the_document_is_valid_and_has_every_endpoint(one_pair: RouterCluster) -> None:
+    response = await one_pair.http.get("/openapi.json")
+    found = response.json()
+    validate(found)
+    assert set(found["paths"]) == set(OPERATIONS)
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            place = path.replace("{id}", "tiny")
+            body = {"x": 1} if "requestBody" in operation else None
+            asked = await one_pair.http.request(method.upper(), place, json=body)
+            assert asked.status_code == (400 if body else 200), path
+
+
+@pytest.mark.parametrize("body", KINDS)
+def test_every_example_is_taken_and_is_as_its_schema_says(body: str) -> None:
+    read = BODY_KINDS[KINDS[body]]
+    for name in BODIES[body]["properties"]:
+        for value in _shape(body, name).get("examples", ["anything"]):
+            asked = _asked(body, name, value)
+            Draft202012Validator(BODIES[body]).validate(asked)
+            assert read(asked).prompts, name
+
+
+@pytest.mark.parametrize("body", KINDS)
+def test_a_value_of_another_type_is_refused_by_its_name(body: str) -> None:
+    read, checked = BODY_KINDS[KINDS[body]], 0
+    for name in BODIES[body]["properties"]:
+        kind = _shape(body, name).get("type")
+        if not isinstance(kind, str):
+            continue
+        asked = _asked(body, name, NO_VALUE[kind])
+        assert not Draft202012Validator(BODIES[body]).is_valid(asked)
+        with pytest.raises(InvalidRequest) as caught:
+            read(asked)
+        assert caught.value.param.startswith(name), name
+        checked += 1
+    assert checked > 20
+
+
+def test_a_field_that_is_not_shown_is_refused() -> None:
+    for body, kind in KINDS.items():
+        asked = _asked(body, "not_a_field", 1)
+        assert not Draft202012Validator(BODIES[body]).is_valid(asked)
+        with pytest.raises(InvalidRequest) as caught:
+            BODY_KINDS[kind](asked)
+        assert caught.value.param == "not_a_field"

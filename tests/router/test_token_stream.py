@@ -1,0 +1,36 @@
+"""A token stream says that its worker is lost when no connection comes about, however slowly."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from ferryman.wire.grpc.rpc import Channels
+from ferryman_router.fleet import WorkerName
+from ferryman_router.request_table import RequestTable
+from ferryman_router.token_streams import TokenStream
+
+NAME = WorkerName("decode-00000001", 7)
+
+
+async def test_a_worker_that_takes_connections_and_is_silent_is_lost() -> None:
+    """As a stopped process: its kernel connects. Each try takes longer than the patience."""
+    silent: set[asyncio.StreamWriter] = set()
+    greeted = asyncio.Event()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silent.add(writer)
+        greeted.set()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    stream = TokenStream(NAME, address, "router-1", RequestTable())
+    async with Channels() as channels, asyncio.timeout(20):
+        await stream.run(channels, patience=0.5)
+    assert greeted.is_set()
+    for writer in silent:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+    server.close()
+    await server.wait_closed()

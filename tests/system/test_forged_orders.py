@@ -1,0 +1,136 @@
+"""Forged orders to the workers of a running cluster: refused, and no cache is poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from uuid import uuid4
+
+import pytest
+from tests.system.cluster import (
+    PAGE_SIZE,
+    Cluster,
+    ClusterShape,
+    Service,
+    generate,
+    on_plane,
+    running_cluster,
+    save_served_model,
+)
+from tests.system.exact import assert_same, one_process
+from tests.tiny_models import VOCAB_SIZE
+
+from ferryman.cache.keys import PageKey, as_token_ids
+from ferryman.client import Client
+from ferryman.errors import InvalidRequest
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
+from ferryman.schedule.request import Request, SamplingParams
+from ferryman.wire.codec.handoff import reserve_order_to_wire
+from ferryman.wire.codec.prefill import prefill_order_to_wire
+from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.v1 import decode_pb2_grpc, prefill_pb2_grpc
+from ferryman.wire.values import PrefillOrder, RequestContext, ReserveOrder, WorkerAddress
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True)
+VICTIM = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
+OTHER = [(11 * i + 5) % 120 + 3 for i in range(75)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = save_served_model(tmp_path_factory.mktemp("model"), "bamba")
+    shape = ClusterShape(settings=on_plane("grpc"))
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+class Forger:
+    """Sends any message to the workers, as a router and as a prefill worker."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        (self.prefill,), (self.decode,) = cluster.of_role("prefill"), cluster.of_role("decode")
+        self._digest = load_model(
+            cluster.model, LoadOptions("float64", page_size=PAGE_SIZE)
+        ).manifest.digest
+
+    def _request(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> Request:
+        name = f"forged-{uuid4().hex[:8]}"
+        return Request(name, as_token_ids(tokens), tuple(keys), GREEDY)
+
+    async def prefills(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> None:
+        """Runs an order to its end: without a refusal, both workers have cached the prompt."""
+        request = self._request(tokens, keys)
+        order = PrefillOrder(
+            context=RequestContext(request.request_id, 1, 20.0),
+            worker_epoch=int(self.prefill.ready["epoch"]),
+            decode=_address(self.decode),
+            router_id="forger",
+            request=request,
+            manifest_digest=self._digest,
+        )
+        async with channel(str(self.prefill.ready["address"])) as way:
+            stub = prefill_pb2_grpc.PrefillServiceStub(way)
+            with typed_errors():
+                async for _ in stub.Prefill(prefill_order_to_wire(order), timeout=30):
+                    pass
+
+    async def reserves(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> None:
+        request = self._request(tokens, keys)
+        order = ReserveOrder(
+            context=RequestContext(request.request_id, 1, 20.0),
+            worker_epoch=int(self.decode.ready["epoch"]),
+            writer=_address(self.prefill),
+            router_id="forger",
+            request=request,
+            manifest_digest=self._digest,
+            manifest_json="",
+        )
+        async with channel(str(self.decode.ready["address"])) as way:
+            stub = decode_pb2_grpc.DecodeServiceStub(way)
+            with typed_errors():
+                await stub.Reserve(reserve_order_to_wire(order), timeout=30)
+
+
+def _address(worker: Service) -> WorkerAddress:
+    ready = worker.ready
+    return WorkerAddress(str(ready["worker_id"]), str(ready["address"]), int(ready["epoch"]))
+
+
+async def test_the_tokens_of_one_text_under_the_keys_of_another_poison_no_cache(
+    cluster: Cluster,
+) -> None:
+    forger, keys = Forger(cluster), cluster.keys_of(VICTIM)
+    with pytest.raises(InvalidRequest, match="page key"):
+        await forger.prefills(OTHER, keys)
+    with pytest.raises(InvalidRequest, match="page key"):
+        await forger.reserves(OTHER, keys)
+    with one_process(cluster.model) as llm:
+        (expected,) = llm.generate([VICTIM], GREEDY)
+    async with Client(cluster.grpc) as client:
+        found = await generate(client, VICTIM, GREEDY)
+    assert_same(found, expected)
+    assert found.usage is not None
+    assert found.usage.cached.total == 0, "nobody has asked this before"
+    cluster.assert_ledgers_balance()
+
+
+@pytest.mark.parametrize("num_keys", [0, 1, 3])
+async def test_too_few_keys_end_no_worker(cluster: Cluster, num_keys: int) -> None:
+    forger = Forger(cluster)
+    prompt = [num_keys + 40, *OTHER]
+    keys = cluster.keys_of(prompt)
+    with pytest.raises(InvalidRequest, match="page keys"):
+        await forger.prefills(prompt, keys[:num_keys])
+    with pytest.raises(InvalidRequest, match="page keys"):
+        await forger.reserves(prompt, keys[:num_keys])
+    await forger.prefills(prompt, keys)
+    assert [forger.prefill.process.poll(), forger.decode.process.poll()] == [None, None]
+
+
+async def test_decode_refuses_tokens_that_the_model_does_not_know(cluster: Cluster) -> None:
+    prompt = [*OTHER[:20], VOCAB_SIZE]
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        await Forger(cluster).reserves(prompt, cluster.keys_of(prompt))

@@ -1,0 +1,243 @@
+"""Answers of models as they write them, and what is in them: content, thoughts, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ferryman.text.tool_calls.deltas import (
+    ArgumentsDelta,
+    CallStarted,
+    ContentDelta,
+    OutputDelta,
+    ReasoningDelta,
+)
+from ferryman.text.tool_calls.formats import FreeTools, OutputSyntax, ToolUse
+
+WEATHER: Mapping[str, Mapping[str, Any]] = {
+    "get_weather": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "hourly": {"type": "boolean"},
+        "limits": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+    }
+}
+
+
+class Answer(NamedTuple):
+    """All of an answer: its text, its thoughts, and names with arguments."""
+
+    content: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
+
+
+class Sample(NamedTuple):
+    """A text, the parsers that read it, and what it says."""
+
+    tools: str
+    text: str
+    content: str
+    calls: tuple[tuple[str, str], ...]
+    reasoning: str = ""
+    reasoning_parser: str = "none"
+    prompt_tail: str = ""
+
+
+def gathered(deltas: Iterable[OutputDelta]) -> Answer:
+    """The whole that deltas make up. A call has begun before its arguments come."""
+    content, reasoning, calls = "", "", list[tuple[str, str]]()
+    for delta in deltas:
+        match delta:
+            case ContentDelta(text):
+                content += text
+            case ReasoningDelta(text):
+                reasoning += text
+            case CallStarted(index, name):
+                assert index == len(calls), "calls come in order"
+                calls.append((name, ""))
+            case ArgumentsDelta(index, text):
+                assert index == len(calls) - 1, "arguments are those of the latest call"
+                calls[index] = (calls[index][0], calls[index][1] + text)
+    return Answer(content, reasoning, tuple(calls))
+
+
+FREE = FreeTools(WEATHER)
+
+
+def read(
+    tools: str,
+    pieces: Iterable[str],
+    *,
+    use: ToolUse = FREE,
+    reasoning: str = "none",
+    prompt_tail: str = "",
+) -> Answer:
+    """The answer that comes in these pieces."""
+    parser = OutputSyntax.chosen(tools, reasoning, "").parser(use, prompt_tail)
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+    return gathered([*deltas, *parser.flush()])
+
+
+PARIS = ("get_weather", '{"city": "Paris"}')
+OSLO = ("get_weather", '{"city": "Oslo", "days": 2}')
+TEXT = " 1 < 2, and <tool> is no call.\n"
+CALL_TOKEN = "<｜tool▁call▁begin｜>"
+CALL_END_TOKEN = "<｜tool▁call▁end｜>"
+
+SAMPLES: Mapping[str, Sample] = {
+    "hermes, one call": Sample(
+        "hermes",
+        'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        "</tool_call>",
+        "Let me see.",
+        (PARIS,),
+    ),
+    "hermes, two calls": Sample(
+        "hermes",
+        '<tool_call>{"name":"get_weather","arguments":{"city":"Paris"}}</tool_call>\n<tool_call>'
+        '{"arguments": {"city": "Oslo", "days": 2}, "name": "get_weather"}</tool_call>\n',
+        "",
+        (PARIS, OSLO),
+    ),
+    "hermes, nothing but text": Sample("hermes", TEXT, TEXT, ()),
+    "hermes, arguments in a string": Sample(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>',
+        "",
+        (PARIS,),
+    ),
+    "hermes, no arguments, no last mark": Sample(
+        "hermes", '<tool_call>{"name": "now", "id": [1, 2.5e3]}', "", (("now", "{}"),)
+    ),
+    "hermes, an answer that was cut off": Sample(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa',
+        "",
+        (("get_weather", '{"city": "Pa'),),
+    ),
+    "mistral, a list": Sample(
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+        '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]',
+        "",
+        (PARIS, OSLO),
+    ),
+    "mistral, names outside": Sample(
+        "mistral",
+        'Sure.[TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_weather[CALL_ID]abcdefghi'
+        '[ARGS]{"city": "Oslo", "days": 2}',
+        "Sure.",
+        (PARIS, OSLO),
+    ),
+    "llama3_json, one call": Sample(
+        "llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", (PARIS,)
+    ),
+    "llama3_json, two behind the tag": Sample(
+        "llama3_json",
+        '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; '
+        '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 2}}',
+        "",
+        (PARIS, OSLO),
+    ),
+    "deepseek_v3, two calls": Sample(
+        "deepseek_v3",
+        f"Well.<｜tool▁calls▁begin｜>{CALL_TOKEN}function<｜tool▁sep｜>get_weather\n```json\n"
+        f'{{"city": "Paris"}}\n```{CALL_END_TOKEN}\n{CALL_TOKEN}function<｜tool▁sep｜>get_weather\n'
+        f'```json\n{{"city": "Oslo", "days": 2}}\n```{CALL_END_TOKEN}<｜tool▁calls▁end｜>',
+        "Well.",
+        (PARIS, OSLO),
+    ),
+    "deepseek_v3, as of V3.1": Sample(
+        "deepseek_v31",
+        f"<｜tool▁calls▁begin｜>{CALL_TOKEN}get_weather<｜tool▁sep｜>"
+        f'{{"city": "Paris"}}{CALL_END_TOKEN}<｜tool▁calls▁end｜>',
+        "",
+        (PARIS,),
+    ),
+    "granite": Sample(
+        "granite",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        "",
+        (PARIS,),
+    ),
+    "pythonic": Sample(
+        "pythonic",
+        "[get_weather(city='Paris'), get_weather(city=\"Oslo\", days=2)]",
+        "",
+        (PARIS, OSLO),
+    ),
+    "pythonic, words of JSON and of Python": Sample(
+        "pythonic",
+        "```tool_code\n[f(a=[True, false], b={'k': null}, c=-1.5, d=')]\\'')]\n```",
+        "",
+        (("f", '{"a": [true, false], "b": {"k": null}, "c": -1.5, "d": ")]\'"}'),),
+    ),
+    "qwen3_coder": Sample(
+        "qwen3_coder",
+        "Yes.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n2\n</parameter>\n<parameter=hourly>\nTrue\n</parameter>\n"
+        '<parameter=limits>\n{"high": null}\n</parameter>\n<parameter=other>\n7\n</parameter>\n'
+        "</function>\n</tool_call>",
+        "Yes.",
+        (
+            (
+                "get_weather",
+                '{"city": "Paris", "days": 2, "hourly": true, "limits": {"high": null}, '
+                '"other": "7"}',
+            ),
+        ),
+    ),
+    "qwen3_coder, no arguments": Sample(
+        "qwen3_coder", "<function=now>\n</function>", "", (("now", "{}"),)
+    ),
+    "openai, a thought, a preamble and a call": Sample(
+        "openai",
+        "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>"
+        "commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>',
+        "I look.",
+        (PARIS,),
+        "Need the weather.",
+        "openai_gptoss",
+    ),
+    "openai, an answer": Sample(
+        "openai",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "Four.<|return|>",
+        "Four.",
+        (),
+        "Hm.",
+        "openai_gptoss",
+    ),
+    "a thought before a call": Sample(
+        "hermes",
+        "<think>\nParis?\n</think>\n\n<tool_call>"
+        '{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>',
+        "",
+        (PARIS,),
+        "\nParis?\n",
+        "qwen3",
+    ),
+    "a thought that the prompt began": Sample(
+        "hermes", "So.</think>\n\nFour.", "Four.", (), "So.", "qwen3", "assistant\n<think>\n"
+    ),
+    "a thought that the prompt ended": Sample(
+        "hermes", "Four.", "Four.", (), "", "deepseek_r1", "<think>\n\n</think>\n\n"
+    ),
+    "a thought without its first mark": Sample(
+        "hermes", "So.</think>Four.", "Four.", (), "So.", "deepseek_r1", "assistant\n"
+    ),
+    "a thought that was cut off": Sample("hermes", "<think>So", "", (), "So", "qwen3"),
+    "a thought of Granite": Sample(
+        "granite",
+        "Here is my thought process: 2+2. Here is my response: 4",
+        "4",
+        (),
+        " 2+2. ",
+        "granite",
+    ),
+    "a thought of Mistral": Sample(
+        "mistral", "[THINK]Hm.[/THINK]Four.", "Four.", (), "Hm.", "mistral"
+    ),
+}

@@ -1,0 +1,47 @@
+"""The tables of docs/models.md say what the families and the published configs say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ferryman.model.families import FAMILIES
+from tools import model_tables
+
+
+def test_the_page_has_the_tables_that_are_declared() -> None:
+    page = model_tables.PAGE.read_text()
+    assert model_tables.written(page) == page, "run `python tools/model_tables.py`"
+
+
+def test_every_family_has_a_row_that_says_what_it_is() -> None:
+    rows = model_tables.family_rows([])
+    assert len(rows) == len(FAMILIES)
+    assert {name for row in rows for name in row[2].split(", ")} == {
+        f"`{name}`" for family in FAMILIES for name in family.architectures
+    }
+
+
+def test_a_stale_row_is_noticed() -> None:
+    page = model_tables.PAGE.read_text()
+    stale = page.replace("| `Qwen/Qwen3-8B` |", "| `Qwen/Qwen2-8B` |")
+    assert stale != page
+    assert model_tables.written(stale) == page
+
+
+def test_a_page_without_a_marker_is_refused() -> None:
+    page = model_tables.PAGE.read_text().replace("<!-- models: published -->", "")
+    with pytest.raises(ValueError, match="table of published"):
+        model_tables.written(page)
+
+
+def test_a_config_in_a_file_of_another_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"model": "a/b", "source": "", "unused": [], "config": {}}
+    (tmp_path / "a--c.json").write_text(json.dumps(found))
+    monkeypatch.setattr(model_tables, "PUBLISHED", tmp_path)
+    with pytest.raises(ValueError, match=r"a--c.json is the config of a/b"):
+        model_tables.published_configs()

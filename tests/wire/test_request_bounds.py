@@ -1,0 +1,101 @@
+"""Bytes that are no message, or have far too many fields, are refused quickly as invalid."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferryman.errors import FerrymanError, InvalidRequest, TooLarge
+from ferryman.wire.grpc.interceptor import UNCOUNTED_BYTES, check_num_fields
+from ferryman.wire.grpc.rpc import channel, listening
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, inference_pb2, types_pb2
+
+REQUEST = inference_pb2.GenerateRequest.DESCRIPTOR
+LONG = "x" * UNCOUNTED_BYTES
+
+
+def _chat(num_messages: int, content: str = "") -> bytes:
+    messages = [inference_pb2.ChatMessage(content=content) for _ in range(num_messages)]
+    prompt = inference_pb2.Prompt(chat=inference_pb2.ChatPrompt(messages=messages))
+    return inference_pb2.GenerateRequest(model=LONG, prompt=prompt).SerializeToString()
+
+
+def test_fields_are_counted_at_every_depth() -> None:
+    around = 3  # model, prompt, chat
+    check_num_fields(_chat(10), REQUEST, 10 + around)
+    check_num_fields(_chat(10, "word"), REQUEST, 20 + around)
+    for raw, most in ((_chat(10), 9 + around), (_chat(10, "word"), 19 + around)):
+        with pytest.raises(TooLarge, match=f"more than {most} fields"):
+            check_num_fields(raw, REQUEST, most)
+
+
+def test_the_largest_message_of_nothing_but_fields_is_refused_at_once() -> None:
+    messages = b"\x0a\x00" * (1 << 21)
+    begin = time.process_time()
+    with pytest.raises(TooLarge):
+        check_num_fields(messages, inference_pb2.ChatPrompt.DESCRIPTOR, 16_384)
+    assert time.process_time() - begin < 0.5, "of CPU time; parsing it takes twice as much"
+
+
+def test_packed_numbers_are_one_field() -> None:
+    sampling = types_pb2.SamplingParams(stop_token_ids=range(UNCOUNTED_BYTES))
+    check_num_fields(sampling.SerializeToString(), types_pb2.SamplingParams.DESCRIPTOR, 1)
+
+
+@given(raw=st.binary(max_size=200))
+def test_any_bytes_are_counted_or_refused(raw: bytes) -> None:
+    padded = inference_pb2.GenerateRequest(model=LONG).SerializeToString() + raw
+    is_message = True
+    try:
+        inference_pb2.GenerateRequest.FromString(padded)
+    except Exception:
+        is_message = False
+    try:
+        check_num_fields(padded, REQUEST, 1000)
+    except InvalidRequest:
+        groups = any(byte & 7 in (3, 4) for byte in raw)
+        assert not is_message or groups, "groups are no longer used by anybody"
+
+
+class Servicer(decode_pb2_grpc.DecodeServiceServicer):
+    """Answers everything that reaches it."""
+
+    async def Abort(self, request: Any, context: Any) -> decode_pb2.AbortResponse:
+        return decode_pb2.AbortResponse()
+
+    async def WritePages(self, requests: Any, context: Any) -> decode_pb2.WritePagesResponse:
+        async for _ in requests:
+            pass
+        return decode_pb2.WritePagesResponse()
+
+
+SERVICE = "/ferryman.wire.v1.DecodeService/"
+
+
+async def test_bytes_that_are_no_protobuf_are_the_callers_mistake_and_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def register(server: grpc.aio.Server) -> None:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(Servicer(), server)
+
+    async def stream() -> Any:
+        yield b"\xff\xff"
+
+    async with listening("127.0.0.1:0", register, grace=0.1) as server:
+        async with channel(f"127.0.0.1:{server.port}") as way:
+            unary: Any = way.unary_unary(SERVICE + "Abort")
+            streaming: Any = way.stream_unary(SERVICE + "WritePages")
+            assert await unary(b"") == b"", "an empty message is one"
+            calls: list[Any] = [lambda: unary(b"\xff\xff"), lambda: streaming(stream())]
+            for call in calls:
+                with pytest.raises(FerrymanError) as caught, typed_errors():
+                    await call()
+                assert type(caught.value) is InvalidRequest, caught.value
+    assert not caplog.records, [record.getMessage() for record in caplog.records]

@@ -1,0 +1,158 @@
+"""The tables of docs/models.md, from the families' own declarations and the published configs.
+
+python tools/model_tables.py          writes them between their markers
+
+A published config is a file in tests/model/published: a model's id, the source of the facts, and
+the fields of its config.json. `unused` names the fields that this model's layers do not use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from ferryman.cache.manifest import Kind
+from ferryman.model import families
+from ferryman.model.config import family_of, load_config
+from ferryman.model.families import FAMILIES
+from ferryman.model.family import Family
+from ferryman.model.shapes import ModelConfig
+from ferryman.model.weight_formats import LINEAR_METHODS
+
+REPOSITORY = Path(__file__).parent.parent
+PAGE = REPOSITORY / "docs" / "models.md"
+PUBLISHED = REPOSITORY / "tests" / "model" / "published"
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedConfig:
+    """The config.json of a model on the Hugging Face hub."""
+
+    model: str
+    source: str
+    unused: tuple[str, ...]
+    config: dict[str, Any]
+
+    def write(self, folder: Path) -> Path:
+        """Writes config.json as it is published."""
+        (folder / "config.json").write_text(json.dumps(self.config))
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """A published config, its family, and the config that the family read from it."""
+
+    published: PublishedConfig
+    family: Family[Any]
+    config: ModelConfig
+
+    @property
+    def kinds(self) -> set[Kind]:
+        return {shape.kind for layer in self.config.states for shape in layer}
+
+    @property
+    def format(self) -> str:
+        """The quantisation that the config names, or "plain"."""
+        found = self.published.config.get("quantization_config")
+        return str(found.get("quant_method")) if isinstance(found, dict) else "plain"
+
+
+def published_configs() -> list[PublishedConfig]:
+    """All of them, by the names of their files."""
+    return [_published(path) for path in sorted(PUBLISHED.glob("*.json"))]
+
+
+def _published(path: Path) -> PublishedConfig:
+    raw = json.loads(path.read_text())
+    if path.stem != raw["model"].replace("/", "--"):
+        raise ValueError(f"{path.name} is the config of {raw['model']}")
+    return PublishedConfig(raw["model"], raw["source"], tuple(raw["unused"]), raw["config"])
+
+
+def read_configs() -> list[ReadConfig]:
+    """Every published config, read. Raises ConfigError for one that is refused."""
+    with TemporaryDirectory() as name:
+        return [_read(each, Path(name)) for each in published_configs()]
+
+
+def _read(published: PublishedConfig, folder: Path) -> ReadConfig:
+    published.write(folder)
+    return ReadConfig(published, family_of(folder), load_config(folder))
+
+
+def family_rows(read: Iterable[ReadConfig]) -> list[Row]:
+    """A row for each family: its file, architectures, kinds of state, formats, configs read."""
+    found = list(read)
+    return sorted(
+        _family_row(family, [e for e in found if e.family == family]) for family in FAMILIES
+    )
+
+
+def _family_row(family: Family[Any], read: list[ReadConfig]) -> Row:
+    kinds = {kind for each in read for kind in each.kinds}
+    return (
+        f"`{file_of(family)}`",
+        str(_modules()[family].__doc__).partition("\n")[0].rstrip("."),
+        ", ".join(f"`{name}`" for name in family.architectures),
+        ", ".join(kind for kind in Kind if kind in kinds) or "–",
+        "any"
+        if family.quantisations == LINEAR_METHODS
+        else ", ".join(("plain", *family.quantisations)),
+        str(len(read)),
+    )
+
+
+def file_of(family: Family[Any]) -> str:
+    """The name of the family's file."""
+    return _modules()[family].__name__.rpartition(".")[2]
+
+
+def _modules() -> dict[Family[Any], ModuleType]:
+    modules = (found for found in vars(families).values() if isinstance(found, ModuleType))
+    return {module.FAMILY: module for module in modules if hasattr(module, "FAMILY")}
+
+
+def published_rows(read: Iterable[ReadConfig]) -> list[Row]:
+    """A row for each published config: its id, its format, its family, its source."""
+    return [
+        (
+            f"`{each.published.model}`",
+            each.format,
+            f"`{file_of(each.family)}`",
+            each.published.source,
+        )
+        for each in read
+    ]
+
+
+def written(page: str) -> str:
+    """The page with its tables as declared. Raises ValueError if a marker is missing."""
+    read = read_configs()
+    heads: dict[str, tuple[Row, list[Row]]] = {
+        "families": (
+            ("file", "models", "architectures", "state", "formats", "configs read"),
+            family_rows(read),
+        ),
+        "published": (("model", "format", "family", "source"), published_rows(read)),
+    }
+    for name, (head, rows) in heads.items():
+        begin, end = f"<!-- models: {name} -->", "<!-- end of models -->"
+        lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
+        before, found_begin, rest = page.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not (found_begin and found_end):
+            raise ValueError(f"the page has no place for the table of {name}")
+        page = "\n".join([before + begin, *lines, end + after])
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

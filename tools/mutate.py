@@ -1,0 +1,75 @@
+"""Plants known defects in a copy of this tree and says which of them the tests catch.
+
+    python tools/mutate.py                 all areas
+    python tools/mutate.py wire answers    two areas
+    python tools/mutate.py --list          names only, nothing runs
+
+A defect ("mutant") is an entry of `tools/mutants/<area>.toml`:
+
+    [[mutant]]
+    name = "the digest of the last wanted unit is not compared"
+    file = "shared/ferryman/handoff/commit_check.py"
+    old = "text that occurs exactly once in the file"
+    new = "the defective text"
+    tests = ["tests/handoff/test_x.py::test_y"]
+
+Its tests pass without the defect, and with it at least one fails. A mutant whose text does not
+compile, whose tests cannot be collected or do not end in time proves nothing: it is "broken". The
+exit status is 1 unless all are caught. Random tests run with one seed, so figures repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that it runs as a plain script
+
+from tools.mutation.examination import MutantResult, examine_all, summary  # noqa: E402
+from tools.mutation.mutants import read_areas  # noqa: E402
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    words.add_argument("areas", nargs="*", help="names of lists, without .toml; all when absent")
+    words.add_argument("--only", default="", help="those whose name contains these words")
+    words.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    words.add_argument("--jobs", type=int, default=1, help="how many run at once (1)")
+    words.add_argument("--seconds", type=float, default=180.0, help="limit of a test run (180)")
+    words.add_argument("--root", type=Path, default=ROOT, help="the tree (this one)")
+    return words
+
+
+def show(result: MutantResult) -> None:
+    mutant = result.mutant
+    print(f"{result.status:8}  {mutant.area:10}  {mutant.name}  ({result.seconds:.1f} s)")
+    if result.status != "caught":
+        print(f"          {mutant.file}: {result.detail}")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a line for each mutant and the share caught; returns 0 if all are caught."""
+    options = parser().parse_args(arguments)
+    try:
+        listed = read_areas(options.root / "tools" / "mutants", options.areas)
+    except ValueError as error:
+        parser().error(str(error))
+    mutants = [mutant for mutant in listed if options.only in mutant.name]
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.area:10}  {mutant.name}  ({mutant.file})")
+        return 0
+    results = []
+    for result in examine_all(mutants, options.root, max(1, options.jobs), options.seconds):
+        show(result)
+        results.append(result)
+    print(summary(results))
+    return int(any(result.status != "caught" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
