@@ -102,3 +102,19 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_slot_is_made_ready_before_it_is_given_for_the_first_time() -> None:
+    asked: list[int] = []
+
+    def prepare(kind: Kind, slot: int) -> int:
+        asked.append(slot)
+        return (slot // 3 + 1) * 3
+
+    pool = SlotPool(Kind.FULL, 7, prepare)
+    given = pool.try_allocate(5, REQUEST) or ()
+    assert asked == [0, 3]
+    for handle in given:
+        pool.release(handle, REQUEST)
+    pool.try_allocate(7, REQUEST)
+    assert asked == [0, 3, 6]

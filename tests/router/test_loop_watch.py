@@ -33,7 +33,7 @@ def _work(cpu_seconds: float) -> None:
 
 
 async def _held_while_others_run(holds: HoldsLoop) -> float:
-    """What is measured when the machine runs other processes: seconds."""
+    """The seconds that are measured while the machine runs other processes."""
     await holds.next()
     time.sleep(0.2)  # noqa: ASYNC251 (stands for such a machine)
     return await holds.next()

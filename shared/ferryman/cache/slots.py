@@ -12,7 +12,7 @@ A slot is what vLLM calls a KV cache block; a lease is its ref count, SGLang's l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -82,13 +82,25 @@ class Ledger:
         return self.total == self.free + self.leased
 
 
+Prepare = Callable[[Kind, int], int]
+"""Makes the memory of a slot ready before the slot is given for the first time; returns the number
+of slots of that pool, from 0 on, that are ready now."""
+
+
+def is_ready(kind: Kind, slot: int) -> int:
+    """For memory that is ready as a whole."""
+    return slot + 1
+
+
 class SlotPool:
     """Fixed-size slots of one kind, with their free list. The slot freed last is reused first: its
-    memory is likely still in the processor's cache."""
+    memory is likely still in the processor's cache. Of fresh slots the lowest is given first, so
+    that memory is used from its beginning on."""
 
-    def __init__(self, kind: Kind, num_slots: int) -> None:
+    def __init__(self, kind: Kind, num_slots: int, prepare: Prepare = is_ready) -> None:
         self.kind = kind
         self.num_slots = num_slots
+        self._prepare, self._num_ready = prepare, 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._generations = [0] * num_slots
         self._holders: list[list[Holder]] = [[] for _ in range(num_slots)]
@@ -105,6 +117,8 @@ class SlotPool:
 
     def _allocate_one(self, holder: Holder) -> SlotHandle:
         slot = self._free.pop()
+        if slot >= self._num_ready:
+            self._num_ready = self._prepare(self.kind, slot)
         self._generations[slot] += 1
         self._holders[slot].append(holder)
         return SlotHandle(self.kind, slot, self._generations[slot])
@@ -166,8 +180,8 @@ class SlotPool:
 class Pools:
     """The pools of all kinds of one model; a demand is met in all of them or in none."""
 
-    def __init__(self, sizes: Demand) -> None:
-        self.by_kind = {kind: SlotPool(kind, size) for kind, size in sizes.items()}
+    def __init__(self, sizes: Demand, prepare: Prepare = is_ready) -> None:
+        self.by_kind = {kind: SlotPool(kind, size, prepare) for kind, size in sizes.items()}
 
     def __getitem__(self, kind: Kind) -> SlotPool:
         return self.by_kind[kind]

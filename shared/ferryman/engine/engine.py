@@ -22,7 +22,7 @@ from ferryman.engine.loads import LoadQueue
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.runner import Runner
 from ferryman.engine.slab_address import SlabAddress
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.slabs import SlabGrowth, Slabs
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
 from ferryman.engine.tensor_parallel.rank import RankOrders
@@ -134,12 +134,16 @@ def _engine_of(
     manifest = state_manifest(model.config, options.dtype, options.page_size, of_rank.fingerprint)
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
-    slabs = Slabs.allocate(of_rank, capacity.slots, options.device)
+    slabs = Slabs.allocate(of_rank, capacity.slots, options.device, is_filled=False)
+    growth = SlabGrowth(of_rank, slabs)
     device = _device(options.device)
     rows = options.concurrency.rows
     grammars = GrammarCompiler.for_folder(options.model)
     limits = _limits(options, max_len, _drafting(options, grammars))
-    scheduler = Scheduler(manifest, capacity.slots, limits, FIRST_GUESS, root_key(manifest))
+    root = root_key(manifest)
+    scheduler = Scheduler(
+        manifest, capacity.slots, limits, FIRST_GUESS, root, prepare=growth.prepare
+    )
     sizes = SlabSizes(capacity.slots, rows, max_len + 1)
     ranks = startup.allocate(manifest, of_rank, sizes) if startup else None
     with ExitStack() as stack:

@@ -26,7 +26,7 @@ from ferryman.cache.node import TreeChange
 from ferryman.cache.placement import Placement
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, HostView, ResumeCosts
-from ferryman.cache.slots import Demand, Holder, Ledger, SlotHandle
+from ferryman.cache.slots import Demand, Holder, Ledger, Prepare, SlotHandle, is_ready
 from ferryman.cache.window_budget import WindowPool
 from ferryman.errors import InvalidRequest, QueueFull
 from ferryman.schedule import prefill
@@ -77,11 +77,14 @@ class Scheduler:
         limits: SchedulerLimits,
         costs: ResumeCosts,
         root: PageKey,
+        *,
+        prepare: Prepare = is_ready,
     ) -> None:
+        """`prepare` is called before a slot is given for the first time."""
         self.manifest = manifest
         self.limits = limits
         self._events: list[Event] = []
-        self.allocator = SlotAllocator(manifest, sizes, limits)
+        self.allocator = SlotAllocator(manifest, sizes, limits, prepare)
         self.sequences = SequenceTable(self.allocator)
         placement = Placement(limits.snapshot_grid, prompt_points(manifest, sizes))
         windows = WindowPool(sizes.get(Kind.WINDOW, 0), limits.concurrency.uncertain_len)

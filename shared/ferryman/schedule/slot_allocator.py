@@ -15,7 +15,7 @@ from ferryman.cache.capacity import path_snapshots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import CopyState, ResumePlan, resume_set
-from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
+from ferryman.cache.slots import TREE, Demand, Holder, Pools, Prepare, Role, SlotHandle, is_ready
 from ferryman.cache.tree import PrefixTree
 from ferryman.schedule.drafting import NOTHING_PROPOSED, Proposals
 from ferryman.schedule.limits import SchedulerLimits
@@ -52,10 +52,16 @@ def slot_op_holder(request_id: str) -> Holder:
 class SlotAllocator:
     """The pools, the tree and the rows of one worker, and the moves of slots between them."""
 
-    def __init__(self, manifest: StateManifest, sizes: Demand, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        manifest: StateManifest,
+        sizes: Demand,
+        limits: SchedulerLimits,
+        prepare: Prepare = is_ready,
+    ) -> None:
         self.manifest = manifest
         self._drafting = limits.drafting
-        self.pools = Pools(sizes)
+        self.pools = Pools(sizes, prepare)
         self.tree = PrefixTree.of(manifest, path_snapshots(sizes.get(Kind.RECURRENT, 0)))
         max_pages = -(-limits.max_len // manifest.page_size) + 1
         num_drafts = limits.drafting.num_tokens
