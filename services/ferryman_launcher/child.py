@@ -31,8 +31,8 @@ class ChildSpec:
 
     `drain_rank` orders the end: the lowest ends first. The process inherits none of the caller's
     `FERRYMAN_*` variables, only those in `environment`, because only the router may have the API
-    keys. Processes of one `role` can replace each other; without a role a process has no
-    replacement.
+    keys. A variable in `defaults` gives way to one of the caller's. Processes of one `role` can
+    replace each other; without a role a process has no replacement.
     """
 
     name: str
@@ -41,10 +41,11 @@ class ChildSpec:
     ready_event_of: Callable[[str], ReadyEvent | None]
     environment: Mapping[str, str] = field(default_factory=dict)
     role: str = ""
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     def environment_from(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """All variables of the process."""
-        return {**without_settings(inherited), **self.environment}
+        return {**self.defaults, **without_settings(inherited), **self.environment}
 
 
 class Child(asyncio.SubprocessProtocol):

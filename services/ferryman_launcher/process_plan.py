@@ -10,7 +10,7 @@ from typing import Any
 
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
 from ferryman.runtime.key_file import make_key_file
-from ferryman.settings.cluster import UpOptions
+from ferryman.settings.cluster import UpOptions, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
 from ferryman_launcher.child import ChildSpec
@@ -20,6 +20,7 @@ from ferryman_launcher.state_folder import StateFolder
 
 ROUTER, WORKERS, HOST_CACHE, SERVERS = range(4)
 LOOPBACK = "127.0.0.1"
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,17 @@ class _Services:
             "PYTHONUNBUFFERED": "1",
         }
         argv = (sys.executable, "-m", f"ferryman_{role}")
-        return ChildSpec(name, argv, drain_rank, ready_event, environment, role=role)
+        return ChildSpec(
+            name, argv, drain_rank, ready_event, environment, role=role, defaults=self._waiting()
+        )
+
+    def _waiting(self) -> Mapping[str, str]:
+        """How a worker's idle threads wait, where all workers have more threads than cores.
+
+        OpenMP's threads spin between two products, for milliseconds, and take the core from a
+        thread that has work: docs/operating.md has the figures. A library reads this when loaded.
+        """
+        return PASSIVE if self.choices.all_threads > usable_cores() else {}
 
 
 def names(role: str, number: int) -> list[str]:

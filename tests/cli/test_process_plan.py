@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ferryman.runtime.key_file import read_key_file
-from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions
+from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions, usable_cores
 from ferryman.settings.declaration import size_of, size_text
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.hostcache import HostCacheServiceSettings as HostCacheSettings
@@ -166,6 +166,30 @@ def test_no_threads_at_all_means_a_share_of_the_cores(tmp_path: Path) -> None:
     for flags, given in (({"threads": "0"}, {}), ({}, {"FERRYMAN_DECODE_NUM_THREADS": "0"})):
         found = environments(tmp_path, flags, given)["decode"]
         assert (found["FERRYMAN_DECODE_NUM_THREADS"], found["OMP_NUM_THREADS"]) == (share, share)
+
+
+@pytest.mark.parametrize(
+    ("extra", "given", "policy"),
+    [
+        pytest.param(0, {}, None, id="a thread for each core"),
+        pytest.param(1, {}, "PASSIVE", id="more threads than cores"),
+        pytest.param(1, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE", id="the caller knows better"),
+    ],
+)
+def test_idle_threads_sleep_where_there_are_more_than_cores(
+    tmp_path: Path, extra: int, given: Mapping[str, str], policy: str | None
+) -> None:
+    threads = {"FERRYMAN_DECODE_NUM_THREADS": str(usable_cores() + extra)}
+    options = up_options(up_sources({}, threads))
+    alone = options.model_copy(update={"num_prefill": 0})
+    for job in made(alone, tmp_path).services:
+        assert job.environment_from(given).get("OMP_WAIT_POLICY") == policy
+
+
+def test_the_threads_of_all_ranks_are_counted() -> None:
+    told = {"FERRYMAN_NUM_THREADS": "7", "FERRYMAN_DECODE_NUM_THREADS": "5"}
+    flags = {"prefill": "2", "prefill_tp": "3", "decode": "4"}
+    assert up_options(up_sources(flags, told)).all_threads == 2 * 3 * 7 + 4 * 5
 
 
 def test_an_empty_flag_is_none(tmp_path: Path) -> None:

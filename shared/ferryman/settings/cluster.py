@@ -142,9 +142,21 @@ class UpOptions(BaseModel):
     @property
     def threads(self) -> int:
         """Threads of each rank of each worker."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        num_ranks = self.num_prefill * self.prefill_tp + self.num_decode * self.decode_tp
-        return self.engine.num_threads or max(1, cores // num_ranks)
+        return self.engine.num_threads or max(1, usable_cores() // sum(self._ranks().values()))
+
+    @property
+    def all_threads(self) -> int:
+        """Threads of compute of all ranks of all workers together."""
+        return sum(number * self._threads_of(role) for role, number in self._ranks().items())
+
+    def _ranks(self) -> Mapping[str, int]:
+        decode = self.num_decode * self.decode_tp
+        return {"prefill": self.num_prefill * self.prefill_tp, "decode": decode}
+
+    def _threads_of(self, role: str) -> int:
+        told = str(self.told.get(role, {}).get("num_threads", ""))
+        # The worker refuses what is no number.
+        return int(told) if told.isdecimal() else self.threads
 
     @property
     def draft_model(self) -> str:
@@ -160,6 +172,11 @@ def shared_memory_bytes() -> int:
     except OSError:
         return DEFAULT_HOST_BYTES
     return max(1, (room.f_bavail * room.f_frsize // SPARE_SHARE) >> 20) << 20
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _numbered(number: int) -> Iterator[str]:
