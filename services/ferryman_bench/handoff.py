@@ -1,7 +1,7 @@
-"""The time from Reserve to Commit: real prefill and decode services on loopback, without a router.
+"""`ferryman bench handoff`: the time from Reserve to Commit, beside a prefill alone.
 
-The services are child processes with their own broker. Prompts are new each time, so nothing is
-reused and every page is sent.
+Real prefill and decode services run on loopback, without a router. They are child processes with
+their own broker. Prompts are new each time, so nothing is reused and every page is sent.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import StateManifest
@@ -29,6 +32,11 @@ from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.v1.prefill_pb2_grpc import PrefillServiceStub
 from ferryman.wire.values import PrefillHandedOff, PrefillOrder, RequestContext, WorkerAddress
+from ferryman_bench.ours import load_bench_model, make_room
+from ferryman_bench.report import ReportRow, show
+from ferryman_bench.shape import shape_named
+from ferryman_bench.timer import seconds_of
+from ferryman_bench.transformers_peer import make_random_model
 from ferryman_launcher.readiness import ready_event
 
 HAND_OFFS = 6
@@ -142,3 +150,42 @@ def _order(
         request=Request(request_id, tokens, keys, SamplingParams(max_tokens=1, temperature=0.0)),
         manifest_digest=manifest.digest,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffBenchOptions:
+    """The model, and the length of the prompts."""
+
+    shape: str = "granite-100m"
+    dtype: str = "bfloat16"
+    threads: int = 2
+    prompt_len: int = 2048
+    repeats: int = 4
+
+
+def run_bench_handoff(choice: HandOffBenchOptions, *, as_json: bool) -> int:
+    torch.set_num_threads(choice.threads)
+    with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name, torch.inference_mode():
+        folder = Path(name)
+        millions = make_random_model(shape_named(choice.shape), choice.dtype, folder) / 1e6
+        row = _hand_off_row(folder, choice)
+    title = f"{choice.shape}, {millions:.1f} M parameters, {choice.dtype}"
+    show(f"ferryman bench handoff: {title}, {choice.threads} threads", [row], as_json=as_json)
+    return 0
+
+
+def _hand_off_row(folder: Path, choice: HandOffBenchOptions) -> ReportRow:
+    """The time from Reserve to Commit beside that of a prefill alone, which it includes."""
+    model = load_bench_model(folder, choice.dtype)
+    room = make_room(model, 1, choice.prompt_len)
+    alone = seconds_of(
+        lambda: room.prefill(torch.randint(model.vocab_size, (choice.prompt_len,))),
+        choice.repeats,
+    )
+    engine = BenchEngine(folder, choice.dtype, choice.threads, model.manifest, model.vocab_size)
+    found = hand_offs(engine, choice.prompt_len)
+    millis = [done.seconds * 1e3 for done in found]
+    name = f"hand-off of {choice.prompt_len}, {found[0].num_bytes / 1e6:.0f} MB"
+    prefill = (alone.median * 1e3, alone.least * 1e3)
+    ratio = prefill[1] / min(millis)
+    return ReportRow(name, "ms", median(millis), min(millis), "prefill alone", *prefill, ratio)

@@ -1,89 +1,172 @@
-"""`ferryman bench`: decode, prefill and a hand-off on random weights, against transformers.
+"""`ferryman bench`: decode and prefill on random weights, against transformers and llama.cpp.
 
-Steps of both sides are timed in turn in one process. On a busy machine the best step is the fairest
-figure: ratios use the best steps, and medians are shown beside them.
+All contenders have the same weights and a process of their own. They are timed in turn, a few runs
+each, and a ratio is the median over the rounds of each round's ratio: a machine that is busy for a
+while slows all of them alike.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
+from rich.console import Console
 
-from ferryman_bench.handoff import BenchEngine, hand_offs
-from ferryman_bench.ours import Ours, load_ours
-from ferryman_bench.peer import Peer, make_peer
-from ferryman_bench.report import ReportRow, comparison_row, show
+from ferryman.errors import ConfigError
+from ferryman_bench.comparison import CellResult, CellTimes, ContestResult, show_comparison
+from ferryman_bench.contender import BenchCell, ContenderModel
+from ferryman_bench.contender_process import (
+    LLAMA_CPP,
+    OURS,
+    TRANSFORMERS,
+    ContenderProcess,
+    contender_process,
+)
+from ferryman_bench.gguf.conversion import convert_folder
+from ferryman_bench.hardware import machine_now
+from ferryman_bench.plot import ratio_plot
 from ferryman_bench.shape import shape_named
-from ferryman_bench.timer import Job, Timing, time_in_turn
+from ferryman_bench.transformers_peer import make_random_model
 
-BATCHES = (1, 8, 32)
-CONTEXT_LEN = 128
-PEER = "transformers"
+PEERS = {TRANSFORMERS: "transformers", LLAMA_CPP: "llama_cpp"}
+"""The packages of the peers."""
+
+IMPOSSIBLE = {(TRANSFORMERS, "int8")}
+"""Peers without a dtype on a processor."""
+
+PROBE_TOKENS = 96
+RUNS = {"decode": 4, "prefill": 1}
+WARM_UPS = {"decode": 2, "prefill": 1}
+# The share of the largest logit by which contenders may differ: rounding of their dtype. More
+# means that one of them runs another model.
+MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.1, "int8": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of a measurement. `repeats` counts decode steps; prefill takes fewer."""
+    """Options of a measurement. A round is some decode steps, or one prefill, of each contender.
+
+    `peers` empty: all that are installed.
+    """
 
     shape: str = "granite-100m"
     dtype: str = "bfloat16"
     threads: int = 2
-    repeats: int = 24
-    prompt_len: int = 2048
-    chunk_tokens: int = 512
+    rounds: int = 7
+    batches: tuple[int, ...] = (1, 8, 32)
+    contexts: tuple[int, ...] = (128,)
+    prefills: tuple[int, ...] = (512, 2048)
+    peers: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> tuple[BenchCell, ...]:
+        decodes = [BenchCell("decode", batch, n) for n in self.contexts for batch in self.batches]
+        return (*decodes, *(BenchCell("prefill", 1, tokens) for tokens in self.prefills))
 
 
-def run_bench(choices: BenchOptions, *, as_json: bool) -> int:
-    torch.set_num_threads(choices.threads)
-    shape, length = shape_named(choices.shape), choices.prompt_len
-    with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name, torch.inference_mode():
-        folder = Path(name)
-        peer = make_peer(shape, choices.dtype, folder)
-        ours = load_ours(folder, choices.dtype, max(BATCHES), length)
-        prefill = _prefill_timings(ours, peer, choices)
-        rows = [
-            *_decode_rows(ours, peer, choices.repeats),
-            comparison_row(f"prefill {length}", "tok/s", length, PEER, prefill),
-            _hand_off_row(folder, ours, choices, prefill["ours"]),
-        ]
-        millions = peer.parameters / 1e6
-    title = (
-        f"{choices.shape}, {millions:.1f} M parameters, {choices.dtype}, {choices.threads} threads"
-    )
-    show(f"ferryman bench: {title}", rows, as_json=as_json)
+def run_bench(choice: BenchOptions, *, as_json: bool, plot: Path | None) -> int:
+    comparison = compare_contenders(choice)
+    if plot is not None:
+        plot.write_text(ratio_plot(comparison, machine_now()))
+    if as_json:
+        print(json.dumps(comparison.to_json(machine_now())))
+    else:
+        show_comparison(comparison, peers_left_out(choice), Console())
     return 0
 
 
-def _decode_rows(ours: Ours, peer: Peer, repeats: int) -> Iterator[ReportRow]:
-    for requests in BATCHES:
-        jobs: dict[str, Job] = {
-            "ours": ours.decoder(requests, CONTEXT_LEN),
-            PEER: peer.decoder(requests, CONTEXT_LEN),
-        }
-        found = time_in_turn(jobs, repeats)
-        yield comparison_row(f"decode, batch {requests}", "tok/s", requests, PEER, found)
+def compare_contenders(choice: BenchOptions) -> ContestResult:
+    """Measures every cell. Raises ConfigError for a peer that is not installed."""
+    shape, names = shape_named(choice.shape), _contenders(choice)
+    with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name, ExitStack() as processes:
+        model = ContenderModel(Path(name), Path(name) / "gguf", choice.dtype, choice.threads)
+        parameters = make_random_model(shape, choice.dtype, model.folder)
+        if LLAMA_CPP in names:
+            convert_folder(model.folder, model.gguf, choice.dtype)
+        contenders = [processes.enter_context(contender_process(name, model)) for name in names]
+        difference = largest_difference(contenders, choice.dtype)
+        results = [_measured(contenders, cell, choice.rounds) for cell in choice.cells]
+    return ContestResult(
+        title=f"{choice.shape}, {parameters / 1e6:.1f} M parameters, {choice.dtype}, "
+        f"{choice.threads} threads",
+        contenders=tuple(names),
+        difference=difference,
+        results=tuple(results),
+    )
 
 
-def _prefill_timings(ours: Ours, peer: Peer, choices: BenchOptions) -> Mapping[str, Timing]:
-    jobs: dict[str, Job] = {
-        "ours": lambda: ours.prefill(choices.prompt_len, choices.chunk_tokens),
-        PEER: lambda: peer.prefill(choices.prompt_len),
+def _contenders(choice: BenchOptions) -> list[str]:
+    """Ours, and the peers that are asked for, or those that are installed and know the dtype."""
+    unknown = set(choice.peers) - PEERS.keys()
+    if unknown:
+        raise ConfigError(f"--peers {', '.join(unknown)}: known are {', '.join(PEERS)}")
+    installed = [
+        name
+        for name, package in PEERS.items()
+        if importlib.util.find_spec(package) and (name, choice.dtype) not in IMPOSSIBLE
+    ]
+    return [OURS, *(choice.peers or installed)]
+
+
+def largest_difference(contenders: Sequence[ContenderProcess], dtype: str) -> float:
+    """The largest difference of a peer's logits from ours, as a share of our largest.
+
+    Raises ConfigError if it is more than rounding: then the models are not the same.
+    """
+    prompt = [(7 * i + 3) % 1_000 for i in range(PROBE_TOKENS)]
+    ours, *others = (one.ask(do="logits", token_ids=prompt)["logits"] for one in contenders)
+    scale = max(map(abs, ours))
+    found = 0.0
+    for contender, theirs in zip(contenders[1:], others, strict=True):
+        difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / scale
+        # A comparison with NaN is false: it has to pass, not to fail, for a model to be accepted.
+        if not difference <= MAX_DIFFERENCE[dtype]:
+            raise ConfigError(
+                f"{contender.name} runs another model: its logits differ by {difference:.2g} of "
+                "the largest"
+            )
+        found = max(found, difference)
+    return found
+
+
+def _measured(contenders: Sequence[ContenderProcess], cell: BenchCell, rounds: int) -> CellResult:
+    runs = RUNS[cell.kind]
+    steps = WARM_UPS[cell.kind] + rounds * (runs + 1)
+    for contender in contenders:
+        order = {"kind": cell.kind, "requests": cell.requests, "tokens": cell.tokens}
+        contender.ask(do="prepare", cell=order, steps=steps)
+        contender.ask(do="run", runs=WARM_UPS[cell.kind])
+    found: dict[str, list[tuple[float, float]]] = {one.name: [] for one in contenders}
+    for number in range(rounds):
+        # Every other round goes backwards, so that nobody always comes first.
+        for contender in contenders[:: 1 if number % 2 else -1]:
+            found[contender.name].append(_round(contender, cell.kind, runs))
+    times = {
+        name: CellTimes(tuple(wall for wall, _ in each), median(cpu for _, cpu in each))
+        for name, each in found.items()
     }
-    return time_in_turn(jobs, max(2, choices.repeats // 6))
+    return CellResult(cell, times)
 
 
-def _hand_off_row(folder: Path, ours: Ours, choices: BenchOptions, prefill: Timing) -> ReportRow:
-    """The time from Reserve to Commit beside that of a prefill alone, which it includes."""
-    model = ours.model
-    engine = BenchEngine(folder, choices.dtype, choices.threads, model.manifest, model.vocab_size)
-    found = hand_offs(engine, choices.prompt_len)
-    millis = [done.seconds * 1e3 for done in found]
-    name = f"hand-off of {choices.prompt_len}, {found[0].num_bytes / 1e6:.0f} MB"
-    alone = (prefill.median * 1e3, prefill.least * 1e3)
-    ratio = alone[1] / min(millis)
-    return ReportRow(name, "ms", median(millis), min(millis), "prefill alone", *alone, ratio)
+def _round(contender: ContenderProcess, kind: str, runs: int) -> tuple[float, float]:
+    """The medians of wall and processor seconds; a first decode step wakes the threads."""
+    extra = 1 if kind == "decode" else 0
+    timed = contender.ask(do="run", runs=runs + extra)["runs"][extra:]
+    return median(wall for wall, _ in timed), median(cpu for _, cpu in timed)
+
+
+def peers_left_out(choice: BenchOptions) -> Iterator[str]:
+    """Says which peers are not compared with, and why."""
+    if choice.peers:
+        return
+    if importlib.util.find_spec(PEERS[LLAMA_CPP]) is None:
+        yield "llama.cpp is not installed: pip install 'ferryman[peers]'"
+    for name, dtype in IMPOSSIBLE:
+        if dtype == choice.dtype:
+            yield f"{name} has no {dtype} on a processor"

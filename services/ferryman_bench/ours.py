@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,41 +16,49 @@ from ferryman.model.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.state import ModelState, state_views
+from ferryman_bench.contender import ContenderModel
+from ferryman_bench.timer import Job
 
 PAGE_SIZE = 64
+CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
-    """A model with room for `max_requests` of `pages_each` pages; request i owns a run of them."""
+class ModelWithRoom:
+    """A model with room for requests of `pages_each` pages; request i owns a run of them."""
 
     model: Model
+    slabs: Slabs
     state: ModelState
     pages_each: int
 
-    def prefill(self, prompt_len: int, chunk_tokens: int, requests: int = 1) -> None:
-        """Computes random prompts from position 0, chunk after chunk."""
-        for start in range(0, prompt_len, chunk_tokens):
-            self._chunk(requests, start, min(start + chunk_tokens, prompt_len))
+    def prefill(self, token_ids: Tensor) -> Tensor:
+        """Computes a prompt of request 0 from position 0, chunk after chunk; its logits."""
+        found = torch.empty(0)
+        for start in range(0, len(token_ids), CHUNK_TOKENS):
+            found = self._chunk(token_ids[start : start + CHUNK_TOKENS], start)
+        return found
 
-    def _chunk(self, requests: int, start: int, end: int) -> None:
-        tokens = (end - start) * requests
+    def _chunk(self, token_ids: Tensor, start: int) -> Tensor:
+        count = len(token_ids)
         batch = PrefillBatch(
-            token_ids=torch.randint(self.model.vocab_size, (tokens,)),
-            positions=torch.arange(start, end).repeat(requests),
-            rows=torch.arange(requests).repeat_interleave(end - start),
-            spans=((start, end),) * requests,
-            page_tables=self._page_tables(requests, end),
-            working_slots=torch.arange(requests),
+            token_ids=token_ids,
+            positions=torch.arange(start, start + count),
+            rows=torch.zeros(count, dtype=torch.int64),
+            spans=((start, start + count),),
+            page_tables=self._page_tables(1, start + count),
+            working_slots=torch.zeros(1, dtype=torch.int64),
             snapshots=(),
-            last_tokens=torch.arange(1, requests + 1) * (end - start) - 1,
+            last_tokens=torch.tensor([count - 1]),
         )
-        self.model.prefill(batch, self.state)
+        return self.model.prefill(batch, self.state)
 
-    def decoder(self, requests: int, context_len: int) -> FerrymanDecoder:
-        """A decoder after prompts of `context_len` tokens."""
-        self.prefill(context_len, context_len, requests)
-        return FerrymanDecoder(self, context_len, torch.zeros(requests, dtype=torch.int64))
+    def copy_to_all(self, requests: int) -> None:
+        """Gives all requests the state of request 0."""
+        for kind, slab in self.slabs.by_kind.items():
+            each = 1 if kind is Kind.RECURRENT else self.pages_each
+            for request in range(1, requests):
+                slab.tensor[request * each : (request + 1) * each] = slab.tensor[:each]
 
     def decode(self, token_ids: Tensor, position: int) -> Tensor:
         """One greedy step of every request at `position`."""
@@ -67,26 +76,59 @@ class Ours:
 
     def _page_tables(self, requests: int, end: int) -> dict[Kind, Tensor]:
         first = torch.arange(requests)[:, None] * self.pages_each
-        return {Kind.FULL: first + torch.arange(-(-end // PAGE_SIZE))}
+        pages = first + torch.arange(-(-end // PAGE_SIZE))
+        return {kind: pages for kind in self.slabs.by_kind if kind is not Kind.RECURRENT}
+
+
+class FerrymanContender:
+    """The contender that all others are compared with."""
+
+    def __init__(self, model: ContenderModel) -> None:
+        self._model = load_bench_model(model.folder, model.dtype)
+
+    def logits(self, token_ids: Sequence[int]) -> list[float]:
+        room = make_room(self._model, 1, len(token_ids))
+        found: list[float] = room.prefill(torch.tensor(token_ids)).flatten().tolist()
+        return found
+
+    def prefill(self, prompt_len: int) -> Job:
+        room = make_room(self._model, 1, prompt_len)
+        return lambda: room.prefill(torch.randint(self._model.vocab_size, (prompt_len,)))
+
+    def decoder(self, requests: int, context_len: int, steps: int) -> Job:
+        room = make_room(self._model, requests, context_len + steps)
+        room.prefill(torch.arange(context_len) % self._model.vocab_size)
+        room.copy_to_all(requests)
+        return FerrymanDecoder(room, context_len, torch.zeros(requests, dtype=torch.int64))
 
 
 class FerrymanDecoder:
     """Each call is one greedy step."""
 
-    def __init__(self, ours: Ours, position: int, token_ids: Tensor) -> None:
-        self._ours, self._position, self._token_ids = ours, position, token_ids
+    def __init__(self, room: ModelWithRoom, position: int, token_ids: Tensor) -> None:
+        self._room, self._position, self._token_ids = room, position, token_ids
 
     def __call__(self) -> None:
-        self._token_ids = self._ours.decode(self._token_ids, self._position)
+        self._token_ids = self._room.decode(self._token_ids, self._position)
         self._position += 1
 
 
-def load_ours(folder: Path, dtype: str, max_requests: int, max_len: int) -> Ours:
-    """A model with room for `max_requests` requests of `max_len` tokens."""
-    model = load_model(folder, LoadOptions(dtype, page_size=PAGE_SIZE))
+def load_bench_model(folder: Path, dtype: str) -> Model:
+    """The model in float32 or bfloat16, or in bfloat16 with int8 weights for "int8"."""
+    is_int8 = dtype == "int8"
+    quantize = "int8" if is_int8 else "none"
+    chosen = "bfloat16" if is_int8 else dtype
+    return load_model(folder, LoadOptions(chosen, page_size=PAGE_SIZE, quantize=quantize))
+
+
+def make_room(model: Model, max_requests: int, max_len: int) -> ModelWithRoom:
+    """Room for `max_requests` requests of `max_len` tokens, all zero."""
     pages_each = -(-max_len // PAGE_SIZE)
-    slots = {Kind.FULL: max_requests * pages_each, Kind.RECURRENT: max_requests}
+    slots = {
+        kind: max_requests * (1 if kind is Kind.RECURRENT else pages_each)
+        for kind in model.manifest.kinds
+    }
     slabs = Slabs.allocate(model.manifest, slots, "cpu")
     for slab in slabs.by_kind.values():
         slab.tensor.zero_()
-    return Ours(model, state_views(model.manifest, slabs.tensors), pages_each)
+    return ModelWithRoom(model, slabs, state_views(model.manifest, slabs.tensors), pages_each)

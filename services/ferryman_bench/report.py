@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
+from ferryman_bench.hardware import as_json as machine_json
+from ferryman_bench.hardware import machine_now
 from ferryman_bench.timer import Timing
 
 
@@ -31,19 +31,6 @@ class ReportRow:
     against_best: float | None
     ratio: float | None
     cpu_ratio: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine of the measurements. `load` is the mean number of processes ready to run."""
-
-    processor: str
-    cores: int
-    load: float
-
-
-def this_machine() -> Machine:
-    return Machine(platform.machine(), os.cpu_count() or 1, round(os.getloadavg()[0], 1))
 
 
 def comparison_row(
@@ -72,20 +59,29 @@ def target_row(name: str, unit: str, ours: tuple[float, float], aim: float | Non
 
 
 def show(title: str, rows: Iterable[ReportRow], *, as_json: bool) -> None:
-    machine, listed = this_machine(), list(rows)
+    machine, listed = machine_now(), list(rows)
     if as_json:
-        said = {"title": title, "machine": asdict(machine), "rows": [asdict(r) for r in listed]}
+        said = {
+            "title": title,
+            "machine": machine_json(machine),
+            "rows": [asdict(r) for r in listed],
+        }
         print(json.dumps(said))
         return
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("", "median (best)", "against", "ratio", "of CPU time"):
-        table.add_column(column, justify="right" if column else "left")
+    with_cpu = any(row.cpu_ratio is not None for row in listed)
+    # Figures stay whole; the name takes the width that is left, broken between its words.
+    longest = max((len(word) for row in listed for word in row.name.split()), default=0)
+    table.add_column("", min_width=longest)
+    for column in ("median (best)", "against", "ratio", *(["CPU"] if with_cpu else [])):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in listed:
         ours = f"{_pair(row.median, row.best)} {row.unit}"
-        table.add_row(row.name, ours, _reference(row), _figure(row.ratio), _figure(row.cpu_ratio))
+        ratios = [figure(row.ratio), *([figure(row.cpu_ratio)] if with_cpu else [])]
+        table.add_row(row.name, ours, _reference(row), *ratios)
     console = Console()
     console.print(table)
-    console.print(f"{machine.processor}, {machine.cores} cores, load {machine.load}")
+    console.print(str(machine))
 
 
 def _reference(row: ReportRow) -> str:
@@ -96,10 +92,11 @@ def _reference(row: ReportRow) -> str:
 
 def _pair(median: float, best: float) -> str:
     """Both figures, or one if they are equal, as for an aim."""
-    return _figure(median) if median == best else f"{_figure(median)} ({_figure(best)})"
+    return figure(median) if median == best else f"{figure(median)} ({figure(best)})"
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
+    """Three digits, or whole thousands with commas; "" for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

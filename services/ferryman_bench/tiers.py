@@ -38,11 +38,11 @@ from ferryman.wire.values import PrefillOrder, RequestContext
 from ferryman_bench.index_lookup import measure_lookups
 from ferryman_bench.loads import load_bandwidth
 from ferryman_bench.nodes import ROUTER_ID, FirstToken, Nodes, two_nodes
-from ferryman_bench.ours import PAGE_SIZE, load_ours
-from ferryman_bench.peer import make_peer
+from ferryman_bench.ours import PAGE_SIZE, load_bench_model
 from ferryman_bench.planes import plane_rates
 from ferryman_bench.report import ReportRow, comparison_row, show, target_row
 from ferryman_bench.shape import shape_named
+from ferryman_bench.transformers_peer import make_random_model
 
 DEADLINE_SECONDS = 240.0
 WARM_UP_TOKENS = 256
@@ -107,10 +107,8 @@ def run_bench_tiers(choice: TierBenchOptions, *, as_json: bool) -> int:
     torch.set_num_threads(choice.threads)
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name, torch.inference_mode():
         folder = Path(name)
-        peer = make_peer(shape_named(choice.shape), choice.dtype, folder)
-        millions = peer.parameters / 1e6
-        del peer
-        model = load_ours(folder, choice.dtype, 1, PAGE_SIZE).model
+        millions = make_random_model(shape_named(choice.shape), choice.dtype, folder) / 1e6
+        model = load_bench_model(folder, choice.dtype)
         prompts = Prompts(model.manifest, model.vocab_size, choice.prompt_len)
         del model
         found = _measured(choice, prompts, folder)

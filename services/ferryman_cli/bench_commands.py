@@ -1,16 +1,18 @@
-"""The flags of `ferryman bench` and of its `core`, `loading` and `tiers`."""
+"""The flags of `ferryman bench` and of its commands."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ferryman.errors import ConfigError
 from ferryman_cli.endpoints import AsJson
 
 bench_app = typer.Typer(
     name="bench",
-    help="Measure this machine: the model against transformers, the core, loading, or the tiers.",
+    help="Measure this machine: the model against its peers, the core, loading, or the tiers.",
     rich_markup_mode=None,
 )
 
@@ -21,20 +23,76 @@ def bench(
     model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
         "granite-100m"
     ),
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of either side.")] = 2,
-    repeats: Annotated[int, typer.Option(min=2, help="Decode steps timed at each batch.")] = 24,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each contender.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of all contenders in a cell.")] = 7,
+    batch: Annotated[str, typer.Option(help="Requests that decode together.")] = "1,8,32",
+    context_len: Annotated[
+        str, typer.Option("--context", help="Tokens of each before it decodes.")
+    ] = "128",
+    prefill: Annotated[str, typer.Option(help="Lengths of cold prompts.")] = "512,2048",
+    peers: Annotated[
+        str, typer.Option(help="transformers, llama.cpp; all that are installed by default.")
+    ] = "",
+    plot: Annotated[Path | None, typer.Option(help="Write the ratios as SVG to this file.")] = None,
     json: AsJson = False,
 ) -> int:
-    """Measure decode, prefill and a hand-off on random weights, against transformers.
+    """Measure decode and prefill on random weights, against transformers and llama.cpp.
 
-    Both sides run in turn in one process; ratios are those of the best step of each.
+    Contenders have a process each and run in turn; ratios are medians over the rounds.
     """
     if context.invoked_subcommand is not None:
         return 0
     from ferryman_bench.model import BenchOptions, run_bench
 
-    return run_bench(BenchOptions(model_shape, dtype, threads, repeats), as_json=json)
+    choice = BenchOptions(
+        model_shape,
+        dtype,
+        threads,
+        rounds,
+        batches=_numbers(batch, "--batch"),
+        contexts=_numbers(context_len, "--context"),
+        prefills=_numbers(prefill, "--prefill"),
+        peers=tuple(filter(None, peers.split(","))),
+    )
+    return run_bench(choice, as_json=json, plot=plot)
+
+
+def _numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Whole numbers between commas; none for an empty text. Raises ConfigError for others."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"{flag} {text}: give whole numbers above 0 with commas between them")
+    return tuple(map(int, words))
+
+
+@bench_app.command()
+def compare(
+    old: Annotated[Path, typer.Argument(help="The JSON of an earlier run.")],
+    new: Annotated[Path, typer.Argument(help="The JSON of a later run.")],
+    json: AsJson = False,
+) -> int:
+    """Compare two runs of one bench, row by row; refused across processors."""
+    from ferryman_bench.comparison import run_bench_compare
+
+    return run_bench_compare(old, new, as_json=json)
+
+
+@bench_app.command()
+def handoff(
+    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
+        "granite-100m"
+    ),
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 2,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 2048,
+    json: AsJson = False,
+) -> int:
+    """Measure a hand-off from Reserve to Commit, beside the prefill that it includes."""
+    from ferryman_bench.handoff import HandOffBenchOptions, run_bench_handoff
+
+    choice = HandOffBenchOptions(model_shape, dtype, threads, prompt_len)
+    return run_bench_handoff(choice, as_json=json)
 
 
 @bench_app.command()

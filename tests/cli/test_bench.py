@@ -13,6 +13,7 @@ from ferryman.testing.stamps import fake_manifest
 from ferryman_bench import core
 from ferryman_bench.loads import load_bandwidth
 from ferryman_bench.report import ReportRow, comparison_row, show, target_row
+from ferryman_bench.shape import SHAPES
 from ferryman_bench.timer import Timing, time_in_turn
 from ferryman_cli.app import run
 
@@ -48,6 +49,19 @@ def test_rows_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert said["machine"]["cores"] >= 1
 
 
+def test_a_table_breaks_no_word_and_no_figure_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "planning a match of 65,536 tokens, keys given, trie of 10,000 nodes: half cached"
+    row = ReportRow(name, "tok/s", 1234.0, 2345.0, "prefill alone", 4321.0, 5432.0, 1.75, 0.25)
+    show("bench", [row], as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    said = " ".join(word for line in lines for word in line.replace("│", " ").split())
+    assert all(word in said.split() for word in name.split())
+    assert any("1,234 (2,345) tok/s" in line and "4,321 (5,432)" in line for line in lines)
+
+
 def test_a_measured_step_draws_for_every_request_and_frees_nothing() -> None:
     scheduler = core.decoding_scheduler(8)
     plan = scheduler.plan(0.0)
@@ -67,7 +81,9 @@ def test_a_shape_that_is_not_known_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["bench", "--model-shape", "granite-9t"]) == 2
-    assert capsys.readouterr().err == ("error: --model-shape granite-9t: known are granite-100m\n")
+    assert capsys.readouterr().err == (
+        f"error: --model-shape granite-9t: known are {', '.join(SHAPES)}\n"
+    )
 
 
 def test_without_transformers_the_missing_package_is_named(

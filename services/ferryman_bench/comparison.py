@@ -1,0 +1,136 @@
+"""The outcome of `ferryman bench`: one table of figures and ratios, JSON, and a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ferryman.errors import ConfigError
+from ferryman_bench.contender import BenchCell
+from ferryman_bench.hardware import Machine, check_same_processor, machine_now
+from ferryman_bench.hardware import as_json as machine_json
+from ferryman_bench.report import figure
+
+
+@dataclass(frozen=True, slots=True)
+class CellTimes:
+    """Seconds of a run in each round, and the median of processor seconds over all threads."""
+
+    rounds: tuple[float, ...]
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """The times of every contender in one cell; the first is ours."""
+
+    cell: BenchCell
+    times: Mapping[str, CellTimes]
+
+    def rate(self, name: str) -> float:
+        """Tokens per second, the median over the rounds."""
+        return self.cell.tokens_per_run / median(self.times[name].rounds)
+
+    def ratio(self, peer: str) -> float:
+        """Our speed as a multiple of the peer's: the median over the rounds of theirs by ours."""
+        ours = next(iter(self.times.values())).rounds
+        theirs = self.times[peer].rounds
+        return median(b / a for a, b in zip(ours, theirs, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        ours, *peers = self.times
+        return {
+            "name": self.cell.name,
+            "kind": self.cell.kind,
+            "requests": self.cell.requests,
+            "tokens": self.cell.tokens,
+            "unit": "tok/s",
+            "median": self.rate(ours),
+            "rates": {name: self.rate(name) for name in self.times},
+            "ratios": {name: self.ratio(name) for name in peers},
+            "cpu_seconds": {name: times.cpu for name, times in self.times.items()},
+            "rounds": {name: times.rounds for name, times in self.times.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ContestResult:
+    """All cells of one run. `difference` is the largest one of logits, as a share of the largest.
+
+    `contenders` begins with ours.
+    """
+
+    title: str
+    contenders: tuple[str, ...]
+    difference: float
+    results: tuple[CellResult, ...]
+
+    def to_json(self, machine: Machine) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "machine": machine_json(machine),
+            "largest_logit_difference": self.difference,
+            "rows": [result.to_json() for result in self.results],
+        }
+
+
+def show_comparison(comparison: ContestResult, notes: Iterable[str], console: Console) -> None:
+    """The table: tokens per second of every contender, and our speed as a multiple of theirs."""
+    ours, *peers = comparison.contenders
+    table = Table(title=comparison.title, title_justify="left", title_style="bold")
+    table.add_column("tok/s", no_wrap=True)
+    table.add_column(ours, justify="right", no_wrap=True)
+    for peer in peers:
+        table.add_column(peer, justify="right", no_wrap=True)
+        table.add_column("ratio", justify="right", no_wrap=True)
+    for result in comparison.results:
+        figures = [figure(result.rate(ours))]
+        for peer in peers:
+            figures += [figure(result.rate(peer)), f"{result.ratio(peer):.2f}"]
+        table.add_row(result.cell.name, *figures)
+    console.print(table)
+    console.print(str(machine_now()))
+    if peers:
+        console.print(f"logits differ by at most {comparison.difference:.1g} of the largest")
+    for note in notes:
+        console.print(note)
+
+
+def run_bench_compare(old: Path, new: Path, *, as_json: bool) -> int:
+    """Prints, for each row that both files have, the new figure as a multiple of the old one.
+
+    Raises ConfigError for files of two processors, and for those that no bench wrote.
+    """
+    before, after = _read(old), _read(new)
+    check_same_processor(before["machine"], after["machine"])
+    olds = {row["name"]: row["median"] for row in before["rows"]}
+    rows = [(row, olds[row["name"]]) for row in after["rows"] if olds.get(row["name"])]
+    if as_json:
+        found = {row["name"]: row["median"] / earlier for row, earlier in rows}
+        print(json.dumps({"machine": after["machine"], "new_by_old": found}))
+        return 0
+    table = Table(title=after["title"], title_justify="left", title_style="bold")
+    for column in ("", "old", "new", "new / old"):
+        table.add_column(column, justify="right" if column else "left")
+    for row, earlier in rows:
+        figures = (figure(earlier), f"{figure(row['median'])} {row['unit']}")
+        table.add_row(row["name"], *figures, f"{row['median'] / earlier:.2f}")
+    Console().print(table)
+    return 0
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict) or not {"title", "machine", "rows"} <= found.keys():
+        raise ConfigError(f"{file} has no result of ferryman bench; make one with --json")
+    return found

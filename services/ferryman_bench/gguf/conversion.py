@@ -1,0 +1,46 @@
+"""From a model folder to a GGUF file, by the family's config as our own loader reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ferryman.errors import ConfigError
+from ferryman.model.config import load_config
+from ferryman.model.families.bamba import BambaConfig
+from ferryman.model.families.granite import GraniteHybridConfig
+from ferryman.model.transformer import TransformerConfig
+from ferryman_bench.gguf.container import GgufModel, GgufType, write_gguf
+from ferryman_bench.gguf.granite import convert_bamba, convert_granite, convert_granite_hybrid
+from ferryman_bench.gguf.source import TensorSource
+
+KINDS = {"float32": GgufType.F32, "bfloat16": GgufType.BF16, "int8": GgufType.Q8_0}
+"""llama.cpp's form of the weights, by the name that the bench has for a precision."""
+
+
+def convert_folder(folder: Path, file: Path, dtype: str) -> None:
+    """Writes the model in `folder` to `file`, its matrices in the form for `dtype`.
+
+    Raises ConfigError for a model that llama.cpp does not have or that this knows no names for.
+    """
+    source = TensorSource(folder)
+    model = _converted(folder, source)
+    source.check_empty()
+    write_gguf(file, model, KINDS[dtype])
+
+
+def _converted(folder: Path, source: TensorSource) -> GgufModel:
+    match load_config(folder):
+        case GraniteHybridConfig() as config:
+            return convert_granite_hybrid(config, source)
+        case BambaConfig() as config:
+            return convert_bamba(config, source)
+        case TransformerConfig() as config if "Granite" in _architecture(folder):
+            return convert_granite(config, source)
+        case _:
+            raise ConfigError(f"no conversion to GGUF for {_architecture(folder)}")
+
+
+def _architecture(folder: Path) -> str:
+    from ferryman.model.config_fields import read_fields
+
+    return " ".join(read_fields(folder / "config.json").words("architectures"))

@@ -1,0 +1,78 @@
+"""The outcome of a bench: ratios by round, a table that fits in 80 columns, and a plot."""
+
+from __future__ import annotations
+
+import io
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from ferryman_bench.comparison import CellResult, CellTimes, ContestResult, show_comparison
+from ferryman_bench.contender import BenchCell
+from ferryman_bench.hardware import machine_now
+from ferryman_bench.plot import ratio_plot
+from ferryman_cli.app import run
+
+NAMES = ("ferryman", "transformers", "llama.cpp")
+
+
+def test_a_ratio_is_the_median_over_rounds_of_theirs_by_ours() -> None:
+    result = _result(BenchCell("decode", 8, 128), ours=(1.0, 2.0, 4.0), theirs=(3.0, 2.0, 8.0))
+    # By round 3, 1 and 2; the medians of each side alone would give 3 / 2.
+    assert result.ratio("llama.cpp") == 2.0
+    assert result.rate("ferryman") == 8 / 2.0
+
+
+def test_the_table_keeps_its_words_whole_at_80_columns() -> None:
+    out = io.StringIO()
+    show_comparison(_wide_result(), ["transformers has no int8"], Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    row = next(line for line in lines if "decode 32 at 32,768" in line)
+    # Both ratios stand in the row of their cell.
+    assert row.count("2.00") == 2
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_json_has_every_round_and_the_machine() -> None:
+    machine = machine_now()
+    said = _wide_result().to_json(machine)
+    assert said["machine"]["processor"] == machine.processor
+    (row,) = said["rows"]
+    assert row["ratios"] == {"transformers": 2.0, "llama.cpp": 2.0}
+    assert len(row["rounds"]["ferryman"]) == 3
+
+
+def test_the_plot_has_a_bar_for_every_ratio_as_long_as_it() -> None:
+    picture = ElementTree.fromstring(ratio_plot(_wide_result(), machine_now()))
+    shapes = picture.findall("{http://www.w3.org/2000/svg}rect")
+    bars = [shape for shape in shapes if shape.get("x") == "150" and shape.get("height") == "12"]
+    # The legend's first square stands at the same place.
+    widths = [float(bar.get("width", "0")) for bar in bars if bar.get("y") != "32"]
+    assert widths == [510.0, 510.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--peers", "vllm"], "--peers vllm: known are transformers, llama.cpp"),
+        (["--batch", "8;32"], "--batch 8;32: give whole numbers above 0"),
+        (["--context", "0"], "--context 0: give whole numbers above 0"),
+    ],
+)
+def test_options_that_cannot_be_measured_are_one_line_and_exit_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+def _wide_result() -> ContestResult:
+    cell = BenchCell("decode", 32, 32_768)
+    result = _result(cell, ours=(0.001, 0.001, 0.001), theirs=(0.002, 0.002, 0.002))
+    return ContestResult("a shape, float32", NAMES, 1e-6, (result,))
+
+
+def _result(cell: BenchCell, *, ours: tuple[float, ...], theirs: tuple[float, ...]) -> CellResult:
+    times = {name: CellTimes(theirs, 1.0) for name in NAMES[1:]}
+    return CellResult(cell, {"ferryman": CellTimes(ours, 1.0), **times})
