@@ -12,19 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ferryman.errors import ConfigError
-from ferryman.memory_plan import MemoryPlan
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman.wire.nats.subjects import Subjects
-from ferryman.worker_size import WorkerPlan
 from ferryman_cli.load_display import LoadDisplay, load_display
+from ferryman_launcher.check_apart import CheckedCluster, check_apart
 from ferryman_launcher.child import ChildEnded
-from ferryman_launcher.cluster_memory import with_plan, worker_line, worker_object
 from ferryman_launcher.host_plan import HostPlan, host_plans, plan_line
 from ferryman_launcher.model_places import ModelPlaces
-from ferryman_launcher.option_checks import check
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
@@ -39,15 +36,15 @@ def banner(
     state_dir: Path,
     program: str,
     plans: Iterable[HostPlan] = (),
-    workers: Iterable[WorkerPlan] = (),
+    workers: Iterable[str] = (),
 ) -> str:
-    """Endpoints, and lines to try; `program` is the path of this command.
+    """Endpoints, and lines to try; `program` is the path of this command, `workers` are lines.
 
     The pasted lines use a new id each time, because an id names one request.
     """
     body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
     command = os.path.relpath(program) if "/" in program else program
-    tiers = "".join(f"  memory {worker_line(worker)}\n" for worker in workers)
+    tiers = "".join(f"  memory {worker}\n" for worker in workers)
     tiers += "".join(f"  tiers  {plan_line(plan)}\n" for plan in plans)
     where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
     return f"""Ferryman is up and serves {cluster.model}.
@@ -86,18 +83,18 @@ def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
     """Runs until it is told to stop; returns the exit status."""
     for note in places.notes:
         _say(note)
-    memory = check(choices, places)
-    for note in memory.notes:
+    checked = check_apart(choices, places)
+    for note in checked.notes:
         _say(note)
     for snapshot, model in places.missing():
         _say(f"downloading {model} to {snapshot}")
     places.fetch()
-    choices = with_plan(choices, memory)
+    choices = checked.completed(choices)
     folder = StateFolder(choices.state_dir)
     with folder.locked():
         for old in folder.logs.glob("*.log"):
             old.unlink()
-        announce = _json_announcer(memory) if as_json else _announcer(folder, memory)
+        announce = _json_announcer(checked) if as_json else _announcer(folder, checked)
         try:
             display = load_display(sys.stderr, _say, as_json=as_json)
             return asyncio.run(_Up(choices, folder, display).run(announce))
@@ -226,7 +223,7 @@ def _messages(
     return found
 
 
-def _json_announcer(memory: MemoryPlan) -> Announce:
+def _json_announcer(checked: CheckedCluster) -> Announce:
     def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
         line: Mapping[str, object] = {
             "event": "ready",
@@ -235,7 +232,7 @@ def _json_announcer(memory: MemoryPlan) -> Announce:
             "nats": cluster.nats,
             "redis": cluster.redis,
             "pids": dict(cluster.pids),
-            "memory": [worker_object(worker) for worker in memory.workers],
+            "memory": checked.objects,
             "tiers": [asdict(plan) for plan in plans],
         }
         print(json.dumps(line), flush=True)
@@ -243,9 +240,9 @@ def _json_announcer(memory: MemoryPlan) -> Announce:
     return announce
 
 
-def _announcer(folder: StateFolder, memory: MemoryPlan) -> Announce:
+def _announcer(folder: StateFolder, checked: CheckedCluster) -> Announce:
     def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
-        said = banner(cluster, folder.path, sys.argv[0], plans, memory.workers)
+        said = banner(cluster, folder.path, sys.argv[0], plans, checked.lines)
         print(said, flush=True)
 
     return announce

@@ -69,16 +69,6 @@ def derived_values(plan: MemoryPlan) -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def with_plan(choices: UpOptions, plan: MemoryPlan) -> UpOptions:
-    """The same cluster, its workers told what was derived."""
-    derived = derived_values(plan)
-    told = {
-        role: {**choices.told.get(role, {}), **derived.get(role, {})}
-        for role in {**choices.told, **derived}
-    }
-    return choices.model_copy(update={"told": told})
-
-
 def worker_line(worker: WorkerPlan) -> str:
     """For people: `decode: bfloat16 on cpu, 3.1G of weights + 2G of state: …`"""
     many = f"{worker.count} × " if worker.count > 1 else ""

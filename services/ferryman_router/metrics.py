@@ -18,7 +18,8 @@ from ferryman_router.attempt_result import uncached_tokens
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-TICK_SECONDS = 0.02
+TICK_SECONDS, IDLE_TICK_SECONDS = 0.02, 0.16
+IDLE_SHARE = 0.1  # of the time between two ticks; below it the process is idle
 
 
 class Buckets(Collector):
@@ -107,14 +108,17 @@ class SecondsHistogram(Protocol):
 
 
 async def watch_loop(holds: SecondsHistogram) -> None:
-    """Measures, a few dozen times a second, until it is cancelled.
+    """Measures, a few dozen times a second while there is work, until it is cancelled.
 
     It counts the lateness of a tick, but no more than the CPU time that this process used
-    meanwhile: a machine that runs others instead does not hold up the loop.
+    meanwhile: a machine that runs others instead does not hold up the loop. Ticks grow longer while
+    the process hardly works: they were most of what an idle router did.
     """
-    clock = asyncio.get_running_loop().time
+    clock, tick = asyncio.get_running_loop().time, TICK_SECONDS
     while True:
         begun, worked = clock(), time.process_time()
-        await asyncio.sleep(TICK_SECONDS)
-        late = clock() - begun - TICK_SECONDS
-        holds.observe(max(0.0, min(late, time.process_time() - worked)))
+        await asyncio.sleep(tick)
+        late, used = clock() - begun - tick, time.process_time() - worked
+        holds.observe(max(0.0, min(late, used)))
+        is_idle = used < tick * IDLE_SHARE
+        tick = min(2 * tick, IDLE_TICK_SECONDS) if is_idle else TICK_SECONDS

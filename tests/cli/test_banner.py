@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from ferryman_cli.up import banner
-from ferryman_launcher.cluster_memory import plan_memory
+from ferryman_launcher.cluster_memory import plan_memory, worker_line
 from ferryman_launcher.host_plan import HostPlan
 from ferryman_launcher.options import up_options, up_sources
 from ferryman_launcher.state_folder import DEFAULT, RunningCluster
@@ -49,7 +49,7 @@ def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:
 
 def test_it_says_what_each_worker_runs_in_and_what_fits() -> None:
     memory = plan_memory(up_options(up_sources({"memory": "4G", "decode": "2"}, {})))
-    said = banner(CLUSTER, DEFAULT.absolute(), "ferryman", (), memory.workers)
+    said = banner(CLUSTER, DEFAULT.absolute(), "ferryman", (), map(worker_line, memory.workers))
     assert "  memory prefill: float32 on cpu, 4.7M of weights + " in said
     assert "  memory 2 × decode: float32 on cpu, " in said
     assert "requests up to 8,192 tokens, 32 at 4,096\n" in said
