@@ -1,23 +1,18 @@
 """Triton if it is installed; without it CPU tensors still take their own path.
 
 A kernel is compiled at its first launch and not when its module is imported; under
-TRITON_INTERPRET=1 it is given to the interpreter instead.
+TRITON_INTERPRET=1 it is given to the interpreter instead. Triton is imported then, too: a worker on
+the CPU would hold its 70 MB for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
-
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:
-    triton = None
-    tl = None
 
 __all__ = [
     "Kernel",
@@ -29,18 +24,40 @@ __all__ = [
 ]
 
 
+class _Language:
+    """`triton.language`, imported when something in it is first asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("triton.language"), name)
+
+
+if TYPE_CHECKING:
+    import triton.language as tl
+else:
+    tl = _Language()
+
+
 class Kernel:
     """A function in Triton's language: `kernel[grid](...)` launches it."""
 
     def __init__(self, function: Callable[..., None]) -> None:
-        self.function = function
+        self._function = function
         self.__doc__ = function.__doc__
 
     @cached_property
+    def function(self) -> Callable[..., None]:
+        """The function as Triton reads it. Raises RuntimeError without Triton."""
+        try:
+            language = import_module("triton.language")
+        except ModuleNotFoundError:
+            raise RuntimeError("tensors on a CUDA device need the package triton") from None
+        # Triton looks a kernel's names up in its module, and knows its language by the module.
+        self._function.__globals__["tl"] = language
+        return self._function
+
+    @cached_property
     def compiled(self) -> Any:
-        if triton is None:
-            raise RuntimeError("tensors on a CUDA device need the package triton")
-        return triton.jit(self.function)
+        return import_module("triton").jit(self.function)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.compiled[grid]
