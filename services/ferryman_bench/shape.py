@@ -47,6 +47,16 @@ _MULTIPLIERS = {
 _MAMBA = {"mamba_n_heads": 48, "mamba_d_head": 32, "mamba_d_state": 128, "mamba_n_groups": 1}
 # Three Mamba layers for each attention layer.
 _LAYER_TYPES = ["attention" if i % 4 == 3 else "mamba" for i in range(LAYERS)]
+# The published model does not round the ends of its ramp; llama.cpp does.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": True,
+}
 
 SHAPES: Mapping[str, ModelShape] = {
     # Granite 4 H in its published structure, 139.6 M parameters.
@@ -88,6 +98,40 @@ SHAPES: Mapping[str, ModelShape] = {
             "attn_layer_indices": [3, 7, 11, 15],
             "intermediate_size": 2048,
             "tie_word_embeddings": True,
+        },
+    ),
+    # Qwen3-Next: three delta nets for each attention; of 128 experts each token goes to 10.
+    "qwen3-next-150m": _shape(
+        "qwen3_next",
+        {
+            "num_hidden_layers": 12,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "linear_num_key_heads": 6,
+            "linear_num_value_heads": 12,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 192,
+            "shared_expert_intermediate_size": 192,
+            "intermediate_size": 192,
+        },
+    ),
+    # gpt-oss: windows of 128 in every other layer; of 32 experts each token goes to 4.
+    "gpt-oss-150m": _shape(
+        "gpt_oss",
+        {
+            "num_hidden_layers": 12,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "intermediate_size": 768,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "rope_parameters": YARN,
         },
     ),
 }

@@ -6,11 +6,16 @@ from pathlib import Path
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
+from ferryman.model.config_fields import read_fields
 from ferryman.model.families.bamba import BambaConfig
+from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.granite import GraniteHybridConfig
+from ferryman.model.families.qwen3_next import QwenHybridConfig
 from ferryman.model.transformer import TransformerConfig
 from ferryman_bench.gguf.container import GgufModel, GgufType, write_gguf
+from ferryman_bench.gguf.gpt_oss import convert_gpt_oss
 from ferryman_bench.gguf.granite import convert_bamba, convert_granite, convert_granite_hybrid
+from ferryman_bench.gguf.qwen3_next import convert_qwen3_next
 from ferryman_bench.gguf.source import TensorSource
 
 KINDS = {"float32": GgufType.F32, "bfloat16": GgufType.BF16, "int8": GgufType.Q8_0}
@@ -34,6 +39,10 @@ def _converted(folder: Path, source: TensorSource) -> GgufModel:
             return convert_granite_hybrid(config, source)
         case BambaConfig() as config:
             return convert_bamba(config, source)
+        case QwenHybridConfig() as config:
+            return convert_qwen3_next(config, source)
+        case GptOssConfig() as config:
+            return convert_gpt_oss(config, source)
         case TransformerConfig() as config if "Granite" in _architecture(folder):
             return convert_granite(config, source)
         case _:
@@ -41,6 +50,4 @@ def _converted(folder: Path, source: TensorSource) -> GgufModel:
 
 
 def _architecture(folder: Path) -> str:
-    from ferryman.model.config_fields import read_fields
-
     return " ".join(read_fields(folder / "config.json").words("architectures"))
