@@ -5,6 +5,7 @@ The check imports torch, 270 MB that `up` would hold for as long as the cluster 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -77,6 +78,7 @@ def _answer(work: Callable[[], Mapping[str, Any]], writer: int, parent: int) -> 
     status = 1
     try:
         end_with_parent(parent)
+        gc.disable()  # imports are nearly all that it does, and its memory goes with it
         with open(writer, "w") as answer:
             answer.write(json.dumps(_said(work)))
         status = 0

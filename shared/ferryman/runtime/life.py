@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.collection import keep_start
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,9 @@ def _fill(result: Future[T], work: Callable[[], T]) -> None:
 
 
 def announce_ready(role: str, worker_id: str, address: str, epoch: int, **more: object) -> None:
-    """Writes one line of JSON to stdout for the parent process; `more` are fields of the role."""
+    """Writes one line of JSON to stdout for the parent process; `more` are fields of the role. All
+    that the start made is kept."""
+    keep_start()
     line = {
         "event": "ready",
         "role": role,
