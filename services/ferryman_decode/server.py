@@ -172,6 +172,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 if reservation.wanted:
                     self._receiver.grant(reservation, order, writer_agent)
                     chosen["path"] = NIXL
+        reservations = self._parts.engine.scheduler.reservations
+        if num_copied := reservations.num_copied(reservation.reservation_id):
+            chosen["copied"] = num_copied
         context = order.context
         self._requests.abort(context.request_id, context.attempt - 1, "superseded")
         self._requests.reserved(DecodeRequest(order, grammar), reservation, chosen)
@@ -304,6 +307,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
             self._receiver.carry_out(self._receiver.table.expire(now))
+            self._parts.engine.scheduler.reservations.expire(now)
             for context in self._requests.expire(now):
                 self._aborts.free_reservation(context.request_id, context.attempt)
             self._streams.flush()

@@ -18,6 +18,7 @@ from tests.schedule.cluster import ScheduledWorker
 
 from ferryman.cache.keys import PageKey, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.prompt_ends import PROMPT_END
 from ferryman.cache.resume import ReceiveState
 from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle, SlotPool
 from ferryman.engine.ops import advanced_slots_of, snapshots_of
@@ -83,6 +84,7 @@ class WatchedWorker(ScheduledWorker):
         pools.update(self.pools)
         self.initialised: Counter[SlotHandle] = Counter()
         self.behind_drafts: set[SlotHandle] = set()
+        self.shared: set[SlotHandle | None] = set()
         self.prefixes: dict[PageKey, tuple[int, ...]] = {}
         self.ended: set[str] = set()
         self._num_heard = 0
@@ -104,14 +106,17 @@ class WatchedWorker(ScheduledWorker):
 
     def _check_initialisers(self, plan: StepPlan) -> None:
         ops, now = plan.ops, self.scheduler.allocator.pools
-        named = [*ops.clears, *(copy.dst for copy in ops.copies)]
+        copied = [copy.dst for copy in ops.copies if copy.kind is Kind.RECURRENT]
+        named = [*ops.clears, *copied]
         named += [load.dst for load in ops.loads if load.unit.kind is Kind.RECURRENT]
         self.initialised.update(current(now[Kind.RECURRENT], slot) for slot in named)
+        if isinstance(plan, DecodeStep):  # instead of being received
+            self.shared.update(current(now[Kind.RECURRENT], slot) for slot in copied)
         received = {
             sequence.working
             for sequence in self.scheduler.sequences.by_id.values()
             if isinstance(sequence.plan.initialiser, ReceiveState)
-        }
+        } - self.shared
         for slot in _entered(plan):
             if slot >= 0:
                 handle = current(now[Kind.RECURRENT], slot)
@@ -134,10 +139,11 @@ class WatchedWorker(ScheduledWorker):
     def _check_in_flight(self, plan: StepPlan) -> None:
         """A free slot may get a new writer at once, so no step in flight may name one."""
         states = {snapshot.dst for snapshot in snapshots_of(plan)} | set(advanced_slots_of(plan))
-        states |= {copy.src for copy in plan.ops.copies}
         named = {kind: set(table.ravel().tolist()) for kind, table in plan.page_tables.items()}
         if Kind.RECURRENT in self.pools:
             named[Kind.RECURRENT] = states
+        for copy in plan.ops.copies:
+            named[copy.kind] |= {copy.src, copy.dst}
         for kind, slots in named.items():
             freed = slots & set(self.pools[kind]._free)
             assert not freed, f"{kind} slots {freed} are free, and step {plan.step_id} names them"
@@ -203,6 +209,7 @@ def check_books(worker: ScheduledWorker) -> None:
 def _claims(worker: ScheduledWorker) -> Iterator[tuple[SlotHandle, Holder]]:
     scheduler = worker.scheduler
     yield from ((handle, TREE) for handle in scheduler.allocator.tree.handles())
+    yield from ((handle, PROMPT_END) for handle in scheduler.allocator.prompt_ends.handles())
     for sequence in (*scheduler.sequences.by_id.values(), *scheduler.sequences.reserved.values()):
         yield from _claims_of(sequence)
     for retired in scheduler.allocator._retired:

@@ -15,6 +15,7 @@ from tests.engine.toy_model import SIZES, ToyModel
 from tests.lockstep import Lockstep, LockstepGroup
 
 from ferryman.cache.keys import as_token_ids
+from ferryman.cache.manifest import Kind
 from ferryman.engine.packed_step import PackedStep, from_vector, pack
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import StepRunner
@@ -34,7 +35,10 @@ STEPS: list[StepPlan] = [
     prefill(
         3,
         [(CARL, 8, 9)],
-        SlotOps(copies=(SlotCopy(4, 0),), seeds=(RowSeed(1, as_token_ids(ANNA.tokens[:8])),)),
+        SlotOps(
+            copies=(SlotCopy(4, 0), SlotCopy(9, 8, Kind.FULL), SlotCopy(2, 1, Kind.FULL)),
+            seeds=(RowSeed(1, as_token_ids(ANNA.tokens[:8])),),
+        ),
     ),
     decode(4, [(CARL, 9), (ANNA, 10), (BERT, 6)]),
 ]

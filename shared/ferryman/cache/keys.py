@@ -56,6 +56,14 @@ def page_keys(root: PageKey, token_ids: TokenIds, page_size: int) -> tuple[PageK
     return extend_keys(root, (), token_ids, page_size)
 
 
+def prompt_key(parent: PageKey, rest: TokenIds) -> PageKey:
+    """The name of a whole prompt: `parent` is the key of its last full page (the root of one that
+    has none), `rest` are the tokens behind that page [0 to page size - 1]. It is no page's key."""
+    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES)
+    digest.update(as_token_ids(rest).data.cast("B") if len(rest) else b"")
+    return digest.digest()
+
+
 def extend_keys(
     root: PageKey, known: tuple[PageKey, ...], token_ids: TokenIds, page_size: int
 ) -> tuple[PageKey, ...]:

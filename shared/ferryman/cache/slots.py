@@ -30,6 +30,7 @@ class Role(StrEnum):
     TRANSFER_IN = "transfer_in"
     TRANSFER_OUT = "transfer_out"
     SLOT_OP = "queued_slot_op"
+    PROMPT_END = "prompt_end"
 
 
 class Holder(NamedTuple):

@@ -112,7 +112,7 @@ def _initialised(ops: SlotOps) -> Iterator[Claim]:
     for load in ops.loads:
         yield load.unit.kind, load.dst, load
     for copy in ops.copies:
-        yield Kind.RECURRENT, copy.dst, copy
+        yield copy.kind, copy.dst, copy
     for slot in ops.clears:
         yield Kind.RECURRENT, slot, ClearSlot()
 
@@ -128,12 +128,12 @@ def _check_distinct(step_id: int, claims: Iterable[Claim]) -> None:
 
 def _check_copy_sources(plan: StepPlan) -> None:
     """Copies of a step run in no order, so no copy may read a slot that another one writes."""
-    destinations = {copy.dst: copy for copy in plan.ops.copies}
+    destinations = {(copy.kind, copy.dst): copy for copy in plan.ops.copies}
     for copy in plan.ops.copies:
-        if copy.src in destinations:
-            writer = _described(destinations[copy.src])
+        if (copy.kind, copy.src) in destinations:
+            writer = _described(destinations[copy.kind, copy.src])
             reader = f"the copy to slot {copy.dst}, which reads it"
-            raise SlotConflict(plan.step_id, Kind.RECURRENT, copy.src, writer, reader)
+            raise SlotConflict(plan.step_id, copy.kind, copy.src, writer, reader)
 
 
 def _described(party: Party) -> str:

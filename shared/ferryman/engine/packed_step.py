@@ -121,8 +121,9 @@ def _ops(ops: SlotOps) -> Numbers:
     seeds = ops.seeds
     lens = [len(seed.token_ids) for seed in seeds]
     arrays: dict[str, Ints] = {}
-    if ops.copies:
-        arrays["copies"] = _ints([[c.src for c in ops.copies], [c.dst for c in ops.copies]])
+    for kind in {copy.kind: None for copy in ops.copies}:
+        pairs = [(copy.src, copy.dst) for copy in ops.copies if copy.kind is kind]
+        arrays[f"copies.{kind}"] = _ints(pairs).T
     if ops.clears:
         arrays["clears"] = _ints(ops.clears)
     for name, frozen in (("saves", ops.saves), ("snapshots", ops.snapshots)):

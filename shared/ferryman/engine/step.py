@@ -211,7 +211,8 @@ class StepRunner:
 
     def _prologue(self, ops: OpTensors) -> None:
         # A copy may read what a clear is about to empty; a save reads what both have left.
-        self._copy(ops.copies)
+        for kind, pairs in ops.copies.items():
+            copy_slots(self._slabs[kind], pairs.src, pairs.dst)
         if ops.clears is not None:
             clear_slots(self._slabs[Kind.RECURRENT], ops.clears)
         if ops.seeds is not None:

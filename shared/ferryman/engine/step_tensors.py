@@ -27,7 +27,7 @@ from ferryman.schedule.batch import Ints
 
 @dataclass(frozen=True, slots=True)
 class SlotPairs:
-    """Recurrent slots to copy, one after another: `src` and `dst` are [copies]."""
+    """Slots of one kind to copy: `src` and `dst` are [copies]."""
 
     src: Tensor
     dst: Tensor
@@ -44,9 +44,10 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class OpTensors:
-    """The slot operations of a step: copies, clears, seeds and saves before it, snapshots after."""
+    """The slot operations of a step: copies, clears, seeds and saves before it, snapshots after.
+    `copies` are by kind; all others are of recurrent slots."""
 
-    copies: SlotPairs | None
+    copies: Mapping[Kind, SlotPairs]
     clears: Tensor | None
     seeds: Seeds | None
     saves: SlotPairs | None
@@ -184,6 +185,10 @@ class _Views:
     def pairs(self, name: str) -> SlotPairs | None:
         return SlotPairs(*self[name].unbind()) if name in self else None
 
+    def pairs_by_kind(self, name: str) -> Mapping[Kind, SlotPairs]:
+        found = {kind: self.pairs(f"{name}.{kind}") for kind in Kind}
+        return {kind: pairs for kind, pairs in found.items() if pairs is not None}
+
     def segments(self) -> tuple[AdapterSegment, ...]:
         """The tokens of each adapter; none of a step in which all use the model alone."""
         if "adapters" not in self:
@@ -223,7 +228,7 @@ def _ops(views: _Views) -> OpTensors:
     if "seed_rows" in views:
         seeds = Seeds(views["seed_rows"], views["seed_positions"], views["seed_token_ids"])
     return OpTensors(
-        copies=views.pairs("copies"),
+        copies=views.pairs_by_kind("copies"),
         clears=views["clears"] if "clears" in views else None,
         seeds=seeds,
         saves=views.pairs("saves"),

@@ -24,10 +24,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """Copy the whole recurrent slot `src` to `dst`: copy-on-write of a snapshot."""
+    """Copy the whole slot `src` to `dst`, both of one kind: copy-on-write of a snapshot, or of the
+    end of a prompt that several requests share."""
 
     src: int
     dst: int
+    kind: Kind = Kind.RECURRENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,7 @@ class DecodeSteps:
         """One step over `ready`, and its requests in the step's order; None when planning failed
         for each."""
         draft = SlotOpsBuilder()
-        adopted = self._sequences.newly_adopted.copy()
-        self._sequences.newly_adopted.clear()
-        for sequence in adopted:
+        for sequence in self._sequences.newly_adopted.copy():
             self._isolation.run(sequence.request_id, received_prompt_ops, sequence, draft)
             if sequence.phase is Phase.DONE:
                 ready = [other for other in ready if other is not sequence]
@@ -74,6 +72,10 @@ class DecodeSteps:
         if not runs:
             return None
         step = build_step(self._allocator, step_id, runs, draft)
+        # Only now: without a step, the next one has to make these changes.
+        for sequence in self._sequences.newly_adopted:
+            sequence.opening = ()
+        self._sequences.newly_adopted.clear()
         return step, [sequence for sequence, _ in runs]
 
     def _runs(self, ready: list[RunningSequence]) -> list[Run]:
@@ -167,8 +169,9 @@ def try_full_page(allocator: SlotAllocator, sequence: RunningSequence, page: int
 
 def received_prompt_ops(sequence: RunningSequence, draft: SlotOpsBuilder) -> None:
     """Seeds the row of a request that a hand-off brought: all its tokens are known, the first drawn
-    too."""
+    too. Copies what it shares with others that have its prompt."""
     draft.seeds.append(RowSeed(sequence.row, sequence.token_ids()))
+    draft.copies += sequence.opening
 
 
 def build_step(

@@ -27,6 +27,7 @@ from ferryman.schedule.events import (
     SequenceAdmitted,
     SequenceHeld,
 )
+from ferryman.schedule.prompt_copies import drop_ends, freeze_end
 from ferryman.schedule.request import FinishReason
 from ferryman.schedule.request_table import FaultIsolation, SequenceTable
 from ferryman.schedule.retraction import Retraction
@@ -118,6 +119,8 @@ class Postprocessor:
         """A hand-off is verified: its pages are published here, and its first token counts."""
         self._events.append(SequenceAdmitted(sequence.request_id, sequence.plan, is_resumed=False))
         self._publisher.publish_prompt(sequence, now)
+        # Behind publishing: the full pages are the tree's then, and shared without a copy.
+        freeze_end(self._allocator, sequence, len(self._sequences.decoding), now)
         self._append_token(sequence, first, now)
 
     def decoded(
@@ -194,6 +197,7 @@ class Postprocessor:
     def _drop_chain(self, sequence: RunningSequence) -> None:
         """The faulty page is not known, so every page that the row was computed from is dropped. A
         chain that was dropped already is not reported again."""
+        drop_ends(self._allocator, sequence.request)
         if sequence.keys and not sequence.is_doubtful:
             first = sequence.keys[0]
             self._allocator.drop_chain(first, self._sequences.with_slots())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ferryman.cache.manifest import Kind
 from ferryman.cache.planner import Planner
 from ferryman.cache.resume import EMPTY_HOST, HostView
 from ferryman.cache.slots import Holder, Role, SlotHandle
 from ferryman.errors import NotFound, OutOfSlots
 from ferryman.schedule.batch import SlotLoad
+from ferryman.schedule.prompt_copies import share_end
 from ferryman.schedule.request import Request
 from ferryman.schedule.request_table import SequenceTable
 from ferryman.schedule.sequence import Goal, PendingRequest, Phase, RunningSequence
@@ -59,7 +62,19 @@ class ReservedSequences:
             raise OutOfSlots("no room for one more request; see /debug/ledger")
         sequence.phase = Phase.RESERVED
         sequences.reserved[reservation_id] = sequence
+        share_end(self._allocator, sequence, self._all_wanted(sequence))
         return sequence
+
+    def _all_wanted(
+        self, sequence: RunningSequence
+    ) -> Iterator[tuple[tuple[Kind, int], SlotHandle]]:
+        for kind in self._allocator.manifest.kinds:
+            for index, handle in _wanted_units(sequence, kind, 0, sequence.prompt_len + 1):
+                yield (kind, index), handle
+
+    def expire(self, now: float) -> None:
+        """Gives back the prompts' ends that no request has come for."""
+        self._allocator.prompt_ends.expire(now)
 
     def name_of(self, reservation_id: str) -> str:
         """The request id of a reservation. Raises KeyError for a reservation that is not here."""
@@ -82,8 +97,8 @@ class ReservedSequences:
         """(index, handle) of the units in [first, end), absolute, that a transfer writes. Raises
         NotFound.
 
-        A recurrent unit's index is its position, the length of the prompt. Units that decode reuses
-        or loads are left out: they must not be written.
+        A recurrent unit's index is its position, the length of the prompt. Units that decode
+        reuses, loads or copies are left out: they must not be written.
         """
         sequence = self._sequences.reserved.get(reservation_id)
         if sequence is None:
@@ -98,6 +113,10 @@ class ReservedSequences:
             for unit in sequence.plan.loads
         )
 
+    def num_copied(self, reservation_id: str) -> int:
+        """The units that decode copies from a sibling's hand-off. Raises KeyError."""
+        return len(self._sequences.reserved[reservation_id].opening)
+
     def free(self, reservation_id: str) -> bool:
         """Gives the slots back after quarantine, when no writer can write to them."""
         sequence = self._sequences.reserved.pop(reservation_id, None)
@@ -111,8 +130,9 @@ class ReservedSequences:
 def _wanted_units(
     sequence: RunningSequence, kind: Kind, first: int, end: int
 ) -> list[tuple[int, SlotHandle]]:
-    """The units in [first, end) that a transfer writes. Units that decode reuses or loads must not
-    be written."""
+    """The units in [first, end) that a transfer writes. Units that decode reuses, loads or copies
+    must not be written."""
+    copied = {copy.dst for copy in sequence.opening if copy.kind is kind}
     if kind is Kind.RECURRENT:
         units = {sequence.prompt_len: sequence.working} if sequence.working else {}
     else:
@@ -124,4 +144,8 @@ def _wanted_units(
             for page, handle in sequence.own[kind].items()
             if page not in reused and page not in loaded
         }
-    return [(index, units[index]) for index in sorted(units) if first <= index < end]
+    return [
+        (index, units[index])
+        for index in sorted(units)
+        if first <= index < end and units[index].slot not in copied
+    ]

@@ -312,6 +312,7 @@ class Scheduler:
         """Drops every cached unit that is not in use; returns how many slots that freed."""
         everything = {kind: pool.num_slots for kind, pool in self.allocator.pools.by_kind.items()}
         free = sum(pool.num_free for pool in self.allocator.pools.by_kind.values())
+        self.allocator.prompt_ends.drop_all()
         self.allocator.make_room(everything)
         return sum(pool.num_free for pool in self.allocator.pools.by_kind.values()) - free
 

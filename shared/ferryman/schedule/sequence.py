@@ -11,6 +11,7 @@ from ferryman.cache.keys import PageKey, TokenIds, extend_keys
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView, ResumePlan
 from ferryman.cache.slots import Holder, SlotHandle
+from ferryman.schedule.batch import SlotCopy
 from ferryman.schedule.drafting import NOTHING_DRAFTED, NOTHING_PROPOSED, DraftCounts, Proposals
 from ferryman.schedule.request import Request
 
@@ -73,6 +74,9 @@ class RunningSequence:
     A request that `reuses` depends, in part, on state that others computed. Once that state was
     dropped because it is not finite (`is_doubtful`), nothing of the request is published any more.
 
+    `opening` are copies that its first decode step will make; until that is planned, the slots that
+    they fill hold no state.
+
     A request that `drafts` has `scratch` slots for the states after its drafts. While a step
     verifies drafts (`verifying`), no other step is planned for the request.
     """
@@ -90,6 +94,7 @@ class RunningSequence:
         "in_flight",
         "is_doubtful",
         "keys",
+        "opening",
         "order",
         "own",
         "phase",
@@ -141,6 +146,7 @@ class RunningSequence:
         self.counts = waiting.counts
         self.snapshots = snapshots
         self.copy_source = copy_source
+        self.opening: tuple[SlotCopy, ...] = ()
         self.anchor_pages = plan.anchor_pages
         self.reuses = bool(plan.anchor_pages or plan.window_pages or plan.loads)
         self.is_doubtful = False

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ferryman.cache.capacity import path_snapshots
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.prompt_ends import PROMPT_END, PromptEnds
 from ferryman.cache.resume import CopyState, ResumePlan, resume_set
 from ferryman.cache.slots import TREE, Demand, Holder, Pools, Prepare, Role, SlotHandle, is_ready
 from ferryman.cache.tree import PrefixTree
@@ -60,8 +61,10 @@ class SlotAllocator:
         prepare: Prepare = is_ready,
     ) -> None:
         self.manifest = manifest
+        self.has_prefix_cache = limits.prefix_cache
         self._drafting = limits.drafting
         self.pools = Pools(sizes, prepare)
+        self.prompt_ends = PromptEnds(self.pools)
         self.tree = PrefixTree.of(manifest, path_snapshots(sizes.get(Kind.RECURRENT, 0)))
         max_pages = -(-limits.max_len // manifest.page_size) + 1
         num_drafts = limits.drafting.num_tokens
@@ -140,12 +143,25 @@ class SlotAllocator:
 
     def _try_make_room(self, wanted: Demand) -> bool:
         """Evicts the shortage of all pools, or nothing: a demand that cannot be met costs no
-        cache."""
-        if lacks := self.pools.shortage(wanted):
-            dropped = self.tree.try_evict(lacks, self._is_only_tree)
-            if dropped is None:
-                return False
-            self.pools.release(dropped, TREE)
+        cache. The ends of prompts go where the tree alone has too little."""
+        lacks = self.pools.shortage(wanted)
+        if not lacks or self._try_evict(lacks):
+            return True
+        if not len(self.prompt_ends):
+            return False
+        idle = self.prompt_ends.num_idle()
+        if not self._try_evict({kind: lack - idle[kind] for kind, lack in lacks.items()}):
+            return False
+        self.prompt_ends.drop_all()
+        return True
+
+    def _try_evict(self, lacks: Demand) -> bool:
+        """Whether the tree could give up so many slots, at once; those of 0 or less count not."""
+        real = {kind: lack for kind, lack in lacks.items() if lack > 0}
+        dropped = self.tree.try_evict(real, self._is_only_tree) if real else []
+        if dropped is None:
+            return False
+        self.pools.release(dropped, TREE)
         return True
 
     def make_room(self, wanted: Demand) -> None:
@@ -329,6 +345,8 @@ class SlotAllocator:
         self.pools.check_integrity()
         self.tree.check_integrity()
         sequences, leases = list(with_slots), list(self.pools.leases())
+        frozen = sorted(handle for handle, holder in leases if holder == PROMPT_END)
+        assert frozen == sorted(self.prompt_ends.handles()), "a frozen slot is lost"
         in_tree = {handle for handle, holder in leases if holder == TREE}
         assert in_tree == set(self.tree.handles()), "the tree's slots are not those leased to it"
         known = {holder for sequence in sequences for holder in _holders_of(sequence)}

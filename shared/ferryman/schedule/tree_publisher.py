@@ -73,12 +73,16 @@ class TreePublisher:
 
     def donate(self, sequence: RunningSequence, now: float) -> None:
         """Publishes the newest certain state at a page's end, and the pages below it."""
-        if not sequence.drawn or sequence.is_doubtful:
+        if not sequence.drawn:
             return
         manifest, salt = self._manifest, sequence.request.tenant_salt
         adapter = sequence.request.adapter.digest
         root = root_key(manifest, salt, adapter) if salt or adapter else self._root
+        # First, because a request that goes back to wait has to have the keys of all its pages.
         sequence.extend_keys_to(root, manifest.page_size)
+        # Before its first step it has computed nothing, and slots to be copied into hold no state.
+        if sequence.is_doubtful or sequence.opening:
+            return
         certain = [track for track in sequence.tracks if track.position <= sequence.frozen]
         if self._stands_on_page_end(sequence):
             working, sequence.working = sequence.working, None

@@ -139,7 +139,7 @@ class FakeEngine:
 
     def _readmit(self, ops: SlotOps, parts: Sequence[StepPart]) -> None:
         """A request whose bytes were corrupt stays void until it starts anew: this readmits it."""
-        fresh = {copy.dst for copy in ops.copies} | set(ops.clears)
+        fresh = {copy.dst for copy in ops.copies if copy.kind is Kind.RECURRENT} | set(ops.clears)
         fresh |= {load.dst for load in ops.loads if load.unit.kind is Kind.RECURRENT}
         seeded = {seed.row for seed in ops.seeds}
         for part in parts:
@@ -148,7 +148,7 @@ class FakeEngine:
 
     def _prologue(self, ops: SlotOps, parts: Sequence[StepPart]) -> None:
         for copy in ops.copies:
-            self.slabs.copy(Kind.RECURRENT, copy.src, copy.dst)
+            self.slabs.copy(copy.kind, copy.src, copy.dst)
         for slot in ops.clears:
             self.slabs.clear(Kind.RECURRENT, slot)
         for seed in ops.seeds:

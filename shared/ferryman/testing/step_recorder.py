@@ -94,7 +94,7 @@ class StepRecorder:
 
     def _prologue(self, ops: SlotOps) -> Iterator[Operation]:
         for copy in ops.copies:
-            src, dst = self._recurrent(copy.src), self._recurrent(copy.dst)
+            src, dst = (self._handle_of(copy.kind, slot) for slot in (copy.src, copy.dst))
             yield Operation(FORWARD, "copy", reads=(src,), initialises=(dst,))
         for slot in ops.clears:
             yield Operation(FORWARD, "clear", initialises=(self._recurrent(slot),))

@@ -36,6 +36,7 @@ from ferryman.wire.v1 import decode_pb2, prefill_pb2, types_pb2
 from ferryman.wire.values import Failure, RequestContext, UncachedPages, Usage, WorkerAddress
 
 MAX_SALT_BYTES = 64
+MAX_SIBLINGS = 1024
 DEFAULT_SAMPLING = SamplingParams()
 _MAX_RULES = {
     "biased_token_ids": MAX_BIASES,
@@ -235,6 +236,7 @@ def request_to_fields(request: Request) -> dict[str, Any]:
         "token_ids": token_ids_to_bytes(request.token_ids),
         "page_keys": keys_to_bytes(request.keys),
         "num_generated": request.num_generated,
+        "num_siblings": request.num_siblings,
         "sampling": sampling_to_wire(request.sampling),
         "stop_token_ids": sorted(request.stop_token_ids),
     }
@@ -243,6 +245,8 @@ def request_to_fields(request: Request) -> dict[str, Any]:
 def request_from_fields(message: OrderMessage) -> Request:
     token_ids = token_ids_from_bytes(message.token_ids)
     _check_tokens(token_ids, message.num_generated)
+    if message.num_siblings > MAX_SIBLINGS:
+        raise InvalidRequest(f"at most {MAX_SIBLINGS} requests share a prompt", "num_siblings")
     return Request(
         request_id=check_request_id(message.context.request_id),
         token_ids=token_ids,
@@ -250,6 +254,7 @@ def request_from_fields(message: OrderMessage) -> Request:
         sampling=sampling_from_wire(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
         num_generated=message.num_generated,
+        num_siblings=message.num_siblings,
     )
 
 
@@ -262,7 +267,7 @@ def _check_tokens(token_ids: TokenIds, num_generated: int) -> None:
 
 # The request id is in the context.
 REQUEST = Within(
-    ("token_ids", "page_keys", "num_generated", "sampling", "stop_token_ids"),
+    ("token_ids", "page_keys", "num_generated", "num_siblings", "sampling", "stop_token_ids"),
     request_to_fields,
     request_from_fields,
 )
