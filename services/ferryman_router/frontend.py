@@ -85,6 +85,7 @@ class Frontend:
             ask.options,
             name,
             model.adapters.get(name, ""),
+            ask.sharing,
         )
 
     async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenIds:

@@ -10,6 +10,7 @@ from ferryman.errors import FerrymanError
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.public import Prompt
+from ferryman_router.fleet import WorkerName
 
 KEY_CHARS, SALT_BYTES = 64, 32
 
@@ -92,6 +93,18 @@ WHOLE_PROMPT = PromptOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSharing:
+    """How a request shares its prompt with other answers to it. `num_siblings` will follow it;
+    `decode` is the worker that has the whole prompt from one before it."""
+
+    num_siblings: int = 0
+    decode: WorkerName | None = None
+
+
+ALONE = PromptSharing()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt, ready to be tokenized. `model` may be empty: the one that is served.
 
@@ -105,6 +118,7 @@ class GenerateRequest:
     arrived: float
     text: TextOptions = PLAIN_TEXT
     options: PromptOptions = WHOLE_PROMPT
+    sharing: PromptSharing = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +136,7 @@ class TokenizedRequest:
     options: PromptOptions = WHOLE_PROMPT
     model: str = ""
     adapter: str = ""
+    sharing: PromptSharing = ALONE
 
     @property
     def request_id(self) -> str:

@@ -65,6 +65,7 @@ class RequestPlacement:
             max_tokens=asked.params.max_tokens - len(generated),
             cache_index=cache_index,
             excluded=self._still_excluded,
+            shared_by=asked.sharing.decode,
         )
         # A request that comes here again was accepted by a worker, unless it was turned away.
         self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY

@@ -94,6 +94,11 @@ class RequestRunner:
     def is_decoded_by(self, name: WorkerName) -> bool:
         return self._attempt is not None and self._attempt.decode == name
 
+    @property
+    def decode_worker(self) -> WorkerName | None:
+        """The one that decodes it, or will."""
+        return self._attempt.decode if self._attempt is not None else None
+
     # From beginning to end.
 
     async def run(self) -> None:

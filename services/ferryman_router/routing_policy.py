@@ -52,6 +52,8 @@ class RoutingRequest:
     `max_tokens` how many tokens may still be generated.
 
     `excluded` is asked at each try: who failed this request is given another chance in time.
+    `shared_by` is the decode worker that holds the whole prompt, from another answer to it: cache
+    events may not have said so yet, and they never speak of its end.
     """
 
     chains: PageKeyCache
@@ -59,6 +61,7 @@ class RoutingRequest:
     max_tokens: int = 1
     cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
+    shared_by: WorkerName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +252,9 @@ def _plane(prefill: Heartbeat, decode: Heartbeat) -> str:
 
 
 def _held_at_decode(decode: FleetWorker, asking: RoutingRequest) -> int:
-    """Tokens whose pages need not travel; a recurrent state always does."""
+    """Tokens whose pages need not travel; a recurrent state does, but for siblings."""
+    if decode.name == asking.shared_by:
+        return asking.prompt_len
     depth = min(
         decode.cache_index.depth(asking.chains.of(decode.beat.state)),
         asking.prompt_len // _page_size(decode),

@@ -54,13 +54,16 @@ def prefill_order(
     `pair` is the prefill worker spoken to and the decode worker that shall go on.
     """
     prefill, decode = pair
+    num_generated = len(chains.token_ids) - asked.prompt_len
     request = Request(
         asked.request_id,
         chains.token_ids,
         chains.of(decode.state),
         asked.params,
         asked.stop_token_ids,
-        num_generated=len(chains.token_ids) - asked.prompt_len,
+        num_generated=num_generated,
+        # Behind tokens of its own it is at the end of no other request's prompt.
+        num_siblings=0 if num_generated else asked.sharing.num_siblings,
     )
     context = RequestContext(
         asked.request_id,

@@ -66,7 +66,9 @@ async def test_no_token_is_added_where_none_is_wanted(one_pair: RouterCluster) -
     [
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 3, "n": 2, "stream": True}, "best_of"),
+        ({"best_of": 33, "prompt": ["a", "b"]}, "best_of"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"truncation_side": "right"}, "truncation_side"),
     ],

@@ -145,7 +145,7 @@ async def test_who_reads_again_after_a_pause_hears_all_and_lets_others_have_thei
     requests: Any = [OneJourney(num_chunks, end), OneJourney(num_chunks, end)]
     form: Any = PlainForm()
     frontend: Any = None
-    stream = FrameStream(ResponseGroup(frontend, requests, form, "id", 16), {}, AnswerOptions())
+    stream = FrameStream(ResponseGroup(frontend, requests, form, "id", 16, AnswerOptions()), {})
     sent: list[bytes] = []
     turns: list[int] = []
 

@@ -70,6 +70,18 @@ def test_a_prefix_without_a_snapshot_draws_nobody() -> None:
     assert _chosen(fleet) == ("1", "1")
 
 
+def test_a_request_goes_where_its_sibling_left_the_prompt() -> None:
+    """Unless a full batch there would cost it more than the hand-off."""
+    fleet = fleet_of(beat_of("prefill", 1), beat_of("decode", 1), beat_of("decode", 2))
+    asking = replace(ASKING, shared_by=WorkerName("decode-00000002", 1))
+    assert (_chosen(fleet), _chosen(fleet, asking)) == (("1", "1"), ("1", "2"))
+    busy = {"max_running": 64, "num_running": 60}
+    fleet = fleet_of(
+        beat_of("prefill", 1), beat_of("decode", 1, max_running=64), beat_of("decode", 2, **busy)
+    )
+    assert _chosen(fleet, asking) == ("1", "1")
+
+
 def test_a_long_queue_outweighs_a_cached_prefix() -> None:
     fleet = fleet_of(
         beat_of("prefill", 1), beat_of("prefill", 2, queue_tokens=50), beat_of("decode", 1)

@@ -3,13 +3,17 @@ shown of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.token_rules import MAX_BAD_WORDS, TokenRules
 from ferryman_router.http.api_fields import STREAM_OPTIONS
 from ferryman_router.http.body_fields import BodyFields
 from ferryman_router.http.tool_fields import ToolChoice
+
+T = TypeVar("T")
 
 MAX_CHOICES = 64
 MAX_SALT_CHARS = 1024
@@ -19,10 +23,12 @@ MAX_WORD_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """Plain values, which travel as JSON. `num_logprobs` is None when none shall be shown;
+    """Plain values, which travel as JSON. Of `num_candidates` answers to a prompt those
+    `num_samples` are shown that are likeliest. `num_logprobs` is None when none shall be shown;
     `truncate` is how many tokens of the prompt's end are kept, 0 all, -1 as many as fit."""
 
     num_samples: int = 1
+    num_candidates: int = 1
     num_logprobs: int | None = None
     includes_usage: bool = False
     includes_usage_always: bool = False
@@ -37,6 +43,16 @@ class AnswerOptions:
     priority: int = 0
     tools: ToolChoice = field(default_factory=ToolChoice)
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether some answers are not shown."""
+        return self.num_candidates > self.num_samples
+
+    def shown(self, of_each: Sequence[T]) -> list[T]:
+        """Of something that each candidate has, as many for each prompt as are shown."""
+        each, shown = self.num_candidates, self.num_samples
+        return [one for index, one in enumerate(of_each) if index % each < shown]
+
 
 def answer_options(
     fields: BodyFields, num_logprobs: int | None, tools: ToolChoice
@@ -46,12 +62,10 @@ def answer_options(
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
     options = fields.inner("stream_options")
     options.check_names(STREAM_OPTIONS, {})
-    salt = fields.text("cache_salt")
-    if len(salt) > MAX_SALT_CHARS or not _is_unicode(salt):
-        message = f"cache_salt has at most {MAX_SALT_CHARS} characters of valid Unicode"
-        raise InvalidRequest(message, "cache_salt")
+    num_samples = fields.whole("n", 1, low=1, high=MAX_CHOICES)
     return AnswerOptions(
-        num_samples=fields.whole("n", 1, low=1, high=MAX_CHOICES),
+        num_samples=num_samples,
+        num_candidates=_num_candidates(fields, num_samples),
         num_logprobs=num_logprobs,
         includes_usage=options.flag("include_usage"),
         includes_usage_always=options.flag("continuous_usage_stats"),
@@ -61,10 +75,29 @@ def answer_options(
         shows_thoughts=fields.flag("include_reasoning", default=True),
         names_by_id=fields.flag("return_tokens_as_token_ids"),
         truncate=fields.whole("truncate_prompt_tokens", 0, low=-1, high=2**31 - 1),
-        cache_salt=salt,
+        cache_salt=_cache_salt(fields),
         priority=fields.whole("priority", 0, low=-MAX_PRIORITY, high=MAX_PRIORITY),
         tools=tools,
     )
+
+
+def _num_candidates(fields: BodyFields, num_samples: int) -> int:
+    wanted = fields.whole("best_of", num_samples, low=1, high=MAX_CHOICES)
+    if wanted < num_samples:
+        message = f"best_of must be at least n: of {wanted} answers {num_samples} cannot be shown"
+        raise InvalidRequest(message, "best_of")
+    if wanted > num_samples and fields.flag("stream"):
+        message = "which answers are best is known when all have ended: they cannot be streamed"
+        raise InvalidRequest(message, "best_of")
+    return wanted
+
+
+def _cache_salt(fields: BodyFields) -> str:
+    salt = fields.text("cache_salt")
+    if len(salt) > MAX_SALT_CHARS or not _is_unicode(salt):
+        message = f"cache_salt has at most {MAX_SALT_CHARS} characters of valid Unicode"
+        raise InvalidRequest(message, "cache_salt")
+    return salt
 
 
 def _is_unicode(text: str) -> bool:

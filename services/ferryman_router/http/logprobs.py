@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import TokenChunk
+from ferryman_router.http.response_format import Answered
 
 Alternatives = list[tuple[int, float]]
 
@@ -28,6 +30,18 @@ class TokenNames:
     def num_chars(self, chunks: Sequence[TokenChunk]) -> int:
         """Of all texts together."""
         return sum(len(self.text(token_id)) for chunk in chunks for token_id in chunk.token_ids)
+
+
+def best_answers(answers: Sequence[Answered], count: int) -> list[Answered]:
+    """The `count` answers that the model finds likeliest by token, the best first; of two that are
+    alike, the earlier."""
+    return sorted(answers, key=lambda answer: -_mean_logprob(answer[0]))[:count]
+
+
+def _mean_logprob(chunks: Sequence[TokenChunk]) -> float:
+    """Of the tokens drawn; minus infinity without any."""
+    values = [logprobs[token_id] for token_id, logprobs in _tokens(chunks)]
+    return sum(values) / len(values) if values else -math.inf
 
 
 def chat_logprobs(

@@ -50,7 +50,6 @@ def completion_body(raw: dict[str, Any]) -> ParsedRequest:
     """A body of `/v1/completions`: text, token ids, or a list of either."""
     fields = BodyFields(raw)
     fields.check_names(COMPLETION, NOT_OFFERED)
-    fields.only("best_of", fields.value("n", 1), why="answers are not ranked; send n")
     fields.only("suffix", "", why="no format for the middle of a text is known here")
     num_logprobs = (
         fields.whole("logprobs", -1, low=0, high=MAX_LOGPROBS)
@@ -59,8 +58,10 @@ def completion_body(raw: dict[str, Any]) -> ParsedRequest:
     )
     max_tokens = fields.value("max_tokens", DEFAULT_COMPLETION_TOKENS)
     params = sampling_params(fields, max_tokens, num_logprobs)
-    sampling = RequestedSampling(params, bad_words=bad_words(fields))
     answer = replace(answer_options(fields, num_logprobs, ToolChoice()), echoes=fields.flag("echo"))
+    if answer.is_ranked:
+        params = replace(params, logprobs=max(1, params.logprobs))
+    sampling = RequestedSampling(params, bad_words=bad_words(fields))
     if answer.echoes and num_logprobs is not None:
         message = "echo and logprobs exclude each other: a prompt that is cached has no logits"
         raise InvalidRequest(message, "echo")
@@ -112,9 +113,10 @@ def _body(
     sampling: RequestedSampling,
     answer: AnswerOptions,
 ) -> ParsedRequest:
-    if len(prompts) * answer.num_samples > MAX_CHOICES:
-        message = f"n times the number of prompts must be at most {MAX_CHOICES}"
-        raise InvalidRequest(message, "n")
+    if len(prompts) * answer.num_candidates > MAX_CHOICES:
+        name = "best_of" if answer.is_ranked else "n"
+        message = f"{name} times the number of prompts must be at most {MAX_CHOICES}"
+        raise InvalidRequest(message, name)
     return ParsedRequest(fields.text("model"), prompts, sampling, fields.flag("stream"), answer)
 
 

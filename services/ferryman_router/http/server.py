@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,18 @@ from ferryman.runtime.metrics import CONTENT_TYPE
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.frontend import Frontend
-from ferryman_router.generate_request import Caller, GenerateRequest, PromptOptions, TextOptions
+from ferryman_router.generate_request import (
+    Caller,
+    GenerateRequest,
+    PromptOptions,
+    PromptSharing,
+    TextOptions,
+)
 from ferryman_router.http.answer_fields import AnswerOptions
 from ferryman_router.http.answer_formats import answer_format, answer_id
 from ferryman_router.http.auth import Authenticator, correlation_id
 from ferryman_router.http.body_kinds import BODY_KINDS
+from ferryman_router.http.choices import open_choices
 from ferryman_router.http.cors import NO_ORIGINS, CorsPolicy
 from ferryman_router.http.errors import (
     ErrorBody,
@@ -192,14 +198,15 @@ async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
         opening = _open(deps, caller, kind, parts)
         body, caller, requests = await while_connected(request.receive, opening)
     echoes: Sequence[str] = ()
+    shown = body.answer.shown(requests)
     if body.answer.echoes:
-        texts = partial(_prompt_texts, requests, frontend.ctx.model, body.answer)
-        num_bytes = 4 * sum(runner.asked.prompt_len for runner in requests)
+        texts = partial(_prompt_texts, shown, frontend.ctx.model, body.answer)
+        num_bytes = 4 * sum(runner.asked.prompt_len for runner in shown)
         echoes = await frontend.intake.run(num_bytes, texts, within=caller.deadline_seconds)
     form = answer_format(
         kind,
         body,
-        requests,
+        shown,
         frontend.ctx.model,
         deps.syntax,
         named=answer_id(kind, caller.request_id),
@@ -207,8 +214,7 @@ async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
         echoes=echoes,
     )
     page_size = frontend.ctx.fleet.page_size()
-    samples = body.answer.num_samples
-    group = ResponseGroup(frontend, requests, form, caller.request_id, page_size, samples)
+    group = ResponseGroup(frontend, requests, form, caller.request_id, page_size, body.answer)
     headers = {"x-request-id": request.headers.get("x-request-id") or caller.request_id}
     if kind == "message":
         headers["request-id"] = headers["x-request-id"]
@@ -217,7 +223,7 @@ async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
         group.cancel("another choice failed")
         raise group.broken.error
     if body.is_stream:
-        return FrameStream(group, headers, body.answer)
+        return FrameStream(group, headers)
     # Beside the loop: with log probabilities an answer has megabytes.
     whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
     return Response(whole, 200, headers, "application/json")
@@ -254,42 +260,23 @@ async def _read_body(request: Request, max_bytes: int, grow: Callable[[int], Non
 async def _open(
     deps: HttpDeps, caller: Caller, kind: str, parts: Sequence[bytes]
 ) -> tuple[ParsedRequest, Caller, list[RequestRunner]]:
-    """The body, its caller with the request's id, and one request for each choice. When one is
-    refused, or the client leaves, none goes on."""
+    """The body, its caller with the request's id, and one request for each choice."""
     frontend = deps.frontend
     arrived = frontend.ctx.clock()
     body = await _read(frontend, kind, parts, caller.deadline_seconds)
     text = _text_options(deps, kind, body.answer)
     options = PromptOptions(body.answer.truncate, body.answer.cache_salt, body.answer.priority)
-    caller, requests = frontend.requests.named(caller), list[RequestRunner]()
-    samples = [(p, i) for p in body.prompts for i in range(body.answer.num_samples)]
-    try:
-        for index, (prompt, sample) in enumerate(samples):
-            await asyncio.sleep(0)  # each is quick, or elsewhere; many together are neither
-            if sample == 1:
-                # The prompt's state is in the caches then, and the others share it.
-                await _until_begun(requests[-1], frontend.ctx.fleet.page_size())
-            own = frontend.requests.numbered(caller, index) if len(samples) > 1 else caller
-            sampling = body.sampling.sample(sample)
-            ask = GenerateRequest(own, body.model, prompt, sampling, arrived, text, options)
-            requests.append(await frontend.open(ask))
-    except (FerrymanError, asyncio.CancelledError):
-        for runner in requests:
-            frontend.cancel(runner, "another choice failed")
-        raise
-    return body, caller, requests
+    caller, num_each = frontend.requests.named(caller), body.answer.num_candidates
+    num_prompts = len(body.prompts)
 
+    def ask(prompt: int, sample: int, sharing: PromptSharing) -> GenerateRequest:
+        own, index = caller, prompt * num_each + sample
+        if num_prompts * num_each > 1:
+            own = frontend.requests.numbered(caller, index)
+        sampling, said = body.sampling.sample(sample), body.prompts[prompt]
+        return GenerateRequest(own, body.model, said, sampling, arrived, text, options, sharing)
 
-async def _until_begun(runner: RequestRunner, page_size: int) -> None:
-    """Until its first token or its end, if its prompt has a page to share at all."""
-    log, changed = runner.output_log, asyncio.Event()
-    log.listen(changed)
-    try:
-        while runner.asked.prompt_len >= page_size and not log.chunks and log.end is None:
-            await changed.wait()
-            changed.clear()
-    finally:
-        log.leave(changed)
+    return body, caller, await open_choices(frontend, ask, num_prompts, num_each)
 
 
 def _text_options(deps: HttpDeps, kind: str, answer: AnswerOptions) -> TextOptions:

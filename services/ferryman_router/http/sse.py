@@ -15,8 +15,9 @@ from ferryman.errors import Cancelled
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.frontend import Frontend
 from ferryman_router.http.answer_fields import AnswerOptions
+from ferryman_router.http.logprobs import best_answers
 from ferryman_router.http.openai_responses import so_far, usage_object
-from ferryman_router.http.response_format import ResponseFormat
+from ferryman_router.http.response_format import Answered, ResponseFormat
 from ferryman_router.request_runner import RequestRunner
 from ferryman_router.response import OutputFailed
 
@@ -29,14 +30,14 @@ MAX_CHUNKS = 64
 @dataclass(frozen=True, slots=True)
 class ResponseGroup:
     """The requests that answer one call, one per choice, and how their answer looks.
-    `num_samples` choices behind one another have one prompt."""
+    `num_candidates` of them, one behind the other, have one prompt."""
 
     frontend: Frontend
     requests: Sequence[RequestRunner]
     form: ResponseFormat
     answer_id: str
     page_size: int
-    num_samples: int = 1
+    options: AnswerOptions
 
     def cancel(self, cause: str) -> None:
         for runner in self.requests:
@@ -66,7 +67,7 @@ class ResponseGroup:
     def usage(self) -> dict[str, object]:
         """A prompt counts once, however many answers it has."""
         usages = [
-            end.usage if index % self.num_samples == 0 else end.usage.of_output
+            end.usage if index % self.options.num_candidates == 0 else end.usage.of_output
             for index, end in enumerate(self.finished)
         ]
         return usage_object(self.answer_id, usages, self.page_size)
@@ -79,7 +80,11 @@ class ResponseGroup:
 
     def body(self) -> bytes:
         chunks = [runner.output_log.chunks for runner in self.requests]
-        answers = list(zip(chunks, self.finished, strict=True))
+        answers: list[Answered] = list(zip(chunks, self.finished, strict=True))
+        if self.options.is_ranked:
+            each, num_shown = self.options.num_candidates, self.options.num_samples
+            prompts = [answers[at : at + each] for at in range(0, len(answers), each)]
+            answers = [one for prompt in prompts for one in best_answers(prompt, num_shown)]
         return self.form.whole(answers, self.usage())
 
 
@@ -145,11 +150,9 @@ class FrameStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, answering: ResponseGroup, headers: dict[str, str], options: AnswerOptions
-    ) -> None:
+    def __init__(self, answering: ResponseGroup, headers: dict[str, str]) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache"})
-        self._answering, self._options = answering, options
+        self._answering, self._options = answering, answering.options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
