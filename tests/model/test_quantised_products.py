@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ferryman.model.matrix import Matrix, join_linear
+from ferryman.model.quantisation import products
 from ferryman.model.quantisation.codes import FP4, INT4, ByteCodes, Codes, pack_nibbles
-from ferryman.model.quantisation.products import Int4Linear, Int8Linear
+from ferryman.model.quantisation.products import WIDENED_FROM, Int4Linear, Int8Linear
 from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
 
 CPU = torch.device("cpu")
@@ -126,7 +127,8 @@ def test_products_are_those_of_the_numbers(
         pytest.param("int8", (40, 48, 48), torch.bfloat16, Int8Linear, id="int8"),
         pytest.param("int8", (40, 40, 40), torch.bfloat16, TiledLinear, id="odd columns"),
         pytest.param("int8", (40, 48, 24), torch.bfloat16, TiledLinear, id="int8 in groups"),
-        pytest.param("int8", (40, 48, 48), torch.float32, TiledLinear, id="int8 and float32"),
+        pytest.param("int8", (40, 48, 48), torch.float32, Int8Linear, id="int8 and float32"),
+        pytest.param("int8", (40, 48, 48), torch.float64, TiledLinear, id="int8 and float64"),
         pytest.param("int4", (32, 64, 32), torch.bfloat16, Int4Linear, id="int4"),
         pytest.param("int4", (40, 64, 32), torch.bfloat16, TiledLinear, id="odd rows"),
         pytest.param("int4", (32, 64, 16), torch.bfloat16, TiledLinear, id="short groups"),
@@ -140,13 +142,43 @@ def test_a_product_of_torch_is_taken_where_it_is_right_and_fast(
     assert isinstance(drawn(kind, *dims, dtype).matrix.linear(None), chosen)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_torchs_products_of_a_row_do_not_depend_on_the_batch(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        # int8 has a loop for one token, and widens its codes from WIDENED_FROM tokens on.
+        pytest.param("int8", (2, 5, 16), id="int8"),
+        pytest.param("int4", (1, 2, 5, 16), id="int4"),
+    ],
+)
+def test_torchs_products_of_a_row_do_not_depend_on_the_batch(
+    kind: str, counts: tuple[int, ...]
+) -> None:
     linear = drawn(kind, 64, 256, 256 if kind == "int8" else 64, torch.bfloat16).matrix.linear(None)
-    x = torch.randn(33, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(WIDENED_FROM - 1, 256, generator=generator).to(torch.bfloat16)
     whole = linear(x)
-    for count in (1, 2, 5, 16):
+    for count in counts:
         assert torch.equal(linear(x[7 : 7 + count]), whole[7 : 7 + count])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16", "widened"),
+    [
+        pytest.param(torch.bfloat16, True, (32, 512), id="bfloat16 instructions"),
+        pytest.param(torch.bfloat16, False, (), id="bfloat16 without instructions"),
+        pytest.param(torch.float32, False, (2, 31, 32, 512), id="float32, where torch has nothing"),
+    ],
+)
+def test_a_products_way_follows_from_the_processor_and_the_tokens_alone(
+    dtype: torch.dtype,
+    has_bfloat16: bool,
+    widened: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: has_bfloat16)
+    linear = drawn("int8", 40, 48, 48, dtype).matrix.linear(None)
+    assert isinstance(linear, Int8Linear)
+    assert tuple(n for n in (2, 31, 32, 512) if n >= linear.widened_from) == widened
 
 
 def test_parts_of_different_kinds_stand_side_by_side() -> None:

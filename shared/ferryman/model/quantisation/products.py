@@ -1,27 +1,42 @@
-"""torch's own products of bfloat16 with packed integers on a CPU.
+"""Products with packed integers on a CPU.
 
 They read a half and a quarter of the bytes of a bfloat16 weight. In ms, a weight of 2048 × 2048 on
-one thread (torch 2.13, Intel Xeon, AVX-512 without bf16 instructions, November 2026):
+one thread, bfloat16, torch's own kernels (torch 2.13, Intel Xeon, AVX-512 without bf16
+instructions, November 2026):
 
     batch               1        4       16       64      512
     bfloat16         0.36     1.61     6.75    34.89   268.38      PackedLinear
     int8             0.27     0.50     2.01    16.05   130.73      Int8Linear
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
-torch has no float32 kernel: there the same calls take 8 to 140 times as long as a float32 product,
-and dequantising by tile is used. Scales are rounded to bfloat16, half a unit in the last place of
-what comes out; a row's result does not depend on the other rows of the batch.
+int8 has ways of its own for one token and, where the processor has bfloat16 instructions, for many
+(`int8_product`; docs/kernels.md has the times). The way follows from the processor and the number
+of tokens alone, never from a measurement, so workers on like machines have like bits.
+For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
+product, and dequantising by tile is used. Scales are rounded to the model's dtype. A row's result
+does not depend on the other rows of the batch where torch's own kernel is taken.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from ferryman.machine import this_machine
+from ferryman_kernels.int8_product import int8_product
+
 INT8_COLUMNS = 16
 """The columns must be a multiple of this: torch 2.13 reads beyond a bfloat16 row's end else."""
+
+INT8_DTYPES = (torch.bfloat16, torch.float32)
+
+WIDENED_FROM = 32
+"""The tokens from which bfloat16 instructions multiply widened codes faster than torch's kernel."""
+_NEVER = sys.maxsize
 
 INT4_GROUPS = (32, 64, 128, 256)
 INT4_ROWS = 16
@@ -29,15 +44,28 @@ INT4_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """`codes` [out_dim, in_dim] int8 and `scales` [out_dim] bfloat16, one for each output."""
+    """`codes` [out_dim, in_dim] int8 and `scales` [out_dim], one for each output; `widened_from` as
+    in `int8_product`."""
 
     codes: Tensor
     scales: Tensor
+    widened_from: int
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self.codes, self.scales)
+        y = int8_product(x, self.codes, self.scales, widened_from=self.widened_from)
         return y if self.bias is None else y.add_(self.bias)
+
+
+def int8_linear(codes: Tensor, scales: Tensor, bias: Tensor | None) -> Int8Linear:
+    """The product that this processor computes fastest; `scales` are in the model's dtype."""
+    return Int8Linear(codes, scales, _widened_from(scales.dtype), bias)
+
+
+def _widened_from(dtype: torch.dtype) -> int:
+    if dtype is torch.float32:
+        return 0
+    return WIDENED_FROM if multiplies_bfloat16() else _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +94,9 @@ def int4_linear(
     pairs = torch.stack((wide, offsets), dim=-1).to(torch.bfloat16)
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     return Int4Linear(packed, pairs.transpose(0, 1).contiguous(), group_len, bias)
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor of this machine has instructions for bfloat16."""
+    return this_machine(with_cards=False).has_bfloat16

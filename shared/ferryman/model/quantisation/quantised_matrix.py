@@ -31,8 +31,9 @@ from ferryman.model.quantisation.products import (
     INT4_GROUPS,
     INT4_ROWS,
     INT8_COLUMNS,
-    Int8Linear,
+    INT8_DTYPES,
     int4_linear,
+    int8_linear,
 )
 from ferryman.model.weights import accumulation_dtype
 
@@ -115,18 +116,22 @@ class QuantisedMatrix:
 
     def linear(self, bias: Tensor | None) -> Linear:
         (rows, columns), even = self.shape, group_length(self.groups)
-        if self.dtype is torch.bfloat16 and self.device.type in _WITH_PRODUCTS:
+        if self.device.type in _WITH_PRODUCTS:
             match self.codes:
                 case ByteCodes(codes) if (
                     codes.dtype is torch.int8
+                    and self.dtype in INT8_DTYPES
                     and even == columns
                     and self.zeros is None
                     and columns % INT8_COLUMNS == 0
                 ):
                     scales = self.scales[:, 0].to(self.dtype)
-                    return Int8Linear(copied(codes, self.device), scales, bias)
+                    return int8_linear(copied(codes, self.device), scales, bias)
                 case NibbleCodes(table=table) as codes if (
-                    table == INT4 and even in INT4_GROUPS and rows % INT4_ROWS == 0
+                    self.dtype is torch.bfloat16
+                    and table == INT4
+                    and even in INT4_GROUPS
+                    and rows % INT4_ROWS == 0
                 ):
                     return int4_linear(codes.unpacked(), self.scales, self.zeros, even, bias)
         return TiledLinear(self._copied(), even, bias)

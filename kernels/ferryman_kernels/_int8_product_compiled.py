@@ -1,0 +1,46 @@
+"""The int8 product's loops for the CPU: one row of x, and codes on their way to a wider product.
+
+Formulas and names are those of `int8_product`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
+
+
+def _one_row(codes: Any, scales: Any, x: Any, y: Any) -> None:
+    for output in prange(codes.shape[0]):
+        row = codes[output]
+        total = np.float32(0)
+        for i in range(row.shape[0]):
+            total += np.float32(row[i]) * x[i]
+        y[output] = narrow(total * wide(scales[output]), y)
+
+
+def _widen(codes: Any, widened: Any) -> None:
+    for row in prange(codes.shape[0]):
+        stored, out = codes[row], widened[row]
+        for i in range(stored.shape[0]):
+            out[i] = narrow(np.float32(stored[i]), out)
+
+
+_one_row_loop, _widen_loop = Loop(_one_row), Loop(_widen)
+
+
+def one_row_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """The product with x [1, in_dim], summed in float32 and rounded once."""
+    y = torch.empty(1, len(codes), dtype=x.dtype)
+    row = as_array(x[0].float().contiguous())
+    _one_row_loop(codes.numel(), as_array(codes), as_array(scales), row, as_array(y[0]))
+    return y
+
+
+def widen_compiled(codes: Tensor, widened: Tensor) -> None:
+    """Writes `codes` [rows, in_dim] to `widened`, of the same shape and a float dtype."""
+    _widen_loop(codes.numel(), as_array(codes), as_array(widened))
