@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import httpx
 import pytest
 
 from ferryman.errors import ConfigError
+from ferryman.runtime import http_server
 from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
 from ferryman.settings.groups import ListenSettings
@@ -82,3 +84,11 @@ async def test_an_error_of_the_body_leaves_and_the_server_ends() -> None:
         async with listening(observed({}), ListenSettings()):
             raise ZeroDivisionError
     assert isinstance(caught.value.exceptions[0], ZeroDivisionError)
+
+
+async def test_a_server_ends_without_waiting_for_its_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "DATE_SECONDS", 3600.0)
+    async with asyncio.timeout(60), listening(observed({}), ListenSettings()):
+        pass
