@@ -69,7 +69,7 @@ def test_the_reference_is_the_formula() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_one_token_is_summed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
-    """1 is lost beside 2²⁰ in a bfloat16 sum, and in a float32 sum that was rounded between."""
+    """A sum in bfloat16 loses the 1 beside 130,048."""
     x = torch.tensor([[1024.0, 1.0, -1024.0]], dtype=dtype)
     codes = torch.tensor([[127, 1, 127]], dtype=torch.int8)
     assert int8_product(x, codes, torch.ones(1, dtype=dtype), widened_from=0).item() == 1.0
