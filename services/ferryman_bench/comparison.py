@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -44,6 +45,12 @@ class CellResult:
         theirs = self.times[peer].rounds
         return median(b / a for a, b in zip(ours, theirs, strict=True))
 
+    def cpu_ratio(self, peer: str) -> float:
+        """As `ratio`, by processor time: load hardly changes it where each side has one thread.
+        Threads that wait for each other spin, and their time counts too."""
+        ours = next(iter(self.times.values()))
+        return self.times[peer].cpu / max(ours.cpu, 1e-9)
+
     def to_json(self) -> dict[str, Any]:
         ours, *peers = self.times
         return {
@@ -55,6 +62,7 @@ class CellResult:
             "median": self.rate(ours),
             "rates": {name: self.rate(name) for name in self.times},
             "ratios": {name: self.ratio(name) for name in peers},
+            "cpu_ratios": {name: self.cpu_ratio(name) for name in peers},
             "cpu_seconds": {name: times.cpu for name, times in self.times.items()},
             "rounds": {name: times.rounds for name, times in self.times.items()},
         }
@@ -62,7 +70,8 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class ContestResult:
-    """All cells of one run. `difference` is the largest one of logits, as a share of the largest.
+    """All cells of one run. `difference` is the largest of a peer's logits from ours, as a share of
+    their size.
 
     `contenders` begins with ours.
     """
@@ -76,29 +85,36 @@ class ContestResult:
         return {
             "title": self.title,
             "machine": machine_json(machine),
-            "largest_logit_difference": self.difference,
+            "logit_difference": self.difference,
             "rows": [result.to_json() for result in self.results],
         }
 
 
-def show_comparison(comparison: ContestResult, notes: Iterable[str], console: Console) -> None:
-    """The table: tokens per second of every contender, and our speed as a multiple of theirs."""
-    ours, *peers = comparison.contenders
-    table = Table(title=comparison.title, title_justify="left", title_style="bold")
+def show_comparison(result: ContestResult, notes: Iterable[str], console: Console) -> None:
+    """The table: tokens per second of every contender, and our speed as a multiple of theirs, by
+    the clock and by processor time."""
+    ours, *peers = result.contenders
+    table = Table(
+        title=result.title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("tok/s", no_wrap=True)
-    table.add_column(ours, justify="right", no_wrap=True)
-    for peer in peers:
-        table.add_column(peer, justify="right", no_wrap=True)
-        table.add_column("ratio", justify="right", no_wrap=True)
-    for result in comparison.results:
-        figures = [figure(result.rate(ours))]
+    for column in (ours, *(name for peer in peers for name in (peer, "ratio", "CPU"))):
+        table.add_column(column, justify="right", no_wrap=True)
+    for cell in result.results:
+        figures = [figure(cell.rate(ours))]
         for peer in peers:
-            figures += [figure(result.rate(peer)), f"{result.ratio(peer):.2f}"]
-        table.add_row(result.cell.name, *figures)
+            ratios = (cell.ratio(peer), cell.cpu_ratio(peer))
+            figures += [figure(cell.rate(peer)), *(f"{ratio:.2f}" for ratio in ratios)]
+        table.add_row(cell.cell.name, *figures)
     console.print(table)
     console.print(str(machine_now()))
     if peers:
-        console.print(f"logits differ by at most {comparison.difference:.1g} of the largest")
+        console.print(f"logits differ by at most {result.difference:.1g} of their size")
     for note in notes:
         console.print(note)
 

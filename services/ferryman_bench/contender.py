@@ -29,9 +29,10 @@ class BenchCell:
 
     @property
     def name(self) -> str:
+        tokens = str(self.tokens) if self.tokens % 1024 else f"{self.tokens // 1024}k"
         if self.kind == "prefill":
-            return f"prefill {self.tokens:,}"
-        return f"decode {self.requests} at {self.tokens:,}"
+            return f"prefill {tokens}"
+        return f"decode {self.requests} at {tokens}"
 
     @property
     def tokens_per_run(self) -> int:
@@ -78,6 +79,14 @@ class Contender(Protocol):
         ...
 
 
+class BenchSite(Protocol):
+    """An engine in a process of its own, as its orders see it."""
+
+    def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to one order; both are JSON objects."""
+        ...
+
+
 class ContenderSite:
     """The jobs of one contender, prepared and timed on orders that come as JSON objects."""
 
@@ -112,7 +121,7 @@ class ContenderSite:
         return perf_counter() - wall, process_time() - cpu
 
 
-def obey_lines(site: ContenderSite, say: Callable[[Mapping[str, Any]], None]) -> None:
+def obey_lines(site: BenchSite, say: Callable[[Mapping[str, Any]], None]) -> None:
     """Obeys each line of standard input, until its end."""
     for line in sys.stdin:
         say(site.obey(json.loads(line)))

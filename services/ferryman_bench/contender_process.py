@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ferryman.errors import ConfigError, Unavailable
-from ferryman_bench.contender import Contender, ContenderModel, ContenderSite, obey_lines
+from ferryman_bench.contender import BenchSite, Contender, ContenderModel, ContenderSite, obey_lines
 
 OURS, TRANSFORMERS, LLAMA_CPP = "ferryman", "transformers", "llama.cpp"
+# Those of whole requests.
+OFFLINE, LLAMA_BATCHES = "offline", "llama.cpp's batches"
 DEADLINE_SECONDS = 1800.0
 STOP_SECONDS = 20.0
 
@@ -93,6 +95,15 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
+def open_site(name: str, model: ContenderModel) -> BenchSite:
+    """The contender, ready for orders; as `open_contender`."""
+    if name in (OFFLINE, LLAMA_BATCHES):
+        from ferryman_bench.request_sites import LlamaRequestSite, OfflineRequestSite
+
+        return OfflineRequestSite(model) if name == OFFLINE else LlamaRequestSite(model)
+    return ContenderSite(open_contender(name, model))
+
+
 def open_contender(name: str, model: ContenderModel) -> Contender:
     """The contender, its model loaded. Raises ConfigError if it cannot run here."""
     # Each engine's libraries are imported in its own process alone.
@@ -128,12 +139,12 @@ def main() -> None:
 
         try:
             name, model = sys.argv[1], ContenderModel.from_json(json.loads(sys.argv[2]))
-            if name != LLAMA_CPP:
+            if name not in (LLAMA_CPP, LLAMA_BATCHES):
                 _prepare_torch(model.threads)
-            contender = open_contender(name, model)
+            site = open_site(name, model)
             say({})
             gc.disable()  # a pause would be charged to a step that did not cause it
-            obey_lines(ContenderSite(contender), say)
+            obey_lines(site, say)
         except ConfigError as error:
             say({"error": str(error)})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,13 @@ class LlamaContender:
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(vocabulary))
 
     def logits(self, token_ids: Sequence[int]) -> list[float]:
-        context = self._context(1, len(token_ids), is_exact=True)
+        context = self.context(1, len(token_ids), is_exact=True)
         context.prefill(np.array(token_ids, np.int32))
         found: list[float] = context.logits(1)[0].tolist()
         return found
 
     def prefill(self, prompt_len: int) -> Job:
-        context = self._context(1, prompt_len)
+        context = self.context(1, prompt_len)
         random = np.random.default_rng(0)
 
         def run() -> None:
@@ -61,12 +62,12 @@ class LlamaContender:
         return run
 
     def decoder(self, requests: int, context_len: int, steps: int) -> Job:
-        context = self._context(requests, context_len + steps)
+        context = self.context(requests, context_len + steps)
         context.prefill((np.arange(context_len) % self._vocab_size).astype(np.int32))
         context.copy_to_all()
         return LlamaDecoder(context, context_len)
 
-    def _context(self, requests: int, max_len: int, *, is_exact: bool = False) -> LlamaContext:
+    def context(self, requests: int, max_len: int, *, is_exact: bool = False) -> LlamaContext:
         """Room for `requests` of `max_len` tokens; with `is_exact` nothing is rounded to float16,
         which flash attention does here whatever the cache's type is."""
         params = self._lib.llama_context_default_params()
@@ -81,6 +82,17 @@ class LlamaContender:
         if handle is None:
             raise ConfigError(f"llama.cpp has no room for {requests} requests of {max_len} tokens")
         return LlamaContext(self._lib, handle, requests, self._vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Consecutive tokens of one sequence from `position` on; `draws`: a token is drawn after
+    them."""
+
+    sequence: int
+    token_ids: NDArray[np.int32]
+    position: int
+    draws: bool
 
 
 class LlamaContext:
@@ -130,17 +142,39 @@ class LlamaContext:
     def decode(self, token_ids: NDArray[np.int32], position: int) -> NDArray[np.int32]:
         """One greedy step of every sequence at `position`."""
         self._step(token_ids, np.full(self.requests, position, np.int32))
-        drawn: NDArray[np.int32] = self.logits(self.requests).argmax(-1).astype(np.int32)
-        return drawn
+        return self._drawn(self.requests)
 
     def logits(self, rows: int) -> NDArray[np.float32]:
         """The logits [rows, vocabulary] that the last step was asked for, not to be kept."""
         found = self._lib.llama_get_logits(self._handle)
         return np.ctypeslib.as_array(found, (rows, self._vocab_size))
 
+    def step(self, rows: Sequence[SequenceRows]) -> NDArray[np.int32]:
+        """One batch of tokens of several sequences, at most BATCH_TOKENS; the greedy token after
+        each of `rows` that asks for one, in their order."""
+        at = 0
+        for row in rows:
+            count = len(row.token_ids)
+            for index in range(at, at + count):
+                self._batch.seq_id[index][0] = row.sequence
+            self._tokens[at : at + count] = row.token_ids
+            self._positions[at : at + count] = np.arange(row.position, row.position + count)
+            self._wanted[at : at + count] = 0
+            self._wanted[at + count - 1] = row.draws
+            at += count
+        self._run(at)
+        return self._drawn(sum(row.draws for row in rows))
+
+    def _drawn(self, rows: int) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self.logits(rows).argmax(-1).astype(np.int32)
+        return found
+
     def _step(self, token_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
         count = len(token_ids)
         self._tokens[:count], self._positions[:count] = token_ids, positions
+        self._run(count)
+
+    def _run(self, count: int) -> None:
         self._batch.n_tokens = count
         status = self._lib.llama_decode(self._handle, self._batch)
         if status:

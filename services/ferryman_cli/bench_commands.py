@@ -96,6 +96,34 @@ def handoff(
 
 
 @bench_app.command()
+def requests(
+    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
+        "granite-100m"
+    ),
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
+    concurrent: Annotated[str, typer.Option(help="Requests that are sent at once.")] = "1,8",
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
+    json: AsJson = False,
+) -> int:
+    """Measure whole requests: offline, through a cluster of 1+1, and by llama.cpp's batches."""
+    from ferryman_bench.request_load import RequestBenchOptions, run_bench_requests
+
+    choice = RequestBenchOptions(
+        model_shape,
+        dtype,
+        threads,
+        rounds,
+        _numbers(concurrent, "--concurrent"),
+        prompt_len,
+        max_tokens,
+    )
+    return run_bench_requests(choice, as_json=json)
+
+
+@bench_app.command()
 def core(json: AsJson = False) -> int:
     """Measure planning, page keys, scheduler steps and slot operations."""
     from ferryman_bench.core import run_bench_core

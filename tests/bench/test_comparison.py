@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
+from typing import cast
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from ferryman.errors import ConfigError
 from ferryman_bench.comparison import CellResult, CellTimes, ContestResult, show_comparison
 from ferryman_bench.contender import BenchCell
+from ferryman_bench.contender_process import ContenderProcess
 from ferryman_bench.hardware import machine_now
+from ferryman_bench.model import largest_difference
 from ferryman_bench.plot import ratio_plot
 from ferryman_cli.app import run
 
@@ -24,13 +29,41 @@ def test_a_ratio_is_the_median_over_rounds_of_theirs_by_ours() -> None:
     assert result.rate("ferryman") == 8 / 2.0
 
 
+class AnsweringContender:
+    """A contender's process, as the check of logits sees it."""
+
+    def __init__(self, name: str, logits: list[float]) -> None:
+        self.name, self._logits = name, logits
+
+    def ask(self, **order: object) -> dict[str, object]:
+        assert order["do"] == "logits"
+        return {"logits": self._logits}
+
+
+def test_a_peer_that_runs_another_model_is_refused_before_anything_is_timed() -> None:
+    ours, same, another, broken = (
+        cast(ContenderProcess, AnsweringContender(name, logits))
+        for name, logits in {
+            "ferryman": [3.0, 4.0],
+            "same": [3.0, 4.001],
+            "another": [4.0, -3.0],
+            "broken": [math.nan, 4.0],
+        }.items()
+    )
+    assert largest_difference([ours, same], "float32") == pytest.approx(0.0002)
+    for peer, dtype in ((another, "float32"), (another, "int8"), (broken, "bfloat16")):
+        with pytest.raises(ConfigError, match=f"{peer.name} runs another model"):
+            largest_difference([ours, same, peer], dtype)
+
+
 def test_the_table_keeps_its_words_whole_at_80_columns() -> None:
     out = io.StringIO()
     show_comparison(_wide_result(), ["transformers has no int8"], Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    row = next(line for line in lines if "decode 32 at 32,768" in line)
+    row = next(line for line in lines if "decode 32 at 32k" in line)
     # Both ratios stand in the row of their cell.
-    assert row.count("2.00") == 2
+    assert row.count("2.00") == 2, "by the clock"
+    assert row.count("1.50") == 2, "by processor time"
     assert max(map(len, lines)) <= 80
 
 
@@ -40,6 +73,7 @@ def test_the_json_has_every_round_and_the_machine() -> None:
     assert said["machine"]["processor"] == machine.processor
     (row,) = said["rows"]
     assert row["ratios"] == {"transformers": 2.0, "llama.cpp": 2.0}
+    assert row["cpu_ratios"] == {"transformers": 1.5, "llama.cpp": 1.5}
     assert len(row["rounds"]["ferryman"]) == 3
 
 
@@ -74,5 +108,5 @@ def _wide_result() -> ContestResult:
 
 
 def _result(cell: BenchCell, *, ours: tuple[float, ...], theirs: tuple[float, ...]) -> CellResult:
-    times = {name: CellTimes(theirs, 1.0) for name in NAMES[1:]}
+    times = {name: CellTimes(theirs, 1.5) for name in NAMES[1:]}
     return CellResult(cell, {"ferryman": CellTimes(ours, 1.0), **times})

@@ -57,7 +57,7 @@ def test_a_site_prepares_a_cell_and_runs_it_as_often_as_it_is_told() -> None:
 def test_a_decode_step_counts_a_token_of_each_request_and_a_prefill_those_of_its_prompt() -> None:
     assert BenchCell("decode", 8, 1024).tokens_per_run == 8
     assert BenchCell("prefill", 1, 2048).tokens_per_run == 2048
-    assert BenchCell("decode", 8, 1024).name == "decode 8 at 1,024"
+    assert BenchCell("decode", 8, 1024).name == "decode 8 at 1k"
 
 
 @pytest.mark.parametrize("name", TINY)
