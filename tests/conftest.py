@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # One thread a process: the workers of a test run share the cores, and threads that wait for each
 # other by spinning would take them from the other worker. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -18,3 +20,10 @@ settings.load_profile("no_clock")
 if not torch.cuda.is_available():
     # Triton builds its own library for the interpreter or for a GPU when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """A full collection walks over all that was imported: a second in which no thread runs."""
+    gc.collect()
+    gc.freeze()

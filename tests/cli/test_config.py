@@ -37,7 +37,7 @@ def ran(folder: Path, module: str, *arguments: str, **variables: str) -> Any:
         env={**around, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

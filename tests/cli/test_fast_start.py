@@ -38,7 +38,7 @@ def test_a_command_that_computes_nothing_imports_nothing_that_computes(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     assert ended.stdout.splitlines()[-1] == str(status), ended.stderr

@@ -92,7 +92,7 @@ async def test_what_refuses_to_come_back_is_given_up(tmp_path: Path) -> None:
 
 async def heard(watched: Watched, words: str) -> str:
     """The next line that has these words."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while words not in (line := await watched.lines.get()):
             pass
     return line
@@ -130,7 +130,7 @@ async def test_a_role_is_given_up_when_none_of_it_comes_back(tmp_path: Path) -> 
         await asyncio.Event().wait()
 
     with pytest.RaisesGroup(pytest.RaisesExc(GivenUp, match="no longer"), flatten_subgroups=True):
-        async with asyncio.timeout(60), alongside(kill_both()):
+        async with asyncio.timeout(120), alongside(kill_both()):
             await watched.supervisor.watch()
     await watched.supervisor.drain(30)
 

@@ -171,5 +171,5 @@ async def test_a_commit_for_another_request_is_refused() -> None:
         name, epoch = promise.reservation_id, promise.epoch
         commit = CommitOrder(context, name, epoch, (), (), Sampled(1, {}), Usage(len(PROMPT)))
         with pytest.raises(LeaseLost, match="not for r2"), typed_errors():
-            await pair.decode_stub.Commit(commit_order_to_wire(commit), timeout=10)
+            await pair.decode_stub.Commit(commit_order_to_wire(commit), timeout=120)
         assert count(pair) == (1, 0)

@@ -39,7 +39,7 @@ async def nothing_is_left(pair: WorkerPair) -> None:
     statistics = pair.decode.engine.scheduler.statistics()
     assert (statistics.reserved, statistics.decoding, statistics.waiting) == (0, 0, 0)
     pair.decode.engine.scheduler.check_integrity()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await pair.decode.service.drain()
 
 

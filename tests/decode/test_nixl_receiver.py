@@ -170,7 +170,7 @@ async def test_a_writer_that_says_nothing_holds_up_nobody(
     async with server, site() as here:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         asking = [here.landing.agent_for(WRITER, address, left) for left in [LEFT] * 20 + [1e-3]]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             found = await asyncio.gather(*asking)
         assert all(isinstance(each, GrpcOnly) for each in found)
         assert list(here.landing._openings) == [WRITER], "nobody has waited for the end of it"

@@ -222,7 +222,7 @@ class OvertakesItself(DecodeServicer):
             reservation_id=answer.reservation_id,
             worker_epoch=self.epoch,
         )
-        self.answer = await self.prefill.StopWriting(stop, timeout=10)
+        self.answer = await self.prefill.StopWriting(stop, timeout=120)
         return answer
 
 

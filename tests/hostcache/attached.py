@@ -122,7 +122,7 @@ def read_all(worker: AttachedTestWorker, prompt: StoredPrompt, lease: HostLease)
 
 async def until_flushed(service: RunningHostCache, prompt: StoredPrompt) -> None:
     """Flushes until the host tier is rid of a prompt: the storage writer releases it last."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while any(service.host.store.lookup(prompt.keys).pages.values()):
             service.host.flush()
             await asyncio.sleep(0.01)
@@ -130,6 +130,6 @@ async def until_flushed(service: RunningHostCache, prompt: StoredPrompt) -> None
 
 async def until_stored(service: RunningHostCache, prompt: StoredPrompt) -> None:
     """Waits until storage has all of a prompt; the writer sends no event."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while service.host.storage.lookup(prompt.keys).usable_pages < len(prompt.keys):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -30,10 +30,10 @@ async def order(
     async with nats_bus(NatsOptions(nats_url, "tests")) as bus:
         await bus.connected()
         subject = Subjects().control(host.worker_id, verb)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while True:
                 with suppress(Unavailable):  # it may not have subscribed yet
-                    said = await bus.request(subject, payload, timeout_seconds=5)
+                    said = await bus.request(subject, payload, timeout_seconds=60)
                     answer: dict[str, int] = json.loads(said)
                     return answer
                 await asyncio.sleep(0.01)

@@ -126,7 +126,7 @@ async def test_peers_are_not_asked_for_it_for_a_while(start_host_cache: StartHos
     ):
         for prompt in (PROMPT, OTHER):
             await theirs.client.store(prompt.keys, prompt.sources)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await holder.publisher.flushed()
         mine.client.drop_chain(FIRST)
         await mine.client.attachment.released()

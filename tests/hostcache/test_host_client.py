@@ -217,7 +217,7 @@ async def test_a_device_that_takes_no_arena_is_told_and_fails_nobody(
     options = HostCacheOptions(host_cache.address, "prefill-00000001", 7)
     prompt = prompt_of(MANIFEST, chain(1, 2))
     async with host_cache_client(options, MANIFEST, refuse) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await failed.wait()
             while "cannot register host memory" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

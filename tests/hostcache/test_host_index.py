@@ -37,7 +37,7 @@ async def nodes_of(index: PrefixIndex) -> dict[str, int]:
 
 
 async def until_known(index: PrefixIndex, known: dict[str, int]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await nodes_of(index) != known:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -138,7 +138,7 @@ async def test_an_index_that_hung_is_told_what_it_missed(
             try:
                 assert await worker.client.store(PROMPT.keys, PROMPT.sources) == 5
                 assert (await load(worker, PROMPT)).usable_pages == 3
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(120):
                     while not host_cache.publisher.is_away:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
             finally:

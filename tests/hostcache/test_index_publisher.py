@@ -50,7 +50,7 @@ def during_calls() -> None:
 
 async def announced(publisher: IndexPublisher) -> None:
     running = asyncio.create_task(publisher.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await publisher.flushed()
     publisher.stop()
     await running
@@ -214,7 +214,7 @@ async def known(index: LossyIndex, held: Sequence[UnitStored]) -> set[PageKey]:
 @pytest.mark.parametrize("loss", ["dropped", "failed", "flushed"])
 async def test_what_an_index_lost_is_told_again_though_nothing_is_new(loss: str) -> None:
     index, held = LossyIndex(), list[UnitStored]()
-    async with asyncio.timeout(60), announcing(index, held) as publisher:
+    async with asyncio.timeout(120), announcing(index, held) as publisher:
         await beaten(index)
         assert publisher.statistics().num_refreshes == 1, "of nothing, in the beginning"
         held += stored(chain(*range(1, 9)))
@@ -240,7 +240,7 @@ async def until_refreshed(index: LossyIndex, publisher: IndexPublisher, times: i
 @pytest.mark.usefixtures("quick")
 async def test_an_index_that_lost_nothing_is_told_once() -> None:
     index, held = LossyIndex(), stored(chain(*range(1, 9)))
-    async with asyncio.timeout(60), announcing(index, held) as publisher:
+    async with asyncio.timeout(120), announcing(index, held) as publisher:
         await beaten(index)
         before = publisher.statistics().num_refreshes
         await beaten(index, 5)

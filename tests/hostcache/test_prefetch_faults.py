@@ -212,7 +212,7 @@ async def test_without_any_finish_it_ends_by_itself(host_cache: RunningHostCache
     peer = ScriptedPeer(PROMPT, 6, hangs)
     async with attached(host_cache), prefetching_from(host_cache, peer) as prefetching:
         run = prefetching.start(ASK, TAGS, 0.2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await run.settled.wait()
         assert run.progress.result().brought_pages == 2
         assert prefetching.statistics().num_running == 0
@@ -266,7 +266,7 @@ async def test_the_share_of_the_host_counts_what_other_prefetches_have_under_way
             await peer.at_fault.wait()
             assert prefetching.bytes_under_way == wanted_bytes
             second = prefetching.start(ASK, CallTags("another", 1), 20.0)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await second.settled.wait()
             assert second.progress.result().granted_pages == 0
             assert second.progress.result().reason == PrefetchShortfall.RATE_LIMITED

@@ -115,7 +115,7 @@ async def test_what_another_node_holds_comes_over(
         node(start_host_cache, "asker") as (asker, mine),
     ):
         await theirs.client.store(PROMPT.keys, PROMPT.sources)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await holder.publisher.flushed()
         brought = await prefetch(mine)
         assert (brought.asked_pages, brought.brought_pages) == (8, 8)
@@ -137,7 +137,7 @@ async def test_a_holder_serves_straight_from_its_storage(
         node(start_host_cache, "holder", folder) as (holder, theirs),
         node(start_host_cache, "asker") as (_, mine),
     ):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await holder.publisher.flushed()
         brought = await prefetch(mine)
         assert brought.brought_pages == 8
@@ -206,7 +206,7 @@ async def test_a_peer_that_is_gone_is_a_miss_and_leaves_nothing_behind(
     ):
         async with node(start_host_cache, "holder") as (holder, theirs):
             await theirs.client.store(PROMPT.keys, PROMPT.sources)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await holder.publisher.flushed()
             dead = replace(holder.host.identity, address=holder.address)
         await index.announce(dead, 60.0)  # killed, it could not have said goodbye

@@ -29,7 +29,7 @@ from ferryman_hostcache.service import RunningHostCache
 
 async def until(condition: Callable[[], bool]) -> None:
     """Polls, because the writer sends no event when it has written."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

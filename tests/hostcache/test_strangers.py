@@ -81,7 +81,7 @@ async def node(
     ):
         if holds:
             assert await worker.client.store(holds.keys, holds.sources) == len(holds.names)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await service.publisher.flushed()
         yield service, worker
 
@@ -150,7 +150,7 @@ async def test_a_stranger_where_a_node_of_ours_was_is_asked_and_not_believed(
 async def silenced(service: RunningHostCache) -> None:
     """Stops the publisher and waits for its last write, so that a test writes after it."""
     service.publisher.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await service.publisher.ended.wait()
 
 

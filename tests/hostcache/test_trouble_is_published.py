@@ -26,7 +26,7 @@ EVENTS = Subjects().all_life_of(NO_REQUEST)
 
 
 async def next_event(messages: Messages) -> LifecycleEntry:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         return decode_event((await anext(messages)).payload)
 
 

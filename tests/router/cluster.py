@@ -71,7 +71,7 @@ class RouterCluster:
 
     async def until_joined(self, *workers: FakeRouterWorker) -> None:
         """Waits until the router believes in these workers."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             known: set[str] = set()
             while not {worker.worker_id for worker in workers} <= known:
                 await asyncio.sleep(0.005)
@@ -79,7 +79,7 @@ class RouterCluster:
 
     async def until_node(self, node: str) -> None:
         """Waits until a worker says that it is attached to this node."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             nodes: set[str] = set()
             while node not in nodes:
                 await asyncio.sleep(0.005)
@@ -87,7 +87,7 @@ class RouterCluster:
 
     async def until_broker_away(self) -> None:
         """Waits until the router says that the broker is away."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             has_broker = True
             while has_broker:
                 await asyncio.sleep(0.02)
@@ -95,7 +95,7 @@ class RouterCluster:
 
     async def until_queued(self, num_waiting: int) -> None:
         """Waits until so many requests wait for a worker."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             queued = -1
             while queued != num_waiting:
                 await asyncio.sleep(0.002)
@@ -103,7 +103,7 @@ class RouterCluster:
 
     async def until_free(self) -> None:
         """Waits until no request is under way."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             under_way = -1
             while under_way != 0:
                 await asyncio.sleep(0.002)
@@ -112,7 +112,7 @@ class RouterCluster:
     async def life_of(self, request_id: str) -> list[str]:
         """The router's events of a request, in order, once its end was recorded."""
         ends = {"finished", "failed", "cancelled", "rejected"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             names: list[str] = []
             while not ends & set(names):
                 pattern = self.subjects.all_life_of(request_id)
@@ -173,7 +173,7 @@ async def cluster(
         for worker in (*prefills, *decodes):
             await stack.enter_async_context(living(worker, bus, subjects))
         base = f"http://127.0.0.1:{router.http_port}"
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=120))
         to_router = await stack.enter_async_context(channel(f"127.0.0.1:{router.grpc_port}"))
         made = RouterCluster(
             router, bus, subjects, prefills, decodes, http, InferenceServiceStub(to_router), script

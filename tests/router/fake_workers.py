@@ -229,7 +229,7 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         def causes() -> list[str]:
             return [cause for rid, _, cause in self.aborted if rid == request_id]
 
-        async with self.aborts, asyncio.timeout(10):
+        async with self.aborts, asyncio.timeout(120):
             await self.aborts.wait_for(causes)
         return causes()[0]
 
@@ -367,7 +367,7 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
             stub = decode_pb2_grpc.DecodeServiceStub(to_decode)
             with typed_errors():
                 reserve = _reserve(order, self)
-                reserved = await stub.Reserve(reserve_order_to_wire(reserve), timeout=5)
+                reserved = await stub.Reserve(reserve_order_to_wire(reserve), timeout=120)
             if self.faults.time_out:
                 self.faults.time_out -= 1
                 self.faults.happened["time_out"] += 1
@@ -385,7 +385,7 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 commit = CommitOrder(
                     order.context, reserved.reservation_id, reserved.epoch, (), (), first, usage
                 )
-                await stub.Commit(commit_order_to_wire(commit), timeout=5)
+                await stub.Commit(commit_order_to_wire(commit), timeout=120)
         if self.faults.last_word is not None:
             self.faults.happened["last_word"] += 1
             await self.faults.last_word.wait()

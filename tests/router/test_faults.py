@@ -64,7 +64,7 @@ async def test_a_decode_worker_that_dies_in_mid_stream_is_replaced(
 
 async def _until_told(made: RouterCluster, num_chunks: int) -> None:
     """Until readers of the requests under way have been told so much."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             requests = made.router.components.frontend.requests
             if sum(len(one.output_log.chunks) for one in requests) == num_chunks:
@@ -251,7 +251,7 @@ async def test_a_client_that_disappears_while_prefill_runs_cancels_it(
     body = {"prompt": LONG, "max_tokens": 4}
     post = one_pair.http.post("/v1/completions", json=body, headers=headers)
     task = asyncio.ensure_future(post)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not one_pair.prefills[0].faults.happened["gate"]:
             await asyncio.wait({task}, timeout=0.005)
     task.cancel()
@@ -273,7 +273,7 @@ async def test_an_answer_that_overtakes_its_hand_off_does_not_cancel_it(
     await one_pair.until_free()
     assert prefill.ends.empty(), "the answer is complete, and prefill may still speak"
     last_word.set()
-    assert await asyncio.wait_for(prefill.ends.get(), 10) == "handed_off"
+    assert await asyncio.wait_for(prefill.ends.get(), 120) == "handed_off"
 
 
 async def test_a_prefill_that_fails_when_tokens_have_come_costs_no_second_attempt(
@@ -287,7 +287,7 @@ async def test_a_prefill_that_fails_when_tokens_have_come_costs_no_second_attemp
         parts = response.aiter_text()
         text = await anext(parts)
         prefill.faults.last_word.set()
-        assert await asyncio.wait_for(prefill.ends.get(), 30) == "failed"
+        assert await asyncio.wait_for(prefill.ends.get(), 120) == "failed"
         gate.set()
         text += "".join([part async for part in parts])
     assert prefill.faults.happened["fail_behind_commit"] == 1
@@ -304,7 +304,7 @@ async def test_a_stop_that_overtakes_the_hand_off_knows_what_was_cached(
     headers, body = {"x-request-id": "stop-1"}, {"prompt": LONG, "max_tokens": 9, "stop": "ferry"}
     post = one_pair.http.post("/v1/completions", json=body, headers=headers)
     asking = asyncio.ensure_future(post)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         requests = one_pair.router.components.frontend.requests
         while (found := requests.find("stop-1")) is None or found.history.state != "prefilling":
             await asyncio.wait({asking}, timeout=0.005)
@@ -323,7 +323,7 @@ async def test_a_prefill_worker_that_never_speaks_again_is_cancelled_in_the_end(
     prefill = one_pair.prefills[0]
     prefill.faults.last_word = asyncio.Event()
     assert (await one_pair.complete(LONG, max_tokens=2)).status_code == 200
-    assert await asyncio.wait_for(prefill.ends.get(), 10) == "cancelled"
+    assert await asyncio.wait_for(prefill.ends.get(), 120) == "cancelled"
     assert prefill.faults.happened["last_word"] == 1
 
 
@@ -356,7 +356,7 @@ async def test_what_is_under_way_is_counted_when_a_prompt_has_been_tokenized(
     async with cluster(nats_url, folder, limits=limits) as made:
         gate = made.decodes[0].faults.gate = asyncio.Event()
         both = {asyncio.ensure_future(made.complete(LONG, max_tokens=3)) for _ in range(2)}
-        done, waiting = await asyncio.wait(both, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        done, waiting = await asyncio.wait(both, timeout=120, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result().status_code for one in done] == [429]
         gate.set()
         assert [(await one).status_code for one in waiting] == [200]

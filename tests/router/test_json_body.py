@@ -98,7 +98,6 @@ class LongestHold:
     def __exit__(self, *error: object) -> None:
         self._is_over.set()
         self._thread.join()
-        gc.unfreeze()
 
     def _run(self) -> None:
         last = time.clock_gettime(self._clock)

@@ -77,7 +77,7 @@ class Restartable:
         self.processes.append(process)
         assert process.stdout is not None
         assert json.loads(await process.stdout.readline())["event"] == "ready"
-        async with httpx.AsyncClient(base_url=self.http) as http, asyncio.timeout(30):
+        async with httpx.AsyncClient(base_url=self.http) as http, asyncio.timeout(120):
             # Another process; it has no event to wait for.
             while (await http.get("/ready")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -149,7 +149,7 @@ async def sse(router: Restartable, first: asyncio.Event) -> list[Any]:
     body = {"prompt": SENTENCE, "max_tokens": 40, "stream": True}
     text = ""
     async with (
-        httpx.AsyncClient(base_url=router.http, timeout=60) as http,
+        httpx.AsyncClient(base_url=router.http, timeout=120) as http,
         http.stream("POST", "/v1/completions", json=body) as response,
     ):
         async for part in response.aiter_text():
@@ -196,7 +196,7 @@ async def test_calls_of_the_sdk_survive_a_router_that_stands_still(router: Resta
         assert not any(task.done() for task in reading)
         gate.set()
         router.process.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             answers = await asyncio.gather(*reading)
     assert answers == [router.token_ids(40)] * len(answers)
 
@@ -215,7 +215,7 @@ async def test_calls_of_the_sdk_survive_a_router_that_is_started_again(
         waiting.clear()
         reading += [asyncio.create_task(one.read(client)) for one in silent]
         num_held = len(begun) + len(silent)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while router.prefill.faults.happened["gate"] < num_held:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         router.process.send_signal(signal.SIGTERM)
@@ -224,7 +224,7 @@ async def test_calls_of_the_sdk_survive_a_router_that_is_started_again(
         gate.set()
         waiting.set()
         await router.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             answers = await asyncio.gather(*reading)
     assert answers == [router.token_ids(40)] * len(answers)
 
@@ -241,7 +241,7 @@ async def test_a_call_that_outlives_its_router_has_two_lives_that_are_legal(
         await router.process.wait()
         gate.set()
         await router.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             assert await reading == router.token_ids(40)
     events = await read_events(nats_url, router.cluster, "outlives")
     first, second = dict.fromkeys(event.request_id for event in events)
@@ -270,6 +270,6 @@ async def test_an_answer_that_the_next_router_gives_differently_ends_with_what_w
         gate.set()
         await router.start()
         with pytest.raises(NotResumable) as caught:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await reading
     assert caught.value.num_tokens == len(one.token_ids) == 1

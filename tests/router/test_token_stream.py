@@ -25,7 +25,7 @@ async def test_a_worker_that_takes_connections_and_is_silent_is_lost() -> None:
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     stream = TokenStream(NAME, address, "router-1", RequestTable())
-    async with Channels() as channels, asyncio.timeout(20):
+    async with Channels() as channels, asyncio.timeout(120):
         await stream.run(channels, patience=0.5)
     assert greeted.is_set()
     for writer in silent:

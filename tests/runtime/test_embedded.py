@@ -23,7 +23,7 @@ def _port(url: str) -> int:
 def test_a_server_answers_as_soon_as_it_is_started(make: object, tmp_path: Path) -> None:
     assert callable(make)
     with started(make, tmp_path) as server:
-        with socket.create_connection(("127.0.0.1", _port(server.url)), timeout=5):
+        with socket.create_connection(("127.0.0.1", _port(server.url)), timeout=120):
             assert server.process.poll() is None
     assert server.process.returncode is not None
 

@@ -66,7 +66,7 @@ class HttpPeer:
 
     async def answer(self) -> bytes:
         """All bytes until the server closes."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             return await self.rest()
 
     async def rest(self) -> bytes:
@@ -77,7 +77,7 @@ class HttpPeer:
             return b"reset"
 
     async def head(self) -> bytes:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             return await self._reader.readuntil(b"\r\n\r\n")
 
     async def send_until_closed(self, most: int) -> int:
@@ -120,7 +120,7 @@ async def _is_served(port: int, address: str = "127.0.0.1") -> bool:
 
 async def _until_served(port: int) -> None:
     """Tries until served: on a busy machine a request may be slow, or no place free yet."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not await _is_served(port):
             pass
 
@@ -151,7 +151,7 @@ async def test_a_byte_now_and_then_gains_nothing(monkeypatch: pytest.MonkeyPatch
                     if not answer.done():
                         peer.writer.write(b"1")
                         await time.skip(200)
-                await asyncio.wait({answer}, timeout=60)
+                await asyncio.wait({answer}, timeout=120)
                 assert answer.done(), "the clock runs from the beginning, not from the last byte"
                 assert b" 408 " in answer.result()
 

@@ -286,7 +286,7 @@ def test_a_process_that_loads_ends_at_the_first_signal(
     with process(body) as started:
         assert line(started) == "loading"
         started.send_signal(number)
-        said, logged = started.communicate(timeout=60)
+        said, logged = started.communicate(timeout=120)
     assert started.returncode == 0
     assert said == ""
     assert "Traceback" not in logged

@@ -84,7 +84,7 @@ class Service:
 
     def ledger(self) -> dict[str, Any]:
         """The holders of the slots, from `/debug/ledger`."""
-        answer = httpx.get(f"http://{self.ready['observe']}/debug/ledger", timeout=10)
+        answer = httpx.get(f"http://{self.ready['observe']}/debug/ledger", timeout=120)
         ledgers: dict[str, Any] = answer.json()
         return ledgers
 
@@ -94,7 +94,7 @@ class Service:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Cluster:
 
         def counts() -> bool:
             with suppress(httpx.HTTPError):
-                answer = httpx.get(f"{self.http}/ready", timeout=5).json()
+                answer = httpx.get(f"{self.http}/ready", timeout=120).json()
                 return all(answer["workers"].get(role, 0) == n for role, n in wanted.items())
             return False
 
@@ -248,7 +248,7 @@ class Cluster:
     def _is_attached(self, hostcache: Service) -> bool:
         workers = [*self.of_role("prefill"), *self.of_role("decode")]
         wanted = sum(worker.node == hostcache.node for worker in workers)
-        shown = httpx.get(f"http://{hostcache.ready['observe']}/metrics", timeout=10).text
+        shown = httpx.get(f"http://{hostcache.ready['observe']}/metrics", timeout=120).text
         return f"ferryman_hostcache_store_workers {wanted}.0" in shown
 
     @asynccontextmanager
@@ -260,7 +260,7 @@ class Cluster:
     async def plane_of(self, request_id: str) -> str:
         """On which plane a request was handed off, as its events say."""
         handed_off = f"{Subjects().root}.life.prefill.*.{request_id}.handed_off"
-        async with self.bus() as bus, asyncio.timeout(60):
+        async with self.bus() as bus, asyncio.timeout(120):
             # Another process says it; what was said is only asked for.
             while not (said := await bus.history(handed_off, max_events=1)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -271,7 +271,7 @@ class Cluster:
         async with self.bus() as bus:
             for service in self.of_role(role):
                 subject = Subjects().control(str(service.ready["worker_id"]), "flush")
-                await bus.request(subject, b"", timeout_seconds=5)
+                await bus.request(subject, b"", timeout_seconds=60)
 
     def keys_of(self, token_ids: Sequence[int]) -> tuple[PageKey, ...]:
         """Of all full pages of a prompt."""
@@ -301,7 +301,7 @@ class Cluster:
             request = hostcache_pb2.LookupRequest(
                 epoch=int(hostcache.ready["epoch"]), page_keys=b"".join(keys)
             )
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 # Another process stores; there is no event here.
                 while not _has_all(await stub.Lookup(request), len(keys), tier):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -329,7 +329,7 @@ class Cluster:
                 service.process.send_signal(signal.SIGTERM)
         for service in self.services:
             try:
-                service.process.wait(timeout=30)
+                service.process.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 service.kill()
             assert service.process.stdout is not None

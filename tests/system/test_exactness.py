@@ -186,7 +186,7 @@ async def test_every_hand_off_went_by_the_plane_of_its_way(cluster: Cluster) -> 
 async def all_said(bus: NatsBus, role: str, name: str) -> list[LifecycleEntry]:
     """Events of that name, once the request `the-last` has one."""
     pattern = f"{Subjects().root}.life.{role}.*.*.{name}"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             entries = await bus.history(pattern, max_events=1000)
             events = [decode_event(entry.payload) for entry in entries]

@@ -74,7 +74,7 @@ class Forger:
         async with channel(str(self.prefill.ready["address"])) as way:
             stub = prefill_pb2_grpc.PrefillServiceStub(way)
             with typed_errors():
-                async for _ in stub.Prefill(prefill_order_to_wire(order), timeout=30):
+                async for _ in stub.Prefill(prefill_order_to_wire(order), timeout=120):
                     pass
 
     async def reserves(self, tokens: Sequence[int], keys: Sequence[PageKey]) -> None:
@@ -91,7 +91,7 @@ class Forger:
         async with channel(str(self.decode.ready["address"])) as way:
             stub = decode_pb2_grpc.DecodeServiceStub(way)
             with typed_errors():
-                await stub.Reserve(reserve_order_to_wire(order), timeout=30)
+                await stub.Reserve(reserve_order_to_wire(order), timeout=120)
 
 
 def _address(worker: Service) -> WorkerAddress:

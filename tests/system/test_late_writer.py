@@ -94,7 +94,7 @@ async def proxy(cluster: Cluster) -> AsyncIterator[HoldingProxy]:
 
 async def stopped(prefill: Service, proxy: HoldingProxy) -> Connection:
     """The worker stands still, decode has committed, and its answer is on the way."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         connection = await proxy.held.get()
     os.kill(prefill.process.pid, signal.SIGSTOP)
     stands = partial(wait_until, lambda: state_of(prefill) == "T", "prefill to stand still")
@@ -120,7 +120,7 @@ async def lifecycle_of(cluster: Cluster, request_id: str) -> list[LifecycleEntry
     """The log once prefill has said what it calls the end, and the router and decode theirs."""
     ends = ({"handed_off", "failed", "cancelled"}, {"finished", "aborted"})
     roles = ("prefill", "decode")
-    async with cluster.bus() as bus, asyncio.timeout(60):
+    async with cluster.bus() as bus, asyncio.timeout(120):
         while True:
             entries = await bus.history(Subjects().all_life_of(request_id), max_events=500)
             logged = [decode_event(entry.payload) for entry in entries]

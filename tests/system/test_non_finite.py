@@ -52,7 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def metrics_of(worker: Service) -> str:
-    return httpx.get(f"http://{worker.ready['observe']}/metrics", timeout=10).text
+    return httpx.get(f"http://{worker.ready['observe']}/metrics", timeout=120).text
 
 
 async def test_no_numbers_are_no_answer_and_the_second_such_request_takes_the_worker_out(

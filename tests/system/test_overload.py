@@ -65,7 +65,7 @@ async def asked(client: Client, number: int) -> tuple[str, float]:
 
 async def told(bus: Bus, request_id: str) -> set[tuple[str, str]]:
     """The (role, event) pairs of a request, once its end is in the log."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             entries: tuple[RecordedMessage, ...] = ()
             with suppress(Unavailable):  # the broker of a busy machine takes longer than a call may

@@ -91,7 +91,7 @@ def assert_all_same(answers: Sequence[Generated], wanted: Sequence[Completion]) 
 
 def shown(cluster: Cluster, *names: str) -> int:
     """The sum of such metrics of the host-cache, over the kinds."""
-    text = httpx.get(f"http://{cluster.hostcache().ready['observe']}/metrics", timeout=10).text
+    text = httpx.get(f"http://{cluster.hostcache().ready['observe']}/metrics", timeout=120).text
     pattern = rf"^ferryman_hostcache_(?:{'|'.join(names)}) (\S+)$"
     return sum(int(float(value)) for value in re.findall(pattern, text, re.MULTILINE))
 
@@ -133,7 +133,7 @@ async def ask_all(client: Client) -> list[Generated]:
 
 
 async def flush(cluster: Cluster) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while any(worker.ledger()["full"]["by_role"] for worker in workers_of(cluster)):
             for role in ("prefill", "decode"):
                 await cluster.flush_device(role)

@@ -98,7 +98,7 @@ async def forging(
 def shown(service: Service, name: str) -> float:
     """A metric of a process."""
     where = service.ready.get("observe") or service.ready["http"]
-    text = httpx.get(f"http://{where}/metrics", timeout=10).text
+    text = httpx.get(f"http://{where}/metrics", timeout=120).text
     (value,) = re.findall(rf"^ferryman_{service.role}_{name} (\S+)$", text, re.MULTILINE)
     return float(value)
 

@@ -149,7 +149,7 @@ class TierLoad:
     async def answers(self, number: int) -> None:
         """Waits for `number` more answers, which shows that requests continue."""
         end = self.num_answers + number
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while self.num_answers < end:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # the callers have no event for this
 
@@ -202,7 +202,7 @@ async def indexed_soon(
     cluster: Cluster, redis: Redis, condition: Callable[[NodePrefix], bool]
 ) -> NodePrefix:
     """The index's entry for the first prompt, as soon as it fulfils `condition`."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             holding = await indexed(cluster, redis, PROMPTS[0])
             if holding is not None and condition(holding):

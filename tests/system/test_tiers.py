@@ -146,7 +146,7 @@ async def flush_hostcache(cluster: Cluster, node: int, what: str) -> None:
     """Its arena, or with `all` its storage too."""
     order = Subjects().control(str(cluster.hostcache(node).ready["worker_id"]), "flush")
     async with cluster.bus() as bus:
-        await bus.request(order, what.encode(), timeout_seconds=20)
+        await bus.request(order, what.encode(), timeout_seconds=60)
 
 
 async def arrived(
@@ -216,7 +216,7 @@ async def asked_of_a_stopped_worker(
 
 
 async def first_route(client: Client, request_id: str) -> RouteExplanation:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             with suppress(NotFound):
                 for route in await client.explain(request_id):
@@ -230,8 +230,8 @@ async def leave_to_storage(cluster: Cluster, prompt: Sequence[int]) -> None:
     model = load_model(cluster.model, LoadOptions(cluster.shape.dtype, page_size=PAGE_SIZE))
     keys, shape = cluster.keys_of(prompt), ResumeShape.of(model.manifest)
     hostcache, held = str(cluster.hostcache().ready["worker_id"]), (0, 0)
-    async with cluster.bus() as bus, redis_index(cluster.redis, KEY) as index, asyncio.timeout(20):
-        await bus.request(Subjects().control(hostcache, "flush"), b"", timeout_seconds=5)
+    async with cluster.bus() as bus, redis_index(cluster.redis, KEY) as index, asyncio.timeout(120):
+        await bus.request(Subjects().control(hostcache, "flush"), b"", timeout_seconds=60)
         while held != (len(keys), 0):
             for holding in (await index.usable_pages(keys, shape)).values():
                 held = holding.usable_pages, holding.host_pages
@@ -246,7 +246,7 @@ async def leave_to_storage(cluster: Cluster, prompt: Sequence[int]) -> None:
 
 
 async def completed_prefetches(cluster: Cluster, wanted: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (await cluster.hostcache_stats()).prefetch.complete < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

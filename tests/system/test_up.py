@@ -65,7 +65,7 @@ class Up:
             f"{self.said['http']}/v1/completions",
             json={"prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
             headers={"x-request-id": request_id, "authorization": f"Bearer {API_KEY}"},
-            timeout=60,
+            timeout=120,
         )
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
@@ -141,7 +141,7 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
             name: pid for name, pid in before.items() if name != "decode"
         }
         cluster.process.send_signal(signal.SIGINT)
-        out, err = cluster.process.communicate(timeout=90)
+        out, err = cluster.process.communicate(timeout=120)
         assert cluster.process.returncode == 0, err
         assert out == "", "one line on stdout, no more"
         loaded = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
@@ -218,10 +218,10 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
 
 
 def _num_ready(cluster: Up, role: str) -> int:
-    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=10)
+    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=120)
     return int(answer.json()["workers"][role])
 
 
 def _is_ready(cluster: Up) -> bool:
-    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=10)
+    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=120)
     return answer.status_code == 200

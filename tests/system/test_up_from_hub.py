@@ -42,7 +42,7 @@ def test_a_model_is_fetched_with_progress_and_served_under_its_id(tmp_path: Path
                 answer = httpx.post(
                     f"{ready['http']}/v1/completions",
                     json={"model": NAME, "prompt": "The red box is in the", "max_tokens": 3},
-                    timeout=60,
+                    timeout=120,
                 )
             finally:
                 process.send_signal(signal.SIGTERM)

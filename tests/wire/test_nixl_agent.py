@@ -41,7 +41,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
 
 
 async def landed(writer: Side, peer: str, runs: list[WriteRun]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await asyncio.wrap_future(writer.agent.write(peer, runs))
 
 
@@ -68,7 +68,7 @@ async def test_what_is_said_is_heard_once(sides: tuple[Side, Side]) -> None:
     heard: list[bytes] = []
     with receiver.agent.listening():
         writer.agent.tell(peer, b"one")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not heard:
                 heard += await receiver.agent.notifications()
     assert heard == [b"one"]
@@ -96,7 +96,7 @@ async def test_a_closed_agent_answers_nothing(sides: tuple[Side, Side]) -> None:
     with pytest.raises(Unavailable, match="closed"):
         await writer.agent.add_peer(receiver.agent.metadata)
     with pytest.raises(Unavailable, match="closed"):
-        writer.agent.write(receiver.agent.name, [WriteRun(0, 0, 1)]).result(timeout=10)
+        writer.agent.write(receiver.agent.name, [WriteRun(0, 0, 1)]).result(timeout=120)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
@@ -139,7 +139,7 @@ async def test_a_look_that_fails_is_taken_again(sides: tuple[Side, Side]) -> Non
     odd = OddLibrary(receiver.agent._library._agent)
     receiver.agent._library._agent = odd
     with receiver.agent.listening():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while odd.num_failed < 3:
                 assert await receiver.agent.notifications() == []
     receiver.agent._library._agent = odd.library
@@ -163,7 +163,7 @@ async def test_an_agent_whose_thread_fails_is_closed_and_says_so(
             await agent.notifications()
 
     with pytest.raises(Unavailable, match="closed"):
-        await asyncio.wait_for(hear(), 60)
+        await asyncio.wait_for(hear(), 120)
     agent.close()
     assert "unheard of" in caplog.text
 

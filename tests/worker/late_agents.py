@@ -77,7 +77,7 @@ class LateAgent:
     def arrive(self) -> None:
         """They land, or end as the library says. Blocks until those that waited have."""
         for _, _, landed in self._become(self._really_write):
-            landed.exception(timeout=60)
+            landed.exception(timeout=120)
 
     def lose(self) -> None:
         """Ends the writes with an error; whether they land is unknown."""

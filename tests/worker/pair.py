@@ -296,7 +296,7 @@ async def paired(prefill: PairWorker, decode: PairWorker) -> AsyncIterator[Worke
     async with AsyncExitStack() as stack:
         to_prefill = await stack.enter_async_context(channel(prefill.address))
         to_decode = await stack.enter_async_context(channel(decode.address))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             for connection in (to_prefill, to_decode):
                 await connection.channel_ready()
         yield WorkerPair(
@@ -309,6 +309,6 @@ async def paired(prefill: PairWorker, decode: PairWorker) -> AsyncIterator[Worke
 
 async def until(holds: Callable[[], bool]) -> None:
     """Waits until something that other tasks bring about is so."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110  # its cause sends no event
             await asyncio.sleep(0.001)

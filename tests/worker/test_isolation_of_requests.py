@@ -114,7 +114,7 @@ async def test_an_error_at_decode_ends_one_request_with_a_typed_error(
                 thrown = plant(patched, *AT_DECODE[place], BrokenStage(place))
                 pair.decode.go_on()
                 await until(lambda: bool(thrown))
-            _, last = await asyncio.wait_for(pair.read_tokens(GUILTY), 20)
+            _, last = await asyncio.wait_for(pair.read_tokens(GUILTY), 120)
             assert isinstance(last.ending, Failure)
             assert (last.ending.code, last.ending.reason) == ("INTERNAL", "Internal")
 
@@ -143,7 +143,7 @@ def throwing_plans(thrown: list[str]) -> Callable[..., Any]:
 
 async def ask_one_of_a_pair() -> None:
     async with pair_of_workers() as pair:
-        await asyncio.wait_for(pair.run_prefill(pair.order(request("r1", [2] * 14))), 20)
+        await asyncio.wait_for(pair.run_prefill(pair.order(request("r1", [2] * 14))), 120)
 
 
 async def test_a_step_that_fails_on_the_device_still_ends_the_worker(

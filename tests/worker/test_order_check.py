@@ -98,5 +98,5 @@ async def test_a_commit_with_a_token_beyond_the_vocabulary_is_refused() -> None:
             usage=Usage(len(VICTIM)),
         )
         with pytest.raises(InvalidRequest, match="vocabulary"), typed_errors():
-            await pair.decode_stub.Commit(commit_order_to_wire(commit), timeout=10)
+            await pair.decode_stub.Commit(commit_order_to_wire(commit), timeout=120)
         assert pair.decode.engine.scheduler.statistics().decoding == 0
