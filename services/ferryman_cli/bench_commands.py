@@ -10,6 +10,8 @@ import typer
 from ferryman.errors import ConfigError
 from ferryman_cli.endpoints import AsJson
 
+ModelShape = Annotated[str, typer.Option(help="Architecture with random weights.")]
+
 bench_app = typer.Typer(
     name="bench",
     help="Measure this machine: the model against its peers, the core, loading, or the tiers.",
@@ -20,9 +22,7 @@ bench_app = typer.Typer(
 @bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
-        "granite-100m"
-    ),
+    model_shape: ModelShape = "granite-100m",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each contender.")] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of all contenders in a cell.")] = 7,
@@ -80,9 +80,7 @@ def compare(
 
 @bench_app.command()
 def handoff(
-    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
-        "granite-100m"
-    ),
+    model_shape: ModelShape = "granite-100m",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 2,
     prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 2048,
@@ -97,9 +95,7 @@ def handoff(
 
 @bench_app.command()
 def requests(
-    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
-        "granite-100m"
-    ),
+    model_shape: ModelShape = "granite-100m",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
@@ -149,9 +145,7 @@ def loading(
 
 @bench_app.command()
 def tiers(
-    model_shape: Annotated[str, typer.Option(help="Architecture with random weights.")] = (
-        "granite-100m"
-    ),
+    model_shape: ModelShape = "granite-100m",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="New prompts, each by every tier.")] = 3,

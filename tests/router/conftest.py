@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.router.cluster import RouterCluster, cluster, model_folder
+from tests.router.tool_folders import tool_folder
 from tests.servers import nats_server
 
 
@@ -19,6 +20,12 @@ def nats_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, with a chat template that shows tools."""
+    return tool_folder(tmp_path_factory.mktemp("tools"))
 
 
 @pytest.fixture

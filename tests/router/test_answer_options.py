@@ -23,14 +23,9 @@ LONG = SENTENCE * 2
 USER = {"role": "user", "content": "hi"}
 
 
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tool_folder(tmp_path_factory.mktemp("tools"))
-
-
 @pytest.fixture
-async def thinking(nats_url: str, tools: Path) -> AsyncIterator[RouterCluster]:
-    async with tool_cluster(nats_url, tools, "Hm.</think>Four.") as made:
+async def thinking(nats_url: str, tools_folder: Path) -> AsyncIterator[RouterCluster]:
+    async with tool_cluster(nats_url, tools_folder, "Hm.</think>Four.") as made:
         yield made
 
 

@@ -15,7 +15,6 @@ from tests.router.tool_folders import (
     prompt_text,
     says,
     tool_cluster,
-    tool_folder,
 )
 
 from ferryman.schedule.request import FinishReason
@@ -34,14 +33,9 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool
 ALL_KINDS = "<think>Hm, two.</think>\n\nWell. " + CALL
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tool_folder(tmp_path_factory.mktemp("tools"))
-
-
 @pytest.fixture
-async def calling(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
-    async with tool_cluster(nats_url, folder, ALL_KINDS) as made:
+async def calling(nats_url: str, tools_folder: Path) -> AsyncIterator[RouterCluster]:
+    async with tool_cluster(nats_url, tools_folder, ALL_KINDS) as made:
         yield made
 
 
@@ -202,8 +196,8 @@ async def test_a_stream_that_breaks_off_ends_with_an_error(calling: RouterCluste
     )
 
 
-async def test_a_key_may_come_as_anthropic_sends_it(nats_url: str, folder: Path) -> None:
-    async with cluster(nats_url, folder, api_keys="secret") as made:
+async def test_a_key_may_come_as_anthropic_sends_it(nats_url: str, tools_folder: Path) -> None:
+    async with cluster(nats_url, tools_folder, api_keys="secret") as made:
         body = {"messages": [USER], "max_tokens": 2}
         for headers, status in (
             ({"x-api-key": "secret"}, 200),

@@ -16,7 +16,6 @@ from tests.router.tool_folders import (
     prompt_text,
     says,
     tool_cluster,
-    tool_folder,
 )
 
 from ferryman.schedule.request import FinishReason
@@ -30,14 +29,9 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool
 ALL_KINDS = "<think>Hm, two.</think>\n\nWell. " + CALL + "\n" + CALL.replace("Paris", "Oslo")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tool_folder(tmp_path_factory.mktemp("tools"))
-
-
 @pytest.fixture
-async def calling(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
-    async with tool_cluster(nats_url, folder, ALL_KINDS) as made:
+async def calling(nats_url: str, tools_folder: Path) -> AsyncIterator[RouterCluster]:
+    async with tool_cluster(nats_url, tools_folder, ALL_KINDS) as made:
         yield made
 
 

@@ -26,14 +26,9 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool
 TWO_CALLS = "Well. " + CALL + "\n" + CALL.replace("Paris", "Oslo")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tool_folder(tmp_path_factory.mktemp("tools"))
-
-
 @pytest.fixture
-async def calling(nats_url: str, folder: Path) -> AsyncIterator[RouterCluster]:
-    async with tool_cluster(nats_url, folder, TWO_CALLS) as made:
+async def calling(nats_url: str, tools_folder: Path) -> AsyncIterator[RouterCluster]:
+    async with tool_cluster(nats_url, tools_folder, TWO_CALLS) as made:
         yield made
 
 
