@@ -123,10 +123,13 @@ def _decode_join_kernel(
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head % q_heads)
         peak = tl.maximum(peak, sink)
+    # A query without keys, which pads a batch, has the peak -inf, and must not become NaN.
+    peak = tl.where(peak > float("-inf"), peak, 0.0)
     weight = tl.exp(weight - peak)
     total = tl.sum(weight, axis=0)
     if HAS_SINKS:
         total += tl.exp(sink - peak)
+    total = tl.where(total > 0, total, 1.0)
     mask = mask_split[:, None] & mask_dim[None, :]
     partial_at = at[:, None] * head_dim + offs_dim[None, :]
     partial = tl.load(partial_ptr + partial_at, mask=mask, other=0.0)

@@ -27,13 +27,17 @@ BLOCK = 1 << 22
 def latent_attention_reference(
     q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
 ) -> Tensor:
-    """All tokens at once; a place without a row (-1) reads the token's first row instead."""
+    """All tokens at once; a place without a row (-1) reads the token's first row instead.
+
+    A token without places, which pads a batch, gets zeros.
+    """
     page_size, wide = pages.shape[1], wide_dtype(q.dtype)
     read = torch.where(places < 0, places[:, :1], places).clamp_min(0)
     rows = pages[read // page_size, read % page_size].to(wide)
     scores = torch.bmm(q.to(wide), rows.transpose(1, 2)).mul_(scale)
     weights = scores.masked_fill_((places < 0)[:, None], -torch.inf).softmax(-1)
-    return torch.bmm(weights, rows[..., :latent_dim]).to(q.dtype)
+    mixed = torch.bmm(weights, rows[..., :latent_dim])
+    return mixed.masked_fill_((places[:, :1] < 0)[:, None], 0.0).to(q.dtype)
 
 
 def latent_attention(
@@ -42,8 +46,8 @@ def latent_attention(
     """Queries `q` [tokens, heads, latent_dim + rope_dim], each over the rows at its places.
 
     `pages` is a strided view [slots, page_size, latent_dim + rope_dim]; `places` [tokens, chosen]
-    are those of `places_of` and `choose_decode`, at least one per token, then -1. Returns [tokens,
-    heads, latent_dim].
+    are those of `places_of` and `choose_decode`, then -1; only a token that pads a batch has none.
+    Returns [tokens, heads, latent_dim].
     """
     _check(q, pages, latent_dim)
     assert places.ndim == 2, places.shape

@@ -5,7 +5,8 @@
     places_of:      place = page · page_size + offset
 
 A place is the index of a token's row in all pages; -1 is no place. A negative entry of the page
-table is no page: nothing is written there, and its positions have no place.
+table is no page: nothing is written there, and its positions have no place. Nor is anything written
+for a token at a negative position, which pads a batch.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def write_latents_reference(
     pages: Tensor, latents: Tensor, page_table: Tensor, rows: Tensor, positions: Tensor
 ) -> None:
     page_size = pages.shape[1]
-    found = page_table[rows, positions // page_size]
-    named = found >= 0
+    found = page_table[rows, positions.clamp_min(0) // page_size]
+    named = (found >= 0) & (positions >= 0)
     pages[found[named], (positions % page_size)[named]] = latents[named]
 
 
@@ -43,7 +44,9 @@ def _write_latents_kernel(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
-    page = tl.load(page_table_ptr + row * stride_table_row + position // page_size).to(tl.int64)
+    column = tl.maximum(position, 0) // page_size
+    page = tl.load(page_table_ptr + row * stride_table_row + column).to(tl.int64)
+    page = tl.where(position >= 0, page, -1)
     offs_dim = tl.arange(0, BLOCK_DIM)
     mask = offs_dim < tl.where(page >= 0, dim, 0)  # a token without a page writes nothing
     latent = tl.load(latents_ptr + token * stride_latents_token + offs_dim, mask=mask)

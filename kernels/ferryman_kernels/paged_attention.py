@@ -124,7 +124,9 @@ def _prefill_cpu(
             rows = slice(first + low - start, first + high - start)
             lead = _first_key(low, window_len)
             window = slice(lead - base, high - base)
-            hidden = _is_hidden(torch.arange(low, high), torch.arange(lead, high), window_len)
+            queries = torch.arange(low, high, device=q.device)
+            keys_at = torch.arange(lead, high, device=q.device)
+            hidden = _is_hidden(queries, keys_at, window_len)
             out[rows] = _attend_block(
                 q[rows], keys[:, window], values[:, window], hidden, scale, sinks, score_cap
             )
@@ -159,7 +161,7 @@ def _attend_block(
     group = q_heads // kv_heads
     queries = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
-    if score_cap:
+    if score_cap or (q.is_cuda and sinks is not None):
         out = _attend_capped(queries, keys, values, hidden, scale, sinks, score_cap)
     elif sinks is None:
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=~hidden, scale=scale)
@@ -183,7 +185,8 @@ def _attend_capped(
     sinks: Tensor | None,
     score_cap: float,
 ) -> Tensor:
-    """torch's own op has no cap, so the scores of a block are written out, in the wide dtype."""
+    """torch's own op has no cap, and none for a card returns log Z: so the scores of a block are
+    written out, in the wide dtype."""
     wide = wide_dtype(queries.dtype)
     scores = torch.matmul(queries.to(wide), keys.to(wide).transpose(2, 3)).mul_(scale)
     scores = _capped(scores, score_cap).masked_fill_(hidden, -torch.inf)
@@ -210,7 +213,8 @@ def paged_attention_decode(
     The pages are strided views [slots, kv_heads, page_size, head_dim]; `page_table` [tokens, pages]
     must name every page that a query sees; `positions` [tokens]. Several tokens may belong to one
     request if the keys of all are already written: each sees those up to its own position. `sinks`
-    [q_heads] are in the dtype of the softmax. A `score_cap` of 0 is none.
+    [q_heads] are in the dtype of the softmax. A `score_cap` of 0 is none. A query at a negative
+    position, which pads a batch, sees nothing and gets zeros.
     """
     _check_pages(q, key_pages, value_pages)
     _check_sinks(q, sinks)
@@ -219,6 +223,13 @@ def paged_attention_decode(
         return paged_attention_decode_triton(
             q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
         )
+    if int(positions.min()) < 0:
+        real = (positions >= 0).nonzero()[:, 0]
+        out, seen = torch.zeros_like(q), (scale, window_len, sinks, score_cap)
+        if len(real):
+            given = (q[real], key_pages, value_pages, page_table[real], positions[real])
+            out[real] = paged_attention_decode(*given, *seen)
+        return out
     if serves(q):
         return paged_attention_decode_compiled(
             q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap

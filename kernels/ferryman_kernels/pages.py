@@ -5,7 +5,8 @@
     gather_pages:   pages[i] = slab[slots[i]]
     scatter_pages:  slab[slots[i]] ← pages[i]
 
-A negative entry of the page table is no page, and nothing is written there.
+A negative entry of the page table is no page, and nothing is written there; nor for a token at a
+negative position, which pads a batch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def write_kv_reference(
     positions: Tensor,
 ) -> None:
     page_size = key_pages.shape[2]
-    pages = page_table[rows, positions // page_size]
-    named = pages >= 0
+    pages = page_table[rows, positions.clamp_min(0) // page_size]
+    named = (pages >= 0) & (positions >= 0)
     slots, offsets = pages[named], (positions % page_size)[named]
     key_pages[slots, :, offsets] = keys[named]
     value_pages[slots, :, offsets] = values[named]
@@ -60,7 +61,9 @@ def _write_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     row = tl.load(rows_ptr + token).to(tl.int64)
-    page = tl.load(page_table_ptr + row * stride_table_row + position // page_size).to(tl.int64)
+    column = tl.maximum(position, 0) // page_size
+    page = tl.load(page_table_ptr + row * stride_table_row + column).to(tl.int64)
+    page = tl.where(position >= 0, page, -1)
     offs_head = tl.arange(0, BLOCK_HEADS)[:, None]
     offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
     heads_here = tl.where(page >= 0, kv_heads, 0)  # a token without a page writes no head

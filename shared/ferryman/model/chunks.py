@@ -62,9 +62,14 @@ def _pages(table: Tensor, index: int, chunk: ChunkOfPages) -> Tensor:
 def chunks_of_positions(
     table: Tensor, positions: Tensor, chunk: ChunkOfPages
 ) -> tuple[Tensor, Tensor]:
-    """The table [tokens, pages] of each token's chunk, and its position [tokens] in there."""
+    """The table [tokens, pages] of each token's chunk, and its position [tokens] in there.
+
+    A negative position, which pads a batch, stays negative.
+    """
     width = min(chunk.num_pages, table.shape[1])
-    first = positions // chunk.length * chunk.num_pages
+    first = positions.clamp_min(0) // chunk.length * chunk.num_pages
     columns = first[:, None] + torch.arange(width, device=table.device)
     # Columns beyond the table belong to positions behind the query, which no kernel reads.
-    return table.gather(1, columns.clamp(max=table.shape[1] - 1)), positions % chunk.length
+    return table.gather(1, columns.clamp(max=table.shape[1] - 1)), torch.where(
+        positions < 0, positions, positions % chunk.length
+    )

@@ -40,6 +40,7 @@ from ferryman.model.sampler import greedy
 from ferryman.model.shapes import ModelConfig
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
+from ferryman_kernels.latent_pages import write_latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ class SelfDraftingModel:
         # A first wave reads and writes the same slots, so what they held is taken first.
         before = torch.cat(
             [
-                kept[batch.read_slots[: batch.waves[0]]],
+                _held(kept, batch.read_slots[: batch.waves[0]]),
                 *(_followed(hidden, wave, behind) for wave, behind in wave_spans(batch.waves)),
             ]
         )
-        kept[batch.write_slots] = hidden
+        _keep(kept, batch.write_slots, hidden)
         self.head.write_decode(ends.embed(batch.token_ids), before, batch, state)
         return ends.logits_of_normed(hidden)
 
@@ -97,7 +98,8 @@ class SelfDraftingModel:
         Rank 0 of `group` proposes for all ranks. `decode` overwrites all entries that it leaves.
         """
         ends, token_ids = self.target.ends, batch.token_ids.clone()
-        before = state.hidden[self.state_layer][batch.read_slots[: batch.waves[0]]]
+        kept = state.hidden[self.state_layer]
+        before = _held(kept, batch.read_slots[: batch.waves[0]])
         for wave, behind in wave_spans(batch.waves):
             asked = _followed_span(wave, behind)
             if asked.start == asked.stop:
@@ -108,6 +110,17 @@ class SelfDraftingModel:
             drafts = greedy(ends.logits_of_normed(before))
             token_ids[behind] = group.from_first(drafts)
         return token_ids
+
+
+def _held(kept: Tensor, slots: Tensor) -> Tensor:
+    """The rows of `kept` at `slots` [tokens]; zeros for a negative slot."""
+    return kept[slots.clamp_min(0)].masked_fill_((slots < 0)[:, None], 0.0)
+
+
+def _keep(kept: Tensor, slots: Tensor, hidden: Tensor) -> None:
+    """Writes `hidden` [tokens, hidden_dim] at `slots`; nothing for a negative slot."""
+    rows = torch.arange(len(slots), device=slots.device)
+    write_latents(kept[:, None], hidden, slots[:, None], rows, torch.zeros_like(rows))
 
 
 def _followed_span(wave: slice, behind: slice) -> slice:

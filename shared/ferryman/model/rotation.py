@@ -41,7 +41,8 @@ class GrownQueries:
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.turn(q, k, positions)
         wide = accumulation_dtype(q.dtype)
-        counted = positions + self.growth.first
+        # A position of -1 pads a batch: its logarithm must stay a number.
+        counted = (positions + self.growth.first).clamp_min_(0)
         periods = torch.div(counted, self.growth.length, rounding_mode="floor").to(wide)
         factors = 1 + self.growth.beta * torch.log1p(periods)
         return q * factors.to(q.dtype)[:, None, None], k
