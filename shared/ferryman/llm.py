@@ -30,10 +30,12 @@ from ferryman.schedule.events import (
     Drawn,
     Event,
     Finished,
+    PromptScored,
     RequestFailed,
     Retracted,
     SequenceAdmitted,
 )
+from ferryman.schedule.prompt_scores import Position, PromptScores, ScoreBook
 from ferryman.schedule.request import NO_ADAPTER, Adapter, Request, SamplingParams
 from ferryman.schedule.sequence import Goal
 from ferryman.settings.declaration import suggestion
@@ -53,6 +55,8 @@ class Completion:
     """The result of one prompt.
 
     `logprobs` has one dict per token, token id → natural log probability (empty if not requested).
+    `prompt_logprobs` has one entry per token of the prompt (empty if not requested): None for the
+    first, else the log probabilities and ranks of that token and of the likeliest ones.
     `cached_tokens` counts reused prompt tokens by tier; `uncached_reasons` counts the computed
     pages by reason.
     """
@@ -64,6 +68,7 @@ class Completion:
     logprobs: tuple[Mapping[int, float], ...]
     cached_tokens: Mapping[str, int]
     uncached_reasons: Mapping[str, int]
+    prompt_logprobs: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +250,8 @@ class LLM:
         match event:
             case SequenceAdmitted(request_id, plan, is_resumed) if not is_resumed:
                 answers[request_id].admitted(plan, self._engine.manifest.page_size)
+            case PromptScored(request_id, scores):
+                answers[request_id].scored(scores)
             case Drawn(request_id, _, sampled):
                 if answers[request_id].drawn(sampled):
                     self._engine.scheduler.cancel(request_id, monotonic())
@@ -282,6 +289,7 @@ class _Answer:
         self._stops = StopStrings(request.sampling.stop)
         self._text: list[str] = []
         self._sampled: list[Sampled] = []
+        self._scores = ScoreBook(request.prompt_len)
         self._finish_reason = ""
         self._cached = {"device": 0, "host": 0, "storage": 0}
         self._uncached: dict[str, int] = {}
@@ -292,6 +300,9 @@ class _Answer:
         for span in plan.uncached:
             pages = self._uncached.get(str(span.reason), 0) + span.end_page - span.first_page
             self._uncached[str(span.reason)] = pages
+
+    def scored(self, scores: PromptScores) -> None:
+        self._scores.add(scores)
 
     def drawn(self, sampled: Sampled) -> bool:
         """Takes a token; True when it completes a stop string."""
@@ -325,6 +336,9 @@ class _Answer:
             logprobs=tuple(s.logprobs for s in self._sampled if s.logprobs),
             cached_tokens=self._cached,
             uncached_reasons=self._uncached,
+            prompt_logprobs=self._scores.scores()
+            if self.request.prompt_logprobs is not None
+            else (),
         )
 
 

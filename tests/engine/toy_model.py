@@ -20,6 +20,7 @@ from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.prompt_logprobs import PrefilledRows
 from ferryman.model.state import ModelState
 
 PAGE_SIZE = 4
@@ -46,6 +47,9 @@ class ToyModel:
         self.num_forwards = 0
 
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self.prefill_rows(batch, state).logits(batch.last_tokens)
+
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         self.num_forwards += 1
         rows, tokens, positions = (
             t.tolist() for t in (batch.rows, batch.token_ids, batch.positions)
@@ -61,7 +65,7 @@ class ToyModel:
                 if (owner, at) == (request, position + 1):
                     state.ssm[1][dst] = state.ssm[1][slot]
                     state.conv[1][dst] = state.conv[1][slot]
-        return _logits(heard[batch.last_tokens])
+        return PrefilledRows(heard, _logits)
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
         self.num_forwards += 1

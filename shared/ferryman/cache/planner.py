@@ -16,6 +16,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.placement import Placement
 from ferryman.cache.resume import (
+    EMPTY_DEVICE,
     EMPTY_HOST,
     ClearState,
     CopyState,
@@ -151,6 +152,15 @@ class Planner:
             else 0.0,
         )
         return self._budgeted(plan)
+
+    def plans_anew(
+        self, keys: Sequence[PageKey], prompt_len: int, reason: Reason, *, num_decoded: int = 0
+    ) -> Iterator[ResumePlan]:
+        """As `plans`, for a request that has to compute all its positions, for `reason`. It keeps
+        its state for others as every request does."""
+        spans = (Uncached(reason, 0, -(-prompt_len // self.manifest.page_size)),)
+        for plan in self.plans(keys, prompt_len, EMPTY_DEVICE, EMPTY_HOST, num_decoded=num_decoded):
+            yield plan._replace(uncached=spans)
 
     def plan_cold(self, prompt_len: int, reason: Reason, *, num_decoded: int = 0) -> ResumePlan:
         """Computes everything and keeps nothing. For a worker without a prefix cache, and for units

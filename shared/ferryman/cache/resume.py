@@ -42,6 +42,7 @@ class Reason(StrEnum):
     BELOW_THRESHOLD = "below_threshold"
     RATE_LIMITED = "rate_limited"
     TIER_FAILED = "tier_failed"
+    PROMPT_LOGPROBS = "prompt_logprobs"
 
 
 # Small values that every plan makes are named tuples: a frozen dataclass takes three times as long.
@@ -134,6 +135,22 @@ class DeviceView(Protocol):
     def snapshot_depths(self, keys: Sequence[PageKey], depth: int) -> Iterator[int]: ...
 
     def has(self, kind: Kind, key: PageKey) -> bool: ...
+
+
+class EmptyDevice:
+    """A device tier without anything, for a request that may reuse nothing."""
+
+    def match_depth(self, keys: Sequence[PageKey]) -> int:
+        return 0
+
+    def snapshot_depths(self, keys: Sequence[PageKey], depth: int) -> Iterator[int]:
+        return iter(())
+
+    def has(self, kind: Kind, key: PageKey) -> bool:
+        return False
+
+
+EMPTY_DEVICE: DeviceView = EmptyDevice()
 
 
 class Shortfall(NamedTuple):

@@ -100,6 +100,24 @@ def _prefill(plan: PrefillStep) -> Numbers:
         "scan_snapshots": _ints(
             [(i, s.position, s.dst) for i, chunk in enumerate(chunks) for s in chunk.snapshots]
         ).reshape(-1, 3),
+        **_scores(plan, ends - lens),
+    }
+
+
+def _scores(plan: PrefillStep, firsts: Ints) -> Numbers:
+    """Of all chunks together; each gets as many alternatives as the one that wants most."""
+    if not plan.scores:
+        return {}
+    rows = [
+        first + np.arange(len(wanted.token_ids))
+        for chunk, first in zip(plan.chunks, firsts, strict=True)
+        for wanted in chunk.scores
+    ]
+    token_ids = np.concatenate([wanted.token_ids for wanted in plan.scores])
+    return {
+        "score_rows": np.concatenate(rows),
+        "score_token_ids": token_ids.astype(np.int64),
+        "score_best": _ints([max(wanted.num_best for wanted in plan.scores)]),
     }
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ferryman.engine.copy_stream import Copies
-from ferryman.engine.device import ComputeDevice, FetchedStep, HostDevice
+from ferryman.engine.device import Arrays, ComputeDevice, FetchedStep, HostDevice
 from ferryman.engine.grammar_masks import GrammarMasks, guided_draws
 from ferryman.engine.loads import AT_ONCE, LoadedUnits, LoadQueue
 from ferryman.engine.ops import OnceOnly
@@ -26,7 +27,16 @@ from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.engine.transfer import transfer_of
 from ferryman.model.ranks import SINGLE_RANK
 from ferryman.model.state import LayerCount
-from ferryman.schedule.batch import DecodeStep, Ints, Sampled, SampleRequest, StepOutcome, StepPlan
+from ferryman.schedule.batch import (
+    DecodeStep,
+    Ints,
+    PrefillStep,
+    Sampled,
+    SampleRequest,
+    StepOutcome,
+    StepPlan,
+)
+from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 
 HOST = HostDevice()
 
@@ -117,15 +127,38 @@ class DeviceStep:
         if self._sent is not None:
             self._sent.wait()
         plan, arrays = self._plan, self._fetched.arrays()
-        num_named = int(isinstance(plan, DecodeStep) and bool(plan.drafts))
+        wanted = plan.scores if isinstance(plan, PrefillStep) else ()
+        num_scored = _NUM_SCORE_ARRAYS if wanted else 0
+        num_named = num_scored + int(isinstance(plan, DecodeStep) and bool(plan.drafts))
         return StepOutcome(
             plan.step_id,
             _as_sampled(plan.draws, arrays[num_named:]),
             self._loaded.corrupt,
             self._fetched.seconds(),
             self._loaded.report(),
-            tuple(token for named in arrays[:num_named] for token in named.tolist()),
+            tuple(token for named in arrays[num_scored:num_named] for token in named.tolist()),
+            _as_scores(wanted, arrays[:num_scored]),
         )
+
+
+_NUM_SCORE_ARRAYS = 3
+
+
+def _as_scores(wanted: Sequence[ScoreRequest], arrays: Arrays) -> tuple[PromptScores, ...]:
+    """Each request's part of the scores of a step, with as many alternatives as it asked for."""
+    if not wanted:
+        return ()
+    values, token_ids, ranks = arrays
+    ends = np.cumsum([len(each.token_ids) for each in wanted])
+    return tuple(
+        PromptScores(
+            each.first,
+            token_ids[end - len(each.token_ids) : end, : 1 + each.num_best].astype("<u4"),
+            values[end - len(each.token_ids) : end, : 1 + each.num_best].astype(np.float64),
+            ranks[end - len(each.token_ids) : end].astype(np.uint32),
+        )
+        for each, end in zip(wanted, ends.tolist(), strict=True)
+    )
 
 
 def _as_sampled(draws: Sequence[SampleRequest], arrays: Sequence[Ints]) -> tuple[Sampled, ...]:

@@ -28,6 +28,7 @@ from ferryman.engine.step_tensors import (
     StepTensors,
 )
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs
 from ferryman.model.ranks import Group
 from ferryman.model.sampler import (
     Past,
@@ -53,6 +54,8 @@ class ForwardModel(Protocol):
     def vocab_size(self) -> int: ...
 
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor: ...
+
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows: ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor: ...
 
@@ -174,6 +177,7 @@ class StepRunner:
         self._state = state_views(model.manifest, slabs.tensors)
         self._group = group
         self._token_source = _token_source(group, masks)
+        self._score = prompt_logprobs if group.rank == 0 else head_alone
         devices = {slab.device for slab in self._slabs.values()}
         # -1 is no token: a decode step that reads an unwritten entry fails in the embedding.
         shape, device = (max_rows, max_len), devices.pop()
@@ -191,8 +195,8 @@ class StepRunner:
         return rows, length
 
     def run(self, tensors: StepTensors) -> tuple[Tensor, ...]:
-        """Runs one step as far as the host is concerned. Returns the drafts, if there are any, and
-        then the result of `TokenSource.tokens`."""
+        """Runs one step as far as the host is concerned. Returns the drafts or the scores, if there
+        are any, and then the result of `TokenSource.tokens`."""
         self._prologue(tensors.ops)
         if isinstance(tensors, PrefillTensors):
             logits, found = self._prefill(tensors)
@@ -220,9 +224,15 @@ class StepRunner:
         self._copy(ops.saves)
 
     def _prefill(self, tensors: PrefillTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits of the last tokens, and the scores of the prompts' tokens, if any are asked
+        for."""
         batch = tensors.batch
         self._write(tensors.rows, batch.positions, batch.token_ids)
-        return self._model.prefill(batch, self._state), ()
+        if tensors.scored is None:
+            return self._model.prefill(batch, self._state), ()
+        prefilled = self._model.prefill_rows(batch, self._state)
+        scores = self._score(prefilled, tensors.scored)
+        return prefilled.logits(batch.last_tokens), scores
 
     def _decode(self, tensors: DecodeTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and the drafts as they were consumed."""

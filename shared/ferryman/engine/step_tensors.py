@@ -20,6 +20,7 @@ from ferryman.engine.grammar_masks import GuidedDraw
 from ferryman.engine.packed_step import PackedStep
 from ferryman.model.batch import AdapterSegment, DecodeBatch, PrefillBatch
 from ferryman.model.inverse_cdf import Filters
+from ferryman.model.prompt_logprobs import ScoredRows
 from ferryman.model.sampler import UNIFORM_BITS, Penalties
 from ferryman.model.token_rules import AllowedTokens, BadWords, LogitRules, TokenBiases
 from ferryman.schedule.batch import Ints
@@ -94,12 +95,14 @@ class DrawTensors:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTensors:
-    """A prefill step. `rows` [tokens] is where in the history each token is written."""
+    """A prefill step. `rows` [tokens] is where in the history each token is written; `scored` are
+    the prompts' tokens whose log probabilities are asked for, if any."""
 
     batch: PrefillBatch
     rows: Tensor
     ops: OpTensors
     draws: DrawTensors
+    scored: ScoredRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,8 @@ def unpack(
     views = _Views(packed, uploaded)
     draws = _draws(views, guided)
     if "spans" in packed.places:
-        return PrefillTensors(_prefill_batch(views), views["rows"], _ops(views), draws)
+        batch, scored = _prefill_batch(views), _scored(views)
+        return PrefillTensors(batch, views["rows"], _ops(views), draws, scored)
     return DecodeTensors(
         rows=views["rows"],
         positions=views["positions"],
@@ -221,6 +225,13 @@ def _prefill_batch(views: _Views) -> PrefillBatch:
         last_tokens=views["last_tokens"],
         adapters=views.segments(),
     )
+
+
+def _scored(views: _Views) -> ScoredRows | None:
+    if "score_rows" not in views:
+        return None
+    num_best = int(views.on_host("score_best")[0])
+    return ScoredRows(views["score_rows"], views["score_token_ids"], num_best)
 
 
 def _ops(views: _Views) -> OpTensors:

@@ -23,6 +23,7 @@ from ferryman.model.adapted import ServedAdapters
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.layers import Layer, LayerPlace, Norm, RmsNorm
 from ferryman.model.linear import Linear, make_joined, padded_rows
+from ferryman.model.prompt_logprobs import PrefilledRows
 from ferryman.model.shapes import ModelConfig, TrunkShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights, accumulation_dtype
@@ -51,6 +52,10 @@ class Model(Protocol):
 
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
         """Logits [sampled, vocab] of the batch's `last_tokens`."""
+        ...
+
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+        """As `prefill`, for a caller that wants logits of other tokens too."""
         ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
@@ -111,7 +116,11 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.ends.logits(self.prefill_hidden(batch, state)[batch.last_tokens])
+        return self.prefill_rows(batch, state).logits(batch.last_tokens)
+
+    @torch.inference_mode()
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+        return PrefilledRows(self.prefill_hidden(batch, state), self.ends.logits)
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:

@@ -28,6 +28,7 @@ from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.decoder import Model
 from ferryman.model.fingerprint import FINGERPRINT_BYTES
 from ferryman.model.manifest import state_manifest
+from ferryman.model.prompt_logprobs import PrefilledRows
 from ferryman.model.ranks import Group
 from ferryman.model.sampler import greedy
 from ferryman.model.shapes import ModelConfig, StateShape, TrunkShape
@@ -60,8 +61,11 @@ class DraftedModel:
         return self.target.device
 
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self.prefill_rows(batch, state).logits(batch.last_tokens)
+
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         self.draft.prefill(batch, self._drafts_state(state))
-        return self.target.prefill(batch, state)
+        return self.target.prefill_rows(batch, state)
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
         """The target's forward alone; `named` has already advanced the draft's state."""

@@ -35,6 +35,7 @@ from ferryman.model.fingerprint import FINGERPRINT_BYTES
 from ferryman.model.layers import LayerPlace
 from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp import HiddenShape, MtpHead
+from ferryman.model.prompt_logprobs import PrefilledRows
 from ferryman.model.ranks import Group
 from ferryman.model.sampler import greedy
 from ferryman.model.shapes import ModelConfig
@@ -67,6 +68,10 @@ class SelfDraftingModel:
 
     @torch.inference_mode()
     def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self.prefill_rows(batch, state).logits(batch.last_tokens)
+
+    @torch.inference_mode()
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         ends, kept = self.target.ends, state.hidden[self.state_layer]
         hidden = ends.norm(self.target.prefill_hidden(batch, state))
         firsts = [0, *accumulate(end - start for start, end in batch.spans)]
@@ -74,7 +79,7 @@ class SelfDraftingModel:
         before[firsts[:-1]] = kept[batch.working_slots]
         self.head.write_prefill(ends.embed(batch.token_ids), before, batch, state)
         _keep_hidden(kept, hidden, batch, firsts)
-        return ends.logits_of_normed(hidden[batch.last_tokens])
+        return PrefilledRows(hidden, ends.logits_of_normed)
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:

@@ -112,15 +112,25 @@ class LogProbabilities:
 def log_probabilities(logits: Tensor, tokens: Tensor, num_best: int) -> LogProbabilities:
     """Log probabilities of `tokens` [draws] and of the `num_best` likeliest, before temperature,
     filters and penalties."""
-    logs = torch.log_softmax(_precise(logits), dim=-1)
+    logs = log_softmax(logits)
+    token_ids = likeliest(logs, tokens, num_best)
+    return LogProbabilities(logs.gather(1, token_ids), token_ids)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Natural log probabilities of all tokens [rows, vocab], in float32 at least."""
+    return torch.log_softmax(_precise(logits), dim=-1)
+
+
+def likeliest(logs: Tensor, tokens: Tensor, num_best: int) -> Tensor:
+    """Token ids [rows, 1 + best]: `tokens` [rows], then the likeliest in order."""
     rest, chosen = logs.clone(), [tokens]
     # argmax takes the lowest id in a tie; topk does not guarantee that.
     for _ in range(min(num_best, logs.shape[-1])):
         best = rest.argmax(dim=-1)
         rest.scatter_(1, best[:, None], -torch.inf)
         chosen.append(best)
-    token_ids = torch.stack(chosen, dim=1)
-    return LogProbabilities(logs.gather(1, token_ids), token_ids)
+    return torch.stack(chosen, dim=1)
 
 
 def _precise(logits: Tensor) -> Tensor:

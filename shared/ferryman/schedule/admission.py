@@ -105,6 +105,10 @@ class Admission:
             yield self.planner.plan_cold(prompt_len, Reason.CACHE_OFF, num_decoded=decoded)
             return
         keys, tree = waiting.request.keys, self._allocator.tree
-        yield from self.planner.plans(keys, prompt_len, tree, waiting.host, num_decoded=decoded)
+        if waiting.request.prompt_logprobs is None:
+            yield from self.planner.plans(keys, prompt_len, tree, waiting.host, num_decoded=decoded)
+        else:  # every token's logits are needed, and cached state has none
+            why = Reason.PROMPT_LOGPROBS
+            yield from self.planner.plans_anew(keys, prompt_len, why, num_decoded=decoded)
         if not self._sequences.by_id and not self._sequences.reserved:
             yield self.planner.plan_cold(prompt_len, Reason.NO_ROOM, num_decoded=decoded)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import HostUnit as HostUnit
+from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.schedule.request import SamplingParams
 
 Ints = NDArray[np.int64]
@@ -130,7 +131,8 @@ class Chunk:
     """The part [start, end) of a request's tokens that one prefill step computes.
 
     `token_ids` [end - start]; `snapshots` lie in (start, end] on the page grid and are written by
-    the scan. `draws` is empty unless the chunk ends the prompt, and then holds one draw.
+    the scan. `draws` is empty unless the chunk ends the prompt, and then holds one draw. `scores`
+    holds one entry if the prompt's tokens behind those of the chunk are to be scored.
     """
 
     request_id: str
@@ -141,6 +143,7 @@ class Chunk:
     working_slot: int
     snapshots: tuple[SlotSnapshot, ...]
     draws: tuple[SampleRequest, ...]
+    scores: tuple[ScoreRequest, ...] = ()
 
 
 def _no_adapters() -> Ints:
@@ -165,6 +168,10 @@ class PrefillStep:
     @property
     def draws(self) -> tuple[SampleRequest, ...]:
         return tuple(draw for chunk in self.chunks for draw in chunk.draws)
+
+    @property
+    def scores(self) -> tuple[ScoreRequest, ...]:
+        return tuple(wanted for chunk in self.chunks for wanted in chunk.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +258,8 @@ class StepOutcome:
 
     A request in `corrupt` got bytes from a tier that differ from the bytes written, so this step's
     results for it are void. `forward_seconds` exclude the loads, which are in `loaded`. `drafts`
-    are the tokens consumed after the first wave, from the plan or from a draft model.
+    are the tokens consumed after the first wave, from the plan or from a draft model. `scores` has
+    one entry per score request of the plan, in order.
     """
 
     step_id: int
@@ -260,3 +268,4 @@ class StepOutcome:
     forward_seconds: float = 0.0
     loaded: LoadReport = NOTHING_LOADED
     drafts: tuple[int, ...] = ()
+    scores: tuple[PromptScores, ...] = ()

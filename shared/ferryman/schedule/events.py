@@ -11,6 +11,7 @@ from ferryman.cache.resume import ResumePlan
 from ferryman.cache.slots import SlotHandle
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import NOTHING_DRAFTED, DraftCounts
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason, Request
 
 
@@ -31,6 +32,15 @@ class ChunkDone:
     start: int
     end: int
     prompt_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Tokens of a prompt have their log probabilities. These events are in the order of the tokens,
+    and before the first token of the answer."""
+
+    request_id: str
+    scores: PromptScores
 
 
 class Drawn(NamedTuple):
@@ -129,6 +139,7 @@ class LoadsDone:
 Event = (
     SequenceAdmitted
     | ChunkDone
+    | PromptScored
     | Drawn
     | SequenceHeld
     | Finished

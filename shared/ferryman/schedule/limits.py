@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ferryman.cache.capacity import Concurrency
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.drafting import NO_DRAFTS, DraftCounts, Drafting
+from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import Request
 
 
@@ -31,6 +32,8 @@ class SchedulerLimits:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""
         if request.prompt_len < 1:
             raise InvalidRequest("the prompt is empty", "prompt")
+        if (num_best := request.prompt_logprobs) is not None:
+            check_num_entries(num_best, request.prompt_len)
         if request.num_generated >= request.sampling.max_tokens:
             raise InvalidRequest(
                 f"{request.num_generated} tokens were generated already, max_tokens="

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NoReturn
 
 from ferryman.cache.resume import EMPTY_HOST
 from ferryman.errors import GrammarDeadEnd, NonFiniteLogits, NonFiniteState
@@ -24,10 +26,12 @@ from ferryman.schedule.events import (
     Finished,
     LoadCorrupt,
     LoadsDone,
+    PromptScored,
     SequenceAdmitted,
     SequenceHeld,
 )
 from ferryman.schedule.prompt_copies import drop_ends, freeze_end
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason
 from ferryman.schedule.request_table import FaultIsolation, SequenceTable
 from ferryman.schedule.retraction import Retraction
@@ -69,25 +73,35 @@ class Postprocessor:
     ) -> None:
         """Applies a prefill step: its chunks are computed, its loads read, its snapshots
         written."""
-        sampled = iter(outcome.sampled)
+        sampled, scored = iter(outcome.sampled), iter(outcome.scores)
         run = self._isolation.run
         for load_id in dict.fromkeys(load.request_id for load in plan.ops.loads):
             if load_id not in outcome.corrupt:  # the report of corrupt units ends its lease
                 self._events.append(LoadsDone(load_id))
         for chunk, sequence in zip(plan.chunks, sequences, strict=True):
             drawn = [next(sampled) for _ in chunk.draws]
+            scores = [next(scored) for _ in chunk.scores]
             if sequence.phase is Phase.DONE:
                 continue
             if chunk.request_id in outcome.corrupt:
                 run(chunk.request_id, self._start_over, sequence)
             else:
-                run(chunk.request_id, self._chunk_done, chunk, sequence, drawn, now)
+                done = partial(self._chunk_done, chunk, sequence)
+                run(chunk.request_id, done, drawn, scores, now)
 
     def _chunk_done(
-        self, chunk: Chunk, sequence: RunningSequence, drawn: Sequence[Sampled], now: float
+        self,
+        chunk: Chunk,
+        sequence: RunningSequence,
+        drawn: Sequence[Sampled],
+        scores: Sequence[PromptScores],
+        now: float,
     ) -> None:
+        # Check before any state of it is cached.
+        for some in scores:
+            self._check_scores(sequence, some)
+            self._events.append(PromptScored(chunk.request_id, some))
         for first in drawn:
-            # Check before any state of it is cached.
             self._check_numbers(sequence, first, sequence.prompt_len)
         done = ChunkDone(chunk.request_id, chunk.start, chunk.end, sequence.prompt_len)
         self._events.append(done)
@@ -186,8 +200,14 @@ class Postprocessor:
         from. Raises at a dead end of a grammar too, where the state is good."""
         if sampled.token_id == NO_CHOICE:
             raise GrammarDeadEnd(f"the grammar leaves no token at position {position}", "grammar")
-        if sampled.token_id != NO_TOKEN:
-            return
+        if sampled.token_id == NO_TOKEN:
+            self._fail_numbers(sequence, position)
+
+    def _check_scores(self, sequence: RunningSequence, scores: PromptScores) -> None:
+        if (position := scores.first_without_number) is not None:
+            self._fail_numbers(sequence, position)
+
+    def _fail_numbers(self, sequence: RunningSequence, position: int) -> NoReturn:
         self._drop_chain(sequence)
         what = f"the logits behind position {position - 1} are no finite numbers"
         if sequence.reuses:

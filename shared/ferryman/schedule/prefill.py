@@ -23,6 +23,7 @@ from ferryman.schedule.batch import (
     SlotOpsBuilder,
     SlotSnapshot,
 )
+from ferryman.schedule.prompt_scores import ScoreRequest
 from ferryman.schedule.sequence import Goal, Phase, RunningSequence
 from ferryman.schedule.slot_allocator import SlotAllocator
 
@@ -51,6 +52,7 @@ def cut_chunk(
         working_slot=sequence.working_slot,
         snapshots=_snapshots(sequence, start, end),
         draws=_last_draw(sequence) if end == sequence.prompt_len else (),
+        scores=_scores(sequence, start, end),
     )
     _advance(allocator, sequence, end)
     return chunk
@@ -92,6 +94,16 @@ def _snapshots(sequence: RunningSequence, start: int, end: int) -> tuple[SlotSna
         for position, handle in sorted(sequence.snapshots.items())
         if start < position <= end
     )
+
+
+def _scores(sequence: RunningSequence, start: int, end: int) -> tuple[ScoreRequest, ...]:
+    """A row scores the token behind it, which is known even at the chunk's end: so no hidden state
+    has to be carried to the next chunk."""
+    num_best = sequence.request.prompt_logprobs
+    behind = sequence.request.token_ids[start + 1 : end + 1]
+    if num_best is None or not len(behind):
+        return ()
+    return (ScoreRequest(start + 1, behind, num_best),)
 
 
 def _last_draw(sequence: RunningSequence) -> tuple[SampleRequest, ...]:

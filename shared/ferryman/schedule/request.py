@@ -28,7 +28,9 @@ class FinishReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. Temperature 0 is greedy; `logprobs` counts alternatives (0: none).
-    With a `grammar` only tokens are drawn that it allows, and it says where the output may end.
+    With `prompt_logprobs` the prompt's own tokens have log probabilities too, and so many
+    alternatives each; None asks for none. With a `grammar` only tokens are drawn that it allows,
+    and it says where the output may end.
 
     Raises InvalidRequest, naming the parameter, for values out of range.
     """
@@ -48,12 +50,15 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: OutputGrammar | None = None
     rules: TokenRules = NO_RULES
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _whole("seed", self.seed, -(2**63), 2**63 - 1)
         _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _real("temperature", self.temperature, 0.0, 100.0)
         _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _real("min_p", self.min_p, 0.0, 1.0)
@@ -143,3 +148,9 @@ class Request:
     @property
     def prompt_len(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """The alternatives beside each of the prompt's tokens, if those are to be scored. They are
+        scored once: a request that has generated tokens has told its scores."""
+        return None if self.num_generated else self.sampling.prompt_logprobs

@@ -31,6 +31,7 @@ from ferryman.schedule.batch import (
     StepPlan,
 )
 from ferryman.schedule.drafting import ON_DEVICE
+from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.testing.stamps import Hashes, StampSlabs, extended, next_token
 from ferryman.testing.step_parts import NOWHERE, StepPart, parts_of
 
@@ -111,8 +112,11 @@ class FakeEngine:
         self._write_drawn(parts, sampled)
         for snapshot in plan.ops.snapshots:
             self._freeze(snapshot, parts)
+        scores = tuple(map(fake_scores, plan.scores)) if isinstance(plan, PrefillStep) else ()
         seconds = perf_counter() - began
-        return FakeStep(StepOutcome(plan.step_id, sampled, corrupt, seconds, report, drafts))
+        return FakeStep(
+            StepOutcome(plan.step_id, sampled, corrupt, seconds, report, drafts, scores)
+        )
 
     def _write_inputs(self, plan: StepPlan) -> tuple[int, ...]:
         """Writes the tokens that the rows read: chunks, or drafts. Returns the drafts."""
@@ -255,6 +259,16 @@ class FakeEngine:
             raise WrongStamp(f"{part.request_id}: {draw} does not follow position {part.end}")
         token = next_token(prefix, self.vocab_size)
         return Sampled(token, _logprobs(token, draw.params.logprobs, self.vocab_size))
+
+
+def fake_scores(wanted: ScoreRequest) -> PromptScores:
+    """Scores that follow from the tokens and their positions: the token at position i has the log
+    probability -i / 8 and the rank i, and the ids behind it are the likeliest."""
+    positions = np.arange(wanted.first, wanted.first + len(wanted.token_ids))
+    places = np.arange(1 + wanted.num_best)
+    token_ids = wanted.token_ids[:, None] + places.astype("<u4")
+    logprobs = -positions[:, None] / 8.0 - places
+    return PromptScores(wanted.first, token_ids, logprobs, positions.astype(np.uint32))
 
 
 class FakeRow:
