@@ -145,7 +145,7 @@ def save_drawn(folder: Path, model: PreTrainedModel, seed: int) -> Path:
         for name, parameter in model.named_parameters():
             parameter.copy_(drawn(name, parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 buffer.copy_(drawn(name, buffer))
     model.save_pretrained(folder)
     return folder
@@ -158,7 +158,7 @@ def drawn(name: str, parameter: torch.Tensor) -> torch.Tensor:
         return noise.mul(0.7)
     if name.endswith("dt_bias"):
         return noise.sub(2.0)
-    if name.endswith(("norm.weight", "layernorm.weight", ".D")):
+    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", ".D")):
         # A weight that starts at zero is stored as its distance from one.
         return noise.mul(0.2).add(1.0 if parameter.any() else 0.0)
     if name.endswith("sinks"):

@@ -40,9 +40,11 @@ NEVER_COUNTS = frozenset(
 
 OF_OTHER_PARTS = frozenset(
     """
-    audio_token_id boi_token_index eoi_token_index image_token_id image_token_index
+    audio_token_id boa_token_id boi_token_id boi_token_index eoa_token_id eoa_token_index
+    eoi_token_id eoi_token_index image_token_id image_token_index
     mlp_speculator mm_tokens_per_image mtp_num_hidden_layers mtp_use_dedicated_embeddings
-    num_nextn_predict_layers video_token_id vision_end_token_id vision_start_token_id
+    num_nextn_predict_layers video_token_id vision_end_token_id
+    vision_soft_tokens_per_image vision_start_token_id
     """.split()
 )
 """Fields of towers for images and sound, and of layers that predict several tokens."""

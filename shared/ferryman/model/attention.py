@@ -8,7 +8,7 @@ y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -20,10 +20,11 @@ from ferryman.model.attention_shapes import (
     AttentionShape,
     HeadNorm,
     NoPositions,
+    ValueSource,
 )
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
-from ferryman.model.head_norms import load_head_norms
+from ferryman.model.head_norms import load_head_norms, load_plain_head_norm
 from ferryman.model.layers import LayerPlace
 from ferryman.model.linear import Linear
 from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
@@ -73,12 +74,18 @@ class SigmoidGate:
         return mixed * gate.sigmoid()
 
 
+def unchanged(heads: Tensor) -> Tensor:
+    """Values as they are projected."""
+    return heads
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """The attention mixer of layer `layer`. `qkv` yields all query heads, then key, then value
     heads.
 
-    `sinks` [q_heads] in the accumulation dtype, or None.
+    `sinks` [q_heads] in the accumulation dtype, or None. `norm_values` of [tokens, kv_heads,
+    head_dim].
     """
 
     layer: int
@@ -88,6 +95,7 @@ class AttentionLayer:
     sinks: Tensor | None
     gate: OutputGate
     out: Linear
+    norm_values: Callable[[Tensor], Tensor] = unchanged
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
@@ -141,6 +149,7 @@ class AttentionLayer:
         projected, k, v = heads.split_with_sizes(sizes, dim=1)
         q, gate = self.gate.part(projected)
         q, k = self.turn(q, k, positions)
+        v = self.norm_values(v)
         write_kv(pages.key_pages, pages.value_pages, k, v, table, rows, positions)
         return q, gate
 
@@ -162,7 +171,16 @@ def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -
         sinks=_sinks(weights, shape) if shape.has_sinks else None,
         gate=SigmoidGate() if shape.gates_output else NoGate(),
         out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
+        norm_values=_value_norm(weights, shape, place),
     )
+
+
+def _value_norm(
+    weights: Weights, shape: AttentionShape, place: LayerPlace
+) -> Callable[[Tensor], Tensor]:
+    if shape.values is ValueSource.PROJECTED:
+        return unchanged
+    return load_plain_head_norm(weights, shape.head_dim, place.norm_eps)
 
 
 def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list[Matrix]:
@@ -172,7 +190,10 @@ def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list
         whole = weights.matrix("qkv_proj.weight", sum(out_dims.values()), hidden_dim)
         parts = split_rows(whole, out_dims.values())
     else:
-        parts = [weights.matrix(f"{name}.weight", n, hidden_dim) for name, n in out_dims.items()]
+        parts = [
+            weights.matrix(f"{_stored_name(shape, name)}.weight", out_dim, hidden_dim)
+            for name, out_dim in out_dims.items()
+        ]
     orders = _own_rows(shape, weights.group)
     return [part.with_rows(rows) for part, rows in zip(parts, orders, strict=True)]
 
@@ -183,9 +204,18 @@ def _projected_bias(weights: Weights, shape: AttentionShape) -> list[Tensor]:
         whole = weights.tensor("qkv_proj.bias", sum(out_dims.values()))
         parts = split_rows(whole, out_dims.values())
     else:
-        parts = [weights.tensor(f"{name}.bias", n) for name, n in out_dims.items()]
+        parts = [
+            weights.tensor(f"{_stored_name(shape, name)}.bias", out_dim)
+            for name, out_dim in out_dims.items()
+        ]
     orders = _own_rows(shape, weights.group)
     return [part[rows] for part, rows in zip(parts, orders, strict=True)]
+
+
+def _stored_name(shape: AttentionShape, name: str) -> str:
+    """The projection of keys is loaded twice where values come from it, so that all layers write
+    keys and values alike; each reads the product's own part."""
+    return "k_proj" if name == "v_proj" and shape.values is ValueSource.NORMED_KEYS else name
 
 
 def _out_dims(shape: AttentionShape) -> dict[str, int]:

@@ -40,6 +40,14 @@ class HeadNorm(StrEnum):
     ROTATED_WITHOUT_WEIGHTS = "the rotation, then each head, by a norm whose weights are one"
 
 
+class ValueSource(StrEnum):
+    """The origin of values: a projection of their own, which may be normed, or that of keys."""
+
+    PROJECTED = "v_proj"
+    NORMED = "v_proj, then a norm of each head without weights"
+    NORMED_KEYS = "k_proj, then a norm of each head without weights"
+
+
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
     """Queries grow with their position: by 1 + beta · log(1 + ⌊(position + first) / length⌋).
@@ -62,7 +70,7 @@ class AttentionShape:
     (Llama 4); a page lies within one chunk. `has_bias` is about q, k and v, `has_out_bias` about
     the product that joins the heads. `has_sinks`: each query head has one more score, without a
     value. `gates_output`: each head of q is followed by a head that gates its output. Scores are
-    capped at `score_cap` by a tanh (0: they are not).
+    capped at `score_cap` by a tanh (0: they are not). `values` is their origin (Gemma 4).
     """
 
     q_heads: int
@@ -79,6 +87,7 @@ class AttentionShape:
     score_cap: float = 0.0
     growth: QueryGrowth | None = None
     chunk_len: int = 0
+    values: ValueSource = ValueSource.PROJECTED
 
     @property
     def projected_heads(self) -> int:

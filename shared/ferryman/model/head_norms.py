@@ -78,6 +78,16 @@ class RowOverRanks:
         return self.norm(hidden.to(self.norm.weight.dtype)).to(hidden.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class NormOfHeads:
+    """`norm` of every head alone: [tokens, heads, head_dim] in and out."""
+
+    norm: RmsNorm
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        return _each_head(self.norm, heads)
+
+
 def _each_head(norm: RmsNorm, heads: Tensor) -> Tensor:
     return norm(heads.flatten(0, 1)).view_as(heads)
 
@@ -93,9 +103,7 @@ def load_head_norms(
         )
         return NormedRows(q_norm, k_norm, turn)
     if shape.head_norm is HeadNorm.ROTATED_WITHOUT_WEIGHTS:
-        wide = accumulation_dtype(weights.dtype)
-        ones = torch.ones(shape.head_dim, dtype=wide, device=weights.device)
-        norm = RmsNorm(ones, place.norm_eps)
+        norm = load_plain_head_norm(weights, shape.head_dim, place.norm_eps).norm
         return NormedRotatedHeads(norm, norm, turn)
     q, k = (
         load_norm(
@@ -109,6 +117,12 @@ def load_head_norms(
     )
     kind = NormedRotatedHeads if shape.head_norm is HeadNorm.ROTATED_HEAD else NormedHeads
     return kind(q, k, turn)
+
+
+def load_plain_head_norm(weights: Weights, head_dim: int, eps: float) -> NormOfHeads:
+    """The norm whose weights are one: nothing is read but the dtype and device of `weights`."""
+    wide = accumulation_dtype(weights.dtype)
+    return NormOfHeads(RmsNorm(torch.ones(head_dim, dtype=wide, device=weights.device), eps))
 
 
 def _load_row_norm(weights: Weights, name: str, heads: int, head_dim: int, eps: float) -> Norm:

@@ -20,6 +20,9 @@ from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.rms_norm import rms_norm
 
+gelu_tanh = partial(F.gelu, approximate="tanh")
+"""The activation "gelu_pytorch_tanh"."""
+
 
 class Mixer(Protocol):
     """A layer's operation across positions: attention or a recurrence.

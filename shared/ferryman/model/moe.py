@@ -5,12 +5,13 @@ y = Σ_chosen share · expert(x)                                    (Shazeer et 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ferryman.model.expert_router import ExpertRouter, SharesOfChosen, load_router
 from ferryman.model.feed_forward_shapes import (
@@ -122,6 +123,7 @@ def load_mixture(
     hidden_dim: int,
     router: ExpertRouter,
     names: tuple[str, str, str] = GATE_UP_DOWN,
+    act: Callable[[Tensor], Tensor] = F.silu,
 ) -> MixtureOfExperts:
     """The experts under `weights` after `router`; each rank has a part of every expert.
 
@@ -131,7 +133,7 @@ def load_mixture(
         parts = _stacked_matrices(weights, shape, hidden_dim)
     else:
         parts = _separate_matrices(weights, shape, hidden_dim, names)
-    experts = tuple(_expert(gate_up, down, weights.group) for gate_up, down in parts)
+    experts = tuple(_expert(gate_up, down, weights.group, act) for gate_up, down in parts)
     return MixtureOfExperts(router, experts, weights.group)
 
 
@@ -162,12 +164,14 @@ def _separate_matrices(
         yield [slice_of(part, weights.group) for part in parts], down
 
 
-def _expert(gate_up: Sequence[Matrix], down: Matrix, group: Group) -> GatedMlp:
+def _expert(
+    gate_up: Sequence[Matrix],
+    down: Matrix,
+    group: Group,
+    act: Callable[[Tensor], Tensor] = F.silu,
+) -> GatedMlp:
     """A rank's part of an expert's inner channels; its output is a summand."""
-    return GatedMlp(
-        join_linear(gate_up),
-        slice_of(down, group, axis=1).linear(None),
-    )
+    return GatedMlp(join_linear(gate_up), slice_of(down, group, axis=1).linear(None), act)
 
 
 def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedForward:

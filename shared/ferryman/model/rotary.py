@@ -6,6 +6,7 @@
     yarn:    as llama3 by a ramp over i; rotated q and k grow by `attention_factor`
                                                                        (Peng et al. 2023)
     longrope: every wave has a factor of its own; q and k grow         (Ding et al. 2024)
+    proportional: waves are of all channels, and only the first of them turn  (Gemma 4)
     alpha:   theta grows by alpha^(rotary_dim / (rotary_dim - 2))      (Hunyuan)
 
 Others change the waves while a text grows: "longrope" has two lists of factors, for texts within
@@ -124,7 +125,27 @@ class AlphaScaling:
         return 1.0 / grown ** (exponents / rotary_dim), 1.0
 
 
-Stretch = NoScaling | LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling | AlphaScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The first `turning` waves are `factor` times as long; the others stand still (Gemma 4)."""
+
+    turning: int
+    factor: float
+
+    def scale(self, inv_freq: Tensor, theta: float) -> tuple[Tensor, float]:
+        numbers = torch.arange(len(inv_freq), device=inv_freq.device)
+        return torch.where(numbers < self.turning, inv_freq / self.factor, 0.0), 1.0
+
+
+Stretch = (
+    NoScaling
+    | LinearScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongropeScaling
+    | AlphaScaling
+    | ProportionalScaling
+)
 
 
 def rotary_frequencies(

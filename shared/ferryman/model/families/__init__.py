@@ -20,6 +20,7 @@ from ferryman.model.families import (
     falcon_mamba,
     gemma2,
     gemma3,
+    gemma4,
     glm4_moe,
     glm4_moe_lite,
     glm_moe_dsa,
@@ -100,4 +101,5 @@ FAMILIES: tuple[Family[Any], ...] = (
     dots1.FAMILY,
     glm4_moe_lite.FAMILY,
     kimi_linear.FAMILY,
+    gemma4.FAMILY,
 )

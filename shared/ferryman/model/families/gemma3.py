@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
@@ -25,14 +24,13 @@ from ferryman.model.config_readers import head_dim_of, read_attention, read_laye
 from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.layers import LayerPlace, SandwichLayer, load_gated_mlp, load_norm
+from ferryman.model.layers import LayerPlace, SandwichLayer, gelu_tanh, load_gated_mlp, load_norm
 from ferryman.model.rotary import read_scaling, read_theta
 from ferryman.model.shapes import TrunkShape
 from ferryman.model.text_model import text_fields, text_weights
 from ferryman.model.weights import Weights
 
 GELU = "gelu_pytorch_tanh"
-gelu_tanh = partial(F.gelu, approximate="tanh")
 
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262_208,

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.model.families.shapes import VOCAB_SIZE, grouped_heads, pattern, rope, trunk, window_len
+from transformers import Gemma4TextConfig, PretrainedConfig
+
+
+def random_config(rng: random.Random) -> PretrainedConfig:
+    """Heads of two sizes; layers that share pages, experts, inputs of layers, each in some."""
+    num_layers, heads = rng.randint(2, 6), grouped_heads(rng)
+    types = pattern(rng, num_layers - 1, ["sliding_attention", "full_attention"])
+    types.append("full_attention")
+    num_own = rng.randint(1, num_layers)
+    # transformers shares no pages without inputs of layers: its code then fails.
+    is_shared = set(types[:num_own]) == set(types) and rng.random() < 0.8
+    input_dim = 6 if is_shared else rng.choice([0, 6])
+    return Gemma4TextConfig(
+        **trunk(rng, num_layers),
+        **heads,
+        **rng.choice([{}, _experts(rng)]),
+        hidden_size=rng.choice([24, 40]),
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.3,
+        attention_k_eq_v=rng.random() < 0.5,
+        global_head_dim=rng.choice([4, 12]),
+        num_global_key_value_heads=rng.choice([None, 1]),
+        num_kv_shared_layers=num_layers - num_own if is_shared else 0,
+        use_double_wide_mlp=rng.random() < 0.5,
+        hidden_size_per_layer_input=input_dim,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        final_logit_softcapping=rng.choice([None, 2.0, 30.0]),
+        sliding_window=window_len(rng),
+        layer_types=types,
+        rope_parameters={"sliding_attention": waves(rng), "full_attention": _full_waves(rng)},
+    )
+
+
+def waves(rng: random.Random) -> dict[str, Any]:
+    """Without YaRN's `truncate`, which transformers looks for in the wrong place."""
+    parameters = rope(rng)
+    parameters.pop("truncate", None)
+    return parameters
+
+
+def _full_waves(rng: random.Random) -> dict[str, Any]:
+    if rng.random() < 0.2:
+        return waves(rng)
+    share = rng.choice([0.25, 0.5, 1.0])
+    return {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": share}
+
+
+def _experts(rng: random.Random) -> dict[str, Any]:
+    num_experts = rng.choice([3, 5])
+    return {
+        "enable_moe_block": True,
+        "num_experts": num_experts,
+        "top_k_experts": rng.randint(1, num_experts),
+        "moe_intermediate_size": rng.choice([8, 20]),
+    }
