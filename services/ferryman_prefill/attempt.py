@@ -27,6 +27,7 @@ from ferryman.schedule.events import (
     Finished,
     LoadCorrupt,
     LoadsDone,
+    PromptScored,
     RequestFailed,
     SequenceAdmitted,
     SequenceHeld,
@@ -284,6 +285,9 @@ class PrefillAttempt:
                 case ChunkDone() as chunk:
                     self._chunk(chunk)
                     outgoing.up_to(chunk.end)
+                case PromptScored(scores=scores):
+                    for piece in scores.pieces():
+                        self.progress.put_nowait(piece)
                 case LoadsDone():
                     self._release(lease)
                 case LoadCorrupt():

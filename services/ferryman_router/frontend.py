@@ -12,6 +12,7 @@ from ferryman.cache.keys import TokenIds
 from ferryman.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Stopping
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.runtime.background import Background
+from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -149,6 +150,8 @@ class Frontend:
         """Checks that prompt and output fit the model, and some pair of workers."""
         # Clients know an overflow by the words that OpenAI and others have for it.
         params, limit = sampling.params, self._max_len()
+        if params.prompt_logprobs is not None:
+            check_num_entries(params.prompt_logprobs, prompt_len)
         room = limit - prompt_len
         if room < 1:
             message = (

@@ -181,7 +181,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         changed = asyncio.Event()
         with self._frontend.listening(runner, changed) as output_log:
             index = output_log.chunk_index(offset)
-            asked = runner.asked
+            asked, has_scores = runner.asked, index > 0
             yield GenerateStarted(
                 asked.request_id,
                 asked.model,
@@ -189,6 +189,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 asked.params.seed,
             )
             while True:
+                # Before the first token, and not sooner: only then they are known to be whole.
+                if not has_scores and output_log.chunks:
+                    has_scores = True
+                    for piece in output_log.scores:
+                        yield piece
                 while index < len(output_log.chunks):
                     yield output_log.chunks[index]
                     index += 1

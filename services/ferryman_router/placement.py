@@ -58,7 +58,8 @@ class RequestPlacement:
             asked.deadline,
             priority=asked.options.priority,
         )
-        cache_index = await self._cache_index()
+        computes_all = asked.params.prompt_logprobs is not None and not len(generated)
+        cache_index = {} if computes_all else await self._cache_index()
         asking = RoutingRequest(
             self.chains,
             len(self.chains.token_ids),
@@ -66,6 +67,7 @@ class RequestPlacement:
             cache_index=cache_index,
             excluded=self._still_excluded,
             shared_by=asked.sharing.decode,
+            computes_all=computes_all,
         )
         # A request that comes here again was accepted by a worker, unless it was turned away.
         self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY

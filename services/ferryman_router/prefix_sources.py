@@ -139,6 +139,9 @@ class PrefixReach:
         return self if is_worth_it else replace(self, storage=self.host, peer=self.host)
 
 
+NO_REACH = PrefixReach(0, 0, 0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class FetchRates:
     """Seconds per byte into the device, from storage and from a peer; bytes of a token's pages and

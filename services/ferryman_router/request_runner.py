@@ -22,6 +22,7 @@ from ferryman.handoff import request as events
 from ferryman.handoff.offsets import Accepted, Diverged, Dropped, Lacking
 from ferryman.handoff.request import RequestEvent, RequestState
 from ferryman.runtime.logs import Tail
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.status import error_of
 from ferryman.wire.nats.heartbeat import Heartbeat
@@ -54,6 +55,7 @@ from ferryman_router.fleet import WorkerName
 from ferryman_router.forecast import ServedRequest
 from ferryman_router.generate_request import TokenizedRequest
 from ferryman_router.placement import RequestPlacement
+from ferryman_router.prompt_score_gate import PromptScoreGate
 from ferryman_router.request_history import RequestHistory
 from ferryman_router.response import OutputFailed, ResponseStream
 from ferryman_router.routing_policy import Explanation, RouteChoice
@@ -73,6 +75,7 @@ class RequestRunner:
         self._ctx = ctx
         self.history = RequestHistory(asked.caller, ctx.lifecycle)
         self._answer = ResponseStream(asked, ctx.model.tokenizer, ctx.metrics, ctx.clock)
+        self._score_gate = PromptScoreGate(asked)
         self._placement = RequestPlacement(asked, ctx)
         self._attempt: RouterAttempt | None = None
         self._previous: RouterAttempt | None = None
@@ -166,6 +169,7 @@ class RequestRunner:
         previous = self._attempt or self._previous
         self.history.attempt += 1
         self._answer.begin_attempt(self.history.attempt)
+        self._score_gate.begin_attempt()
         self.explanations.append(explanation)
         attempt = self._attempt = RouterAttempt.begin(
             self.asked.request_id, self.history.attempt, chosen, ctx.clock()
@@ -213,17 +217,42 @@ class RequestRunner:
                 num_left = len(self._placement.chains.token_ids) - end
                 self._ctx.fleet.computed(attempt.prefill, attempt.name, num_left)
                 self._ctx.dispatcher.serve()
+            case PromptScores():
+                self._scored(attempt, progress)
+            case PrefillHandedOff() if not self._is_scored(attempt):
+                pass  # it is lost
             case PrefillHandedOff(usage):
                 attempt.heard(self._ctx.clock())
                 self._first_usage = self._first_usage or usage
                 self.history.reach(RequestState.COMMITTED)
+
+    def _scored(self, attempt: RouterAttempt, piece: PromptScores) -> None:
+        if attempt is not self._attempt:
+            return  # a call that ends in the background
+        try:
+            held = self._score_gate.add(piece)
+        except CorruptState as error:
+            attempt.settle(Retryable(error))
+            return
+        if self._score_gate.is_whole:
+            self.output_log.scores = self._score_gate.pieces
+        for tokens in held:
+            self.on_tokens(tokens)
+
+    def _is_scored(self, attempt: RouterAttempt) -> bool:
+        """Whether nothing is lacking of what comes before a hand-off."""
+        try:
+            self._score_gate.check_handed_off()
+        except CorruptState as error:
+            attempt.settle(Retryable(error))
+        return self._score_gate.is_whole
 
     # News of the attempt.
 
     def on_tokens(self, tokens: RequestTokens) -> None:
         """One entry of a decode worker's frame; called for every token, so it does not wait."""
         attempt = self._attempt
-        if attempt is None or attempt.verdict.done():
+        if attempt is None or attempt.verdict.done() or self._score_gate.hold(tokens):
             return
         match self._answer.take(tokens):
             case Accepted():

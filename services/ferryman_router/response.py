@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ferryman.errors import FerrymanError, InvalidRequest, Suspect
 from ferryman.handoff.offsets import Acceptance, Accepted, Diverged, Dropped, Lacking, TokenLedger
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason
 from ferryman.text.stops import Released, StopStrings
 from ferryman.text.tokenizer import Tokenizer
@@ -40,13 +41,14 @@ End = GenerateFinished | OutputFailed
 
 
 class OutputLog:
-    """All chunks of an answer, and its end when it has one. `num_visits` counts all listeners
-    there ever were."""
+    """All chunks of an answer, and its end when it has one. `scores` of the prompt, in pieces, are
+    whole before there is a chunk. `num_visits` counts all listeners there ever were."""
 
-    __slots__ = ("_listeners", "chunks", "end", "num_visits")
+    __slots__ = ("_listeners", "chunks", "end", "num_visits", "scores")
 
     def __init__(self) -> None:
         self.chunks: list[TokenChunk] = []
+        self.scores: tuple[PromptScores, ...] = ()
         self.end: End | None = None
         self.num_visits = 0
         self._listeners: list[asyncio.Event] = []

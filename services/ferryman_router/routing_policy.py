@@ -22,7 +22,13 @@ from ferryman.wire.nats.heartbeat import Heartbeat
 from ferryman.wire.redis.index import NodePrefix
 from ferryman_router.fleet import Fleet, FleetWorker, WorkerName
 from ferryman_router.generate_request import PageKeyCache
-from ferryman_router.prefix_sources import FetchRates, PrefixFetch, PrefixReach, best_prefix_fetch
+from ferryman_router.prefix_sources import (
+    NO_REACH,
+    FetchRates,
+    PrefixFetch,
+    PrefixReach,
+    best_prefix_fetch,
+)
 
 MAX_EXPLAINED = 8
 PLANES = ("nixl", "grpc")  # the fastest first
@@ -53,7 +59,8 @@ class RoutingRequest:
 
     `excluded` is asked at each try: who failed this request is given another chance in time.
     `shared_by` is the decode worker that holds the whole prompt, from another answer to it: cache
-    events may not have said so yet, and they never speak of its end.
+    events may not have said so yet, and they never speak of its end. A prompt that is to be scored
+    `computes_all` of its tokens at prefill, whatever is cached there.
     """
 
     chains: PageKeyCache
@@ -62,6 +69,7 @@ class RoutingRequest:
     cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
     shared_by: WorkerName | None = None
+    computes_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,8 @@ def _arrivals(
 
 def _reach(prefill: FleetWorker, asking: RoutingRequest) -> PrefixReach:
     """A node without a host-cache reaches as far as its device."""
+    if asking.computes_all:
+        return NO_REACH
     page_size, keys = _page_size(prefill), asking.chains.of(prefill.beat.state)
     device = prefill.cache_index.usable_tokens(keys, asking.prompt_len)
     matched = device

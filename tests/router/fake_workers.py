@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,9 @@ from ferryman.handoff.offsets import EMPTY_HASH, TokenFrame, extend_hash
 from ferryman.handoff.usage import CachedTokens
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.schedule.batch import Sampled
+from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
 from ferryman.schedule.request import FinishReason, Request
+from ferryman.testing.fake_engine import fake_scores
 from ferryman.wire.codec.caches import CacheSnapshot, cache_snapshot_to_bytes
 from ferryman.wire.codec.handoff import (
     abort_order_from_wire,
@@ -88,6 +90,9 @@ class Faults:
     give_up_as: Ending = field(default_factory=StreamContinues)
     gives_up_always: bool = False
     fail_behind_commit: bool = False
+    spoil_scores: Callable[[list[PromptScores]], list[PromptScores]] | None = None
+    die_behind_scores: bool = False
+    scores_behind_commit: bool = False
     gate: asyncio.Event | None = None
     last_word: asyncio.Event | None = None
     happened: Counter[str] = field(default_factory=Counter)
@@ -373,6 +378,13 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 self.faults.happened["time_out"] += 1
                 raise DeadlineExceeded("a call of the fake took too long")
             yield PrefillAdmitted(usage)
+            scores = self._scores(order)
+            if not self.faults.scores_behind_commit:
+                for piece in scores:
+                    yield piece
+            if self.faults.die_behind_scores:
+                self.die("die_behind_scores")
+                await asyncio.Event().wait()
             if self.faults.gate is not None:
                 self.faults.happened["gate"] += 1
                 await self.faults.gate.wait()
@@ -389,10 +401,26 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         if self.faults.last_word is not None:
             self.faults.happened["last_word"] += 1
             await self.faults.last_word.wait()
+        if self.faults.scores_behind_commit:
+            self.faults.happened["scores_behind_commit"] += 1
+            for piece in scores:
+                yield piece
         if self.faults.fail_behind_commit:
             self.faults.happened["fail_behind_commit"] += 1
             raise Unavailable("the fake has not heard what became of its commit")
         yield PrefillHandedOff(usage, 1024, 0.001)
+
+    def _scores(self, order: PrefillOrder) -> list[PromptScores]:
+        """As the fake engine's, in pieces of four tokens at most."""
+        num_best = order.request.prompt_logprobs
+        if num_best is None or order.request.prompt_len == 1:
+            return []
+        wanted = ScoreRequest(1, order.request.token_ids[1:], num_best)
+        pieces = list(fake_scores(wanted).pieces(4 * (1 + num_best)))
+        if self.faults.spoil_scores is None:
+            return pieces
+        self.faults.happened["spoil_scores"] += 1
+        return self.faults.spoil_scores(pieces)
 
 
 def _usage(order: PrefillOrder) -> Usage:

@@ -34,6 +34,7 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
 from ferryman.runtime.embedded import free_port
 from ferryman.runtime.lifecycle import decode_event
+from ferryman.schedule.prompt_scores import Position, PromptScores, by_position
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.settings.sources import as_environment
 from ferryman.wire.grpc.rpc import channel
@@ -127,6 +128,7 @@ class Generated:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Mapping[int, float]] = field(default_factory=list)
+    prompt_logprobs: tuple[Position, ...] = ()
     reason: FinishReason | None = None
     usage: Usage | None = None
 
@@ -414,7 +416,10 @@ async def generate(
     async for event in client.generate(
         list(prompt), sampling, request_id=request_id, deadline_seconds=deadline_seconds
     ):
-        if isinstance(event, TokenChunk):
+        if isinstance(event, PromptScores):
+            assert not found.token_ids, "the prompt comes before the answer"
+            found.prompt_logprobs += by_position(event)
+        elif isinstance(event, TokenChunk):
             assert event.offset == len(found.token_ids), "each token once and in order"
             found.token_ids += event.token_ids
             found.logprobs += event.logprobs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -158,6 +159,30 @@ async def test_a_mixed_batch_is_exact(cluster: Cluster, oracle: ClusterOracle) -
     for prompt, found, sampled in zip(prompts, answers, drawn, strict=True):
         assert_same(found, oracle.answer(prompt))
         assert tuple(sampled.token_ids) == oracle.answer(prompt, DRAWN).token_ids
+    cluster.assert_ledgers_balance()
+
+
+async def test_a_prompt_is_scored_exactly_whoever_has_it_cached(
+    cluster: Cluster, oracle: ClusterOracle
+) -> None:
+    prompt = [(17 * i + 1) % 120 + 3 for i in range(75)]
+    scored = replace(GREEDY, prompt_logprobs=3)
+    expected = oracle.answer(prompt, scored)
+    async with Client(cluster.grpc) as client:
+        await generate(client, prompt, GREEDY)
+        name = f"scored-{cluster.shape.chunk_tokens}"
+        found = await generate(client, prompt, scored, request_id=name)
+        assert cached(found) == (0, 0)
+        assert found.usage is not None
+        assert [each.reason for each in found.usage.uncached] == ["prompt_logprobs"]
+        assert_same(found, expected)
+        (route,) = await client.explain(name)
+        assert route.chosen.usable_tokens == 0
+        hit = await generate(client, prompt, GREEDY)
+        assert cached(hit) == (64, 0)
+        others = [[(3 * i + n) % 120 + 3 for i in range(n)] for n in (2, 16, 33, 100)]
+        for other, one in zip(others, await generate_all(client, others, scored), strict=True):
+            assert_same(one, oracle.answer(other, scored))
     cluster.assert_ledgers_balance()
 
 

@@ -6,6 +6,7 @@ import string
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -19,6 +20,7 @@ from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUn
 from ferryman.ids import is_request_id
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.output_grammar import OutputGrammar
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason, Request, SamplingParams
 from ferryman.schedule.token_rules import TokenRules
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchShortfall, Traffic
@@ -95,6 +97,7 @@ def sampling() -> SearchStrategy[SamplingParams]:
         logprobs=st.integers(0, 20),
         ignore_eos=st.just(False),
         grammar=st.one_of(st.none(), grammars()),
+        prompt_logprobs=st.none() | st.integers(0, 20),
     ) | st.builds(SamplingParams, ignore_eos=st.booleans(), rules=token_rules())
 
 
@@ -177,6 +180,19 @@ def abort_orders() -> SearchStrategy[values.AbortOrder]:
     return st.one_of(
         st.builds(values.RouterAbort, request_ids, counts, texts, texts),
         st.builds(values.WriterAbort, request_ids, fences, texts, st.booleans()),
+    )
+
+
+@st.composite
+def prompt_scores(draw: st.DrawFn) -> PromptScores:
+    shape = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    entries = st.tuples(*[st.tuples(*[finite] * shape[1])] * shape[0])
+    ids = st.tuples(*[st.tuples(*[u32] * shape[1])] * shape[0])
+    return PromptScores(
+        draw(st.integers(1, 2**20)),
+        np.array(draw(ids), "<u4"),
+        np.array(draw(entries)),
+        np.array(draw(st.tuples(*[u32] * shape[0])), np.uint32),
     )
 
 

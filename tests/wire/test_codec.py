@@ -17,6 +17,7 @@ from ferryman.cache.resume import Reason
 from ferryman.errors import Cancelled, InvalidRequest
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import WantedUnit
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason, Request, SamplingParams
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchPolicy, PrefetchShortfall
 from ferryman.wire import public, values
@@ -31,6 +32,7 @@ from ferryman.wire.codec import (
     scalars,
     tokens,
 )
+from ferryman.wire.codec.scores import scores_from_wire
 from ferryman.wire.v1 import decode_pb2, inference_pb2, prefill_pb2, types_pb2
 
 M = TypeVar("M", bound=Message)
@@ -223,6 +225,43 @@ def test_a_prompt_of_token_ids_comes_back(token_ids: list[int]) -> None:
 @given(draw.generate_events())
 def test_a_generate_event_comes_back(event: public.GenerateEvent) -> None:
     assert inference.event_from_wire(over_the_wire(inference.event_to_wire(event))) == event
+
+
+@given(draw.prompt_scores())
+def test_scores_come_back_on_both_streams(scores: PromptScores) -> None:
+    on_prefills = prefill.progress_from_wire(over_the_wire(prefill.progress_to_wire(scores)))
+    on_clients = inference.event_from_wire(over_the_wire(inference.event_to_wire(scores)))
+    for back in (on_prefills, on_clients):
+        assert isinstance(back, PromptScores)
+        assert back.first == scores.first
+        assert list(back.positions()) == list(scores.positions())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"first": 0},
+        {"token_ids": b"\0" * 12},
+        {"token_ids": b"\0" * 7},
+        {"logprobs": np.array([np.nan, 0.0]).tobytes()},
+        {"ranks": b""},
+        {"token_ids": b"\0" * 4 * 16_385, "logprobs": b"\0" * 8 * 16_385},
+    ],
+    ids=["nothing", "the first token", "3 for 2", "torn", "no number", "no token", "too much"],
+)
+def test_scores_without_a_meaning_are_refused(wrong: dict[str, Any]) -> None:
+    right: dict[str, Any] = {
+        "first": 1,
+        "token_ids": b"\0" * 8,
+        "logprobs": b"\0" * 16,
+        "ranks": b"\0" * 4,
+    }
+    assert scores_from_wire(types_pb2.PromptScores(**right)).num_best == 1
+    message = types_pb2.PromptScores(**({**right, **wrong} if wrong else {}))
+    with pytest.raises(InvalidRequest) as refused:
+        scores_from_wire(message)
+    assert refused.value.param == "prompt_scores"
 
 
 @given(draw.explanations())

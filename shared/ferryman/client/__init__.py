@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ferryman.client.client import Client
 from ferryman.client.retries import ConnectionBroken, NotResumable, Retries
+from ferryman.schedule.prompt_scores import PromptLogprob, PromptScores
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.wire.public import (
     ChatPrompt,
@@ -40,6 +41,8 @@ __all__ = [
     "LifecycleEvent",
     "ModelCard",
     "NotResumable",
+    "PromptLogprob",
+    "PromptScores",
     "Retries",
     "RouteCandidate",
     "RouteExplanation",

@@ -118,7 +118,8 @@ class Client:
         model: str = "",
         deadline_seconds: float = GENERATE_SECONDS,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Streams an answer: GenerateStarted, TokenChunks, GenerateFinished.
+        """Streams an answer: GenerateStarted, TokenChunks, GenerateFinished. With
+        `prompt_logprobs` the PromptScores of the whole prompt come before the first tokens.
 
         Every token comes once and in order; a broken stream is resumed after the last token
         received. A router that restarted does not know the answer. Then the client sends the

@@ -11,6 +11,7 @@ from ferryman.client.calls import Deadline, Failures, typed_client_errors
 from ferryman.client.retries import ConnectionBroken, NotResumable
 from ferryman.errors import CorruptState, FerrymanError, NotFound, Stopping
 from ferryman.ids import make_request_id
+from ferryman.schedule.prompt_scores import PromptScores, ScoreBook, joined
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.inference import event_from_wire
 from ferryman.wire.codec.request import sampling_to_wire
@@ -112,10 +113,12 @@ class GenerateCall:
         self._received = ReceivedTokens()
         self._sampling = order.sampling
         self._started: list[GenerateStarted] = []  # none or one: held back until the first token
+        self._scores = ScoreBook(1)  # of a prompt that is not to be scored, nothing is lacking
         self._has_started = False
 
     async def events(self) -> AsyncGenerator[GenerateEvent, None]:
-        """Yields started, token chunks, finished; or raises the error that ends the answer."""
+        """Yields started, the prompt's scores, token chunks, finished; or raises the error that
+        ends the answer."""
         while True:
             try:
                 async with aclosing(self._one_stream()) as stream:
@@ -153,6 +156,9 @@ class GenerateCall:
                 self._started = [event]
                 # A repeated request must draw the same tokens.
                 self._sampling = replace(self._sampling, seed=event.seed)
+                self._expect_scores(event.prompt_tokens)
+            case PromptScores():
+                self._scores.add(event)
             case TokenChunk():
                 if new := self._received.accept(event):
                     yield from self._on_progress()
@@ -161,11 +167,20 @@ class GenerateCall:
                 yield from self._on_progress()
                 yield self._received.finish(event)
 
+    def _expect_scores(self, prompt_tokens: int) -> None:
+        """Another stream repeats them from the first on, unless they were whole."""
+        if self._sampling.prompt_logprobs is not None and self._received.is_empty:
+            self._scores = ScoreBook(prompt_tokens)
+
     def _on_progress(self) -> Iterator[GenerateEvent]:
+        if not self._scores.is_whole:
+            raise CorruptState("tokens came before the prompt's log probabilities were whole")
         self._failures.reset()
         if not self._has_started:
             self._has_started = True
             yield from self._started
+            if parts := self._scores.parts():
+                yield joined(parts)
 
     async def _prepare_retry(self, error: FerrymanError) -> None:
         """Prepares the next stream, or raises the error."""

@@ -10,7 +10,7 @@ thousands of tokens has as many scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ class PromptScores:
             yield own | {token: PromptLogprob(value, place) for place, (token, value) in best}
 
 
-def joined(parts: list[PromptScores]) -> PromptScores:
+def joined(parts: Sequence[PromptScores]) -> PromptScores:
     """The scores of parts that follow one another; at least one."""
     names = ("token_ids", "logprobs", "ranks")
     arrays: Any = (np.concatenate([getattr(part, name) for part in parts]) for name in names)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import TokenIds
 from ferryman.errors import Cancelled
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import Usage
 
@@ -97,7 +98,7 @@ class GenerateFinished:
             raise Cancelled("the request was cancelled before its answer was complete")
 
 
-GenerateEvent = GenerateStarted | TokenChunk | GenerateFinished
+GenerateEvent = GenerateStarted | PromptScores | TokenChunk | GenerateFinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ferryman.handoff.offsets import TokenFrame
 from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import PageRange, UnitDigest
 from ferryman.schedule.batch import Sampled
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.wire.handoff.planes import GrpcOnly, PlaneOffer
 
@@ -119,7 +120,9 @@ class PrefillHandedOff:
     seconds: float
 
 
-PrefillProgress = PrefillQueued | PrefillAdmitted | PrefillChunkDone | PrefillHandedOff
+PrefillProgress = (
+    PrefillQueued | PrefillAdmitted | PrefillChunkDone | PromptScores | PrefillHandedOff
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ class HostTierBridge:
 
     def wants_prefetch(self, request: Request) -> bool:
         """Whether slower tiers could save enough of this prompt to be worth a request."""
+        if request.prompt_logprobs is not None:
+            return False  # it computes every token
         gain = self._tokens_beyond(request, self._resumable(request))
         return bool(self.node_id) and 0 < gain >= self._wish.threshold_tokens
 
@@ -147,6 +149,8 @@ class HostTierBridge:
         self, request: Request, tags: CallTags, brought: Prefetched = NOTHING_BROUGHT
     ) -> HostLease:
         """The units worth loading for a prompt; a miss is empty."""
+        if request.prompt_logprobs is not None:
+            return MISS
         have_pages = self._scheduler.allocator.tree.match_depth(request.keys)
         lease = await self._client.acquire(
             request.keys,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ferryman.errors import InvalidRequest
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.wire.codec.message_table import Codec, each, oneof, table
 from ferryman.wire.codec.request import USAGE, logprobs_from_wire, logprobs_to_wire
 from ferryman.wire.codec.scalars import FINISH, token_ids_from_bytes, token_ids_to_bytes
+from ferryman.wire.codec.scores import SCORES
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
@@ -81,6 +83,7 @@ EVENT: Codec[GenerateEvent, inference_pb2.GenerateResponse] = oneof(
     "event",
     "an event says nothing",
     started=(GenerateStarted, table(GenerateStarted, inference_pb2.GenerateStarted)),
+    prompt_scores=(PromptScores, SCORES),
     tokens=(TokenChunk, Codec(chunk_to_wire, chunk_from_wire)),
     finished=(GenerateFinished, FINISHED),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.wire.codec.message_table import At, Codec, oneof, table
 from ferryman.wire.codec.request import (
     CONTEXT,
@@ -10,6 +11,7 @@ from ferryman.wire.codec.request import (
     address_to_wire,
     reachable_from_wire,
 )
+from ferryman.wire.codec.scores import SCORES
 from ferryman.wire.v1 import prefill_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.values import (
@@ -43,6 +45,7 @@ PROGRESS: Codec[PrefillProgress, pb.PrefillResponse] = oneof(
     queued=(PrefillQueued, table(PrefillQueued, pb.PrefillQueued)),
     admitted=(PrefillAdmitted, table(PrefillAdmitted, pb.PrefillAdmitted, usage=USAGE)),
     chunk=(PrefillChunkDone, table(PrefillChunkDone, pb.PrefillChunk)),
+    scored=(PromptScores, SCORES),
     handed_off=(PrefillHandedOff, table(PrefillHandedOff, pb.PrefillHandedOff, usage=USAGE)),
 )
 progress_to_wire, progress_from_wire = PROGRESS

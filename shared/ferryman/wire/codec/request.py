@@ -111,8 +111,11 @@ def rules_from_wire(message: types_pb2.TokenRules) -> TokenRules:
 
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Every field is set, so that the receiver's defaults do not matter."""
+    """Every field is set, so that the receiver's defaults do not matter; `prompt_logprobs` is set
+    where they are asked for."""
     scalars: dict[str, Any] = {name: getattr(params, name) for name in _SCALARS}
+    if params.prompt_logprobs is not None:
+        scalars["prompt_logprobs"] = params.prompt_logprobs
     grammar = None if params.grammar is None else GRAMMAR.to_wire(params.grammar)
     return types_pb2.SamplingParams(
         stop=params.stop,
@@ -128,7 +131,9 @@ def sampling_from_wire(
 ) -> SamplingParams:
     """Absent fields are taken from `defaults`; InvalidRequest for values out of range."""
     given: dict[str, Any] = {
-        name: getattr(message, name) for name in _SCALARS if message.HasField(name)
+        name: getattr(message, name)
+        for name in (*_SCALARS, "prompt_logprobs")
+        if message.HasField(name)
     }
     _check_stops(message)
     stop = tuple(message.stop) or defaults.stop
