@@ -28,12 +28,18 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ferryman_kernels import (
+    _grouped_product_triton,
     _latent_attention_triton,
     _paged_attention_triton,
     _sparse_index_triton,
     _ssd_chunk_scan_triton,
 )
 from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels._grouped_product_triton import (
+    FP4,
+    grouped_codes_triton,
+    grouped_floats_triton,
+)
 from ferryman_kernels._latent_attention_triton import latent_attention_triton
 from ferryman_kernels._paged_attention_triton import (
     paged_attention_decode_triton,
@@ -53,7 +59,15 @@ from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
 from ferryman_kernels.ssd_decode import selective_state_update_triton
 
 HOPPER = GPUTarget("cuda", 90, 32)
-POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -115,6 +129,7 @@ def compiling_for_a_gpu() -> Iterator[None]:
         patch.object(_paged_attention_triton, "dot_type", dot_type),
         patch.object(_latent_attention_triton, "dot_type", dot_type),
         patch.object(_sparse_index_triton, "dot_type", dot_type),
+        patch.object(_grouped_product_triton, "dot_type", dot_type),
     ):
         yield
 
@@ -151,6 +166,20 @@ def launch_mamba1(dtype: torch.dtype) -> None:
     selective_runs_triton((x, dt, A, B, B, D), torch.zeros(2, 8192, 16), runs, y)
 
 
+def launch_experts(dtype: torch.dtype) -> None:
+    """Few and many tokens of a gpt-oss layer's experts, in floats and in MXFP4."""
+    for pairs in (8, 4096):
+        order = torch.zeros(pairs, dtype=torch.int64)
+        routed = order, torch.zeros(33, dtype=torch.int64)
+        x, bias = torch.zeros(pairs // 4, 2880, dtype=dtype), torch.zeros(32, 5760, dtype=dtype)
+        weight = torch.empty(32, 5760, 2880, dtype=dtype)
+        grouped_floats_triton(x, weight, bias, *routed)
+        codes = torch.empty(32, 5760, 1440, dtype=torch.uint8), FP4
+        scales = torch.empty(32, 5760, 90, dtype=torch.uint8)
+        groups = torch.empty(32, 2880, dtype=torch.int32)
+        grouped_codes_triton(x, codes, (scales, None, groups, 32), bias, *routed)
+
+
 def launch_all(dtype: torch.dtype) -> None:
     """Launches everything once, in the shapes of a Granite 4 H layer and of other families."""
 
@@ -182,6 +211,7 @@ def launch_all(dtype: torch.dtype) -> None:
     paged_attention_prefill_triton(*attended, table[:1], ((0, 8),), 0.1, 0, None, 50.0)
     launch_delta_rule(dtype)
     launch_latents(dtype)
+    launch_experts(dtype)
 
 
 def main(dtypes: list[str]) -> None:

@@ -17,6 +17,13 @@ from ferryman_kernels.causal_conv import (
 )
 from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan_reference
 from ferryman_kernels.delta_decode import delta_decode, delta_decode_reference
+from ferryman_kernels.grouped_product import (
+    FP4,
+    CodeStack,
+    FloatStack,
+    grouped_product,
+    sort_pairs,
+)
 from ferryman_kernels.latent_attention import (
     latent_attention,
     latent_attention_prefill,
@@ -255,6 +262,29 @@ def test_latent_attention_on_the_device(dtype: torch.dtype) -> None:
     got = _on_cuda(latent_attention_prefill, chunk, pages, table, SPANS, 512, 0.09)
     expected = _in_float64(latent_attention_prefill, chunk, pages, table, SPANS, 512, 0.09)
     _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("pairs_per_token", [1, 4])
+@pytest.mark.parametrize("tokens", [3, 700])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_grouped_product_on_the_device(
+    dtype: torch.dtype, tokens: int, pairs_per_token: int
+) -> None:
+    """In floats and in MXFP4, with experts that nothing is routed to."""
+    chosen = torch.rand(tokens, 30).topk(pairs_per_token).indices
+    order, starts = sort_pairs(chosen, 32)
+    x, bias = _rounded(tokens, 320, dtype=dtype), _rounded(32, 200, dtype=dtype)
+    codes = torch.randint(0, 256, (32, 200, 160), dtype=torch.uint8)
+    powers = torch.randint(120, 130, (32, 200, 10), dtype=torch.uint8)
+    groups = (torch.arange(320) // 32).int().repeat(32, 1)
+    coded = CodeStack(codes, FP4, powers.view(torch.float8_e8m0fnu), None, groups, 32, bias)
+    for stack in (FloatStack(_rounded(32, 200, 320, dtype=dtype), bias), coded):
+        moved = {name: getattr(stack, name) for name in stack.__slots__}
+        moved |= {name: t.to(CUDA) for name, t in moved.items() if isinstance(t, Tensor)}
+        on_card = type(stack)(**moved)
+        got = _on_cuda(grouped_product, x, on_card, *sort_pairs(chosen.to(CUDA), 32))
+        expected = grouped_product(x.double(), stack, order, starts)
+        _assert_near(got, expected, bfloat16=dtype == torch.bfloat16)
 
 
 def test_pages_and_slots_beyond_two_gigabytes_on_the_device() -> None:

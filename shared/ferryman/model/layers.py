@@ -83,6 +83,17 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """act(gate) · up of one product's outputs [tokens, 2 · inner_dim], gate's first."""
+
+    act: Callable[[Tensor], Tensor] = F.silu
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.act(gate) * up
+
+
+@dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(act(gate) · up), gate and up from one product: gate's rows come first."""
 

@@ -5,72 +5,50 @@ y = Σ_chosen share · expert(x)                                    (Shazeer et 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.expert_router import ExpertRouter, SharesOfChosen, load_router
+from ferryman.model.experts import (
+    ExpertMatrices,
+    RoutedExperts,
+    ShareOfOutput,
+    Weighing,
+    load_experts_for,
+)
 from ferryman.model.feed_forward_shapes import (
     MixtureShape,
     MlpShape,
     MoeShape,
 )
-from ferryman.model.layers import FeedForward, GatedMlp, gate_and_up, load_gated_mlp
+from ferryman.model.layers import FeedForward, GatedActivation, gate_and_up, load_gated_mlp
 from ferryman.model.linear import Linear, make_linear
-from ferryman.model.matrix import Matrix, join_linear
+from ferryman.model.matrix import Matrix
 from ferryman.model.ranks import Group, slice_of
 from ferryman.model.weights import Weights
 
 
-class FedExpert(Protocol):
-    """An expert's summand for hidden [tokens, hidden_dim], of which it has `shares` [tokens, 1]."""
-
-    def __call__(self, expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor: ...
-
-
-def share_of_output(expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
-    """share · expert(x)."""
-    return expert(hidden) * shares
-
-
-def share_of_input(expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
-    """expert(share · x) (Llama 4)."""
-    return expert(hidden * shares)
-
-
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """Routed experts: one product per expert present in the batch, over all of its tokens.
+    """Routed experts.
 
     If the ranks of `group` each compute a summand of every expert, one sum over the ranks follows
     the last expert. So the routing does not change the number of collectives.
     """
 
     router: ExpertRouter
-    experts: tuple[FeedForward, ...]
+    experts: RoutedExperts
     group: Group
-    fed: FedExpert = share_of_output
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.mixed(hidden, *self.router(hidden))
 
     def mixed(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """The outputs of the `chosen` experts for `hidden`, weighted by `shares`."""
-        per_token, pair_shares = chosen.shape[1], shares.to(hidden.dtype).flatten()
-        by_expert = chosen.flatten().argsort(stable=True)  # indices into token-expert pairs
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
-        pairs = by_expert.split_with_sizes(counts)
-        mixed = torch.zeros_like(hidden)
-        for expert, pair in zip(self.experts, pairs, strict=True):
-            if len(pair):
-                tokens = pair // per_token
-                fed = self.fed(expert, hidden[tokens], pair_shares[pair, None])
-                mixed.index_add_(0, tokens, fed)
-        return self.group.summed(mixed)
+        return self.group.summed(self.experts(hidden, shares.to(hidden.dtype), chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +82,13 @@ def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureO
     gates = weights.matrices(gate_up, num_experts, 2 * inner_dim, hidden_dim)
     downs = weights.matrices(down, num_experts, hidden_dim, inner_dim)
     score = make_linear(weights.tensor(router, num_experts, hidden_dim))
+    parts = (
+        (gate_and_up(gate_up, weights.group), down)
+        for gate_up, down in zip(gates, downs, strict=True)
+    )
     return MixtureOfExperts(
         SharesOfChosen(score, shape.experts_per_token),
-        tuple(
-            _expert(gate_and_up(gate_up, weights.group), down, weights.group)
-            for gate_up, down in zip(gates, downs, strict=True)
-        ),
+        _gated_experts(weights, parts, F.silu, ShareOfOutput()),
         weights.group,
     )
 
@@ -123,17 +102,20 @@ def load_mixture(
     hidden_dim: int,
     router: ExpertRouter,
     names: tuple[str, str, str] = GATE_UP_DOWN,
+    *,
     act: Callable[[Tensor], Tensor] = F.silu,
+    weighing: Weighing | None = None,
 ) -> MixtureOfExperts:
     """The experts under `weights` after `router`; each rank has a part of every expert.
 
-    `names` are those of gate, up and down where each expert is stored under its number.
+    `names` are those of gate, up and down where each expert is stored under its number. Without
+    `weighing` a share multiplies an expert's output.
     """
     if weights.has("gate_up_proj"):
         parts = _stacked_matrices(weights, shape, hidden_dim)
     else:
         parts = _separate_matrices(weights, shape, hidden_dim, names)
-    experts = tuple(_expert(gate_up, down, weights.group, act) for gate_up, down in parts)
+    experts = _gated_experts(weights, parts, act, weighing or ShareOfOutput())
     return MixtureOfExperts(router, experts, weights.group)
 
 
@@ -164,14 +146,17 @@ def _separate_matrices(
         yield [slice_of(part, weights.group) for part in parts], down
 
 
-def _expert(
-    gate_up: Sequence[Matrix],
-    down: Matrix,
-    group: Group,
-    act: Callable[[Tensor], Tensor] = F.silu,
-) -> GatedMlp:
-    """A rank's part of an expert's inner channels; its output is a summand."""
-    return GatedMlp(join_linear(gate_up), slice_of(down, group, axis=1).linear(None), act)
+def _gated_experts(
+    weights: Weights,
+    parts: Iterable[tuple[list[Matrix], Matrix]],
+    act: Callable[[Tensor], Tensor],
+    weighing: Weighing,
+) -> RoutedExperts:
+    """A rank's part of the inner channels of every expert; their outputs are summands."""
+    cut = (
+        ExpertMatrices(gate_up, slice_of(down, weights.group, axis=1)) for gate_up, down in parts
+    )
+    return load_experts_for(weights.device, cut, GatedActivation(act), weighing)
 
 
 def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedForward:

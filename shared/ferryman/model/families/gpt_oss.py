@@ -27,10 +27,16 @@ from ferryman.model.config_readers import (
 )
 from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.expert_router import SharesOfChosen
+from ferryman.model.experts import (
+    ExpertMatrices,
+    RoutedExperts,
+    ShareOfOutput,
+    load_experts_for,
+)
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import MoeShape
 from ferryman.model.layers import DecoderLayer, LayerPlace, load_norm
-from ferryman.model.linear import Linear, make_linear
+from ferryman.model.linear import make_linear
 from ferryman.model.matrix import Matrix
 from ferryman.model.moe import MixtureOfExperts
 from ferryman.model.quantisation.mxfp4 import BLOCK_LEN, METHOD, mxfp4_matrices
@@ -91,18 +97,16 @@ def _read_moe(fields: ConfigFields) -> MoeShape:
 
 
 @dataclass(frozen=True, slots=True)
-class ClampedMlp:
-    """One expert; gate's rows come first in `gate_up`."""
+class ClampedSwiglu:
+    """(up + 1) · gate · sigmoid(alpha · gate), clamped; gate's channels come first."""
 
-    gate_up: Linear
-    down: Linear
     alpha: float
     limit: float
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return self.down((up + 1) * (gate * torch.sigmoid(gate * self.alpha)))
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
 
 
 def _load(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
@@ -135,7 +139,7 @@ def _load_moe(config: GptOssConfig, weights: Weights) -> MixtureOfExperts:
     )
 
 
-def _load_experts(config: GptOssConfig, weights: Weights) -> tuple[ClampedMlp, ...]:
+def _load_experts(config: GptOssConfig, weights: Weights) -> RoutedExperts:
     """The experts. Rows of gate and up alternate on disk; here those of gate come first."""
     num_experts, inner_dim = config.moe.num_experts, config.moe.inner_dim
     hidden_dim = config.trunk.hidden_dim
@@ -144,17 +148,19 @@ def _load_experts(config: GptOssConfig, weights: Weights) -> tuple[ClampedMlp, .
     biases = weights.tensor("gate_up_proj_bias", num_experts, 2 * inner_dim)
     down_biases = weights.tensor("down_proj_bias", num_experts, hidden_dim)
     order, group = torch.arange(2 * inner_dim), weights.group
-    own = [slice_of(rows, group) for rows in (order[::2], order[1::2])]
-    return tuple(
-        ClampedMlp(
-            gate_up=gate_ups[i].with_rows(torch.cat(own)).linear(biases[i][torch.cat(own)]),
+    own = torch.cat([slice_of(rows, group) for rows in (order[::2], order[1::2])])
+    parts = (
+        ExpertMatrices(
+            [gate_ups[i].with_rows(own)],
+            slice_of(downs[i], group, axis=1),
+            biases[i][own],
             # The outputs of the ranks are added, so one rank alone adds the bias.
-            down=slice_of(downs[i], group, axis=1).linear(None if group.rank else down_biases[i]),
-            alpha=config.swiglu_alpha,
-            limit=config.swiglu_limit,
+            None if group.rank else down_biases[i],
         )
         for i in range(num_experts)
     )
+    act = ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit)
+    return load_experts_for(weights.device, parts, act, ShareOfOutput())
 
 
 def _matrices(

@@ -22,6 +22,7 @@ from ferryman.model.config_fields import ConfigFields
 from ferryman.model.config_readers import check_activation, read_layers, read_trunk
 from ferryman.model.decoder import Decoder
 from ferryman.model.expert_router import SigmoidOfChosen
+from ferryman.model.experts import ShareOfInput
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import (
     FeedForwardShape,
@@ -31,7 +32,7 @@ from ferryman.model.feed_forward_shapes import (
 )
 from ferryman.model.layers import FeedForward, load_gated_mlp
 from ferryman.model.linear import make_linear
-from ferryman.model.moe import ExpertsBesideShared, load_mixture, share_of_input
+from ferryman.model.moe import ExpertsBesideShared, load_mixture
 from ferryman.model.text_model import text_fields, text_weights
 from ferryman.model.transformer import TransformerConfig, load_transformer
 from ferryman.model.transformer_readers import (
@@ -128,9 +129,10 @@ def _feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) ->
         experts,
         hidden_dim,
         SigmoidOfChosen(score, experts.experts_per_token),
+        weighing=ShareOfInput(),
     )
     shared = load_gated_mlp(inside.under("shared_expert"), shape.shared, hidden_dim)
-    return ExpertsBesideShared(replace(routed, fed=share_of_input), shared)
+    return ExpertsBesideShared(routed, shared)
 
 
 FAMILY = Family(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _read, _load)

@@ -30,6 +30,7 @@ from ferryman.model.config_readers import (
 )
 from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.expert_router import load_grouped_router
+from ferryman.model.experts import ExpertMatrices, ShareOfOutput, load_experts_for
 from ferryman.model.family import Family, MtpSource
 from ferryman.model.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
 from ferryman.model.layers import (
@@ -167,6 +168,10 @@ def _mamba(fields: ConfigFields) -> MambaShape:
     )
 
 
+def squared_relu(up: Tensor) -> Tensor:
+    return F.relu(up).square()
+
+
 @dataclass(frozen=True, slots=True)
 class SquaredReluMlp:
     """down(relu(up)²): no gate."""
@@ -175,7 +180,7 @@ class SquaredReluMlp:
     down: Linear
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(hidden)).square())
+        return self.down(squared_relu(self.up(hidden)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +282,11 @@ def _load_experts(weights: Weights, shape: ExpertsShape, hidden_dim: int) -> Fee
     """The experts. Each rank has a part of every expert's inner channels; the mixture sums them."""
     router = load_grouped_router(weights.under("gate"), shape.routed, shape.routing, hidden_dim)
     inside, group, seen = weights.under("experts"), weights.group, shape.latent_dim or hidden_dim
-    experts = tuple(
-        SquaredReluMlp(slice_of(up, group).linear(None), slice_of(down, group, axis=1).linear(None))
+    parts = (
+        ExpertMatrices([slice_of(up, group)], slice_of(down, group, axis=1))
         for up, down in _expert_matrices(inside, shape.routed, seen)
     )
+    experts = load_experts_for(weights.device, parts, squared_relu, ShareOfOutput())
     mixture = MixtureOfExperts(router, experts, group)
     if not shape.latent_dim:
         return mixture
