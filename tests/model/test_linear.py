@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ferryman.model.linear import PackedLinear, PlainLinear, make_linear, pack
+from ferryman.model.linear import PackedLinear, PanelLinear, PlainLinear, make_linear, pack
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}
 
@@ -39,13 +39,13 @@ def test_a_packed_linear_reads_its_input_through_strides(dtype: torch.dtype) -> 
 @pytest.mark.parametrize(
     ("dtype", "dim", "chosen"),
     [
-        pytest.param(torch.float32, 1024, PackedLinear, id="large float32"),
+        pytest.param(torch.float32, 1024, (PackedLinear, PanelLinear), id="large float32"),
         pytest.param(torch.float32, 64, PlainLinear, id="float32 that stays in the cache"),
-        pytest.param(torch.bfloat16, 64, PackedLinear, id="bfloat16 of any size"),
+        pytest.param(torch.bfloat16, 64, (PackedLinear, PanelLinear), id="bfloat16 of any size"),
         pytest.param(torch.float64, 1024, PlainLinear, id="float64, which oneDNN lacks"),
     ],
 )
 def test_a_linear_is_packed_where_that_is_quicker(
-    dtype: torch.dtype, dim: int, chosen: type[PackedLinear] | type[PlainLinear]
+    dtype: torch.dtype, dim: int, chosen: type | tuple[type, ...]
 ) -> None:
     assert isinstance(make_linear(torch.zeros(dim, dim, dtype=dtype)), chosen)

@@ -8,7 +8,8 @@ is faster than F.linear by these factors (torch 2.13, 2 cores with AVX-512 and b
     float32     1.7–1.8    2.2–3.2     1.7–2.8      1.25
     bfloat16    1.3–1.7    1.9–2.2        1.4       1.06
 
-oneDNN has no float64.
+oneDNN has no float64. With few tokens it does not read a packed weight as fast as memory allows:
+there a loop reads it instead (`packed_product`; docs/kernels.md has the times).
 
 A call of oneDNN costs about 14 µs beyond the product, one of torch's float32 product 2 µs. A
 float32 weight that stays in the cache (up to 256 × 256) is faster unpacked, up to 5 times at batch
@@ -25,9 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ferryman.model.ranks import Group
+from ferryman_kernels.packed_product import Panels, packed_product, panels_of
 
 # The least weight, in bytes, that is worth packing (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
+# The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), and the
+# most threads: one thread of the loop reads as much as two of oneDNN.
+FEW_TOKENS = {torch.float32: 8, torch.bfloat16: 4}
+FEW_THREADS = 2
 
 
 class Linear(Protocol):
@@ -59,9 +65,34 @@ class PackedLinear:
         return y
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+@dataclass(frozen=True, slots=True)
+class PanelLinear:
+    """oneDNN's product for many tokens; up to `few_tokens` a loop reads the same memory.
+
+    `bias` [out_dim], or [0] where there is none. The number of tokens in a batch may change a
+    token's last bits, as it does within oneDNN.
+    """
+
+    panels: Panels
+    bias: Tensor
+    many: PackedLinear
+    few_tokens: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) <= self.few_tokens and torch.get_num_threads() <= FEW_THREADS:
+            return packed_product(x, self.panels, self.bias)
+        return self.many(x)
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | PanelLinear:
     """`weight` [out_dim, in_dim] on a CPU, copied into oneDNN's layout."""
-    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias)
+    weight = weight.contiguous()
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    many, panels = PackedLinear(packed, bias), panels_of(packed, weight)
+    if panels is None:
+        return many
+    added = weight.new_empty(0) if bias is None else bias.contiguous()
+    return PanelLinear(panels, added, many, FEW_TOKENS[weight.dtype])
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

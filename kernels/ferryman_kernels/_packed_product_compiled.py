@@ -1,0 +1,92 @@
+"""The packed product's loop for the CPU: a few tokens share each read of the weight.
+
+Formulas and names are those of `packed_product`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
+from ferryman_kernels._lanes import LANES, STEP_BYTES, add_step, no_sums, part, steps_of, store
+
+
+@part
+def panel_sums(like: Any, address: Any, x: Any, rows: Any, sums: Any) -> None:
+    """The products of the panel at `address` with the `rows` of x, float32, to the rows of `sums`
+    [rows, 64]. A row's bits do not depend on the others."""
+    # Four rows use a weight while it is in registers; for the rest the panel is in the cache.
+    whole = rows.shape[0] // 4 * 4
+    for i in range(0, whole, 4):
+        x0, x1, x2, x3 = x[rows[i]], x[rows[i + 1]], x[rows[i + 2]], x[rows[i + 3]]
+        sums0 = sums1 = sums2 = sums3 = no_sums()
+        at = address
+        for step in range(steps_of(like, x0)):
+            sums0 = add_step(like, sums0, at, x0, step)
+            sums1 = add_step(like, sums1, at, x1, step)
+            sums2 = add_step(like, sums2, at, x2, step)
+            sums3 = add_step(like, sums3, at, x3, step)
+            at += STEP_BYTES
+        store(sums0, sums[i])
+        store(sums1, sums[i + 1])
+        store(sums2, sums[i + 2])
+        store(sums3, sums[i + 3])
+    for i in range(whole, rows.shape[0]):
+        row, at, own = x[rows[i]], address, no_sums()
+        for step in range(steps_of(like, row)):
+            own = add_step(like, own, at, row, step)
+            at += STEP_BYTES
+        store(own, sums[i])
+
+
+@part
+def widened(x: Any) -> Any:
+    """x in float32."""
+    out = np.empty(x.shape, np.float32)
+    for token in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[token, i] = wide(x[token, i])
+    return out
+
+
+def _product(like: Any, address: int, panel_bytes: int, bias: Any, x: Any, y: Any) -> None:
+    tokens, out_dim = y.shape
+    inputs, rows = widened(x), np.arange(tokens)
+    for panel in prange((out_dim + LANES - 1) // LANES):
+        sums = np.empty((tokens, LANES), np.float32)
+        panel_sums(like, address + panel * panel_bytes, inputs, rows, sums)
+        first, end = panel * LANES, min((panel + 1) * LANES, out_dim)
+        for token in range(tokens):
+            own, out = sums[token], y[token, first:end]
+            if bias.shape[0] > 0:
+                for lane in range(end - first):
+                    own[lane] += wide(bias[first + lane])
+            for lane in range(end - first):
+                out[lane] = narrow(own[lane], out)
+
+
+_product_loop = Loop(_product)
+
+# A weight takes 0.1 ns, numba's threads wake after some 60 µs: from 4 M weights on it pays.
+_WEIGHTS_PER_ELEMENT = 128
+
+
+def element_like(dtype: torch.dtype) -> Any:
+    """The number by whose type the loops know how a weight is stored."""
+    return np.uint16(0) if dtype is torch.bfloat16 else np.float32(0)
+
+
+def packed_product_compiled(
+    x: Tensor, address: int, panel_bytes: int, bias: Tensor, out_dim: int
+) -> Tensor:
+    y = torch.empty(len(x), out_dim, dtype=x.dtype)
+    _product_loop(
+        out_dim * x.shape[1] // _WEIGHTS_PER_ELEMENT,
+        element_like(x.dtype), address, panel_bytes, as_array(bias), as_array(x.contiguous()),
+        as_array(y),
+    )  # fmt: skip
+    return y

@@ -1,0 +1,92 @@
+"""The loop over a packed weight against float64, and the recognition of its layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman_kernels.packed_product import (
+    Panels,
+    packed_product,
+    packed_product_reference,
+    panels_of,
+)
+
+BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 2.0**-8}
+"""Of the largest output: sums of 1,500 float32 products; half in the last place of a bfloat16."""
+SHAPES = [(3, 16), (64, 32), (65, 34), (100, 70), (131, 1500)]
+
+
+def drawn(shape: tuple[int, int], tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x, the weight and its bias; x is a part of something wider."""
+    generator = torch.Generator().manual_seed(tokens * shape[0] + shape[1])
+    out_dim, in_dim = shape
+    x = torch.randn(tokens, 2 * in_dim, generator=generator).to(dtype)[:, in_dim:]
+    weight = torch.randn(out_dim, in_dim, generator=generator).to(dtype)
+    return x, weight, torch.randn(out_dim, generator=generator).to(dtype)
+
+
+def packed(weight: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return found
+
+
+def panels(weight: Tensor) -> Panels:
+    found = panels_of(packed(weight), weight)
+    if found is None:
+        pytest.skip("this processor's layout of a packed weight is another")
+    return found
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 4, 7])
+def test_it_is_the_product_and_the_bias(
+    dtype: torch.dtype, shape: tuple[int, int], tokens: int
+) -> None:
+    x, weight, bias = drawn(shape, tokens, dtype)
+    exact = packed_product_reference(x.double(), weight, bias)
+    found = packed_product(x, panels(weight), bias)
+    assert found.dtype is dtype
+    assert (found.double() - exact).abs().max() <= BOUNDS[dtype] * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_a_token_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+    x, weight, bias = drawn((100, 70), 7, dtype)
+    own = panels(weight)
+    alone = torch.cat([packed_product(token[None], own, bias) for token in x])
+    assert torch.equal(packed_product(x, own, bias), alone)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_infinities_and_not_a_number_keep_their_meaning(dtype: torch.dtype) -> None:
+    x = torch.ones(1, 32, dtype=dtype)
+    x[0, 5] = torch.inf
+    weight = torch.ones(4, 32, dtype=dtype)
+    weight[0, 5], weight[1, 5], weight[2, 6] = 0, -3, torch.nan
+    found = packed_product(x, panels(weight), torch.empty(0, dtype=dtype))[0]
+    assert found.isnan().tolist() == [True, False, True, False]
+    assert found[[1, 3]].tolist() == [-torch.inf, torch.inf]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("place", [(0, 0), (99, 69)], ids=["first corner", "last corner"])
+def test_memory_that_is_not_the_weight_has_no_panels(
+    dtype: torch.dtype, place: tuple[int, int]
+) -> None:
+    _, weight, _ = drawn((100, 70), 1, dtype)
+    panels(weight)
+    other = weight.clone()
+    other[place] += 1
+    assert panels_of(packed(weight), other) is None
+
+
+def test_memory_of_another_size_has_no_panels() -> None:
+    assert panels_of(packed(torch.zeros(64, 64)), torch.zeros(64, 96)) is None
+
+
+def test_an_odd_number_of_inputs_has_no_panels() -> None:
+    weight = torch.zeros(64, 33, dtype=torch.bfloat16)
+    assert panels_of(packed(weight), weight) is None
