@@ -20,6 +20,7 @@ from ferryman.model.families import (
     falcon_mamba,
     gemma2,
     gemma3,
+    gemma3n,
     gemma4,
     glm4_moe,
     glm4_moe_lite,
@@ -102,4 +103,5 @@ FAMILIES: tuple[Family[Any], ...] = (
     glm4_moe_lite.FAMILY,
     kimi_linear.FAMILY,
     gemma4.FAMILY,
+    gemma3n.FAMILY,
 )

@@ -83,10 +83,10 @@ def _read_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
     """Full layers have rotary positions of their own: longer waves, which are often scaled."""
     scale = fields.positive("query_pre_attn_scalar") ** -0.5
     shape = replace(
-        read_attention(fields, scale, _positions_of_all(fields)), head_norm=HeadNorm.EACH_HEAD
+        read_attention(fields, scale, positions_of_all(fields)), head_norm=HeadNorm.EACH_HEAD
     )
     window = replace(
-        shape, window_len=fields.whole("sliding_window"), positions=_positions_in_window(fields)
+        shape, window_len=fields.whole("sliding_window"), positions=positions_in_window(fields)
     )
     if fields.raw.get("layer_types"):
         meanings = {"full_attention": shape, "sliding_attention": window}
@@ -95,14 +95,14 @@ def _read_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
     return tuple(window if index % period else shape for index in range(1, num_layers + 1))
 
 
-def _positions_of_all(fields: ConfigFields) -> RotaryPositions:
+def positions_of_all(fields: ConfigFields) -> RotaryPositions:
     name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
     rope = fields.merged_with(name).merged_with("full_attention")
     theta = read_theta(rope, 1_000_000.0)
     return RotaryPositions(theta, head_dim_of(fields), read_scaling(rope))
 
 
-def _positions_in_window(fields: ConfigFields) -> RotaryPositions:
+def positions_in_window(fields: ConfigFields) -> RotaryPositions:
     """The positions of window layers: they share no field with those of full layers."""
     theta = read_theta(fields, 10_000.0, "rope_local_base_freq")
     bare = {name: fields.raw.get(name) for name in ("rope_parameters", "max_position_embeddings")}
