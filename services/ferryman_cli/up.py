@@ -19,10 +19,11 @@ from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.load_display import LoadDisplay, load_display
 from ferryman_launcher.check_apart import CheckedCluster, check_apart
-from ferryman_launcher.child import ChildEnded
+from ferryman_launcher.child import ChildEnded, Launch, execute
+from ferryman_launcher.fork_server import fork_server
 from ferryman_launcher.host_plan import HostPlan, host_plans, plan_line
 from ferryman_launcher.model_places import ModelPlaces
-from ferryman_launcher.process_plan import ProcessPlan, plan_processes
+from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
 from ferryman_launcher.state_folder import DEFAULT, RunningCluster, StateFolder
@@ -83,7 +84,24 @@ def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
     """Runs until it is told to stop; returns the exit status."""
     for note in places.notes:
         _say(note)
-    checked = check_apart(choices, places)
+    # Libraries have one OpenMP thread while they are imported; a worker sets its own number.
+    imported = {**waiting(choices), **os.environ, "OMP_NUM_THREADS": "1"}
+    with fork_server(imported, _say) as forks:
+        launch = execute if forks is None else forks.launch
+        checked = check_apart(choices, places, launch)
+        if not checked.is_on_cpu:
+            launch = execute  # a card cannot be forked
+        return _run_checked(choices, places, checked, launch, as_json=as_json)
+
+
+def _run_checked(
+    choices: UpOptions,
+    places: ModelPlaces,
+    checked: CheckedCluster,
+    launch: Launch,
+    *,
+    as_json: bool,
+) -> int:
     for note in checked.notes:
         _say(note)
     for snapshot, model in places.missing():
@@ -97,7 +115,7 @@ def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
         announce = _json_announcer(checked) if as_json else _announcer(folder, checked)
         try:
             display = load_display(sys.stderr, _say, as_json=as_json)
-            return asyncio.run(_Up(choices, folder, display).run(announce))
+            return asyncio.run(_Up(choices, folder, display, launch).run(announce))
         finally:
             folder.forget()
             sweep_stale_arenas()
@@ -106,7 +124,9 @@ def run_up(choices: UpOptions, places: ModelPlaces, *, as_json: bool) -> int:
 class _Up:
     """One cluster, from its start to its end."""
 
-    def __init__(self, choices: UpOptions, folder: StateFolder, display: LoadDisplay) -> None:
+    def __init__(
+        self, choices: UpOptions, folder: StateFolder, display: LoadDisplay, launch: Launch
+    ) -> None:
         self._choices, self._folder, self._display = choices, folder, display
         self._process_plan: ProcessPlan = plan_processes(choices, folder)
         self._supervisor = Supervisor(
@@ -116,6 +136,7 @@ class _Up:
             patience=RestartLimits(standstill_seconds=choices.start_seconds),
             changed=self._write,
             on_load=display.show,
+            launch=launch,
         )
         self._stopping = asyncio.Event()
         self._signalled: dict[signal.Signals, float] = {}

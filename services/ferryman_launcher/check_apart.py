@@ -1,23 +1,30 @@
 """Checks the options of `ferryman up` in a process of its own, which ends with its answer.
 
-The check imports torch, 270 MB that `up` would hold for as long as the cluster runs.
+`python -m ferryman_launcher.check_apart` reads the options in CHECK_REQUEST. The check imports
+torch, 270 MB that `up` would hold for as long as the cluster runs.
 """
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 from ferryman.errors import ConfigError, FerrymanError
+from ferryman.hub import HubModel
 from ferryman.runtime.parent import end_with_parent
 from ferryman.settings.cluster import UpOptions
+from ferryman.settings.sources import without_settings
+from ferryman_launcher.child import Launch
 from ferryman_launcher.model_places import ModelPlaces
+
+ARGV = (sys.executable, "-m", "ferryman_launcher.check_apart")
+REQUEST = "CHECK_REQUEST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,11 @@ class CheckedCluster:
     lines: tuple[str, ...]
     objects: tuple[Mapping[str, Any], ...]
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether no worker has a card."""
+        return all(each["device"] == "cpu" for each in self.objects)
+
     def completed(self, choices: UpOptions) -> UpOptions:
         """The same cluster, its workers told what was derived."""
         told = {
@@ -40,62 +52,91 @@ class CheckedCluster:
         return choices.model_copy(update={"told": told})
 
 
-def check_apart(choices: UpOptions, places: ModelPlaces) -> CheckedCluster:
-    """The memory of a cluster that can work. Raises ConfigError for options that cannot.
-
-    Call it before the process has threads or a loop: it forks.
-    """
-    said = answer_of_child(lambda: asdict(_checked(choices, places)))
+def check_apart(choices: UpOptions, places: ModelPlaces, launch: Launch) -> CheckedCluster:
+    """The memory of a cluster that can work. Raises ConfigError for options that cannot."""
+    request = {REQUEST: request_text(choices, places, os.getpid())}
+    said = asyncio.run(answer_of(ARGV, {**without_settings(os.environ), **request}, launch))
     return CheckedCluster(
         tuple(said["notes"]), said["derived"], tuple(said["lines"]), tuple(said["objects"])
     )
 
 
-def answer_of_child(work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The JSON object that `work` makes in a forked process. Raises ConfigError if `work` does."""
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        _answer(work, writer, parent)
-    os.close(writer)
-    with open(reader, "rb") as answer:
-        content = answer.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+async def answer_of(
+    argv: tuple[str, ...], environment: Mapping[str, str], launch: Launch
+) -> Mapping[str, Any]:
+    """The JSON object that a program writes. Raises ConfigError if it names a mistake in it."""
+    collected = _Collected()
+    try:
+        await launch(collected, argv, environment, sys.stderr.fileno())
+        status = await collected.ended
+    finally:
+        collected.close()
     if status:
         raise FerrymanError(f"the check of the options ended with status {status}")
-    said: Mapping[str, Any] = json.loads(content)
+    said: Mapping[str, Any] = json.loads(collected.output)
     if "mistake" in said:
         raise ConfigError(said["mistake"])
     return said
 
 
-def _answer(work: Callable[[], Mapping[str, Any]], writer: int, parent: int) -> NoReturn:
-    """Never returns into the code of the parent, whatever happens."""
-    status = 1
-    try:
-        end_with_parent(parent)
-        gc.disable()  # imports are nearly all that it does, and its memory goes with it
-        with open(writer, "w") as answer:
-            answer.write(json.dumps(_said(work)))
-        status = 0
-    except KeyboardInterrupt:
-        pass  # the parent has it, too, and ends
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+class _Collected(asyncio.SubprocessProtocol):
+    """The output of a process, until it and its output have ended."""
+
+    def __init__(self) -> None:
+        self.output = b""
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport), "it is made for a process"
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.output += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is not None and not self.ended.done():
+            self.ended.set_result(self._transport.get_returncode())
+
+    def close(self) -> None:
+        """Kills a process that still runs."""
+        if self._transport is not None:
+            self._transport.close()
 
 
-def _said(work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+def request_text(choices: UpOptions, places: ModelPlaces, parent_pid: int) -> str:
+    """The options as text that `main` reads. The router's secrets are nothing to check."""
+    told = {role: values for role, values in choices.told.items() if role != "router"}
+    snapshots = {str(folder): asdict(model) for folder, model in places.snapshots.items()}
+    content = {
+        # A default may stand for what nobody may say.
+        "choices": choices.model_copy(update={"told": told}).model_dump(
+            mode="json", exclude_unset=True
+        ),
+        "snapshots": snapshots,
+        "parent_pid": parent_pid,
+    }
+    return json.dumps(content)
+
+
+def options_in(content: Mapping[str, Any]) -> tuple[UpOptions, ModelPlaces]:
+    """The options of a request."""
+    snapshots = {Path(folder): HubModel(**of) for folder, of in content["snapshots"].items()}
+    return UpOptions.model_validate(content["choices"]), ModelPlaces(snapshots)
+
+
+def answer_to(work: Callable[[], CheckedCluster]) -> str:
+    """The answer as text, with the mistake if `work` raises ConfigError."""
     try:
-        return work()
+        return json.dumps(asdict(work()))
     except ConfigError as error:
-        return {"mistake": str(error)}
+        return json.dumps({"mistake": str(error)})
+
+
+def main() -> None:
+    content = json.loads(os.environ[REQUEST])
+    end_with_parent(content["parent_pid"])
+    print(answer_to(lambda: _checked(*options_in(content))))
 
 
 def _checked(choices: UpOptions, places: ModelPlaces) -> CheckedCluster:
@@ -109,3 +150,7 @@ def _checked(choices: UpOptions, places: ModelPlaces) -> CheckedCluster:
         tuple(map(worker_line, plan.workers)),
         tuple(map(worker_object, plan.workers)),
     )
+
+
+if __name__ == "__main__":
+    main()

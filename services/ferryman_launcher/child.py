@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import EXIT_MISCONFIGURED
@@ -178,25 +178,57 @@ def ignored(report: WeightsReport) -> None:
     """For a caller who shows no progress."""
 
 
+class Launch(Protocol):
+    """Starts a program for `protocol`, in a session of its own, so that a Ctrl-C in the terminal
+    does not reach it. `errors` is a file's descriptor, or STDOUT. Raises OSError."""
+
+    async def __call__(
+        self,
+        protocol: asyncio.SubprocessProtocol,
+        argv: tuple[str, ...],
+        environment: Mapping[str, str],
+        errors: int,
+    ) -> None: ...
+
+
+async def execute(
+    protocol: asyncio.SubprocessProtocol,
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    errors: int,
+) -> None:
+    """The ordinary way."""
+    await asyncio.get_running_loop().subprocess_exec(
+        lambda: protocol,
+        *argv,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,
+    )
+
+
 async def spawn(
-    job: ChildSpec, log_path: Path, environment: Mapping[str, str], on_load: OnLoad = ignored
+    job: ChildSpec,
+    log_path: Path,
+    environment: Mapping[str, str],
+    on_load: OnLoad = ignored,
+    launch: Launch = execute,
 ) -> Child:
-    """Starts a process in a session of its own, so that a Ctrl-C in the terminal does not reach it.
+    """Starts a process. Raises OSError.
 
     Must be called on the main thread, or the child would end with the thread.
     """
     log = log_path.open("ab")
-    loop = asyncio.get_running_loop()
-    is_service = job.ready_event_of is ready_event
-    _, child = await loop.subprocess_exec(
-        lambda: Child(job, log, log_path, on_load),
-        *job.argv,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=log if is_service else STDOUT,
-        env=job.environment_from(environment),
-        start_new_session=True,
-    )
+    child = Child(job, log, log_path, on_load)
+    # Servers of other projects have one stream for all they say.
+    errors = log.fileno() if job.ready_event_of is ready_event else STDOUT
+    try:
+        await launch(child, job.argv, job.environment_from(environment), errors)
+    except BaseException:
+        log.close()
+        raise
     return child
 
 

@@ -165,16 +165,17 @@ class _Services:
         }
         argv = (sys.executable, "-m", f"ferryman_{role}")
         return ChildSpec(
-            name, argv, drain_rank, ready_event, environment, role=role, defaults=self._waiting()
+            name, argv, drain_rank, ready_event, environment, role=role, defaults=waiting(choices)
         )
 
-    def _waiting(self) -> Mapping[str, str]:
-        """How a worker's idle threads wait, where all workers have more threads than cores.
 
-        OpenMP's threads spin between two products, for milliseconds, and take the core from a
-        thread that has work: docs/operating.md has the figures. A library reads this when loaded.
-        """
-        return PASSIVE if self.choices.all_threads > usable_cores() else {}
+def waiting(choices: UpOptions) -> Mapping[str, str]:
+    """How a worker's idle threads wait, where all workers have more threads than cores.
+
+    OpenMP's threads spin between two products, for milliseconds, and take the core from a thread
+    that has work: docs/operating.md has the figures. A library reads this when loaded.
+    """
+    return PASSIVE if choices.all_threads > usable_cores() else {}
 
 
 def names(role: str, number: int) -> list[str]:

@@ -15,7 +15,7 @@ from itertools import groupby
 from time import monotonic
 
 from ferryman.errors import ConfigError
-from ferryman_launcher.child import Child, ChildEnded, ChildSpec, spawn
+from ferryman_launcher.child import Child, ChildEnded, ChildSpec, Launch, execute, spawn
 from ferryman_launcher.readiness import ReadyEvent, WeightsReport
 from ferryman_launcher.restarts import RestartLimits, Restarts
 from ferryman_launcher.state_folder import StateFolder
@@ -42,8 +42,9 @@ class Supervisor:
         patience: RestartLimits | None = None,
         changed: Callable[[], None] = lambda: None,
         on_load: OnLoadOf = lambda name, report: None,
+        launch: Launch = execute,
     ) -> None:
-        self._folder, self._environment = folder, environment
+        self._folder, self._environment, self._launch = folder, environment, launch
         self._say, self._changed, self._on_load = say, changed, on_load
         self._patience = patience or RestartLimits()
         self._children: dict[str, Child] = {}
@@ -110,8 +111,9 @@ class Supervisor:
     async def _start(self, name: str) -> ReadyEvent:
         """Raises ConfigError or ChildEnded; then the process is gone, or will be in a moment."""
         job, log_path = self._jobs[name], self._folder.log_path(name)
+        on_load = partial(self._on_load, name)
         try:
-            child = await spawn(job, log_path, self._environment, partial(self._on_load, name))
+            child = await spawn(job, log_path, self._environment, on_load, self._launch)
         except OSError as error:
             raise self._failed(name, ChildEnded(f"{name} could not be started: {error}")) from error
         self._children[name] = child

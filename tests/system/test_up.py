@@ -27,14 +27,19 @@ from ferryman_launcher.state_folder import running_cluster
 
 SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
 API_KEY = "sk-for-the-router-alone"
-# Python runs this before all else: a process whose log has such a name cannot start.
+# Python runs this before all else, and the hook before each program: one whose log has such a name
+# cannot start.
 CANNOT_START = """
-import os
+import os, sys
 broken = os.environ["BROKEN"]
-log = os.path.basename(os.readlink("/proc/self/fd/2"))
-if os.path.exists(broken) and log.startswith(open(broken).read()):
-    os.write(2, b"it cannot start today\\n")
-    os._exit(3)
+def on_event(event, details):
+    if event != "exec" or not os.path.exists(broken):
+        return
+    log = os.path.basename(os.readlink("/proc/self/fd/2"))
+    if log.startswith(open(broken).read()):
+        os.write(2, b"it cannot start today\\n")
+        os._exit(3)
+sys.addaudithook(on_event)
 """
 NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router"}
 
@@ -79,6 +84,11 @@ def variables_of(pid: int) -> dict[str, str]:
     """A process's environment as its kernel shows it."""
     found = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(each.split("=", 1) for each in found if each)
+
+
+def name_of(pid: int) -> str:
+    """A process's name as `ps -o comm` shows it: a forked service has its own."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @contextmanager
@@ -137,6 +147,8 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
         assert again["choices"][0]["text"] == answer["choices"][0]["text"]
 
         pids = cluster.pids
+        services = {name: name_of(pids[name]) for name in NAMES - {"nats", "redis"}}
+        assert services == {name: f"ferryman-{name}"[:15] for name in services}, "all are forked"
         assert {name: pid for name, pid in pids.items() if name != "decode"} == {
             name: pid for name, pid in before.items() if name != "decode"
         }
@@ -174,7 +186,8 @@ def test_an_up_with_drafts_says_the_same_and_nothing_outlives_its_kill(tmp_path:
         assert details["accepted_prediction_tokens"] > 0
         pids = cluster.pids
         knowing = {name for name, pid in pids.items() if API_KEY in str(variables_of(pid))}
-        assert knowing == {"router"}, "callers' keys are nobody else's"
+        assert knowing <= {"router"}, "callers' keys are nobody else's"
+        assert httpx.get(f"{cluster.said['http']}/v1/models").status_code == 401, "it knows them"
         cluster.process.kill()
         cluster.process.wait()
         wait_until(lambda: cluster.is_gone(pids), f"the end of {pids}", seconds=60)

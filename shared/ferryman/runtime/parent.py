@@ -1,4 +1,4 @@
-"""Ends a service when the `ferryman up` that started it ends, for any reason.
+"""Ends a service when the `ferryman up` that started it ends, for any reason; adopts processes.
 
 Linux sends the signal itself (prctl(2), PR_SET_PDEATHSIG), even when the event loop is stuck. It
 does so when the *thread* that forked dies, so start children from the main thread. Other systems
@@ -11,8 +11,11 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -31,7 +34,25 @@ def is_orphaned(parent_pid: int) -> bool:
     return os.getppid() != parent_pid
 
 
+@contextmanager
+def adopting() -> Iterator[None]:
+    """For the length of a block, descendants that lose their parent become children of this
+    process (prctl(2), PR_SET_CHILD_SUBREAPER). Linux alone. Raises OSError.
+
+    No longer than needed: nothing here waits for the end of a stranger's process.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
 def _request_end_signal() -> None:
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
