@@ -27,6 +27,7 @@ from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import Cached, Finished, LoadsDone
 from ferryman.schedule.sequence import RunningSequence
 from ferryman.schedule.slot_allocator import slot_op_holder
+from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 from ferryman.testing.stamps import extended, fake_manifest
 
 PAGE = 4
@@ -68,6 +69,7 @@ class WatchedWorker(ScheduledWorker):
         chunk_tokens: int = 8,
         snapshot_grid: int = 0,
         drafting: Drafting = NO_DRAFTS,
+        order: StepOrder = PREFILL_FIRST,
     ) -> None:
         super().__init__(
             manifest,
@@ -78,6 +80,7 @@ class WatchedWorker(ScheduledWorker):
             chunk_tokens=chunk_tokens,
             snapshot_grid=snapshot_grid,
             drafting=drafting,
+            order=order,
         )
         pools = self.scheduler.allocator.pools.by_kind
         self.pools = {kind: CountingPool(kind, pools[kind].num_slots) for kind in pools}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ferryman.llm import LLM, Completion
 from ferryman.schedule.events import CachedUnit, Event, Retracted, SequenceAdmitted
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.sequence import Goal
+from ferryman.schedule.step_order import IN_TURNS
 
 MEGABYTE = 1 << 20
 PAGE_SIZE = 16
@@ -38,6 +39,7 @@ class Cell:
     draft: str = ""
     dtype: str = "float64"
     quantize: str = "none"
+    in_turns: bool = False
 
 
 @dataclass
@@ -161,7 +163,7 @@ Fed = TypeVar("Fed", bound=HostFed)
 
 
 def engine_of(kind: type[Fed], folder: Path, cell: Cell, page_size: int = PAGE_SIZE) -> Fed:
-    return kind(
+    made = kind(
         folder,
         dtype=cell.dtype,
         quantize=cell.quantize,
@@ -176,6 +178,10 @@ def engine_of(kind: type[Fed], folder: Path, cell: Cell, page_size: int = PAGE_S
         tp_size=cell.tp_size,
         draft=cell.draft,
     )
+    if cell.in_turns:  # as in a worker that prefills and decodes
+        scheduler = made._engine.scheduler
+        scheduler.limits = replace(scheduler.limits, order=IN_TURNS)
+    return made
 
 
 def engine(folder: Path, cell: Cell) -> HostFed:

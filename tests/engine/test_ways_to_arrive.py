@@ -137,8 +137,9 @@ def check(llm: HostFed, world: World, names: Sequence[str]) -> None:
 CELLS = [
     Cell(chunk, overlap, max_running=10) for chunk in (16, 40, 1024) for overlap in (False, True)
 ]
-PAIRS = [CELLS[1], CELLS[2], CELLS[5]]
-"""Every chunking, and overlap on and off, where not every combination is run."""
+IN_TURNS = Cell(40, overlap=True, max_running=10, in_turns=True)
+PAIRS = [CELLS[1], CELLS[2], CELLS[5], IN_TURNS]
+"""Every chunking, overlap on and off, and turns, where not every combination is run."""
 
 CELLS_OF = {
     "granite_moe": CELLS,

@@ -32,6 +32,7 @@ from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.sequence import Goal
+from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 from ferryman.testing.fake_engine import FakeEngine
 from ferryman.testing.stamps import fake_tokens
 
@@ -78,6 +79,7 @@ class ScheduledWorker:
         chunk_tokens: int = 8,
         snapshot_grid: int = 0,
         drafting: Drafting = NO_DRAFTS,
+        order: StepOrder = PREFILL_FIRST,
     ) -> None:
         tracking = tracking_slots(prefix_cache=prefix_cache, overlap=overlap)
         limits = SchedulerLimits(
@@ -89,6 +91,7 @@ class ScheduledWorker:
             prefix_cache=prefix_cache,
             snapshot_grid=snapshot_grid,
             drafting=drafting,
+            order=order,
         )
         self.manifest = manifest
         self.scheduler = Scheduler(

@@ -34,6 +34,7 @@ from ferryman.schedule.events import (
 )
 from ferryman.schedule.request import FinishReason, Request
 from ferryman.schedule.sequence import Goal
+from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
 from ferryman.testing.stamps import fake_manifest
 
 FULL, WINDOW, RECURRENT = Kind.FULL, Kind.WINDOW, Kind.RECURRENT
@@ -86,6 +87,7 @@ class Makeup:
     chunk_tokens: int
     snapshot_grid: int
     drafting: Drafting
+    order: StepOrder
 
     @classmethod
     def drawn(cls, rng: Random, manifest: StateManifest) -> Makeup:
@@ -101,6 +103,7 @@ class Makeup:
             chunk_tokens=rng.choice([4, 6, 8, 8, 13, 64]),
             snapshot_grid=rng.choice([0, 0, 4, 8]),
             drafting=RandomDrafts(drafts, seed=rng.randrange(99)) if drafts else NO_DRAFTS,
+            order=rng.choice([PREFILL_FIRST, IN_TURNS]),
         )
 
     def worker(self, manifest: StateManifest) -> WatchedWorker:
@@ -113,6 +116,7 @@ class Makeup:
             chunk_tokens=self.chunk_tokens,
             snapshot_grid=self.snapshot_grid,
             drafting=self.drafting,
+            order=self.order,
         )
 
 

@@ -23,6 +23,7 @@ from tests.schedule.random_drafts import RandomDrafts
 from ferryman.cache.manifest import Kind
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting, ModelDrafts
 from ferryman.schedule.events import Finished, Retracted
+from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST, StepOrder
 from ferryman.testing.stamps import fake_manifest
 
 MANIFESTS = {
@@ -56,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         full=st.integers(10, 20),
         chunk_tokens=st.sampled_from([4, 8, 64]),
         drafting=st.sampled_from(sorted(DRAFTING)),
+        order=st.sampled_from([PREFILL_FIRST, IN_TURNS]),
     )
     def start(
         self,
@@ -65,6 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         full: int,
         chunk_tokens: int,
         drafting: str,
+        order: StepOrder,
     ) -> None:
         manifest = MANIFESTS[name]
         sizes = {Kind.FULL: full, Kind.WINDOW: 26, Kind.RECURRENT: 9}
@@ -75,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             chunk_tokens=chunk_tokens,
             drafting=DRAFTING[drafting],
+            order=order,
         )
         self.count = 0
         self.cancelled: set[str] = set()

@@ -27,6 +27,7 @@ from ferryman.schedule.batch import StepPlan
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.schedule.scheduler import Scheduler
+from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 from ferryman.settings.workers import NixlSettings
 from ferryman.testing.fake_engine import FakeEngine, no_delay
 from ferryman.testing.stamps import fake_manifest
@@ -69,6 +70,7 @@ def fake_engine(
     num_slots: int = 60,
     pace: Callable[[StepPlan], None] = no_delay,
     stream_type: type[ForwardStream] = ForwardStream,
+    order: StepOrder = PREFILL_FIRST,
 ) -> Iterator[Engine]:
     """An engine whose steps are stamps, with room for a few requests."""
     tracking = tracking_slots(prefix_cache=True, overlap=True)
@@ -79,6 +81,7 @@ def fake_engine(
         max_waiting=8,
         steps_in_flight=2,
         prefix_cache=True,
+        order=order,
     )
     slots = dict.fromkeys(manifest.kinds, num_slots)
     fake = FakeEngine(

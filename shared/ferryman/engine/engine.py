@@ -40,6 +40,7 @@ from ferryman.schedule.drafting import Drafting, PromptLookup
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Adapter
 from ferryman.schedule.scheduler import Scheduler
+from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST
 from ferryman.settings.engine import EngineOptions
 
 # Costs until the first steps are measured: a small model on one core, and a plain memcpy.
@@ -204,6 +205,7 @@ def _limits(options: EngineOptions, max_len: int, drafting: Drafting) -> Schedul
         prefix_cache=options.prefix_cache,
         snapshot_grid=options.snapshot_grid,
         drafting=drafting,
+        order=IN_TURNS if options.takes_turns else PREFILL_FIRST,
     )
 
 

@@ -9,6 +9,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.schedule.drafting import NO_DRAFTS, DraftCounts, Drafting
 from ferryman.schedule.prompt_scores import check_num_entries
 from ferryman.schedule.request import Request
+from ferryman.schedule.step_order import PREFILL_FIRST, StepOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,8 @@ class SchedulerLimits:
     """Bounds of one schedule. `chunk_tokens` bounds the tokens of one prefill step.
 
     `snapshot_grid` is the distance in tokens between the coarse snapshots of a prompt, a multiple
-    of the page size; 0 for none. `drafting` proposes tokens of requests that decode.
+    of the page size; 0 for none. `drafting` proposes tokens of requests that decode. `order`
+    decides between prompts and those.
     """
 
     concurrency: Concurrency
@@ -27,6 +29,7 @@ class SchedulerLimits:
     prefix_cache: bool
     snapshot_grid: int = 0
     drafting: Drafting = NO_DRAFTS
+    order: StepOrder = PREFILL_FIRST
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""

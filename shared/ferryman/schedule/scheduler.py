@@ -5,10 +5,10 @@
     scheduler.commit(plan, outcome, now)       # pure: what follows from it
     events = scheduler.take_events()
 
-One scheduler drives the offline engine, prefill workers and decode workers alike. The engine has no
-phases: a step prefills if a prompt can advance, and decodes otherwise. With overlap a step is
-planned while another runs, so everything that the commit needs is recorded with the step and not
-read from the request later.
+One scheduler drives the offline engine and all kinds of worker alike. The engine has no phases: a
+step prefills or decodes, as `limits.order` says where both could (`schedule/step_order.py`). With
+overlap a step is planned while another runs, so everything that the commit needs is recorded with
+the step and not read from the request later.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class Scheduler:
         self._flights: deque[_StepInFlight] = deque()
         self._prefill_steps = 0
         self._decode_steps = 0
+        self._last_was_prefill = False
         self._step_ids = count(1)
 
     # Requests coming in and ending.
@@ -208,10 +209,18 @@ class Scheduler:
         """The next step, or None when nothing can run (or enough steps are in flight)."""
         if len(self._flights) >= self.limits.steps_in_flight:
             return None
-        return self._plan_prefill(now) or self._plan_decode(now)
+        if self.limits.order.decodes_next(after_prefill=self._last_was_prefill):
+            step = self._plan_decode(now) or self._plan_prefill(now)
+        else:
+            step = self._plan_prefill(now) or self._plan_decode(now)
+        if step is not None:
+            self._last_was_prefill = isinstance(step, PrefillStep)
+        return step
 
     def _plan_prefill(self, now: float) -> StepPlan | None:
-        budget, draft = self.limits.chunk_tokens, SlotOpsBuilder()
+        limits, draft = self.limits, SlotOpsBuilder()
+        num_decoding, grid = len(self.sequences.decoding), self.manifest.scan_chunk
+        budget = limits.order.prefill_tokens(limits.chunk_tokens, num_decoding, grid)
         chunks, sequences = [], []
         for sequence in self.admission.prompts(now):
             name = sequence.request_id

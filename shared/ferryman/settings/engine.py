@@ -40,7 +40,7 @@ class EngineOptions(BaseModel):
 
     Pools have `max_prealloc` rows beyond the running ones, for prompts that are handed over. A
     worker that prefills for others never `decodes`: it verifies no drafts and tracks no states, but
-    keeps a draft model's state.
+    keeps a draft model's state. One that does both `takes_turns`: a decode step after each chunk.
     """
 
     model_config = GROUP
@@ -95,6 +95,7 @@ class EngineOptions(BaseModel):
     rank_silence_seconds: Fixed[Seconds] = 300.0
     max_prealloc: Fixed[Annotated[int, Field(ge=0)]] = 0
     decodes: Fixed[bool] = True
+    takes_turns: Fixed[bool] = False
 
     @field_validator("page_size")
     @classmethod
