@@ -20,9 +20,10 @@ from ferryman.worker.loop import hear_each
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
-from ferryman_prefill.attempt import AttemptOver, PrefillAttempt, PrefillContext
+from ferryman_prefill.attempt import PrefillAttempt
 from ferryman_prefill.decode_client import DecodeClient
 from ferryman_prefill.handoff_transport import HandoffTransport
+from ferryman_prefill.prompt_attempt import AttemptOver, PrefillContext, PromptAttempt
 from ferryman_prefill.send_leases import SendLeases
 
 SERVICE = "ferryman.wire.v1.PrefillService"
@@ -54,7 +55,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._max_queued = limits.max_waiting
         self._order_check = OrderCheck(parts.engine)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
-        self._attempts: dict[str, PrefillAttempt] = {}
+        self._attempts: dict[str, PromptAttempt] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -86,16 +87,18 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             running.cancel()
             await asyncio.wait([running])
 
-    def _begin(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PrefillAttempt:
-        order = self._checked(order)
-        manifest = self._ctx.engine.manifest
-        decode = DecodeClient(order, self._channels, self._me, manifest, self._transport)
-        attempt = PrefillAttempt(order, decode, self._ctx, grammar)
+    def _begin(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PromptAttempt:
+        attempt = self._attempt(self._checked(order), grammar)
         if attempt.name in self._attempts:
             raise Stale(f"attempt {order.context.attempt} of this request runs here already")
         self._attempts[attempt.name] = attempt
         self._idle.clear()
         return attempt
+
+    def _attempt(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PromptAttempt:
+        manifest = self._ctx.engine.manifest
+        decode = DecodeClient(order, self._channels, self._me, manifest, self._transport)
+        return PrefillAttempt(order, decode, self._ctx, grammar)
 
     async def StopWriting(
         self, request: prefill_pb2.StopWritingRequest, context: Any
@@ -127,7 +130,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         request = self._order_check.checked(order.request, asked.tenant_salt, asked.adapter)
         return replace(order, request=request)
 
-    def _end(self, attempt: PrefillAttempt) -> None:
+    def _end(self, attempt: PromptAttempt) -> None:
         self._attempts.pop(attempt.name, None)
         if not self._attempts:
             self._idle.set()
@@ -143,12 +146,18 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             attempt.fail(event)
 
     def _hear(self, event: Event) -> None:
-        attempt = self._attempts.get(event.request_id)
         if isinstance(event, Cached):
-            self._ctx.host.cached(event, _tags(attempt))
+            self._ctx.host.cached(event, _tags(self._attempts.get(event.request_id)))
         elif isinstance(event, ChainDropped):
             self._ctx.host.chain_dropped(event.first)
-        elif attempt is not None:
+        else:
+            self.deliver(event)
+
+    def deliver(self, event: Event) -> None:
+        """Passes an attempt its event; the host tier hears nothing."""
+        if isinstance(event, RequestFailed):
+            self._fail(event)
+        elif attempt := self._attempts.get(event.request_id):
             attempt.inbox.put_nowait(event)
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
@@ -160,23 +169,27 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self.is_draining = True
         await self._idle.wait()
 
+    def prompts_outside(self) -> list[int]:
+        """The lengths of the prompts that the schedule does not know yet."""
+        queued = (attempt for attempt in self._attempts.values() if not attempt.is_scheduled)
+        return [attempt.order.request.prompt_len for attempt in queued]
+
     def load(self) -> WorkerLoad:
         """The load for the heartbeat: running and waiting attempts, and their tokens."""
         statistics = self._ctx.engine.scheduler.statistics()
         in_schedule = statistics.prefilling + statistics.held + statistics.waiting
-        queued = [a for a in self._attempts.values() if not a.is_scheduled]
-        tokens = sum(attempt.order.request.prompt_len for attempt in queued)
+        queued = self.prompts_outside()
         return WorkerLoad(
             is_ready=not self.is_draining,
             num_running=in_schedule,
             num_queued=len(queued),
-            queue_tokens=tokens + statistics.tokens_to_prefill,
+            queue_tokens=sum(queued) + statistics.tokens_to_prefill,
             node=self._ctx.host.node_id,
             planes=self._transport.planes,
         )
 
 
-def _tags(attempt: PrefillAttempt | None) -> CallTags:
+def _tags(attempt: PromptAttempt | None) -> CallTags:
     if attempt is None:
         return NO_TAGS
     return tags_for(attempt.order.context)

@@ -13,4 +13,4 @@ ROLE = "prefill"
 
 async def serve(settings: PrefillSettings, stopping: asyncio.Event) -> None:
     """Serves until `stopping` is set and every attempt has ended."""
-    await serve_worker(settings, settings.engine, ROLE, PrefillServicer, SERVICE, stopping)
+    await serve_worker(settings, settings.engine, ROLE, PrefillServicer, (SERVICE,), stopping)

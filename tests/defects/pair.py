@@ -44,9 +44,10 @@ from ferryman.wire.values import (
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier
 from ferryman_decode.handoff_receiver import HandoffReceiver
-from ferryman_prefill.attempt import PrefillAttempt, PrefillContext
+from ferryman_prefill.attempt import PrefillAttempt
 from ferryman_prefill.decode_client import DecodeClient
 from ferryman_prefill.handoff_transport import HandoffTransport
+from ferryman_prefill.prompt_attempt import PrefillContext
 from ferryman_prefill.send_leases import SendLeases, WriterStatus
 
 EPOCH = 9
