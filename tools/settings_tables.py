@@ -17,11 +17,12 @@ from ferryman.settings.names import SERVICES
 
 PAGE = Path(__file__).parent.parent / "docs" / "operating.md"
 HEAD = ("| name | default | meaning |", "|---|---|---|")
-# The names of the services in the tables; both kinds of worker have one name.
+# The names of the services in the tables; all kinds of worker have one name.
 TITLES = {
     "router": "router",
     "prefill": "workers",
     "decode": "workers",
+    "both": "workers",
     "hostcache": "host-cache",
 }
 

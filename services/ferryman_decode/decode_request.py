@@ -14,6 +14,7 @@ from ferryman.wire.grpc.rpc import tags_for
 from ferryman.wire.values import (
     Ending,
     Failure,
+    PrefillOrder,
     RequestTokens,
     ReserveOrder,
     StreamContinues,
@@ -31,7 +32,9 @@ def name_of(request_id: str, attempt: int) -> str:
 class DecodeRequest:
     """The tokens from offset `base` on, and the running hash after the last."""
 
-    def __init__(self, order: ReserveOrder, grammar: CompiledGrammar | None = None) -> None:
+    def __init__(
+        self, order: ReserveOrder | PrefillOrder, grammar: CompiledGrammar | None = None
+    ) -> None:
         """It holds its grammar until it is over, so that the engine finds it compiled."""
         self.context = order.context
         self.grammar = grammar

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.units import HostUnit
 from ferryman.errors import Cancelled, DeadlineExceeded, Stale
-from ferryman.handoff.values import Reservation
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import (
     Cached,
@@ -26,7 +25,7 @@ from ferryman.schedule.events import (
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
 from ferryman.wire.grpc.status import failure_of
-from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor
+from ferryman.wire.values import CommitOrder, RequestContext, RequestTokens, TokenCursor, Usage
 from ferryman.worker.loop import hear_each
 from ferryman.worker.preempted import PreemptedRequests
 from ferryman.worker.summary import tier_of
@@ -63,19 +62,15 @@ class Requests:
         if name_of(context.request_id, context.attempt) in self._by_name:
             raise Stale(f"attempt {context.attempt} of {context.request_id} is known here")
 
-    def reserved(
-        self, request: DecodeRequest, reservation: Reservation, chosen: Mapping[str, Fact]
-    ) -> None:
-        """`chosen` is the data plane, and the reason against a faster one."""
+    def reserved(self, request: DecodeRequest, facts: Mapping[str, Fact]) -> None:
+        """The request may come. `facts` are the units wanted for it, the data plane, and the reason
+        against a faster one."""
         name = request.name
         self._by_name[name] = request
         self._attempts.setdefault(request.context.request_id, []).append(request)
         self._deadlines[name] = self._parts.clock() + request.context.deadline_seconds
         self._idle.clear()
-        facts: dict[str, Fact] = {
-            f"wanted_{span.kind}": [span.first, span.end] for span in reservation.ranges
-        }
-        self._say(request, "reserved", **facts, **chosen)
+        self._say(request, "reserved", **facts)
 
     def loaded(self, name: str, units: Sequence[HostUnit], seconds: float) -> None:
         """Units of the host tier are in the slots of a reservation."""
@@ -91,12 +86,17 @@ class Requests:
     def committed(self, order: CommitOrder) -> None:
         """Decode has verified the hand-off: the request runs, and its first token may be sent."""
         context = order.context
-        request = self._by_name[name_of(context.request_id, context.attempt)]
-        request.committed(order.usage)
-        self._say(request, "verified", units=len(order.digests))
+        name = name_of(context.request_id, context.attempt)
+        self.verified(name, order.usage, units=len(order.digests))
         scheduler = self._parts.engine.scheduler
         scheduler.adopt(order.reservation_id, order.first, self._parts.clock())
         self._parts.wake.set()
+
+    def verified(self, name: str, usage: Usage, **facts: Fact) -> None:
+        """All state of the request's prompt is here and known to be right."""
+        request = self._by_name[name]
+        request.committed(usage)
+        self._say(request, "verified", **facts)
 
     def given_up(self, name: str, cause: str) -> None:
         """Ends a request whose reservation was given up, for the reason `cause`."""
@@ -106,7 +106,11 @@ class Requests:
 
     def freed(self, name: str) -> None:
         """The reservation was given up, and its slots are free."""
-        self.given_up(name, "reservation_ended")
+        self.withdrawn(name, "reservation_ended")
+
+    def withdrawn(self, name: str, cause: str) -> None:
+        """The request will not come, for the reason `cause` if no other ended it before."""
+        self.given_up(name, cause)
         self._forget(name)
         self._parts.wake.set()
 

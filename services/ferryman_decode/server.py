@@ -46,6 +46,7 @@ from ferryman_decode.aborts import Aborts, Quarantine
 from ferryman_decode.decode_request import DecodeRequest
 from ferryman_decode.handoff_receiver import LEASE_SECONDS, HandoffReceiver
 from ferryman_decode.host_loads import LOAD_FAILED, HostLoads
+from ferryman_decode.local_handoffs import LocalHandoffs
 from ferryman_decode.nixl_receiver import NixlReceiver, WriterAgent
 from ferryman_decode.requests import Requests
 from ferryman_decode.token_streams import RouterStreams
@@ -85,6 +86,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._order_check = OrderCheck(parts.engine)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
         self._aborts = Aborts(self._requests, self._receiver, self._quarantine, parts.clock)
+        # For a worker that prefills, too; one that only decodes never asks it.
+        self.local = LocalHandoffs(parts, self._requests, self._receiver.table)
         self._is_draining = False
 
     def _ask_to_stop(self, order: StopWriter) -> None:
@@ -164,7 +167,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         are not read any more."""
         self._requests.check_new(order.context)
         reservation = self._receiver.reserve(order, lease.view)
-        chosen: dict[str, Fact] = {"path": GRPC}
+        chosen: dict[str, Fact] = {
+            f"wanted_{span.kind}": [span.first, span.end] for span in reservation.ranges
+        }
+        chosen["path"] = GRPC
         match writer_agent:
             case GrpcOnly(why):
                 chosen["why"] = why
@@ -177,7 +183,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             chosen["copied"] = num_copied
         context = order.context
         self._requests.abort(context.request_id, context.attempt - 1, "superseded")
-        self._requests.reserved(DecodeRequest(order, grammar), reservation, chosen)
+        self._requests.reserved(DecodeRequest(order, grammar), chosen)
         return reservation
 
     def _checked(self, order: ReserveOrder) -> ReserveOrder:

@@ -13,4 +13,4 @@ ROLE = "decode"
 
 async def serve(settings: DecodeSettings, stopping: asyncio.Event) -> None:
     """Serves until `stopping` is set and every request has its last token."""
-    await serve_worker(settings, settings.engine, ROLE, DecodeServicer, SERVICE, stopping)
+    await serve_worker(settings, settings.engine, ROLE, DecodeServicer, (SERVICE,), stopping)

@@ -8,10 +8,10 @@ from typing import Any
 
 from ferryman.machine import MachineResources, this_machine
 from ferryman.memory_plan import MemoryPlan, MemoryPlanner
-from ferryman.settings.cluster import UpOptions
+from ferryman.settings.cluster import UpOptions, WorkerRole
 from ferryman.settings.declaration import leaves, size_text
 from ferryman.settings.engine import EngineOptions, engine_options
-from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman.settings.workers import BothSettings, DecodeSettings, PrefillSettings
 from ferryman.worker_size import WorkerGroup, WorkerPlan
 from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
 
@@ -40,17 +40,25 @@ def plan_memory(
     return planner.plan(worker_groups(choices))
 
 
-def worker_groups(choices: UpOptions) -> tuple[WorkerGroup, WorkerGroup]:
+def worker_groups(choices: UpOptions) -> tuple[WorkerGroup, ...]:
     """The workers as they were asked for, with what was said for one role alone."""
-    prefill = PrefillSettings(worker=_engine_of(choices, "prefill", choices.prefill_tp))
+    return tuple(
+        WorkerGroup(each.role, _settings_of(choices, each).engine, each.number)
+        for each in choices.roles
+    )
+
+
+def _settings_of(
+    choices: UpOptions, each: WorkerRole
+) -> PrefillSettings | DecodeSettings | BothSettings:
+    engine = _engine_of(choices, each.role, each.tp_size)
+    if each.role == "prefill":
+        return PrefillSettings(worker=engine)
+    if each.role == "both":
+        return BothSettings(worker=engine)
     told = choices.told.get("decode", {})
     own = {name: told[name] for name in ("max_reserved",) if name in told}
-    engine = _engine_of(choices, "decode", choices.decode_tp)
-    decode = DecodeSettings.model_validate({"worker": engine, **own})
-    return (
-        WorkerGroup("prefill", prefill.engine, choices.num_prefill),
-        WorkerGroup("decode", decode.engine, choices.num_decode),
-    )
+    return DecodeSettings.model_validate({"worker": engine, **own})
 
 
 def _engine_of(choices: UpOptions, role: str, tp_size: int) -> EngineOptions:

@@ -45,13 +45,13 @@ def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPl
         config = join_configs(config, _draft_config(Path(choices.draft_model)))
     elif choices.engine.draft == MTP:
         config = mtp_config(choices.engine.model)
-    for flag, ranks in (("--prefill-tp", choices.prefill_tp), ("--decode-tp", choices.decode_tp)):
-        _check_ranks(flag, config, ranks)
+    for each in choices.roles:
+        _check_ranks(each.flag, config, each.tp_size)
     _check_weights_agree(choices)
     _check_adapters(choices)
     check_shared_memory(choices.tiers)
     plan = plan_memory(choices, places)
-    check_tiers(choices.tiers, choices.num_prefill, plan.workers[0].manifest)
+    check_tiers(choices.tiers, choices.num_prefilling, plan.workers[0].manifest)
     for flag, url in (("--nats-url", choices.nats_url), ("--redis-url", choices.redis_url)):
         _check_answers(flag, url)
     return plan
@@ -66,11 +66,11 @@ def _check_ranks(flag: str, config: ModelConfig, num_ranks: int) -> None:
 
 def _check_weights_agree(choices: UpOptions) -> None:
     """Raises ConfigError for roles whose models would differ: no hand-off would be accepted."""
-    prefill, decode = (group.options.quantize for group in worker_groups(choices))
-    if prefill != decode:
+    chosen = {group.role: group.options.quantize for group in worker_groups(choices)}
+    if len(set(chosen.values())) > 1:
+        said = " and ".join(f"{quantize} for {role} workers" for role, quantize in chosen.items())
         raise ConfigError(
-            f"quantize is {prefill} for prefill workers and {decode} for decode workers, whose "
-            "models would differ; set it for both, as with --quantize"
+            f"quantize is {said}, whose models would differ; set it for both, as with --quantize"
         )
 
 
@@ -79,7 +79,7 @@ def _check_adapters(choices: UpOptions) -> None:
     texts = {group.options.lora for group in worker_groups(choices)}
     if len(texts) > 1:
         raise ConfigError("prefill and decode workers have other adapters; set --lora for both")
-    if choices.engine.lora and max(choices.prefill_tp, choices.decode_tp) > 1:
+    if choices.engine.lora and max(each.tp_size for each in choices.roles) > 1:
         raise ConfigError("--lora: adapters are not divided among ranks; leave out the ranks")
     adapter_names(choices.engine.lora_folders)
 

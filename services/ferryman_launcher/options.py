@@ -67,6 +67,8 @@ def _joined(value: object) -> object:
 def up_options(sources: Sources) -> UpOptions:
     """The options of a cluster, with all its services' settings checked. Raises ConfigError."""
     options = read_settings(UpOptions, "", sources)
+    if idle := options.idle_flags:
+        raise ConfigError(f"--worker {options.worker} has no {', '.join(idle)}")
     services_settings(sources)
     told = {role: _told(service_sources(sources), role) for role in SERVICES}
     folder = options.engine.model

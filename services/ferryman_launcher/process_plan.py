@@ -10,7 +10,7 @@ from typing import Any
 
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
 from ferryman.runtime.key_file import make_key_file
-from ferryman.settings.cluster import UpOptions, usable_cores
+from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
 from ferryman_launcher.child import ChildSpec
@@ -80,15 +80,14 @@ class _Services:
         caches = zip(names("hostcache", len(self.nodes)), self.nodes, strict=True)
         return (
             *(self._host_cache(name, node) for name, node in caches),
-            *self._workers("prefill", choices.num_prefill, choices.prefill_tp),
-            *self._workers("decode", choices.num_decode, choices.decode_tp),
+            *(worker for role in choices.roles for worker in self._workers(role)),
             self._router(),
         )
 
-    def _workers(self, role: str, number: int, tp_size: int) -> Iterator[ChildSpec]:
+    def _workers(self, each: WorkerRole) -> Iterator[ChildSpec]:
         """Distributes the workers over the nodes."""
-        for i, name in enumerate(names(role, number)):
-            yield self._worker(role, name, self.nodes[i % len(self.nodes)], tp_size)
+        for i, name in enumerate(names(each.role, each.number)):
+            yield self._worker(each.role, name, self.nodes[i % len(self.nodes)], each.tp_size)
 
     def _worker(self, role: str, name: str, node: _Node, tp_size: int) -> ChildSpec:
         choices, engine = self.choices, self.choices.engine

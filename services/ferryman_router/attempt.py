@@ -163,7 +163,10 @@ class PrefillCall:
             if isinstance(error, Unreachable):  # before its place is given to the next one
                 fleet.suspect(self._unreachable(error))
         finally:
-            fleet.release(attempt.prefill, attempt.name)
+            if attempt.decode == attempt.prefill:  # its row is taken until the last token
+                fleet.computed(attempt.prefill, attempt.name, num_left=0)
+            else:
+                fleet.release(attempt.prefill, attempt.name)
             self._ctx.dispatcher.serve()
         if not attempt.is_handed_off:
             verdict = await self._verdict(error)

@@ -163,7 +163,8 @@ class Dispatcher:
             self._fleet.claim(
                 chosen.prefill, name, waiting.asking.prompt_len - chosen.usable_tokens
             )
-            self._fleet.claim(chosen.decode, name, 0)
+            if chosen.decode != chosen.prefill:  # one worker has one claim, for a row and its work
+                self._fleet.claim(chosen.decode, name, 0)
             waiting.placed.set_result(explanation)
         return True
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
+from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
 from ferryman_router.prefix_sources import CacheSnapshotUpdate, CacheUpdate, WorkerCacheIndex
 
-SERVING = ("prefill", "decode")
+SERVING = (PREFILL, DECODE)
 HOSTCACHE = "hostcache"
 UNREACHABLE = "unreachable"
 # Beats that came while this process stood still longer than this are not read yet.
@@ -100,6 +100,11 @@ class FleetWorker:
         return max(self.claimed_tokens, self.beat.queue_tokens + self.tokens_since)
 
 
+def keeps_state(beat: Heartbeat) -> bool:
+    """Whether requests run there, in one role or another."""
+    return any(beat.serves(role) for role in SERVING)
+
+
 class Fleet:
     """All workers. `beat_timeout` is how long one may be silent."""
 
@@ -122,7 +127,7 @@ class Fleet:
         return tuple(
             worker
             for worker in self
-            if worker.beat.role == role
+            if worker.beat.serves(role)
             and worker.beat.is_ready
             and not worker.is_suspect
             and worker.avoid_until <= now
@@ -131,7 +136,7 @@ class Fleet:
     def is_served(self, role: str) -> bool:
         """Whether some worker takes requests; one that is merely full for the moment does."""
         return any(
-            worker.beat.role == role and worker.beat.is_ready and not worker.is_suspect
+            worker.beat.serves(role) and worker.beat.is_ready and not worker.is_suspect
             for worker in self
         )
 
@@ -142,7 +147,7 @@ class Fleet:
 
     def state(self) -> ServedState | None:
         """The state that is served, by the first worker that keeps any."""
-        return next((w.beat.state for w in self if w.beat.role in SERVING), None)
+        return next((w.beat.state for w in self if keeps_state(w.beat)), None)
 
     def page_size(self) -> int:
         """Of the state that is served; 1 while no worker is known."""
@@ -176,7 +181,7 @@ class Fleet:
         effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
         cache_index = WorkerCacheIndex(beat.state.resume_shape)
         self._workers[beat.worker_id] = FleetWorker(beat, now, cache_index)
-        asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * (beat.role in SERVING)
+        asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * keeps_state(beat)
         return (*effects, *self._replaced_at(beat), WorkerJoined(beat), *asks)
 
     def on_cache_change(self, name: WorkerName, change: CacheUpdate) -> tuple[Effect, ...]:

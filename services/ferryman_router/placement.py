@@ -11,6 +11,7 @@ from ferryman.cache.resume import max_resume_pages
 from ferryman.errors import DeadlineExceeded, Exhausted, FerrymanError, Suspect, Unavailable
 from ferryman.handoff.request import RequestState
 from ferryman.runtime.logs import Tail
+from ferryman.wire.nats.heartbeat import PREFILL
 from ferryman.wire.redis.index import NodePrefix
 from ferryman_router.attempt import RouterAttempt
 from ferryman_router.attempt_result import (
@@ -82,7 +83,7 @@ class RequestPlacement:
 
     async def _cache_index(self) -> Mapping[str, NodePrefix]:
         """The part of this prompt that each node holds; asked once, for the state in use."""
-        for worker in self._ctx.fleet.usable("prefill", self._ctx.clock()):
+        for worker in self._ctx.fleet.usable(PREFILL, self._ctx.clock()):
             state = worker.beat.state
             reusable = max_resume_pages(len(self.chains.token_ids), state.page_size)
             chain = self.chains.of(state)[:reusable]

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.usage import CachedTokens
-from ferryman.wire.nats.heartbeat import Heartbeat
+from ferryman.wire.handoff.planes import GRPC, LOCAL, NIXL
+from ferryman.wire.nats.heartbeat import BOTH, DECODE, PREFILL, Heartbeat
 from ferryman.wire.redis.index import NodePrefix
 from ferryman_router.fleet import Fleet, FleetWorker, WorkerName
 from ferryman_router.generate_request import PageKeyCache
@@ -31,7 +32,7 @@ from ferryman_router.prefix_sources import (
 )
 
 MAX_EXPLAINED = 8
-PLANES = ("nixl", "grpc")  # the fastest first
+PLANES = (LOCAL, NIXL, GRPC)  # the fastest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ def choose(
     fleet: Fleet, asking: RoutingRequest, *, attempt: int, costs: RoutingCosts, now: float
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
-    prefills = [one for one in fleet.usable("prefill", now) if _starts_soon(one, costs)]
-    decodes = [one for one in fleet.usable("decode", now) if _has_row(one)]
+    prefills = [one for one in fleet.usable(PREFILL, now) if _starts_soon(one, costs)]
+    decodes = [one for one in fleet.usable(DECODE, now) if _has_row(one)]
     if not prefills or not decodes:
         return None  # as a rule while requests wait, so it is seen before anything is reckoned
     excluded = asking.excluded()
@@ -141,9 +142,9 @@ def choose(
 
 def longest_request(fleet: Fleet) -> int:
     """The longest request that some pair, busy or not, can hold; 0 while there is no pair."""
-    prefills = [worker.beat for worker in fleet if worker.beat.role == "prefill"]
-    decodes = [worker.beat for worker in fleet if worker.beat.role == "decode"]
-    pairs = ((p, d) for p in prefills for d in decodes if p.state == d.state)
+    prefills = [worker.beat for worker in fleet if worker.beat.serves(PREFILL)]
+    decodes = [worker.beat for worker in fleet if worker.beat.serves(DECODE)]
+    pairs = ((p, d) for p in prefills for d in decodes if _is_pair(p, d))
     return max((min(p.max_len, d.max_len) for p, d in pairs), default=0)
 
 
@@ -152,7 +153,7 @@ def least_prefill(
 ) -> tuple[int, float]:
     """Tokens to compute, and seconds for them, at the worker that needs the least; busy or not."""
     hosts = fleet.host_caches()
-    arrivals = _arrivals(fleet.usable("prefill", now), hosts, asking, costs)
+    arrivals = _arrivals(fleet.usable(PREFILL, now), hosts, asking, costs)
     uncached = (
         (asking.prompt_len - arrival.cached.total, _seconds_per_token(prefill.beat, costs))
         for prefill, arrival in arrivals
@@ -179,7 +180,13 @@ def _has_row(decode: FleetWorker) -> bool:
 
 def _may_serve(prefill: FleetWorker, decode: FleetWorker, asking: RoutingRequest) -> bool:
     fits = asking.prompt_len <= min(prefill.beat.max_len, decode.beat.max_len)
-    return fits and prefill.beat.state == decode.beat.state
+    return fits and _is_pair(prefill.beat, decode.beat)
+
+
+def _is_pair(prefill: Heartbeat, decode: Heartbeat) -> bool:
+    """Whether one can hand over to the other. A worker that does both decodes what it prefills."""
+    is_one = prefill.worker_id == decode.worker_id
+    return prefill.state == decode.state and is_one == (BOTH in (prefill.role, decode.role))
 
 
 def _arrivals(
@@ -238,7 +245,7 @@ def _candidate(
     costs: RoutingCosts,
 ) -> RouteChoice:
     per_token = _seconds_per_token(prefill.beat, costs)
-    at_decode = _held_at_decode(decode, asking)
+    at_decode = _held_at_decode(prefill, decode, asking)
     return RouteChoice(
         prefill.name,
         decode.name,
@@ -261,9 +268,10 @@ def _plane(prefill: Heartbeat, decode: Heartbeat) -> str:
     return next((plane for plane in PLANES if plane in both), "")
 
 
-def _held_at_decode(decode: FleetWorker, asking: RoutingRequest) -> int:
-    """Tokens whose pages need not travel; a recurrent state does, but for siblings."""
-    if decode.name == asking.shared_by:
+def _held_at_decode(prefill: FleetWorker, decode: FleetWorker, asking: RoutingRequest) -> int:
+    """Tokens whose pages need not travel; a recurrent state does, but for siblings and within one
+    worker."""
+    if decode.name == asking.shared_by or decode.name == prefill.name:
         return asking.prompt_len
     depth = min(
         decode.cache_index.depth(asking.chains.of(decode.beat.state)),

@@ -36,7 +36,7 @@ from ferryman.wire.v1 import inference_pb2_grpc
 from ferryman_router.attempt_result import RetryBudget
 from ferryman_router.context import RouterContext
 from ferryman_router.dispatcher import Dispatcher
-from ferryman_router.fleet import Fleet
+from ferryman_router.fleet import SERVING, Fleet
 from ferryman_router.fleet_listener import FleetListener, Liveness
 from ferryman_router.frontend import Frontend
 from ferryman_router.grpc_server import SERVICE, InferenceServicer
@@ -308,7 +308,7 @@ def _readiness(components: Components, bus: Bus) -> Callable[[], tuple[bool, Map
     def readiness() -> tuple[bool, Mapping[str, Any]]:
         """Ready with one usable worker of each role; degraded while the broker is away."""
         now = time.monotonic()
-        workers = {role: len(components.fleet.usable(role, now)) for role in ("prefill", "decode")}
+        workers = {role: len(components.fleet.usable(role, now)) for role in SERVING}
         is_draining = components.frontend.is_draining
         is_ready = all(workers.values()) and not is_draining
         state = "draining" if is_draining else "ready" if is_ready else "waiting for workers"

@@ -18,6 +18,7 @@ from ferryman.errors import FerrymanError, Stale, WrongEpoch
 from ferryman.runtime.background import Background
 from ferryman.wire.codec.tokens import cursor_to_wire, request_tokens_from_wire
 from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.nats.heartbeat import DECODE
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman_router.attempt_result import WorkerGone
 from ferryman_router.dispatcher import Dispatcher
@@ -140,7 +141,7 @@ class WorkerStreams:
                 name = WorkerName(beat.worker_id, beat.epoch)
                 log.info("worker joined id=%s address=%s", beat.worker_id, beat.address)
                 self._requests.came_back(name)
-                if beat.role == "decode":
+                if beat.serves(DECODE):
                     self._hold(name, beat.address)
             case WorkerLeft(name, role, cause):
                 log.warning("worker lost id=%s cause=%s", name.worker_id, cause)

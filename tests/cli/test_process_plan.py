@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ferryman.errors import ConfigError
 from ferryman.runtime.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions, usable_cores
 from ferryman.settings.declaration import size_of, size_text
@@ -17,7 +18,7 @@ from ferryman.settings.engine import EngineOptions
 from ferryman.settings.hostcache import HostCacheServiceSettings as HostCacheSettings
 from ferryman.settings.router import RouterSettings
 from ferryman.settings.sources import Sources, read_settings
-from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman.settings.workers import BothSettings, DecodeSettings, PrefillSettings
 from ferryman_launcher.options import demo_model, up_options, up_sources
 from ferryman_launcher.process_plan import ProcessPlan, names, plan_processes
 from ferryman_launcher.state_folder import StateFolder
@@ -26,6 +27,7 @@ KINDS: dict[str, Any] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
+    "both": BothSettings,
     "hostcache": HostCacheSettings,
 }
 
@@ -274,3 +276,35 @@ def test_the_cores_are_shared_by_the_workers(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_of_a_role_needs_no_number() -> None:
     assert names("decode", 1) == ["decode"]
     assert names("decode", 2) == ["decode-1", "decode-2"]
+
+
+def test_workers_that_do_both_stand_in_for_the_two_roles(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    both = choices.model_copy(
+        update={"worker": "both", "num_both": 2, "num_prefill": 1, "prefill_tp": 1}
+    )
+    found = made(both, tmp_path)
+    assert [job.name for job in found.services] == ["hostcache", "both-1", "both-2", "router"]
+    worker = found.services[1]
+    assert worker.argv[-1] == "ferryman_both"
+    settings = read_settings(BothSettings, "both", Sources.of(worker.environment))
+    assert settings.engine.takes_turns
+    assert settings.engine.decodes
+    assert settings.engine.num_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"worker": "both", "prefill": 2}, "--worker both has no --prefill"),
+        ({"worker": "both", "decode_tp": 2}, "--worker both has no --decode-tp"),
+        ({"workers": 2}, "--worker apart has no --workers"),
+        ({"worker": "all"}, "it should be one of apart, both"),
+    ],
+)
+def test_a_count_of_workers_that_a_cluster_does_not_have_is_refused(
+    flags: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        up_options(up_sources(flags, {}))

@@ -52,7 +52,8 @@ PAGE_SIZE = 16
 NO_SETTINGS: Mapping[str, Any] = {}
 # NIXL wherever its library works at all.
 FAST_PLANE = NIXL if has_nixl() else GRPC
-STARTED = ("decode", "prefill", "hostcache", "router")
+STARTED = ("decode", "prefill", "both", "hostcache", "router")
+WORKERS = ("prefill", "decode", "both")
 
 
 def save_served_model(folder: Path, variant: str) -> Path:
@@ -103,9 +104,10 @@ class ClusterShape:
     """The number of workers, and the options of their engines.
 
     Each of `num_nodes` has a host-cache; the first `worker_nodes` of them have `num_prefill` and
-    `num_decode` workers each. With `has_storage` a node has a folder that outlives its processes.
-    A Redis, a host-cache or another node that takes longer than `patience_seconds` counts as hung:
-    long enough for a busy machine. `settings` override those of a role.
+    `num_decode` workers each, and `num_both` that do both. With `has_storage` a node has a folder
+    that outlives its processes. A Redis, a host-cache or another node that takes longer than
+    `patience_seconds` counts as hung: long enough for a busy machine. `settings` override those of
+    a role.
     """
 
     num_nodes: int = 1
@@ -114,6 +116,7 @@ class ClusterShape:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     num_prefill: int = 1
     num_decode: int = 1
+    num_both: int = 0
     overlap: bool = True
     chunk_tokens: int = 32
     max_running: int = 8
@@ -248,7 +251,7 @@ class Cluster:
         wait_until(lambda: all(map(self._is_attached, self.of_role("hostcache"))), "attachment")
 
     def _is_attached(self, hostcache: Service) -> bool:
-        workers = [*self.of_role("prefill"), *self.of_role("decode")]
+        workers = [worker for role in WORKERS for worker in self.of_role(role)]
         wanted = sum(worker.node == hostcache.node for worker in workers)
         shown = httpx.get(f"http://{hostcache.ready['observe']}/metrics", timeout=120).text
         return f"ferryman_hostcache_store_workers {wanted}.0" in shown
@@ -317,7 +320,7 @@ class Cluster:
 
     def assert_ledgers_balance(self) -> None:
         """Waits until only the prefix trees hold slots."""
-        workers = [*self.of_role("prefill"), *self.of_role("decode")]
+        workers = [worker for role in WORKERS for worker in self.of_role(role)]
 
         def all_quiet() -> bool:
             ledgers = [one for worker in workers for one in worker.ledger().values()]
@@ -326,7 +329,7 @@ class Cluster:
         wait_until(all_quiet, "ledgers to balance", lambda: [w.ledger() for w in workers])
 
     def stop(self) -> None:
-        for role in ("router", "prefill", "decode", "hostcache"):
+        for role in ("router", *WORKERS, "hostcache"):
             for service in self.of_role(role):
                 service.process.send_signal(signal.SIGTERM)
         for service in self.services:
@@ -380,7 +383,8 @@ def running_cluster(model: Path, folder: Path, shape: ClusterShape) -> Iterator[
 def started_cluster(cluster: Cluster) -> Iterator[Cluster]:
     """All processes of a cluster whose broker and index run already."""
     shape = cluster.shape
-    numbers = {"prefill": shape.num_prefill, "decode": shape.num_decode}
+    both = shape.num_both
+    numbers = {"prefill": shape.num_prefill, "decode": shape.num_decode, "both": both}
     nodes = {"router": 1, "hostcache": shape.num_nodes}
     places = [
         (role, node)
@@ -392,8 +396,10 @@ def started_cluster(cluster: Cluster) -> Iterator[Cluster]:
         stack.callback(cluster.stop)
         for service in [cluster.start(role, node) for role, node in places]:
             service.await_ready()
-        everywhere = {role: number * shape.worker_nodes for role, number in numbers.items()}
-        cluster.await_workers(**everywhere)
+        cluster.await_workers(
+            prefill=(shape.num_prefill + both) * shape.worker_nodes,
+            decode=(shape.num_decode + both) * shape.worker_nodes,
+        )
         yield cluster
 
 

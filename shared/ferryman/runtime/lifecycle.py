@@ -91,6 +91,17 @@ class LifecyclePublisher:
         self._num_published = 0
         self._num_dropped = 0
 
+    def as_role(self, role: str) -> LifecyclePublisher:
+        """Another publisher of this process, with a role and numbers of its own."""
+        return LifecyclePublisher(
+            self._bus,
+            self._subjects,
+            replace(self._publisher, role=role),
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+            max_requests=self._max_requests,
+        )
+
     def publish(
         self, request_id: str, attempt: int, name: str, *, traceparent: str = "", **facts: Fact
     ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -89,6 +90,16 @@ class TierOptions(TierPolicySettings):
         return ["local"] if self.num_nodes == 1 else list(_numbered(self.num_nodes))
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerRole:
+    """The `number` of workers of one role, each of `tp_size` ranks; `flag` sets the ranks."""
+
+    role: str
+    number: int
+    tp_size: int
+    flag: str
+
+
 class UpOptions(BaseModel):
     """A cluster as asked for. Empty URLs mean servers of our own.
 
@@ -120,6 +131,13 @@ class UpOptions(BaseModel):
     """Ranks (processes) that share each prefill worker's model."""
     decode_tp: Annotated[Workers, Called("tp_size", role="decode", flag="--decode-tp")] = 1
     """Ranks (processes) that share each decode worker's model."""
+    worker: Literal["apart", "both"] = "apart"
+    """`apart`: workers that prefill, and workers that decode. `both`: workers that do both, in
+    turns (`--workers`)."""
+    num_both: Annotated[Workers, Called("workers", role="both", flag="--workers")] = 1
+    """How many workers that do both, with `--worker both`."""
+    both_tp: Annotated[Workers, Called("tp_size", role="both", flag="--worker-tp")] = 1
+    """Ranks (processes) that share the model of each worker that does both."""
     doors: DoorOptions = DoorOptions()
     nats_url: str = ""
     """A broker to use instead of an own one."""
@@ -149,9 +167,32 @@ class UpOptions(BaseModel):
         """Threads of compute of all ranks of all workers together."""
         return sum(number * self._threads_of(role) for role, number in self._ranks().items())
 
+    @property
+    def roles(self) -> tuple[WorkerRole, ...]:
+        """The roles that workers of this cluster have."""
+        if self.worker == "both":
+            return (WorkerRole("both", self.num_both, self.both_tp, "--worker-tp"),)
+        return (
+            WorkerRole("prefill", self.num_prefill, self.prefill_tp, "--prefill-tp"),
+            WorkerRole("decode", self.num_decode, self.decode_tp, "--decode-tp"),
+        )
+
+    @property
+    def num_prefilling(self) -> int:
+        """Workers that compute prompts."""
+        return self.roles[0].number
+
+    @property
+    def idle_flags(self) -> tuple[str, ...]:
+        """Those that were given a number though this cluster has no workers of their role."""
+        apart = {"--prefill": self.num_prefill, "--decode": self.num_decode}
+        apart |= {"--prefill-tp": self.prefill_tp, "--decode-tp": self.decode_tp}
+        both = {"--workers": self.num_both, "--worker-tp": self.both_tp}
+        idle = both if self.worker == "apart" else apart
+        return tuple(flag for flag, number in idle.items() if number != 1)
+
     def _ranks(self) -> Mapping[str, int]:
-        decode = self.num_decode * self.decode_tp
-        return {"prefill": self.num_prefill * self.prefill_tp, "decode": decode}
+        return {each.role: each.number * each.tp_size for each in self.roles}
 
     def _threads_of(self, role: str) -> int:
         told = str(self.told.get(role, {}).get("num_threads", ""))

@@ -10,7 +10,7 @@ from ferryman.settings.cluster import UpOptions
 from ferryman.settings.declaration import leaves, nearest
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.settings.router import RouterSettings
-from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman.settings.workers import BothSettings, DecodeSettings, PrefillSettings
 
 Key = tuple[str, str]
 """The role that a value is for (empty: all of them), and the setting's name."""
@@ -19,6 +19,7 @@ SERVICES: Mapping[str, type[BaseModel]] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
+    "both": BothSettings,
     "hostcache": HostCacheServiceSettings,
 }
 # Of commands: the key of a tenant that asks, and the file itself.

@@ -1,4 +1,4 @@
-"""The settings of prefill and decode workers."""
+"""The settings of workers: those that prefill, those that decode, and those that do both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NixlSettings(BaseModel):
 
 
 class ShellSettings(BaseModel):
-    """The settings of both kinds of worker."""
+    """The settings of all kinds of worker."""
 
     model_config = GROUP
     worker: EngineOptions
@@ -72,3 +72,13 @@ class DecodeSettings(ShellSettings):
     def engine(self) -> EngineOptions:
         """Hand-offs under way have rows beside the running requests."""
         return self.worker.model_copy(update={"max_prealloc": self.max_reserved})
+
+
+class BothSettings(ShellSettings):
+    """Those of a worker that prefills and decodes. `planes` mean nothing to it: what it prefills it
+    decodes."""
+
+    @property
+    def engine(self) -> EngineOptions:
+        """A request keeps its row from its first chunk to its last token."""
+        return self.worker.model_copy(update={"takes_turns": True})

@@ -89,7 +89,7 @@ class LoadAnnouncer:
 
 
 class WorkerService(Protocol):
-    """The difference between a prefill and a decode worker."""
+    """The difference between the kinds of worker."""
 
     def register(self, server: Any) -> None: ...
 
@@ -109,7 +109,7 @@ async def serve_worker(
     options: EngineOptions,
     role: str,
     make: Callable[[WorkerContext], WorkerService],
-    service_name: str,
+    service_names: tuple[str, ...],
     stopping: asyncio.Event,
 ) -> None:
     """Serves until `stopping` is set (or a drain is ordered) and all requests have ended."""
@@ -123,7 +123,7 @@ async def serve_worker(
         watch = NumericWatch(worker_id, stopping.set)
         parts = await _parts(stack, settings, engine, bus, (role, worker_id, epoch), watch)
         service = make(parts)
-        await _serve(stack, settings, parts, service, service_name, bus, stopping)
+        await _serve(stack, settings, parts, service, service_names, bus, stopping)
 
 
 @contextmanager
@@ -210,13 +210,13 @@ async def _serve(
     settings: ShellSettings,
     parts: WorkerContext,
     service: WorkerService,
-    service_name: str,
+    service_names: tuple[str, ...],
     bus: Bus,
     stopping: asyncio.Event,
 ) -> None:
     listen = f"{settings.listen.host}:{settings.listen.port}"
     listening = await stack.enter_async_context(
-        grpc_listening(listen, service.register, grace=GRACE_SECONDS, services=(service_name,))
+        grpc_listening(listen, service.register, grace=GRACE_SECONDS, services=service_names)
     )
     address = f"{settings.advertise}:{listening.port}"
     service.listens_at(address)

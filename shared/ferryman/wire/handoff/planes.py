@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 GRPC, NIXL = "grpc", "nixl"
+LOCAL = "local"  # prefill and decode are one worker, so nothing travels
 PlaneChoice = Literal["auto", "grpc", "nixl"]
 
 

@@ -15,6 +15,7 @@ from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.errors import InvalidRequest
 
 VERSION = 1
+PREFILL, DECODE, BOTH = "prefill", "decode", "both"
 HEARTBEAT_SECONDS = 1.0
 
 
@@ -90,6 +91,10 @@ class Heartbeat:
     snapshot_bytes: int = 0
     prefetch_threshold: int = 0
     planes: tuple[str, ...] = ("grpc",)
+
+    def serves(self, role: str) -> bool:
+        """Whether it takes requests as a worker of `role`: a worker that does both has two."""
+        return self.role == role or (self.role == BOTH and role in (PREFILL, DECODE))
 
 
 def heartbeat_to_bytes(beat: Heartbeat) -> bytes:

@@ -1,0 +1,149 @@
+"""PrefillService and DecodeService of one worker, on one engine.
+
+The decode service has all that outlives a prompt: requests, their tokens, what was retracted, and
+the host tier's news of the cache. The prefill service has the attempts until their first token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from ferryman.errors import InvalidRequest
+from ferryman.grammar.compiler import CompiledGrammar
+from ferryman.handoff.lifecycle import DECODE, PREFILL
+from ferryman.schedule.events import Event
+from ferryman.schedule.sequence import Goal
+from ferryman.wire import values
+from ferryman.wire.handoff.planes import LOCAL, GrpcOnly
+from ferryman.wire.hostcache.client import HostLease
+from ferryman.wire.values import PrefillOrder
+from ferryman.worker.telemetry import WorkerLoad
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode.local_handoffs import LocalHandoffs
+from ferryman_decode.server import SERVICE as DECODE_SERVICE
+from ferryman_decode.server import DecodeServicer
+from ferryman_prefill.prompt_attempt import PrefillContext, PromptAttempt
+from ferryman_prefill.server import SERVICE as PREFILL_SERVICE
+from ferryman_prefill.server import PrefillServicer
+
+SERVICES = (PREFILL_SERVICE, DECODE_SERVICE)
+NO_NIXL = GrpcOnly("this worker decodes what it prefills")
+
+
+class LocalAttempt(PromptAttempt):
+    """Its request decodes where its prompt is computed, on the very slots that hold it.
+
+    It ends with the first token; from then on the request is decode's alone.
+    """
+
+    def __init__(
+        self,
+        order: PrefillOrder,
+        local: LocalHandoffs,
+        ctx: PrefillContext,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
+        super().__init__(order, ctx, grammar)
+        self._local = local
+
+    def refuse(self, reservation_id: str) -> None:
+        """There is no reservation."""
+
+    async def _run(self, lease: HostLease) -> None:
+        began = self._ctx.clock()
+        self._local.begin(self.order, self.grammar)
+        try:
+            self._ctx.engine.scheduler.submit(self._request, Goal.DECODE, lease.view)
+            self.is_scheduled = True
+            self._ctx.wake.set()
+            await self._computed(lease, up_to=_stays_here)
+        except BaseException as error:
+            if self._local.is_pending(self.name):
+                is_cancelled = isinstance(error, asyncio.CancelledError)
+                self._local.give_up(self.name, "cancelled" if is_cancelled else "prefill_failed")
+                self._leave_schedule()
+            else:  # its first token came before this task could say so
+                self._handed_off(began)
+            raise
+        self._handed_off(began)
+
+    def _handed_off(self, began: float) -> None:
+        seconds = self._ctx.clock() - began
+        self._say_last("handed_off", bytes=0, seconds=round(seconds, 6), path=LOCAL)
+        self.progress.put_nowait(values.PrefillHandedOff(self._usage, 0, seconds))
+
+
+def _stays_here(_position: int) -> None:
+    """No unit travels."""
+
+
+class LocalPrefillServicer(PrefillServicer):
+    """Prompts whose requests decode here."""
+
+    def __init__(self, parts: WorkerContext, local: LocalHandoffs) -> None:
+        super().__init__(parts)
+        self._local = local
+
+    def _attempt(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PromptAttempt:
+        decode = order.decode
+        if (decode.worker_id, decode.epoch) != (self._me.worker_id, self._me.epoch):
+            raise InvalidRequest(
+                f"this worker decodes what it prefills; {decode.worker_id} cannot", "decode"
+            )
+        return LocalAttempt(order, self._local, self._ctx, grammar)
+
+
+class BothServicer:
+    """One worker that prefills and decodes. All of it runs on the event loop, so it needs no
+    locks."""
+
+    def __init__(self, parts: WorkerContext) -> None:
+        self._parts = parts
+        self._lifecycles = {role: parts.lifecycle.as_role(role) for role in (PREFILL, DECODE)}
+        self._decode = DecodeServicer(self._parts_of(DECODE))
+        self._prefill = LocalPrefillServicer(self._parts_of(PREFILL), self._decode.local)
+
+    def _parts_of(self, role: str) -> WorkerContext:
+        """The same parts; the lifecycle log hears of two publishers, as of any hand-off."""
+        return replace(self._parts, lifecycle=self._lifecycles[role], planes=NO_NIXL)
+
+    def register(self, server: Any) -> None:
+        self._prefill.register(server)
+        self._decode.register(server)
+
+    def listens_at(self, address: str) -> None:
+        self._prefill.listens_at(address)
+        self._decode.listens_at(address)
+
+    def on_events(self, events: list[Event]) -> None:
+        """Called by the step loop. An event may concern an attempt and its request."""
+        for event in events:
+            self._decode.local.on_event(event)
+            self._prefill.deliver(event)
+        self._decode.on_events(events)
+
+    def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        return (*self._prefill.jobs(), *self._decode.jobs())
+
+    async def drain(self) -> None:
+        """Refuses new prompts, and waits until the last request has ended and is read."""
+        await self._prefill.drain()
+        await self._decode.drain()
+        for lifecycle in self._lifecycles.values():
+            lifecycle.flush_gaps()
+
+    def load(self) -> WorkerLoad:
+        """The load for the heartbeat: each request counts once, wherever it is."""
+        statistics = self._parts.engine.scheduler.statistics()
+        outside = self._prefill.prompts_outside()
+        return WorkerLoad(
+            is_ready=not self._prefill.is_draining,
+            num_running=statistics.prefilling + statistics.decoding,
+            num_queued=statistics.waiting + statistics.reserved + len(outside),
+            queue_tokens=statistics.tokens_to_prefill + sum(outside),
+            node=self._parts.host.node_id,
+            planes=(LOCAL,),
+        )
