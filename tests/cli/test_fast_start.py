@@ -48,3 +48,15 @@ def test_a_worker_on_the_processor_imports_no_compiler_for_cards() -> None:
     script = "import ferryman_decode.service, sys; print('triton' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.stdout.strip() == "False", ended.stderr
+
+
+def test_the_check_of_an_up_imports_no_compiler() -> None:
+    script = """
+import sys
+from ferryman_launcher.option_checks import check
+from ferryman_launcher.options import up_options, up_sources
+check(up_options(up_sources({}, {})))
+print("torch._dynamo" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.stdout.strip() == "False", ended.stderr

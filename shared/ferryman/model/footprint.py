@@ -7,9 +7,10 @@ accumulation dtype, parts of a rank, experts taken apart, quantised weights kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,47 @@ class CheckpointShapes(Checkpoint):
 
     def view(self, stored: StoredTensor) -> Tensor:
         dtype = TORCH_DTYPES.get(stored.dtype, torch.uint8)
-        return torch.empty(stored.shape, dtype=dtype, device="meta")
+        return torch.empty(stored.shape, dtype=dtype, device="meta").as_subclass(ShapeTensor)
+
+
+class ShapeTensor(Tensor):
+    """A tensor on the meta device. Sums, products and the like are made here, as shapes.
+
+    torch makes them in Python, behind an import of its compiler: more than a second at each start.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in ELEMENTWISE and not kwargs:
+            shapes = (each.shape for each in args if torch.is_tensor(each))
+            shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+            dtype = torch.result_type(args[0], args[-1])
+            return torch.empty(shape, dtype=dtype, device="meta").as_subclass(cls)
+        if func is torch.cat:
+            return _joined(*args, **(kwargs or {})).as_subclass(cls)
+        return super().__torch_function__(  # type: ignore[no-untyped-call]
+            func, types, args, kwargs or {}
+        )
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    assert len({part.dtype for part in parts}) == 1, "weights of one layer have one dtype"
+    return torch.empty(shape, dtype=parts[0].dtype, device="meta")
+
+
+ELEMENTWISE = {
+    getattr(place, name)
+    for place in (Tensor, torch)
+    for name in ("add", "sub", "mul", "div", "neg", "exp")
+} | {Tensor.__rsub__, Tensor.__rtruediv__}
 
 
 def weight_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> int:
