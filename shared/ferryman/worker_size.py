@@ -23,6 +23,10 @@ LEAST_CONTEXT = 4096
 # An interpreter with torch and compiled loops; on a card the context of its driver.
 PROCESS_BYTES = 220 << 20
 CARD_BYTES = 600 << 20
+# A graph's launches in one layer, as the driver keeps them. Nobody has measured it yet.
+GRAPH_LAYER_BYTES = 64 << 10
+# Kinds whose pages a step names, at most.
+PAGED_KINDS = 2
 _DTYPE_NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -204,4 +208,20 @@ def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     hidden = 24 * options.chunk_tokens * trunk.hidden_dim * item
     logits = 3 * rows * trunk.vocab_size * item
     process = PROCESS_BYTES if options.device == CPU else CARD_BYTES
-    return process + hidden + logits
+    return process + hidden + logits + graph_bytes(config, options)
+
+
+def graph_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """The bytes of all graphs of one rank: the shared logits, each one's integers and launches.
+
+    They share the memory of what a step computes, which is counted with the step.
+    """
+    sizes = options.step_sizes(config.trunk.max_positions)
+    if sizes is None or not options.cuda_graphs:
+        return 0
+    item = 8 if options.dtype == "float64" else 4
+    logits = sizes.max_tokens * config.trunk.vocab_size * item
+    each = list(sizes.each())
+    integers = 8 * sum(size.num_tokens * (size.pages * PAGED_KINDS + 4) for size in each)
+    launches: int = len(each) * len(config.states) * GRAPH_LAYER_BYTES
+    return logits + integers + launches

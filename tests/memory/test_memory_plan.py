@@ -21,12 +21,20 @@ from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError
 from ferryman.machine import Card, MachineResources
 from ferryman.memory_plan import ROWS, SHARE, WANTED_CONTEXT, MemoryPlan, MemoryPlanner
+from ferryman.model.config import load_config
 from ferryman.model.footprint import weight_bytes
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.ranks import SingleRank
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import DecodeSettings, PrefillSettings
-from ferryman.worker_size import ModelFiles, WorkerGroup, WorkerPlan, model_files, step_bytes
+from ferryman.worker_size import (
+    ModelFiles,
+    WorkerGroup,
+    WorkerPlan,
+    graph_bytes,
+    model_files,
+    step_bytes,
+)
 
 GIB = 1 << 30
 OPEN: dict[str, Any] = {"dtype": "auto", "device": "auto", "memory_bytes": 0, "page_size": 16}
@@ -364,3 +372,19 @@ def test_a_drafting_layer_is_planned_for(tmp_path: Path) -> None:
         assert engine.capacity.slots == drafting.capacity.slots
         assert Kind.RECURRENT in engine.capacity.slots
         assert engine.max_len == drafting.max_len
+
+
+def test_a_decode_worker_on_a_card_counts_its_graphs(folder: Path) -> None:
+    decode = groups(folder, dtype="float32", device="cuda", max_running=8, memory_bytes=GIB)[1]
+    config = load_config(folder)
+    launched = decode.options.model_copy(update={"cuda_graphs": False})
+    on_processor = decode.options.model_copy(update={"device": "cpu"})
+    assert graph_bytes(config, launched) == graph_bytes(config, on_processor) == 0
+    sizes = decode.options.step_sizes(config.trunk.max_positions)
+    assert sizes is not None
+    assert sizes.max_tokens == 16, "running, and handed over in advance"
+    assert sizes.widths() == (64, 128), "the context, and its next token"
+    num_graphs, logits = 5 * 2, 16 * config.trunk.vocab_size * 4
+    integers = 8 * (1 + 2 + 4 + 8 + 16) * (2 * 64 + 4 + 2 * 128 + 4)
+    launches = num_graphs * len(config.states) * (64 << 10)
+    assert graph_bytes(config, decode.options) == logits + integers + launches

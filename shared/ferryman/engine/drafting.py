@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ferryman.engine.step import AS_PLANNED, Drafter
+from ferryman.engine.decode_forward import Drafter
+from ferryman.engine.step import AS_PLANNED
 from ferryman.model.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model, load_self_drafting

@@ -15,6 +15,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import ResumeCosts
 from ferryman.cache.shards import over_ranks
 from ferryman.engine.copy_stream import CopyStream
+from ferryman.engine.decode_forward import CudaGraphs
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.drafting import load_with_draft
 from ferryman.engine.grammar_masks import GrammarMasks
@@ -23,6 +24,7 @@ from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.runner import Runner
 from ferryman.engine.slab_address import SlabAddress
 from ferryman.engine.slabs import SlabGrowth, Slabs
+from ferryman.engine.step import StepGraphs
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
 from ferryman.engine.tensor_parallel.rank import RankOrders
@@ -145,7 +147,9 @@ def _engine_of(
     scheduler = Scheduler(
         manifest, capacity.slots, limits, FIRST_GUESS, root, prepare=growth.prepare
     )
-    sizes = SlabSizes(capacity.slots, rows, max_len + 1)
+    steps = options.step_sizes(max_len)
+    graphs = StepGraphs(steps.max_tokens, CudaGraphs()) if steps and options.cuda_graphs else None
+    sizes = SlabSizes(capacity.slots, rows, max_len + 1, graphs.max_tokens if graphs else 0)
     ranks = startup.allocate(manifest, of_rank, sizes) if startup else None
     with ExitStack() as stack:
         # The forward stream ends first: it waits for copies, and copies do not wait for it.
@@ -160,9 +164,11 @@ def _engine_of(
             ranks=ranks,
             drafter=drafter,
             masks=GrammarMasks(grammars),
+            sizes=steps,
+            graphs=graphs,
         )
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
-        stream.call(lambda: warm_up(runner, manifest)).result()
+        stream.call(lambda: warm_up(runner, manifest, steps)).result()
         yield Engine(
             manifest=manifest,
             capacity=capacity,

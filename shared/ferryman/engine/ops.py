@@ -41,7 +41,7 @@ class SlotConflict(Exception):
         self.operations = (first, second)
 
 
-BEFORE_ALL = -3
+BEFORE_ALL = -4
 """Below all step ids: those of real steps count from 1, those of the warm-up end with -1."""
 
 
@@ -130,8 +130,9 @@ def _check_copy_sources(plan: StepPlan) -> None:
     """Copies of a step run in no order, so no copy may read a slot that another one writes."""
     destinations = {(copy.kind, copy.dst): copy for copy in plan.ops.copies}
     for copy in plan.ops.copies:
-        if (copy.kind, copy.src) in destinations:
-            writer = _described(destinations[copy.kind, copy.src])
+        other = destinations.get((copy.kind, copy.src), copy)
+        if other is not copy:
+            writer = _described(other)
             reader = f"the copy to slot {copy.dst}, which reads it"
             raise SlotConflict(plan.step_id, copy.kind, copy.src, writer, reader)
 

@@ -8,6 +8,10 @@ only control loops are read from the host's copy, and never read back.
                        ▼
                    the plan vector: all that another rank needs to run the step
 
+Every array begins at an even word: kernels for 16 aligned bytes are others than for 8, and a card
+would compile both. Of a decode step with a size the arrays up to `kept` are its *body*, which lies
+at the same places in every step of that size.
+
 The vector: how many arrays; for each array its name in 16 bytes, and its one or two sides; the
 buffer.
 """
@@ -23,6 +27,7 @@ import numpy as np
 from ferryman.engine.packed_rules import pack_rules
 from ferryman.model.sampler import uniform_bits
 from ferryman.schedule.batch import DecodeStep, Ints, PrefillStep, SampleRequest, SlotOps, StepPlan
+from ferryman.schedule.step_sizes import DecodeSize, StepSizes
 
 Numbers = Mapping[str, Ints]
 
@@ -60,27 +65,37 @@ def from_vector(vector: Ints) -> PackedStep:
         name = row[:_NAME_WORDS].tobytes().rstrip(b"\0").decode()
         shape = tuple(side for side in row[_NAME_WORDS:].tolist() if side != _NO_SIDE)
         places[name] = (begin, shape)
-        begin += prod(shape)
+        begin += _even(prod(shape))
     return PackedStep(vector[end:], places)
 
 
-def pack(plan: StepPlan) -> PackedStep:
-    """Everything that the device needs of `plan`."""
-    body = _prefill(plan) if isinstance(plan, PrefillStep) else _decode(plan)
+def pack(plan: StepPlan, sizes: StepSizes | None = None) -> PackedStep:
+    """Everything that the device needs of `plan`; a decode step is padded to one of `sizes`."""
     tables = {f"pages.{kind}": table for kind, table in plan.page_tables.items()}
-    return _joined({**body, **tables, **_ops(plan.ops), **_draws(plan.draws)})
+    body: Numbers
+    if isinstance(plan, PrefillStep):
+        body = {**_prefill(plan), **tables}
+    elif sizes is None:
+        body = {**_decode(plan), **tables}
+    else:
+        body = _padded(plan, {**_decode(plan), **tables}, sizes.of(plan))
+    return _joined({**body, **_ops(plan.ops), **_draws(plan.draws)})
 
 
 def _joined(arrays: Numbers) -> PackedStep:
     places, begin = {}, 0
     for name, array in arrays.items():
         places[name] = (begin, array.shape)
-        begin += array.size
-    buffer = np.empty(begin, np.int64)
+        begin += _even(array.size)
+    buffer = np.zeros(begin, np.int64)
     for name, array in arrays.items():
         at = places[name][0]
         buffer[at : at + array.size] = array.ravel()
     return PackedStep(buffer, places)
+
+
+def _even(words: int) -> int:
+    return words + words % 2
 
 
 def _prefill(plan: PrefillStep) -> Numbers:
@@ -135,23 +150,52 @@ def _decode(plan: DecodeStep) -> Numbers:
     }
 
 
+def _padded(plan: DecodeStep, arrays: Numbers, size: DecodeSize) -> Numbers:
+    kept = size.kept(plan.verify_depths)
+    of_tokens = [name for name in arrays if name not in ("waves", "drafts", "adapters")]
+    found = {name: size.padded(arrays[name], kept) for name in of_tokens}
+    if size.waves > 1:
+        drafts = np.zeros(size.num_tokens - size.requests, np.int64)
+        first = plan.verify_depths[0]
+        drafts[kept[first:] - size.requests] = arrays.get("drafts", _NO_DRAFTS)
+        found["drafts"] = drafts
+    # The body ends here.
+    found["kept"] = kept
+    found["size"] = _ints([size.requests, size.waves, size.pages])
+    found["num_first"] = _ints([plan.verify_depths[0]])
+    found["waves"] = _ints([size.requests] * size.waves)
+    if "adapters" in arrays:
+        found["adapters"] = size.padded(arrays["adapters"], kept).clip(0)
+    return found
+
+
+_NO_DRAFTS = np.zeros(0, np.int64)
+
+
 def _ops(ops: SlotOps) -> Numbers:
     seeds = ops.seeds
     lens = [len(seed.token_ids) for seed in seeds]
     arrays: dict[str, Ints] = {}
     for kind in {copy.kind: None for copy in ops.copies}:
         pairs = [(copy.src, copy.dst) for copy in ops.copies if copy.kind is kind]
-        arrays[f"copies.{kind}"] = _ints(pairs).T
+        arrays[f"copies.{kind}"] = _pairs(pairs)
     if ops.clears:
         arrays["clears"] = _ints(ops.clears)
     for name, frozen in (("saves", ops.saves), ("snapshots", ops.snapshots)):
         if frozen:
-            arrays[name] = _ints([[s.src for s in frozen], [s.dst for s in frozen]])
+            arrays[name] = _pairs([(s.src, s.dst) for s in frozen])
     if seeds:
         arrays["seed_rows"] = np.repeat(_ints([seed.row for seed in seeds]), lens)
         arrays["seed_positions"] = np.concatenate([np.arange(length) for length in lens])
         arrays["seed_token_ids"] = np.concatenate([s.token_ids for s in seeds]).astype(np.int64)
     return arrays
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> Ints:
+    """Sources, then destinations, both from an even word on: a last source of -1 is none."""
+    found = np.full((2, _even(len(pairs))), -1, np.int64)
+    found[:, : len(pairs)] = _ints(pairs).T
+    return found
 
 
 def _draws(draws: Sequence[SampleRequest]) -> Numbers:

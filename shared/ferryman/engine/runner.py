@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from ferryman.engine.copy_stream import Copies
+from ferryman.engine.decode_forward import Drafter
 from ferryman.engine.device import Arrays, ComputeDevice, FetchedStep, HostDevice
 from ferryman.engine.grammar_masks import GrammarMasks, guided_draws
 from ferryman.engine.loads import AT_ONCE, LoadedUnits, LoadQueue
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.packed_step import pack
 from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import AS_PLANNED, Drafter, ForwardModel, StepRunner
+from ferryman.engine.step import AS_PLANNED, ForwardModel, StepGraphs, StepRunner
 from ferryman.engine.step_tensors import unpack
 from ferryman.engine.tensor_parallel.channel import SentStep
 from ferryman.engine.tensor_parallel.group import TpGroup
@@ -37,6 +38,7 @@ from ferryman.schedule.batch import (
     StepPlan,
 )
 from ferryman.schedule.prompt_scores import PromptScores, ScoreRequest
+from ferryman.schedule.step_sizes import StepSizes
 
 HOST = HostDevice()
 
@@ -45,7 +47,8 @@ class Runner:
     """Rank 0 of a worker: its share of the model, and the other `ranks`, which run each step too.
 
     Launch steps from one thread, in their order. `copies` runs the loads: by default within the
-    call that begins them.
+    call that begins them. If there are `sizes`, decode steps are padded to one of them, and may be
+    replayed by `graphs`.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Runner:
         ranks: TpGroup | None = None,
         drafter: Drafter = AS_PLANNED,
         masks: GrammarMasks | None = None,
+        sizes: StepSizes | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         side = device.copy_side()
         self.transfer = ranks.transfer_of(slabs) if ranks else transfer_of(slabs, side)
@@ -69,8 +74,16 @@ class Runner:
         self._ranks = ranks
         group = ranks.group if ranks else SINGLE_RANK
         self._steps = StepRunner(
-            model, slabs, group, max_rows=max_rows, max_len=max_len, drafter=drafter, masks=masks
+            model,
+            slabs,
+            group,
+            max_rows=max_rows,
+            max_len=max_len,
+            drafter=drafter,
+            masks=masks,
+            graphs=graphs,
         )
+        self._sizes = sizes
 
     @property
     def layers_run(self) -> LayerCount:
@@ -90,7 +103,7 @@ class Runner:
         """Runs one step as far as the host is concerned; its values may arrive later."""
         plan = self.once.consume(plan)
         self._check_bounds(plan.draws)
-        packed = pack(plan)
+        packed = pack(plan, self._sizes)
         loaded = self.host_tier.arrived(plan.step_id, plan.ops.loads)
         sent = self._ranks.send(packed, loaded.fence) if self._ranks else None
         timed = self.device.begin()

@@ -8,13 +8,20 @@ epilogue   snapshots
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.decode_forward import (
+    DecodeForward,
+    Drafter,
+    EagerForward,
+    GraphCapture,
+    GraphedForward,
+)
 from ferryman.engine.grammar_masks import GrammarMasks
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step_tensors import (
@@ -58,14 +65,6 @@ class ForwardModel(Protocol):
     def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows: ...
 
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor: ...
-
-
-class Drafter(Protocol):
-    """Names the tokens after the first wave of a decode step."""
-
-    def named(self, batch: DecodeBatch, state: ModelState, group: Group) -> Tensor:
-        """All token ids of the batch [tokens]."""
-        ...
 
 
 class AsPlanned:
@@ -153,6 +152,17 @@ def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history:
     return penalise(logits, Past(said, past.prompt_lens, draws.positions), past.penalties)
 
 
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
+    """Graphs for padded decode steps of at most `max_tokens` tokens, padding included."""
+
+    max_tokens: int
+    capture: GraphCapture
+
+    def forward_of(self, eager: EagerForward) -> DecodeForward:
+        return GraphedForward(eager, self.capture, self.max_tokens)
+
+
 class StepRunner:
     """A rank's share of a model, its slabs, and each row's history of token ids.
 
@@ -170,18 +180,21 @@ class StepRunner:
         max_len: int,
         drafter: Drafter = AS_PLANNED,
         masks: GrammarMasks | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._model = model
-        self._drafter = drafter
         self._slabs = slabs.tensors
         self._state = state_views(model.manifest, slabs.tensors)
-        self._group = group
         self._token_source = _token_source(group, masks)
         self._score = prompt_logprobs if group.rank == 0 else head_alone
         devices = {slab.device for slab in self._slabs.values()}
-        # -1 is no token: a decode step that reads an unwritten entry fails in the embedding.
-        shape, device = (max_rows, max_len), devices.pop()
+        # -1 is no token: a decode step that reads an unwritten entry fails in the embedding. A row
+        # behind those of requests is for padding: its row is -1, and it finds token 0.
+        shape, device = (max_rows + 1, max_len), devices.pop()
         self._history = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self._history[-1] = 0
+        eager = EagerForward(model, drafter, self._state, self._history, group)
+        self._forward: DecodeForward = graphs.forward_of(eager) if graphs else eager
 
     @property
     def layers_run(self) -> LayerCount:
@@ -192,7 +205,7 @@ class StepRunner:
     def history_shape(self) -> tuple[int, int]:
         """(rows, tokens)."""
         rows, length = self._history.shape
-        return rows, length
+        return rows - 1, length
 
     def run(self, tensors: StepTensors) -> tuple[Tensor, ...]:
         """Runs one step as far as the host is concerned. Returns the drafts or the scores, if there
@@ -235,19 +248,16 @@ class StepRunner:
         return prefilled.logits(batch.last_tokens), scores
 
     def _decode(self, tensors: DecodeTensors) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits, and the drafts as they were consumed."""
-        rows, positions, first = tensors.rows, tensors.positions, tensors.waves[0]
-        token_ids = self._history[rows[:first], positions[:first]].long()
-        if tensors.drafts is not None:
-            token_ids = torch.cat([token_ids, tensors.drafts.token_ids])
-        batch = tensors.batch(token_ids)
-        token_ids = self._drafter.named(batch, self._state, self._group)
-        logits = self._model.decode(replace(batch, token_ids=token_ids), self._state)
+        """Logits of the step's own tokens, and its drafts as they were consumed."""
+        found, padding = self._forward.run(tensors), tensors.padding
+        logits = found.logits if padding is None else found.logits[padding.kept]
         if tensors.drafts is None:
             return logits, ()
+        drafted = slice(tensors.waves[0], None) if padding is None else padding.drafted
+        named = found.token_ids[drafted]
         # Penalties count drafts as they count tokens.
-        self._write(rows[first:], positions[first:], token_ids[first:])
-        return logits, (token_ids[first:],)
+        self._write(tensors.rows[drafted], tensors.positions[drafted], named)
+        return logits, (named,)
 
     def _copy(self, pairs: SlotPairs | None) -> None:
         if pairs is not None:

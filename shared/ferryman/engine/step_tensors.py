@@ -24,6 +24,7 @@ from ferryman.model.prompt_logprobs import ScoredRows
 from ferryman.model.sampler import UNIFORM_BITS, Penalties
 from ferryman.model.token_rules import AllowedTokens, BadWords, LogitRules, TokenBiases
 from ferryman.schedule.batch import Ints
+from ferryman.schedule.step_sizes import DecodeSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,27 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPadding:
+    """A decode step padded to `size`: `kept` [tokens] are the places of its own tokens, the first
+    `num_first` those of its first wave. `body` [words] holds all that its forward reads."""
+
+    size: DecodeSize
+    kept: Tensor
+    num_first: int
+    body: Tensor
+
+    @property
+    def drafted(self) -> Tensor:
+        """The places of its drafts."""
+        return self.kept[self.num_first :]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeTensors:
-    """A decode step. Its first tokens come from the history, so its batch is made when it runs."""
+    """A decode step. Its first tokens come from the history, so its batch is made when it runs.
+
+    With `padding`, tokens at position -1 stand between its own.
+    """
 
     rows: Tensor
     positions: Tensor
@@ -126,6 +146,7 @@ class DecodeTensors:
     ops: OpTensors
     draws: DrawTensors
     adapters: tuple[AdapterSegment, ...] = ()
+    padding: StepPadding | None = None
 
     def batch(self, token_ids: Tensor) -> DecodeBatch:
         """`token_ids` [tokens]: the first wave, then the drafts."""
@@ -163,6 +184,7 @@ def unpack(
         ops=_ops(views),
         draws=draws,
         adapters=views.segments(),
+        padding=views.padding(),
     )
 
 
@@ -187,11 +209,23 @@ class _Views:
         return self[name].view(torch.float64).unbind()
 
     def pairs(self, name: str) -> SlotPairs | None:
-        return SlotPairs(*self[name].unbind()) if name in self else None
+        if name not in self:
+            return None
+        sources = self.on_host(name)[0]
+        count = len(sources) - int(sources[-1] < 0)
+        return SlotPairs(*self[name][:, :count].unbind())
 
     def pairs_by_kind(self, name: str) -> Mapping[Kind, SlotPairs]:
         found = {kind: self.pairs(f"{name}.{kind}") for kind in Kind}
         return {kind: pairs for kind, pairs in found.items() if pairs is not None}
+
+    def padding(self) -> StepPadding | None:
+        if "size" not in self:
+            return None
+        end, _ = self._packed.places["kept"]
+        size = DecodeSize(*self.on_host("size").tolist())
+        num_first = int(self.on_host("num_first")[0])
+        return StepPadding(size, self["kept"], num_first, self._uploaded[:end])
 
     def segments(self) -> tuple[AdapterSegment, ...]:
         """The tokens of each adapter; none of a step in which all use the model alone."""

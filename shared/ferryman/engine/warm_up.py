@@ -1,5 +1,10 @@
 """Runs a first step of each sort before the first request: compiles kernels and touches memory.
 
+Where decode steps have a few sizes, steps of nothing but padding run as well, so that no request
+waits for a compiler: Triton compiles a kernel anew where an integer becomes 1 or a multiple of 16,
+where a pointer is no longer aligned, and for every constant. Of these only page tables and waves
+change from step to step; requests do not, but their graphs are captured for the narrowest tables.
+
 It runs before the scheduler has given any slot away. Its state in the slots is never read: they are
 cleared, copied to or overwritten before their first real use, as every slot is. But its logits are
 checked: a model whose logits are not finite even here is refused.
@@ -7,11 +12,13 @@ checked: a model whose logits are not finite even here is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.ops import BEFORE_ALL
 from ferryman.engine.stream import StepEngine
 from ferryman.errors import ConfigError
 from ferryman.schedule.batch import (
@@ -21,17 +28,20 @@ from ferryman.schedule.batch import (
     Ints,
     PrefillStep,
     SampleRequest,
+    SlotCopy,
     SlotOps,
 )
 from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Below every real step.
-PREFILL_ID, DECODE_ID = -2, -1
+PREFILL_ID, DECODE_ID, COPY_ID = -3, -2, -1
 
 
-def warm_up(engine: StepEngine, manifest: StateManifest) -> None:
-    """Prefills one page and a token, then decodes one token, on slot 0 of each pool.
+def warm_up(engine: StepEngine, manifest: StateManifest, sizes: StepSizes | None = None) -> None:
+    """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
+    padding of each sort of `sizes`.
 
     Raises ConfigError when the logits are not finite.
     """
@@ -43,6 +53,49 @@ def warm_up(engine: StepEngine, manifest: StateManifest) -> None:
                 "the model computes no finite logits: its weights are damaged, its config does not "
                 "belong to them, or its dtype is too narrow for it"
             )
+    if sizes is not None:
+        for size in _each_sort(sizes):
+            engine.launch(idle_step(size, manifest)).outcome()
+        engine.launch(_copying(idle_step(size, manifest), manifest)).outcome()
+
+
+def _each_sort(sizes: StepSizes) -> Iterator[DecodeSize]:
+    """Every width of page tables with every number of waves, for the fewest requests; and all
+    numbers of requests with the narrowest."""
+    narrowest = sizes.widths()[0]
+    seen = set()
+    for size in sizes.each():
+        if size.pages == narrowest or (size.pages, size.waves) not in seen:
+            yield size
+        seen.add((size.pages, size.waves))
+
+
+def idle_step(size: DecodeSize, manifest: StateManifest) -> DecodeStep:
+    """A step of padding alone: it reads and writes no state."""
+    nothing = np.full(size.num_tokens, PADDING, np.int64)
+    return DecodeStep(
+        step_id=BEFORE_ALL,
+        ops=SlotOps(),
+        request_ids=(),
+        rows=nothing,
+        positions=nothing,
+        read_slots=nothing,
+        write_slots=nothing,
+        verify_depths=(size.requests,) * size.waves,
+        page_tables={
+            kind: np.full((size.num_tokens, size.pages), PADDING, np.int64)
+            for kind in manifest.kinds
+            if kind is not Kind.RECURRENT
+        },
+        draws=(),
+        drafts=(0,) * (size.num_tokens - size.requests),
+    )
+
+
+def _copying(step: DecodeStep, manifest: StateManifest) -> DecodeStep:
+    """The step with a copy of slot 0 onto itself in each pool."""
+    copies = tuple(SlotCopy(0, 0, kind) for kind in manifest.kinds)
+    return replace(step, step_id=COPY_ID, ops=SlotOps(copies=copies))
 
 
 def _prefill(manifest: StateManifest, prompt_len: int) -> PrefillStep:

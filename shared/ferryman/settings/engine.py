@@ -18,6 +18,7 @@ from ferryman.cache.capacity import CapacityPlan, Concurrency, plan_capacity, tr
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
 from ferryman.schedule.drafting import MTP, NGRAM, NO_DRAFTS, Drafting, ModelDrafts, PromptLookup
+from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.adapters import LoraFolders, folders_of
 from ferryman.settings.declaration import (
     GROUP,
@@ -72,6 +73,8 @@ class EngineOptions(BaseModel):
     warning, more than the memory holds refused; 0: what they need and a share of the memory."""
     device: Device = "cpu"
     """`cpu`, `cuda`, `cuda:1`, …, or `auto` (`ferryman up`): a card if torch finds one."""
+    cuda_graphs: bool = True
+    """On a card, replay decode steps as graphs."""
     num_threads: Annotated[int, Field(ge=0), Called(flag="--threads")] = 0
     """Threads of compute of each rank; 0: what torch takes, divided among ranks."""
     prefix_cache: bool = True
@@ -179,6 +182,15 @@ class EngineOptions(BaseModel):
         return plan_capacity(
             sized, self.memory_bytes, self.concurrency, self.chunk_tokens, self.recurrent_slots
         )
+
+    def step_sizes(self, max_len: int) -> StepSizes | None:
+        """The sizes of decode steps on a card, for contexts of `max_len` tokens; on the processor
+        a step is as large as it is."""
+        if not (self.decodes and self.device.startswith("cuda")):
+            return None
+        drafts = self.drafting.num_tokens
+        num_pages = (max_len + drafts) // self.page_size + 1
+        return StepSizes(self.concurrency.rows, num_pages, self.page_size, drafts)
 
     @property
     def concurrency(self) -> Concurrency:

@@ -33,11 +33,13 @@ STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class SlabSizes:
-    """The sizes that every rank allocates: slots of each kind, rows and tokens of the history."""
+    """The sizes that every rank allocates: slots of each kind, rows and tokens of the history, and
+    the most tokens of a graph (0: no graphs)."""
 
     num_slots: Mapping[Kind, int]
     max_rows: int
     max_len: int
+    graph_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class TpStartup:
         for index, connection in enumerate(self._connections):
             read_reply(connection, index + 1)
         slots = [sizes.num_slots[kind] for kind in of_rank.kinds]
-        vector = [Command.ALLOCATE, sizes.max_rows, sizes.max_len, *slots]
+        vector = [Command.ALLOCATE, sizes.max_rows, sizes.max_len, sizes.graph_tokens, *slots]
         self.channel.send(np.array(vector, np.int64))
         shares = []
         for index, connection in enumerate(self._connections):

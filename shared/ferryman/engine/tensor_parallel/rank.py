@@ -5,7 +5,7 @@
     rank 0 ──orders (JSON)──►
            ◄──{"here": rank}──                    the rank meets the others and loads its share
            ◄──{"ready": rank}──
-           ──[ALLOCATE, rows, tokens, slots …]──►
+           ──[ALLOCATE, rows, tokens, graph, slots …]──►
            ◄──its slabs (shared_slabs.py), {"done": 1}──
            ──[RUN, the plan vector …]──►          runs the step; told of the next meanwhile
            ◄──{"done": n}──
@@ -32,10 +32,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ferryman.engine.decode_forward import CudaGraphs, Drafter
 from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
 from ferryman.engine.drafting import load_with_draft
 from ferryman.engine.packed_step import from_vector
-from ferryman.engine.step import Drafter, ForwardModel, StepRunner
+from ferryman.engine.step import ForwardModel, StepGraphs, StepRunner
 from ferryman.engine.step_tensors import unpack
 from ferryman.engine.tensor_parallel.rendezvous import Rendezvous, device_of_rank, join
 from ferryman.engine.tensor_parallel.shared_slabs import allocate_shared
@@ -126,7 +127,7 @@ class Rank:
         command, *sizes = inbox.next().tolist()
         if command == Command.CLOSE:
             return
-        max_rows, max_len, *num_slots = sizes
+        max_rows, max_len, graph_tokens, *num_slots = sizes
         kinds = self._model.manifest.kinds
         where = self._device.torch_device
         slots = dict(zip(kinds, num_slots, strict=True))
@@ -138,6 +139,7 @@ class Rank:
             max_rows=max_rows,
             max_len=max_len,
             drafter=self._drafter,
+            graphs=StepGraphs(graph_tokens, CudaGraphs()) if graph_tokens else None,
         )
         _answer(connection, {"done": 1})
         while (vector := inbox.next())[0] == Command.RUN:

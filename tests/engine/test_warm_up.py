@@ -1,0 +1,156 @@
+"""The warm-up compiles every kernel that a decode step can ever launch on a card.
+
+Launches are noted and not run: what Triton compiles depends on types, sizes and addresses alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.replayed_graphs import like_a_card
+from tests.native import native_config, save_native
+from torch import Tensor
+
+from ferryman.cache.keys import as_token_ids
+from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.runner import Runner
+from ferryman.engine.slabs import Slabs
+from ferryman.engine.warm_up import warm_up
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
+from ferryman.schedule.batch import (
+    DecodeStep,
+    RowSeed,
+    SampleRequest,
+    SlotCopy,
+    SlotOps,
+    SlotSnapshot,
+)
+from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.step_sizes import StepSizes
+from ferryman_kernels._triton import Kernel
+
+Key = tuple[object, ...]
+MAX_LEN = 5000
+GREEDY = SamplingParams(temperature=0.0)
+SEEDS = tuple(RowSeed(row, as_token_ids([1] * MAX_LEN)) for row in range(9))
+
+
+@contextmanager
+def noted_launches() -> Iterator[set[Key]]:
+    """What Triton would compile, and keeps by: `JITFunction` specialises by the same."""
+    seen: set[Key] = set()
+
+    def launcher(kernel: Kernel, grid: tuple[int, ...]) -> Any:
+        def launch(*args: object, **constants: object) -> None:
+            name = kernel._function.__name__
+            seen.add((name, *map(_specialised, args), *sorted(map(repr, constants.items()))))
+
+        return launch
+
+    with (
+        patch.object(Kernel, "__getitem__", launcher),
+        # Results that no kernel has written are numbers.
+        patch.object(torch, "empty", torch.zeros),
+        like_a_card(),
+    ):
+        yield seen
+
+
+def _specialised(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        return "1" if value == 1 else (value % 16 == 0, value.bit_length() > 31)
+    return type(value)
+
+
+def random_step(manifest: StateManifest, step_id: int, rng: random.Random) -> DecodeStep:
+    """Some requests anywhere, some of them with drafts."""
+    runs = sorted((rng.choice((1, 1, 2, 4)) for _ in range(rng.randint(1, 9))), reverse=True)
+    waves = tuple(sum(n > wave for n in runs) for wave in range(runs[0]))
+    rows = np.concatenate([np.arange(n) for n in waves])
+    behind = np.repeat(np.arange(len(waves)), waves)
+    firsts = np.array([rng.randrange(1, rng.choice((60, 1500, MAX_LEN)) - 4) for _ in runs])
+    positions = firsts[rows] + behind
+    pages = int(positions.max()) // manifest.page_size + 1
+    return DecodeStep(
+        step_id=step_id,
+        ops=_random_ops(manifest, rng, SEEDS if step_id == 1 else ()),
+        request_ids=tuple(map(str, range(len(runs)))),
+        rows=rows,
+        positions=positions,
+        read_slots=4 + 4 * rows,
+        write_slots=4 + 4 * rows + behind,
+        verify_depths=waves,
+        page_tables={
+            kind: np.zeros((len(rows), pages), np.int64)
+            for kind in manifest.kinds
+            if kind is not Kind.RECURRENT
+        },
+        draws=tuple(
+            SampleRequest(row, position + 1, 1, GREEDY)
+            for row, position in zip(rows.tolist(), positions.tolist(), strict=True)
+        ),
+        drafts=(3,) * (len(rows) - waves[0]),
+    )
+
+
+def _random_ops(manifest: StateManifest, rng: random.Random, seeds: tuple[RowSeed, ...]) -> SlotOps:
+    """Slots that no token names: none of a request's is above 36."""
+    slots = list(range(60, 80))
+    rng.shuffle(slots)
+    return SlotOps(
+        seeds=seeds,
+        clears=tuple(slots[: rng.randrange(4)]),
+        copies=tuple(SlotCopy(30 + n, n, kind) for kind in manifest.kinds for n in _few(rng)),
+        saves=tuple(SlotSnapshot(slots[4 + n], slots[8 + n], 16) for n in _few(rng)),
+        snapshots=tuple(SlotSnapshot(slots[12 + n], slots[16 + n], 16) for n in _few(rng)),
+    )
+
+
+def _few(rng: random.Random) -> range:
+    return range(rng.randrange(4))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are noted on the processor")
+def test_no_decode_step_launches_what_the_warm_up_has_not(tmp_path: Path) -> None:
+    folder = save_native(tmp_path, native_config(max_position_embeddings=MAX_LEN + 1))
+    model = load_model(folder, LoadOptions("float32", page_size=16))
+    sizes = StepSizes(9, MAX_LEN // 16 + 1, 16, num_drafts=3)
+    slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
+    slabs = Slabs.allocate(model.manifest, slots, "cpu")
+    runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1, sizes=sizes)
+    rng = random.Random("steps")
+    with noted_launches() as seen:
+        warm_up(runner, model.manifest)
+        first = set(seen)
+        warm_up(runner, model.manifest, sizes)
+        compiled = set(seen)
+        seen.clear()
+        steps = [random_step(model.manifest, n, rng) for n in range(1, 41)]
+        for step in steps:
+            runner.run(step)
+    assert {kernel for kernel, *_ in seen} == {
+        "_causal_conv_decode_kernel",
+        "_clear_slots_kernel",
+        "_copy_slots_kernel",
+        "_decode_join_kernel",
+        "_decode_split_kernel",
+        "_delta_decode_kernel",
+        "_rms_norm_kernel",
+        "_rotary_kernel",
+        "_selective_state_update_kernel",
+        "_write_kv_kernel",
+    }
+    assert not seen <= first, "one prefill and one decode step compile less"
+    assert seen <= compiled, "a request would wait for a compiler"
+    assert {sizes.of(step) for step in steps} != {sizes.of(steps[0])}
