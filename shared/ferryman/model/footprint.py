@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ class ShapeTensor(Tensor):
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    assert len({part.dtype for part in parts}) == 1, "weights of one layer have one dtype"
-    return torch.empty(shape, dtype=parts[0].dtype, device="meta")
+    dtype = reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 ELEMENTWISE = {
