@@ -49,6 +49,7 @@ from ferryman_kernels._sparse_index_triton import index_scores_triton
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
+from ferryman_kernels.channel_delta_scan import channel_delta_runs_triton
 from ferryman_kernels.delta_decode import delta_decode_triton
 from ferryman_kernels.latent_pages import write_latents_triton
 from ferryman_kernels.pages import write_kv_triton
@@ -166,6 +167,14 @@ def launch_mamba1(dtype: torch.dtype) -> None:
     selective_runs_triton((x, dt, A, B, B, D), torch.zeros(2, 8192, 16), runs, y)
 
 
+def launch_kimi_delta(dtype: torch.dtype) -> None:
+    """The scan of a Kimi Linear layer: 32 heads of 128 × 128."""
+    keys, v = torch.zeros(64, 32, 128), torch.zeros(64, 32, 128, dtype=dtype)
+    given = keys, keys, v, keys, torch.zeros(64, 32)
+    runs = torch.zeros(2, 5, dtype=torch.int64)
+    channel_delta_runs_triton(given, torch.zeros(2, 32, 128, 128), runs, torch.zeros(64, 32, 128))
+
+
 def launch_experts(dtype: torch.dtype) -> None:
     """Few and many tokens of a gpt-oss layer's experts, in floats and in MXFP4."""
     for pairs in (8, 4096):
@@ -212,6 +221,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_delta_rule(dtype)
     launch_latents(dtype)
     launch_experts(dtype)
+    launch_kimi_delta(dtype)
 
 
 def main(dtypes: list[str]) -> None:

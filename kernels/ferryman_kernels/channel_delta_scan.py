@@ -4,8 +4,8 @@
     state   ← decayed + k ⊗ β·(v - k·decayed)
     y       = q·state                                                 [heads, v_dim]
 
-Token by token over *runs*, as `selective_scan` defines them; prefill and decode share the op. On a
-CUDA tensor the torch reference runs.
+Token by token over *runs*, as `selective_scan` defines them; prefill and decode share the op. The
+columns of a state do not know each other, so on a card a program holds some of a head's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, as_array, as_flat, exp, prange, serves
+from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
 from ferryman_kernels.ragged import SlotAt, Span, on_device
 from ferryman_kernels.selective_scan import rounds_of
+
+BLOCK_VALUE = 16
+"""Columns of a head's state that one program holds."""
 
 DeltaInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, g, beta, as `channel_delta_scan` takes them."""
@@ -103,6 +107,68 @@ def channel_delta_runs_compiled(
     )  # fmt: skip
 
 
+@Kernel
+def _channel_delta_runs_kernel(
+    states_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    beta_ptr: tl.tensor,
+    runs_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    stride_slot: int,
+    heads: int,
+    k_dim: int,
+    v_dim: int,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+) -> None:
+    """Some columns of one head of one run; `runs` as in `selective_scan`."""
+    run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
+    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
+    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
+    copy = tl.load(run + 4).to(tl.int64)
+    wide = states_ptr.dtype.element_ty
+    offs_key = tl.arange(0, BLOCK_KEY)
+    offs_value = tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+    mask_key, mask_value = offs_key < k_dim, offs_value < v_dim
+    in_slot = (head * k_dim + offs_key)[:, None] * v_dim + offs_value[None, :]
+    held = mask_key[:, None] & (offs_value < tl.where(src >= 0, v_dim, 0))[None, :]
+    state = tl.load(states_ptr + src * stride_slot + in_slot, mask=held, other=0.0)
+    # The state stays in registers from the run's first token to its last.
+    end = token + count
+    while token < end:
+        key_at = (token * heads + head) * k_dim + offs_key
+        value_at = (token * heads + head) * v_dim + offs_value
+        q = tl.load(q_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        k = tl.load(k_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        g = tl.load(g_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        v = tl.load(v_ptr + value_at, mask=mask_value, other=0.0).to(wide)
+        beta = tl.load(beta_ptr + token * heads + head).to(wide)
+        state = tl.exp(g)[:, None] * state
+        fed = beta * (v - tl.sum(k[:, None] * state, axis=0))
+        state += k[:, None] * fed[None, :]
+        y = tl.sum(q[:, None] * state, axis=0)
+        tl.store(y_ptr + value_at, y.to(y_ptr.dtype.element_ty), mask=mask_value)
+        token += 1
+    kept = mask_key[:, None] & (offs_value < tl.where(dst >= 0, v_dim, 0))[None, :]
+    copied = mask_key[:, None] & (offs_value < tl.where(copy >= 0, v_dim, 0))[None, :]
+    tl.store(states_ptr + dst * stride_slot + in_slot, state, mask=kept)
+    tl.store(states_ptr + copy * stride_slot + in_slot, state, mask=copied)
+
+
+def channel_delta_runs_triton(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
+    heads, k_dim, v_dim = states.shape[1:]
+    assert states.stride()[1:] == (k_dim * v_dim, v_dim, 1), states.stride()
+    block = min(BLOCK_VALUE, next_power_of_two(v_dim))
+    _channel_delta_runs_kernel[len(runs), heads, cdiv(v_dim, block)](
+        states, *(tensor.contiguous() for tensor in given), runs, y,
+        states.stride(0), heads, k_dim, v_dim,
+        BLOCK_KEY=next_power_of_two(k_dim), BLOCK_VALUE=block, num_warps=4,
+    )  # fmt: skip
+
+
 def channel_delta_scan(
     q: Tensor,
     k: Tensor,
@@ -167,6 +233,9 @@ def _check(given: DeltaInputs, ssm_states: Tensor) -> None:
 
 
 def _run(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
+    if y.is_cuda:
+        channel_delta_runs_triton(given, states, runs, y)
+        return
     is_wide = states.dtype in (torch.float32, torch.float64)
     compiled = is_wide and serves(*given, states)
     run = channel_delta_runs_compiled if compiled else channel_delta_runs_reference

@@ -33,6 +33,7 @@ from ferryman_kernels.causal_conv import (
 from ferryman_kernels.channel_delta_scan import (
     channel_delta_runs_compiled,
     channel_delta_runs_reference,
+    channel_delta_runs_triton,
 )
 from ferryman_kernels.delta_chunk_scan import delta_chunk_scan_reference
 from ferryman_kernels.delta_decode import delta_decode_reference, delta_decode_triton
@@ -201,6 +202,7 @@ def _backends() -> list[Backend]:
         _mamba1("Triton", selective_runs_triton),
         _kimi_delta("torch", channel_delta_runs_reference),
         _kimi_delta("compiled", channel_delta_runs_compiled),
+        _kimi_delta("Triton", channel_delta_runs_triton),
         _delta("torch", delta_chunk_scan_reference, delta_decode_reference),
         _delta("compiled", delta_chunk_scan_reference, delta_decode_compiled),
         _delta("Triton", delta_chunk_scan_triton, delta_decode_triton),

@@ -11,9 +11,10 @@ from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice
+from ferryman.engine.runner import DeviceStep, Runner
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.transfer import digest_of
-from ferryman.schedule.batch import RowSeed, SlotOps, SlotSnapshot
+from ferryman.schedule.batch import RowSeed, SlotOps, SlotSnapshot, StepPlan
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))
 
@@ -21,6 +22,21 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _launches_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that waits for the card is an error; reading a slot back may wait."""
+    launch = Runner.launch
+
+    def watched(runner: Runner, plan: StepPlan) -> DeviceStep:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(runner, plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Runner, "launch", watched)
 
 
 def test_steps_in_flight_on_a_card_say_what_the_processor_says() -> None:

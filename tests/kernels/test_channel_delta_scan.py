@@ -14,6 +14,7 @@ from ferryman_kernels.channel_delta_scan import (
     channel_delta_decode,
     channel_delta_runs_compiled,
     channel_delta_runs_reference,
+    channel_delta_runs_triton,
     channel_delta_scan,
 )
 
@@ -63,7 +64,10 @@ def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("backend", [channel_delta_runs_reference, channel_delta_runs_compiled])
+@pytest.mark.parametrize(
+    "backend",
+    [channel_delta_runs_reference, channel_delta_runs_compiled, channel_delta_runs_triton],
+)
 @every_dtype
 def test_runs_of_the_delta_rule_write_no_other_slot(
     backend: Callable[..., None], dtype: torch.dtype

@@ -23,7 +23,7 @@ from ferryman_kernels.grouped_product import (
     sort_pairs,
 )
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
 def triton_product(
@@ -104,15 +104,17 @@ def test_each_pair_is_multiplied_by_its_expert(
 
 
 def test_many_pairs_of_one_expert_fill_several_blocks(device: torch.device) -> None:
-    stack = FloatStack(torch.randn(3, 8, 24, device=device), None)
+    stack = FloatStack(torch.randn(3, 8, 24, device=device).double(), None)
     chosen = torch.full((60, 1), 2, device=device)
-    assert_equals_pairwise(torch.randn(60, 24, device=device), stack, chosen, 3)
+    assert_equals_pairwise(torch.randn(60, 24, device=device).double(), stack, chosen, 3)
 
 
 def test_no_pairs_have_no_result(device: torch.device) -> None:
-    stack = FloatStack(torch.randn(3, 8, 24, device=device), None)
+    stack = FloatStack(torch.randn(3, 8, 24, device=device).double(), None)
     order, starts = sort_pairs(torch.empty(0, 2, dtype=torch.int64, device=device), 3)
-    assert triton_product(torch.randn(0, 24, device=device), stack, order, starts).shape == (0, 8)
+    assert triton_product(
+        torch.randn(0, 24, device=device).double(), stack, order, starts
+    ).shape == (0, 8)
 
 
 def code_stack(name: str, in_dim: int) -> CodeStack:

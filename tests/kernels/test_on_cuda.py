@@ -59,7 +59,13 @@ def _rounded(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def _on_cuda(op: Callable[..., T], *args: Any) -> T:
-    return op(*(arg.to(CUDA) if isinstance(arg, Tensor) else arg for arg in args))
+    """Runs on the card; an operation that waits for it is an error."""
+    moved = [arg.to(CUDA) if isinstance(arg, Tensor) else arg for arg in args]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return op(*moved)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def _in_float64(op: Callable[..., T], *args: Any) -> T:

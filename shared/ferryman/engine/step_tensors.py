@@ -234,7 +234,7 @@ class _Views:
         # Found on the host: a search on a card would wait for it.
         used, device = self.on_host("adapters"), self._uploaded.device
         return tuple(
-            AdapterSegment(number, torch.from_numpy(np.flatnonzero(used == number)).to(device))
+            AdapterSegment(number, _uploaded(np.flatnonzero(used == number), device))
             for number in np.unique(used).tolist()
             if number
         )
@@ -242,6 +242,14 @@ class _Views:
     def page_tables(self) -> Mapping[Kind, Tensor]:
         names = {kind: f"pages.{kind}" for kind in Kind}
         return {kind: self[name] for kind, name in names.items() if name in self}
+
+
+def _uploaded(integers: Ints, device: torch.device) -> Tensor:
+    """A card copies from pinned memory without a wait."""
+    host = torch.from_numpy(integers)
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def _prefill_batch(views: _Views) -> PrefillBatch:

@@ -188,7 +188,7 @@ class Weights:
             return self._copied(part(view), dtype)
         if not factor.ndim:
             cut = self._copied(part(view), wide)
-            return cut.mul_(factor.to(cut)).to(dtype)
+            return cut.mul_(factor.to(wide)).to(dtype)
         # The numbers of a factor belong to places in the undivided tensor: it is cut after them.
         read = self._copied(view, wide)
         return self._copied(part(read.mul_(factor.to(read))), dtype)

@@ -152,8 +152,8 @@ def _ssm_parts(config: FalconH1Config) -> Tensor:
     """The multiplier of each output of the in-projection [proj_dim]: gate, x, B, C, dt."""
     mamba = config.mamba
     dims = (mamba.inner_dim, mamba.inner_dim, mamba.group_dim, mamba.group_dim, mamba.ssm_heads)
-    multipliers = torch.tensor(config.multipliers.ssm_parts, dtype=torch.float64)
-    return multipliers.repeat_interleave(torch.tensor(dims))
+    parts = zip(dims, config.multipliers.ssm_parts, strict=True)
+    return torch.cat([torch.full((dim,), part, dtype=torch.float64) for dim, part in parts])
 
 
 FAMILY = Family(("FalconH1ForCausalLM",), _read, _load)
