@@ -53,23 +53,72 @@ def widened(x: Any) -> Any:
     return out
 
 
+@part
+def write_panel(sums: Any, bias: Any, panel: int, y: Any) -> None:
+    """Rounds the panel's sums [64] into y [out_dim]; there is no bias if it is empty."""
+    out = y[panel * LANES : min((panel + 1) * LANES, y.shape[0])]
+    if bias.shape[0] > 0:
+        for lane in range(out.shape[0]):
+            sums[lane] += wide(bias[panel * LANES + lane])
+    for lane in range(out.shape[0]):
+        out[lane] = narrow(sums[lane], out)
+
+
 def _product(like: Any, address: int, panel_bytes: int, bias: Any, x: Any, y: Any) -> None:
     tokens, out_dim = y.shape
     inputs, rows = widened(x), np.arange(tokens)
     for panel in prange((out_dim + LANES - 1) // LANES):
         sums = np.empty((tokens, LANES), np.float32)
         panel_sums(like, address + panel * panel_bytes, inputs, rows, sums)
-        first, end = panel * LANES, min((panel + 1) * LANES, out_dim)
         for token in range(tokens):
-            own, out = sums[token], y[token, first:end]
-            if bias.shape[0] > 0:
-                for lane in range(end - first):
-                    own[lane] += wide(bias[first + lane])
-            for lane in range(end - first):
-                out[lane] = narrow(own[lane], out)
+            write_panel(sums[token], bias, panel, y[token])
 
 
-_product_loop = Loop(_product)
+@part
+def sorted_by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
+    """Pairs by rising expert, each expert's first place among them, and the experts present."""
+    starts = np.zeros(experts + 1, np.int64)
+    for pair in range(chosen.shape[0]):
+        starts[chosen[pair] + 1] += 1
+    present, count = np.empty(experts, np.int64), 0
+    for expert in range(experts):
+        # Experts that were not chosen get no job: a job would only find that out.
+        if starts[expert + 1] > 0:
+            present[count] = expert
+            count += 1
+        starts[expert + 1] += starts[expert]
+    order, places = np.empty(chosen.shape[0], np.int64), starts.copy()
+    for pair in range(chosen.shape[0]):
+        order[places[chosen[pair]]] = pair
+        places[chosen[pair]] += 1
+    return order, starts, present[:count]
+
+
+def _grouped(
+    like: Any,
+    addresses: Any,
+    panel_bytes: int,
+    biases: Any,
+    x: Any,
+    chosen: Any,
+    y: Any,
+) -> None:
+    order, starts, present = sorted_by_expert(chosen, addresses.shape[0])
+    inputs, rows = widened(x), order // (chosen.shape[0] // x.shape[0])
+    panels = (y.shape[1] + LANES - 1) // LANES
+    for job in prange(present.shape[0] * panels):
+        # A job is a panel with all of its expert's pairs, so every weight is read once.
+        expert, panel = present[job // panels], job % panels
+        first, end = starts[expert], starts[expert + 1]
+        sums = np.empty((end - first, LANES), np.float32)
+        address = addresses[expert] + panel * panel_bytes
+        panel_sums(like, address, inputs, rows[first:end], sums)
+        bias = biases[expert if biases.shape[0] > 1 else 0]
+        for i in range(end - first):
+            write_panel(sums[i], bias, panel, y[order[first + i]])
+
+
+_product_loop, _grouped_loop = Loop(_product), Loop(_grouped)
 
 # A weight takes 0.1 ns, numba's threads wake after some 60 µs: from 4 M weights on it pays.
 _WEIGHTS_PER_ELEMENT = 128
@@ -88,5 +137,19 @@ def packed_product_compiled(
         out_dim * x.shape[1] // _WEIGHTS_PER_ELEMENT,
         element_like(x.dtype), address, panel_bytes, as_array(bias), as_array(x.contiguous()),
         as_array(y),
+    )  # fmt: skip
+    return y
+
+
+def packed_grouped_product_compiled(
+    x: Tensor, addresses: Any, panel_bytes: int, biases: Tensor, chosen: Tensor, out_dim: int
+) -> Tensor:
+    pairs = chosen.numel()
+    y = torch.empty(pairs, out_dim, dtype=x.dtype)
+    read = min(pairs, len(addresses)) * out_dim * x.shape[1]
+    _grouped_loop(
+        read // _WEIGHTS_PER_ELEMENT,
+        element_like(x.dtype), addresses, panel_bytes, as_array(biases), as_array(x.contiguous()),
+        chosen.flatten().numpy(), as_array(y),
     )  # fmt: skip
     return y

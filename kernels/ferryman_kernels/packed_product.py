@@ -11,20 +11,29 @@ each padded with zeros to a multiple of 16 inputs, or of 32. oneDNN documents no
 `panels_of` compares the size and two corners with the weight, and where they differ there are no
 panels: then oneDNN's product is the only one. Sums are float32, in the order of the inputs,
 rounded once; a token's bits do not depend on the other tokens.
+
+The grouped product has a weight for each expert, and multiplies each token by those of the experts
+that were chosen for it; each chosen weight is read once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_char
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._compiled import serves
 from ferryman_kernels._lanes import LANES, STEP_BYTES
-from ferryman_kernels._packed_product_compiled import packed_product_compiled
+from ferryman_kernels._packed_product_compiled import (
+    packed_grouped_product_compiled,
+    packed_product_compiled,
+)
 
 _INPUTS_PADDED_TO = {torch.float32: 16, torch.bfloat16: 32}
 _CORNER = 64
@@ -97,3 +106,35 @@ def packed_product(x: Tensor, panels: Panels, bias: Tensor) -> Tensor:
     assert bias.shape in ((panels.out_dim,), (0,)), (bias.shape, panels.out_dim)
     assert x.dtype is panels.dtype is bias.dtype, (x.dtype, panels.dtype, bias.dtype)
     return packed_product_compiled(x, panels.address, panels.panel_bytes, bias, panels.out_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelStack:
+    """The weights of experts, all of one shape and dtype: `panels` keeps their memory, which begins
+    at `addresses` [experts]; `biases` [experts, out_dim], or [1, 0] for none."""
+
+    panels: tuple[Panels, ...]
+    addresses: Any
+    biases: Tensor
+
+
+def stack_panels(panels: Sequence[Panels], biases: Tensor) -> PanelStack:
+    """`biases` as in `PanelStack`."""
+    first = panels[0]
+    alike = {(each.out_dim, each.in_dim, each.dtype, each.panel_bytes) for each in panels}
+    assert len(alike) == 1, alike
+    assert biases.shape in ((len(panels), first.out_dim), (1, 0)), (biases.shape, first.out_dim)
+    assert biases.dtype is first.dtype, (biases.dtype, first.dtype)
+    addresses = np.array([each.address for each in panels], np.int64)
+    return PanelStack(tuple(panels), addresses, biases)
+
+
+def packed_grouped_product(x: Tensor, stack: PanelStack, chosen: Tensor) -> Tensor:
+    """The products [rows · per_row, out_dim] of x [rows, in_dim] with the experts `chosen` for each
+    of its rows, int64 [rows, per_row]; expert after expert in the order of `chosen`."""
+    first = stack.panels[0]
+    assert x.shape == (len(chosen), first.in_dim), (x.shape, chosen.shape, first.in_dim)
+    assert x.dtype is first.dtype, (x.dtype, first.dtype)
+    return packed_grouped_product_compiled(
+        x, stack.addresses, first.panel_bytes, stack.biases, chosen, first.out_dim
+    )

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ferryman_kernels.packed_product import (
     Panels,
+    packed_grouped_product,
     packed_product,
     packed_product_reference,
     panels_of,
+    stack_panels,
 )
 
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 2.0**-8}
@@ -90,3 +92,28 @@ def test_memory_of_another_size_has_no_panels() -> None:
 def test_an_odd_number_of_inputs_has_no_panels() -> None:
     weight = torch.zeros(64, 33, dtype=torch.bfloat16)
     assert panels_of(packed(weight), weight) is None
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("shape", [(65, 34), (100, 70)], ids=str)
+@pytest.mark.parametrize(("rows", "per_row"), [(1, 1), (1, 3), (9, 2)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_grouped_product_is_each_row_times_its_chosen_experts(
+    dtype: torch.dtype, shape: tuple[int, int], rows: int, per_row: int, has_bias: bool
+) -> None:
+    drawing = [drawn(shape, 1 + expert, dtype) for expert in range(5)]
+    x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
+    # Expert 3 is never chosen, and expert 1 by most.
+    chosen = torch.tensor([[1, 0, 4], [2, 1, 0], [1, 4, 0]]).repeat(3, 1)[:rows, :per_row]
+    biases = torch.stack([bias for *_, bias in drawing])
+    stack = stack_panels(
+        [panels(weight) for _, weight, _ in drawing],
+        biases if has_bias else torch.empty(1, 0, dtype=dtype),
+    )
+    found = packed_grouped_product(x, stack, chosen.contiguous())
+    weights = torch.stack([weight for _, weight, _ in drawing]).double()[chosen]
+    exact = torch.einsum("rkoi,ri->rko", weights, x.double()).flatten(0, 1)
+    if has_bias:
+        exact += biases.double()[chosen].flatten(0, 1)
+    assert found.dtype is dtype
+    assert (found.double() - exact).abs().max() <= BOUNDS[dtype] * exact.abs().max()

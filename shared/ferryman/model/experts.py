@@ -1,4 +1,5 @@
-"""The experts behind a router: one at a time on a CPU, all in grouped products on a card.
+"""The experts behind a router: on a CPU one at a time, or for few tokens all in two compiled
+products; on a card all in grouped products.
 
 A CPU skips the experts that nothing was routed to, so it asks for the counts of a batch. On a card
 that question is a wait for the device in every layer: there all experts' matrices lie in one stack,
@@ -8,7 +9,7 @@ and two grouped products compute every pair of a token and an expert, whatever w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from ferryman.model.expert_stacks import ExpertStacks
 from ferryman.model.layers import FeedForward
-from ferryman.model.linear import Linear
+from ferryman.model.linear import Linear, PanelLinear
 from ferryman.model.matrix import Matrix, join_linear, joined_runs
 from ferryman_kernels.grouped_product import CodeStack, FloatStack, grouped_product, sort_pairs
+from ferryman_kernels.packed_product import PanelStack, packed_grouped_product, stack_panels
 
 Activation = Callable[[Tensor], Tensor]
 """From an expert's first product [rows, first_dim] to the input of its second [rows, inner_dim]."""
@@ -119,6 +121,31 @@ class SeparateExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class PanelExperts:
+    """Up to `few_pairs` pairs of a token and an expert go through two compiled products, more
+    through `many`, which has the same weights.
+
+    One at a time, each expert takes some ten small operations beside its products.
+    """
+
+    first: PanelStack
+    act: Activation
+    down: PanelStack
+    weighing: Weighing
+    many: SeparateExperts
+    few_pairs: int
+
+    def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        if chosen.numel() > self.few_pairs:
+            return self.many(hidden, shares, chosen)
+        rows = self.weighing.entering(hidden, shares)
+        own = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
+        inner = self.act(packed_grouped_product(rows, self.first, own))
+        outputs = packed_grouped_product(inner, self.down, chosen.view(-1, 1))
+        return self.weighing.leaving(outputs.view(*chosen.shape, -1), shares)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupedExperts:
     """All pairs in grouped products, without a wait for the device. The outputs of `first` stand
     side by side: one product, but for formats that cannot be joined."""
@@ -144,13 +171,59 @@ def load_experts_for(
     experts' formats differ."""
     if device.type == "cuda":
         return grouped_experts(list(parts), act, weighing)
-    return SeparateExperts(
-        tuple(
-            Expert(join_linear(part.first, part.bias), act, part.down.linear(part.down_bias))
-            for part in parts
-        ),
+    experts = [
+        Expert(join_linear(part.first, part.bias), act, part.down.linear(part.down_bias))
+        for part in parts
+    ]
+    return _experts_on_cpu(experts, act, weighing)
+
+
+def _experts_on_cpu(
+    experts: Sequence[Expert], act: Activation, weighing: Weighing
+) -> RoutedExperts:
+    """The experts with a quick way for few tokens where their weights have one."""
+    firsts = [expert.first for expert in experts if isinstance(expert.first, PanelLinear)]
+    downs = [expert.down for expert in experts if isinstance(expert.down, PanelLinear)]
+    if not len(firsts) == len(downs) == len(experts):
+        return SeparateExperts(tuple(experts), weighing)
+    # The stacks take the biases over from the linears, so that nothing is held twice.
+    first_biases, down_biases = _stacked_biases(firsts), _stacked_biases(downs)
+    return PanelExperts(
+        stack_panels([linear.panels for linear in firsts], first_biases),
+        act,
+        stack_panels([linear.panels for linear in downs], down_biases),
         weighing,
+        SeparateExperts(
+            tuple(
+                Expert(first, act, down)
+                for first, down in zip(
+                    _with_biases(firsts, first_biases),
+                    _with_biases(downs, down_biases),
+                    strict=True,
+                )
+            ),
+            weighing,
+        ),
+        # Half as many on average: some experts are chosen more often than others.
+        len(experts) * firsts[0].few_tokens // 2,
     )
+
+
+def _stacked_biases(linears: Sequence[PanelLinear]) -> Tensor:
+    """[experts, out_dim], or [1, 0] where there are none."""
+    if not len(linears[0].bias):
+        return linears[0].bias[None]
+    return torch.stack([linear.bias for linear in linears])
+
+
+def _with_biases(linears: Sequence[PanelLinear], biases: Tensor) -> Sequence[PanelLinear]:
+    """The same linears with their biases as rows of `biases`, so that each is held once."""
+    if not biases.numel():
+        return linears
+    return [
+        replace(linear, bias=bias, many=replace(linear.many, bias=bias))
+        for linear, bias in zip(linears, biases, strict=True)
+    ]
 
 
 def grouped_experts(

@@ -1,0 +1,111 @@
+"""Experts for a few tokens on a CPU: both of their ways against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman.model.experts import (
+    Expert,
+    ExpertMatrices,
+    PanelExperts,
+    RoutedExperts,
+    SeparateExperts,
+    ShareOfInput,
+    ShareOfOutput,
+    Weighing,
+    load_experts_for,
+)
+from ferryman.model.layers import GatedActivation
+from ferryman.model.linear import PanelLinear
+from ferryman.model.matrix import PlainMatrix
+
+EXPERTS, INNER, HIDDEN = 4, 224, 300
+"""Large enough for float32 weights to be packed."""
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+CPU = torch.device("cpu")
+
+
+def drawn_parts(has_bias: bool) -> list[ExpertMatrices]:
+    """Gate, up and down of each expert in float64."""
+    generator = torch.Generator().manual_seed(5)
+
+    def matrix(rows: int, columns: int) -> PlainMatrix:
+        drawn = torch.randn(rows, columns, generator=generator) / columns**0.5
+        return PlainMatrix(drawn.bfloat16().double(), torch.float64, CPU)
+
+    def bias(length: int) -> Tensor | None:
+        return torch.randn(length, generator=generator).double() if has_bias else None
+
+    return [
+        ExpertMatrices(
+            [matrix(INNER, HIDDEN), matrix(INNER, HIDDEN)],
+            matrix(HIDDEN, INNER),
+            bias(2 * INNER),
+            bias(HIDDEN),
+        )
+        for _ in range(EXPERTS)
+    ]
+
+
+def made(parts: Sequence[ExpertMatrices], dtype: torch.dtype, weighing: Weighing) -> RoutedExperts:
+    def cast(matrix: object) -> PlainMatrix:
+        assert isinstance(matrix, PlainMatrix)
+        return replace(matrix, dtype=dtype)
+
+    def rounded(bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.to(dtype)
+
+    return load_experts_for(
+        CPU,
+        [
+            ExpertMatrices(
+                [cast(matrix) for matrix in part.first],
+                cast(part.down),
+                rounded(part.bias),
+                rounded(part.down_bias),
+            )
+            for part in parts
+        ],
+        GatedActivation(),
+        weighing,
+    )
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("weighing", [ShareOfOutput(), ShareOfInput()], ids=["output", "input"])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+def test_few_tokens_and_many_have_the_sum_of_their_experts(
+    dtype: torch.dtype, weighing: Weighing, has_bias: bool, tokens: int
+) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    hidden = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
+    shares = torch.rand(tokens, 2, generator=generator).to(dtype)
+    chosen = torch.stack([torch.randperm(EXPERTS, generator=generator)[:2] for _ in hidden])
+    parts = drawn_parts(has_bias)
+    exact = made(parts, torch.float64, weighing)(hidden.double(), shares.double(), chosen)
+    experts = made(parts, dtype, weighing)
+    found = experts(hidden, shares, chosen)
+    assert found.dtype is dtype
+    assert (found.double() - exact).abs().max() <= BOUNDS[dtype] * exact.abs().max()
+
+
+def test_experts_that_are_not_packed_are_called_one_by_one() -> None:
+    experts = made(drawn_parts(False), torch.float64, ShareOfOutput())
+    assert isinstance(experts, SeparateExperts)
+
+
+def test_a_bias_is_held_once() -> None:
+    experts = made(drawn_parts(True), torch.bfloat16, ShareOfOutput())
+    if not isinstance(experts, PanelExperts):
+        pytest.skip("this processor's layout of a packed weight is another")
+    assert isinstance(experts.many, SeparateExperts)
+    for stacked, expert in zip(experts.first.biases, experts.many.experts, strict=True):
+        assert isinstance(expert, Expert)
+        assert isinstance(expert.first, PanelLinear)
+        assert expert.first.bias.data_ptr() == stacked.data_ptr()
