@@ -37,6 +37,7 @@ class HeadNorm(StrEnum):
     EACH_HEAD = "each head, then the rotation"
     ROTATED_HEAD = "the rotation, then each head"
     ALL_HEADS = "all heads as one row, then the rotation"
+    OWN_CENTRED = "each head by a norm of its own around the mean, then the rotation"
     ROTATED_WITHOUT_WEIGHTS = "the rotation, then each head, by a norm whose weights are one"
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.adapted import ServedAdapters
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.layers import Layer, LayerPlace, Norm, RmsNorm
+from ferryman.model.layers import Layer, LayerPlace, Norm, NormLoader, load_norm
 from ferryman.model.linear import Linear, make_joined, padded_rows
 from ferryman.model.prompt_logprobs import PrefilledRows
 from ferryman.model.shapes import ModelConfig, TrunkShape
@@ -202,7 +202,7 @@ def load_embedding_and_head(
     scales: EndScales,
     *,
     embedded: str = "model.embed_tokens.weight",
-    norm_origin: float = 0.0,
+    load_norm: NormLoader = load_norm,
 ) -> EmbeddingAndHead:
     """Embedding, final norm and head; a tied head multiplies by the embedding."""
     size = (trunk.vocab_size, trunk.hidden_dim)
@@ -212,6 +212,7 @@ def load_embedding_and_head(
         rows = own(embedding)
     else:
         rows = weights.tensor("lm_head.weight", *size, part=own)
-    head = make_joined(rows, trunk.vocab_size, weights.group)
-    norm = RmsNorm(weights.precise(final_norm, trunk.hidden_dim) + norm_origin, trunk.norm_eps)
+    bias = weights.tensor("lm_head.bias", trunk.vocab_size) if trunk.has_head_bias else None
+    head = make_joined(rows, trunk.vocab_size, weights.group, bias)
+    norm = load_norm(weights, final_norm.removesuffix(".weight"), trunk.hidden_dim, trunk.norm_eps)
     return EmbeddingAndHead(embedding, norm, head, scales)

@@ -20,9 +20,11 @@ from torch.nn import functional as F
 
 from ferryman.model.feed_forward_shapes import (
     BEST_OF_GROUP,
+    BiasedSoftmaxRouting,
     GroupedRouting,
     MixtureShape,
     MoeShape,
+    OneByOneRouting,
     SigmoidRouting,
     SoftmaxRouting,
 )
@@ -103,6 +105,47 @@ class SharesOfBestGroups:
         return found * self.routing.scaling, chosen
 
 
+@dataclass(frozen=True, slots=True)
+class SharesByBiasedRank:
+    """The experts with the highest share plus bias; their shares are divided by their sum.
+
+    `weight` [experts, hidden_dim] and `bias` [experts] in the accumulation dtype.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    experts_per_token: int
+    routing: BiasedSoftmaxRouting
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        shares = F.linear(hidden.to(self.weight.dtype), self.weight).softmax(dim=-1)
+        chosen = (shares + self.bias).topk(self.experts_per_token, dim=-1).indices
+        found = shares.gather(1, chosen)
+        return found / found.sum(-1, keepdim=True).clamp(min=self.routing.least_sum), chosen
+
+
+@dataclass(frozen=True, slots=True)
+class SharesOneByOne:
+    """The best expert, then the best of the others; `jitter` as in OneByOneRouting."""
+
+    score: Linear
+    jitter: float
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.score(hidden).to(accumulation_dtype(hidden.dtype))
+        first_share, first = self._best(scores, scores)
+        left = scores.scatter(1, first, -torch.inf)
+        second_share, second = self._best(scores, left)
+        return torch.cat((first_share, second_share), 1), torch.cat((first, second), 1)
+
+    def _best(self, scores: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+        """The best of `left` and its share, each [tokens, 1]."""
+        best, chosen = left.max(dim=-1, keepdim=True)
+        distance = (best - scores) / scores.abs().clamp(min=best)
+        near = left.masked_fill(distance > 2 * self.jitter, -torch.inf)
+        return near.softmax(dim=-1).gather(1, chosen), chosen
+
+
 _TINY = 1e-20  # avoids a division by zero if all shares vanish
 
 
@@ -145,11 +188,24 @@ def load_grouped_router(
     )
 
 
+def _load_biased_router(
+    weights: Weights, moe: MoeShape, routing: BiasedSoftmaxRouting, hidden_dim: int
+) -> SharesByBiasedRank:
+    name = "moe_statics.e_score_correction_bias"
+    bias = weights.precise(weights.first_of(name, f"gate.{name}"), 1, moe.num_experts)
+    weight = weights.precise("gate.weight", moe.num_experts, hidden_dim)
+    return SharesByBiasedRank(weight, bias[0], moe.experts_per_token, routing)
+
+
 def load_router(weights: Weights, shape: MixtureShape, hidden_dim: int) -> ExpertRouter:
     """The router of `shape` with its weight under "gate"."""
     experts, routing = shape.experts, shape.routing
     if isinstance(routing, GroupedRouting):
         return load_grouped_router(weights.under("gate"), experts, routing, hidden_dim)
+    if isinstance(routing, BiasedSoftmaxRouting):
+        return _load_biased_router(weights, experts, routing, hidden_dim)
+    if isinstance(routing, OneByOneRouting):
+        raise TypeError("experts that are chosen one by one have names of their own")
     if isinstance(routing, SoftmaxRouting) and routing.num_groups > 1:
         weight = weights.precise("gate.weight", experts.num_experts, hidden_dim)
         return SharesOfBestGroups(weight, experts.experts_per_token, routing)

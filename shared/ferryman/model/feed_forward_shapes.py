@@ -59,7 +59,26 @@ class SigmoidRouting:
     """The routing of a token to the experts with the best scores, by their sigmoids (Llama 4)."""
 
 
-Routing = SoftmaxRouting | GroupedRouting | SigmoidRouting
+@dataclass(frozen=True, slots=True)
+class BiasedSoftmaxRouting:
+    """The routing of a token by a softmax over the scores of all experts, and a bias that affects
+    the choice, not the shares (ERNIE 4.5). Shares are divided by their sum, or by `least_sum`."""
+
+    least_sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOneRouting:
+    """The routing of a token to two experts, one after the other (Phi-3.5-MoE).
+
+    An expert shares the token with those whose scores are nearer than 2 · `jitter` to its own, by a
+    softmax; their shares are lost.
+    """
+
+    jitter: float
+
+
+Routing = SoftmaxRouting | GroupedRouting | SigmoidRouting | BiasedSoftmaxRouting | OneByOneRouting
 
 
 @dataclass(frozen=True, slots=True)

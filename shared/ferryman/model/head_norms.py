@@ -1,6 +1,7 @@
 """Norms of q and k between their projection and their pages.
 
 EACH_HEAD      q, k = rotated(norm(head))      of every head alone      (Qwen 3, Gemma 3)
+OWN_CENTRED    the same, each head by weights of its own, around the mean   (StableLM 2)
 ROTATED_HEAD   q, k = norm(rotated(head))      of every head alone      (Hunyuan)
 ALL_HEADS      q, k = rotated(norm(row))       the row is all heads     (OLMo 2)
 
@@ -17,10 +18,14 @@ import torch
 from torch import Tensor
 
 from ferryman.model.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.centred_norm import load_centred_heads
 from ferryman.model.gating import SharedNorm
 from ferryman.model.layers import LayerPlace, Norm, RmsNorm, load_norm
 from ferryman.model.ranks import share_of
 from ferryman.model.weights import Weights, accumulation_dtype
+
+HeadsNorm = Callable[[Tensor], Tensor]
+"""A norm of each head: [tokens, heads, head_dim] in and out."""
 
 Turn = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 NAMES = (("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"))
@@ -31,12 +36,12 @@ NAMES = (("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"))
 class NormedHeads:
     """Norms every head of q and of k before `turn` rotates them."""
 
-    q_norm: RmsNorm
-    k_norm: RmsNorm
+    q_norm: HeadsNorm
+    k_norm: HeadsNorm
     turn: Turn
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.turn(_each_head(self.q_norm, q), _each_head(self.k_norm, k), positions)
+        return self.turn(self.q_norm(q), self.k_norm(k), positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,8 @@ def load_head_norms(
             for (name, _), count in zip(NAMES, (shape.q_heads, shape.kv_heads), strict=True)
         )
         return NormedRows(q_norm, k_norm, turn)
+    if shape.head_norm is HeadNorm.OWN_CENTRED:
+        return _load_own_norms(weights, shape, place, turn)
     if shape.head_norm is HeadNorm.ROTATED_WITHOUT_WEIGHTS:
         norm = load_plain_head_norm(weights, shape.head_dim, place.norm_eps).norm
         return NormedRotatedHeads(norm, norm, turn)
@@ -115,8 +122,19 @@ def load_head_norms(
         )
         for names in NAMES
     )
-    kind = NormedRotatedHeads if shape.head_norm is HeadNorm.ROTATED_HEAD else NormedHeads
-    return kind(q, k, turn)
+    if shape.head_norm is HeadNorm.ROTATED_HEAD:
+        return NormedRotatedHeads(q, k, turn)
+    return NormedHeads(NormOfHeads(q), NormOfHeads(k), turn)
+
+
+def _load_own_norms(
+    weights: Weights, shape: AttentionShape, place: LayerPlace, turn: Turn
+) -> NormedHeads:
+    q_norm, k_norm = (
+        load_centred_heads(weights, name, count, shape.head_dim, place.norm_eps)
+        for name, count in (("q_layernorm", shape.q_heads), ("k_layernorm", shape.kv_heads))
+    )
+    return NormedHeads(q_norm, k_norm, turn)
 
 
 def load_plain_head_norm(weights: Weights, head_dim: int, eps: float) -> NormOfHeads:

@@ -50,6 +50,12 @@ class Norm(Protocol):
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
+class NormLoader(Protocol):
+    """Reads the norm called `name` under `weights`."""
+
+    def __call__(self, weights: Weights, name: str, dim: int, eps: float) -> Norm: ...
+
+
 class FeedForward(Protocol):
     """A layer's operation on each token alone; hidden [tokens, hidden_dim] in and out."""
 
@@ -208,9 +214,9 @@ class FeedForwardLayer:
 class DecoderLayer:
     """A mixer and a feed-forward, each after a norm and beside a residual path."""
 
-    mixer_norm: RmsNorm
+    mixer_norm: Norm
     mixer: Mixer
-    feed_forward_norm: RmsNorm
+    feed_forward_norm: Norm
     feed_forward: FeedForward
     residual_multiplier: float = 1.0
 

@@ -142,9 +142,11 @@ def padded_rows(weight: Tensor, group: Group) -> Tensor:
     return F.pad(rows, (0, 0, 0, length - len(rows)))
 
 
-def make_joined(rows: Tensor, out_dim: int, group: Group) -> Linear:
-    """A linear that gives all of out_dim to every rank; `rows` are this rank's `padded_rows`."""
-    part = make_linear(rows)
+def make_joined(rows: Tensor, out_dim: int, group: Group, bias: Tensor | None = None) -> Linear:
+    """A linear that gives all of out_dim to every rank; `rows` are this rank's `padded_rows`,
+    `bias` [out_dim] is whole."""
+    own = None if bias is None else padded_rows(bias[:, None], group)[:, 0]
+    part = make_linear(rows, own)
     return part if group.num_ranks == 1 else JoinedLinear(part, out_dim, group)
 
 

@@ -61,6 +61,7 @@ class NormPlaces(StrEnum):
 
     BEFORE = "hidden + f(norm(hidden))"
     AFTER = "hidden + norm(f(hidden))"
+    SHARED = "hidden + mixer(norm(hidden)) + feed_forward(norm(hidden)), by one norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class TrunkShape:
     ties_embeddings: bool
     max_positions: int
     eos_token_ids: tuple[int, ...]
+    has_head_bias: bool = False
 
 
 class ModelConfig(Protocol):

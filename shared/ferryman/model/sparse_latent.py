@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ferryman.model.attention_shapes import IndexShape, LatentShape
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.centred_norm import LayerNorm
 from ferryman.model.latent import (
     LatentProjections,
     TokenPositions,
@@ -32,21 +33,6 @@ from ferryman_kernels.latent_pages import write_latents
 from ferryman_kernels.sparse_index import choose_decode, choose_prefill
 
 INDEX_NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Norm around the mean; `weight` and `bias` in the accumulation dtype."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        normed = F.layer_norm(
-            x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps
-        )
-        return normed.to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from torch import Tensor
+
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
 from ferryman.model.attention_shapes import AttentionShape
+from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.feed_forward_shapes import FeedForwardShape, MixtureShape
 from ferryman.model.layers import (
@@ -20,12 +23,16 @@ from ferryman.model.layers import (
     FeedForward,
     Layer,
     LayerPlace,
+    Mixer,
+    Norm,
+    NormLoader,
     PostNormLayer,
     load_gated_mlp,
     load_norm,
 )
 from ferryman.model.moe import load_routed
 from ferryman.model.shapes import NormPlaces, TrunkShape
+from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 
 
@@ -43,6 +50,23 @@ class TransformerConfig:
     @property
     def states(self) -> tuple[tuple[AttentionShape], ...]:
         return tuple((attention,) for attention in self.attention)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySideLayer:
+    """A mixer and a feed-forward that read the same norm, beside one residual path."""
+
+    norm: Norm
+    mixer: Mixer
+    feed_forward: FeedForward
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        normed = self.norm(hidden)
+        return hidden + self.mixer.prefill(normed, batch, state) + self.feed_forward(normed)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        normed = self.norm(hidden)
+        return hidden + self.mixer.decode(normed, batch, state) + self.feed_forward(normed)
 
 
 class FeedForwardLoader(Protocol):
@@ -65,15 +89,22 @@ def load_transformer(
     manifest: StateManifest,
     weights: Weights,
     feed_forward: FeedForwardLoader = load_feed_forward,
+    load_norm: NormLoader = load_norm,
 ) -> Decoder:
     """The decoder of `config`, by the tensor names that most families share."""
-    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", config.scales)
-    layer = partial(_layer, config, feed_forward)
+    ends = load_embedding_and_head(
+        weights, config.trunk, "model.norm.weight", config.scales, load_norm=load_norm
+    )
+    layer = partial(_layer, config, feed_forward, load_norm)
     return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
 
 
 def _layer(
-    config: TransformerConfig, load: FeedForwardLoader, weights: Weights, place: LayerPlace
+    config: TransformerConfig,
+    load: FeedForwardLoader,
+    load_norm: NormLoader,
+    weights: Weights,
+    place: LayerPlace,
 ) -> Layer:
     mixer = load_attention(weights.under("self_attn"), config.attention[place.layer], place)
     feed_forward = load(weights, config.feed_forwards[place.layer], place.hidden_dim)
@@ -85,6 +116,8 @@ def _layer(
             feed_forward,
             norm("post_feedforward_layernorm"),
         )
+    if config.norms is NormPlaces.SHARED:
+        return SideBySideLayer(norm("input_layernorm"), mixer, feed_forward)
     return DecoderLayer(
         mixer_norm=norm("input_layernorm"),
         mixer=mixer,

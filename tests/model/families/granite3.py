@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 from tests.model.families.shapes import grouped_heads, rope, trunk
-from transformers import GraniteConfig, GraniteMoeConfig, PretrainedConfig
+from transformers import GraniteConfig, GraniteMoeConfig, GraniteMoeSharedConfig, PretrainedConfig
 
 
 def random_config(rng: random.Random) -> PretrainedConfig:
@@ -24,4 +24,7 @@ def random_config(rng: random.Random) -> PretrainedConfig:
     if not num_experts:
         return GraniteConfig(**fields, mlp_bias=rng.random() < 0.5)
     chosen = rng.randint(1, num_experts)
-    return GraniteMoeConfig(**fields, num_local_experts=num_experts, num_experts_per_tok=chosen)
+    fields |= {"num_local_experts": num_experts, "num_experts_per_tok": chosen}
+    if rng.random() < 0.5:
+        return GraniteMoeConfig(**fields)
+    return GraniteMoeSharedConfig(**fields, shared_intermediate_size=rng.choice([0, 24]))

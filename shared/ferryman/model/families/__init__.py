@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ferryman.model.families import (
+    apertus,
     bamba,
     cohere2,
     deepseek_v2,
@@ -15,6 +16,7 @@ from ferryman.model.families import (
     deepseek_v32,
     dots1,
     ernie4_5,
+    ernie4_5_moe,
     exaone4,
     falcon_h1,
     falcon_mamba,
@@ -45,6 +47,7 @@ from ferryman.model.families import (
     olmo2,
     olmo_hybrid,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -53,6 +56,8 @@ from ferryman.model.families import (
     qwen3_next,
     seed_oss,
     smollm3,
+    stablelm,
+    starcoder2,
     zamba2,
 )
 from ferryman.model.family import Family
@@ -104,4 +109,9 @@ FAMILIES: tuple[Family[Any], ...] = (
     kimi_linear.FAMILY,
     gemma4.FAMILY,
     gemma3n.FAMILY,
+    starcoder2.FAMILY,
+    stablelm.FAMILY,
+    phimoe.FAMILY,
+    ernie4_5_moe.FAMILY,
+    apertus.FAMILY,
 )

@@ -23,12 +23,13 @@ def _read(given: ConfigFields) -> TransformerConfig:
     mlp = MlpShape(fields.whole("intermediate_size"), has_bias)
     return TransformerConfig(
         trunk,
-        attention=(_attention(fields, has_bias),) * trunk.num_layers,
+        attention=(read_ernie_attention(fields, has_bias),) * trunk.num_layers,
         feed_forwards=(mlp,) * trunk.num_layers,
     )
 
 
-def _attention(fields: ConfigFields, has_bias: bool) -> AttentionShape:
+def read_ernie_attention(fields: ConfigFields, has_bias: bool) -> AttentionShape:
+    """Full attention whose rotations join neighbouring channels."""
     plain = read_rotary_attention(fields)
     if not isinstance(plain.positions, RotaryPositions):
         raise TypeError(plain.positions)

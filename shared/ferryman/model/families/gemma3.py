@@ -120,7 +120,7 @@ def load_gemma(config: GemmaConfig, manifest: StateManifest, weights: Weights) -
     scale = torch.tensor(config.trunk.hidden_dim**0.5, dtype=weights.dtype)
     scales = EndScales(embedding_multiplier=float(scale), logits_cap=config.logits_cap)
     ends = load_embedding_and_head(
-        weights, config.trunk, "model.norm.weight", scales, norm_origin=1.0
+        weights, config.trunk, "model.norm.weight", scales, load_norm=partial(load_norm, origin=1.0)
     )
     return load_decoder(
         config,

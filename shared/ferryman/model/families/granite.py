@@ -112,18 +112,23 @@ def _layer(config: GraniteHybridConfig, weights: Weights, place: LayerPlace) -> 
 
 
 def _feed_forward(config: GraniteHybridConfig, weights: Weights) -> FeedForward:
-    hidden_dim, inner_dim = config.trunk.hidden_dim, config.shared_mlp.inner_dim
-    group = weights.group
-    gate_up = weights.matrix("shared_mlp.input_linear.weight", 2 * inner_dim, hidden_dim)
-    down = weights.matrix("shared_mlp.output_linear.weight", hidden_dim, inner_dim)
-    shared = GatedMlp(
-        join_linear(gate_and_up(gate_up, group)),
-        summed_linear(slice_of(down, group, axis=1), None, group),
-    )
+    hidden_dim = config.trunk.hidden_dim
+    shared = load_shared_mlp(weights.under("shared_mlp"), config.shared_mlp, hidden_dim)
     if config.moe is None:
         return shared
     routed = load_experts(weights.under("block_sparse_moe"), config.moe, hidden_dim)
     return ExpertsBesideShared(routed, shared)
+
+
+def load_shared_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> GatedMlp:
+    """The MLP that every token goes through; gate and up are one product, input_linear."""
+    group = weights.group
+    gate_up = weights.matrix("input_linear.weight", 2 * shape.inner_dim, hidden_dim)
+    down = weights.matrix("output_linear.weight", hidden_dim, shape.inner_dim)
+    return GatedMlp(
+        join_linear(gate_and_up(gate_up, group)),
+        summed_linear(slice_of(down, group, axis=1), None, group),
+    )
 
 
 FAMILY = Family(("GraniteMoeHybridForCausalLM",), _read, _load)

@@ -1,4 +1,7 @@
-"""Granite 3, dense or with experts: Llama with multipliers at its ends and residual paths."""
+"""Granite 3, dense or with experts: Llama with multipliers at its ends and residual paths.
+
+GraniteMoeShared has an MLP beside its experts that every token goes through.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,22 @@ from ferryman.model.config_readers import (
     read_trunk,
 )
 from ferryman.model.decoder import EndScales
+from ferryman.model.families.granite import load_shared_mlp
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import FeedForwardShape, MixtureShape, SoftmaxRouting
+from ferryman.model.feed_forward_shapes import (
+    FeedForwardShape,
+    MixtureShape,
+    MlpShape,
+    SoftmaxRouting,
+)
 from ferryman.model.layers import FeedForward, load_gated_mlp
-from ferryman.model.moe import load_experts
+from ferryman.model.moe import ExpertsBesideShared, load_experts
 from ferryman.model.transformer import TransformerConfig, load_transformer
 from ferryman.model.transformer_readers import read_experts
 from ferryman.model.weights import Weights
 
 WITH_EXPERTS = "GraniteMoeForCausalLM"
+WITH_SHARED = "GraniteMoeSharedForCausalLM"
 
 
 def _read(fields: ConfigFields) -> TransformerConfig:
@@ -41,20 +51,29 @@ def _read(fields: ConfigFields) -> TransformerConfig:
 
 
 def _read_feed_forward(fields: ConfigFields) -> FeedForwardShape:
-    if WITH_EXPERTS not in fields.words("architectures"):
+    names = fields.words("architectures")
+    if WITH_EXPERTS not in names and WITH_SHARED not in names:
         return read_mlp(fields)
     experts = read_experts(fields, count="num_local_experts", inner_dim="intermediate_size")
-    return MixtureShape(experts, SoftmaxRouting(shares_sum_to_one=True))
+    routing, shared_dim = SoftmaxRouting(shares_sum_to_one=True), 0
+    if WITH_SHARED in names:
+        shared_dim = fields.whole("shared_intermediate_size", 0, least=0)
+    shared = MlpShape(shared_dim, has_bias=False) if shared_dim else None
+    return MixtureShape(experts, routing, shared)
 
 
 def _feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
-    if isinstance(shape, MixtureShape):
-        return load_experts(weights.under("block_sparse_moe"), shape.experts, hidden_dim)
-    return load_gated_mlp(weights.under("mlp"), shape, hidden_dim)
+    if not isinstance(shape, MixtureShape):
+        return load_gated_mlp(weights.under("mlp"), shape, hidden_dim)
+    routed = load_experts(weights.under("block_sparse_moe"), shape.experts, hidden_dim)
+    if shape.shared is None:
+        return routed
+    shared = load_shared_mlp(weights.under("shared_mlp"), shape.shared, hidden_dim)
+    return ExpertsBesideShared(routed, shared)
 
 
 FAMILY = Family(
-    ("GraniteForCausalLM", WITH_EXPERTS),
+    ("GraniteForCausalLM", WITH_EXPERTS, WITH_SHARED),
     _read,
     partial(load_transformer, feed_forward=_feed_forward),
 )

@@ -44,7 +44,7 @@ from ferryman.model.layers import (
 )
 from ferryman.model.linear import Linear
 from ferryman.model.mamba import load_mamba
-from ferryman.model.matrix import Matrix, summed_linear
+from ferryman.model.matrix import Matrix
 from ferryman.model.moe import ExpertsBesideShared, MixtureOfExperts
 from ferryman.model.mtp import (
     DEEPSEEK_NAMES,
@@ -56,6 +56,7 @@ from ferryman.model.mtp import (
 from ferryman.model.ranks import slice_of
 from ferryman.model.recurrent_shapes import MambaShape
 from ferryman.model.shapes import TrunkShape
+from ferryman.model.ungated_mlp import UngatedMlp, load_ungated_mlp
 from ferryman.model.weights import Weights
 
 # The letters of `hybrid_override_pattern` as published, and the words that replaced them later.
@@ -173,17 +174,6 @@ def squared_relu(up: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class SquaredReluMlp:
-    """down(relu(up)²): no gate."""
-
-    up: Linear
-    down: Linear
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down(squared_relu(self.up(hidden)))
-
-
-@dataclass(frozen=True, slots=True)
 class LatentMixture:
     """Experts between two projections. The router sees the token itself."""
 
@@ -263,19 +253,8 @@ def _load_experts_beside_shared(
     return ExpertsBesideShared(_load_experts(weights, shape, hidden_dim), shared)
 
 
-def _load_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> SquaredReluMlp:
-    group = weights.group
-    up = weights.matrix("up_proj.weight", shape.inner_dim, hidden_dim)
-    down = weights.matrix("down_proj.weight", hidden_dim, shape.inner_dim)
-    bias, down_bias = None, None
-    if shape.has_bias:
-        own = partial(slice_of, group=group)
-        bias = weights.tensor("up_proj.bias", shape.inner_dim, part=own)
-        down_bias = weights.tensor("down_proj.bias", hidden_dim)
-    return SquaredReluMlp(
-        slice_of(up, group).linear(bias),
-        summed_linear(slice_of(down, group, axis=1), down_bias, group),
-    )
+def _load_mlp(weights: Weights, shape: MlpShape, hidden_dim: int) -> UngatedMlp:
+    return load_ungated_mlp(weights, shape, hidden_dim, squared_relu)
 
 
 def _load_experts(weights: Weights, shape: ExpertsShape, hidden_dim: int) -> FeedForward:

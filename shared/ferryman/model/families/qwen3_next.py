@@ -118,7 +118,7 @@ def load_qwen_hybrid(
         f"{root}.norm.weight",
         EndScales(),
         embedded=f"{root}.embed_tokens.weight",
-        norm_origin=NORM_ORIGIN,
+        load_norm=partial(load_norm, origin=NORM_ORIGIN),
     )
     return load_decoder(
         config,

@@ -1,0 +1,86 @@
+"""Phi-3.5-MoE: Mixtral with norms around the mean, biases, and two experts chosen one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from ferryman.model.attention_shapes import AttentionShape, RotaryPositions
+from ferryman.model.centred_norm import load_layer_norm
+from ferryman.model.config_fields import ConfigFields
+from ferryman.model.config_readers import check_activation, read_trunk
+from ferryman.model.expert_router import SharesOneByOne
+from ferryman.model.family import Family
+from ferryman.model.feed_forward_shapes import FeedForwardShape, MixtureShape, OneByOneRouting
+from ferryman.model.layers import FeedForward
+from ferryman.model.linear import make_linear
+from ferryman.model.moe import load_mixture
+from ferryman.model.rotary import LongropeScaling
+from ferryman.model.transformer import TransformerConfig, load_transformer
+from ferryman.model.transformer_readers import (
+    has_short_window,
+    read_experts,
+    read_rotary_attention,
+    read_windows,
+)
+from ferryman.model.weights import Weights
+
+NUM_CHOSEN = 2
+JITTER = 0.01
+
+
+def _read(fields: ConfigFields) -> TransformerConfig:
+    check_activation(fields)
+    trunk = replace(read_trunk(fields), has_head_bias=fields.flag("lm_head_bias", False))
+    has_window = has_short_window(fields)
+    return TransformerConfig(
+        trunk,
+        attention=read_windows(fields, _attention(fields), lambda _: has_window),
+        feed_forwards=(_mixture(fields),) * trunk.num_layers,
+    )
+
+
+def _mixture(fields: ConfigFields) -> MixtureShape:
+    named = fields.with_defaults(num_experts_per_tok=NUM_CHOSEN)
+    experts = read_experts(named, count="num_local_experts", inner_dim="intermediate_size")
+    if experts.experts_per_token != NUM_CHOSEN:
+        raise fields.refusal("num_experts_per_tok", str(NUM_CHOSEN))
+    return MixtureShape(experts, OneByOneRouting(fields.positive("router_jitter_noise", JITTER)))
+
+
+def _attention(fields: ConfigFields) -> AttentionShape:
+    """q and k grow by "short_mscale" or "long_mscale" where waves have factors, by the length of
+    the context."""
+    shape = read_rotary_attention(fields)
+    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    positions, rope = shape.positions, fields.merged_with(name)
+    if not isinstance(positions, RotaryPositions):
+        raise TypeError(positions)
+    if not isinstance(positions.scaling, LongropeScaling):
+        if rope.raw.get("short_mscale") or rope.raw.get("long_mscale"):
+            raise rope.refusal("short_mscale", "absent: no other type than 'longrope' has it")
+        return shape
+    trained_len = rope.whole("original_max_position_embeddings")
+    is_long = rope.whole("max_position_embeddings") > trained_len
+    growth = rope.positive("long_mscale" if is_long else "short_mscale")
+    scaling = replace(positions.scaling, attention_factor=growth)
+    return replace(shape, positions=replace(positions, scaling=scaling))
+
+
+def _feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    """The experts as they are published: under "block_sparse_moe", each with w1, w3 and w2."""
+    if not isinstance(shape, MixtureShape) or not isinstance(shape.routing, OneByOneRouting):
+        raise TypeError(f"Phi-3.5-MoE has experts in every layer, chosen one by one, not {shape}")
+    experts = shape.experts
+    gate = weights.first_of("block_sparse_moe.gate.weight", "mlp.router.weight")
+    score = make_linear(weights.tensor(gate, experts.num_experts, hidden_dim))
+    router = SharesOneByOne(score, shape.routing.jitter)
+    under = weights.under(gate.partition(".")[0]).under("experts")
+    return load_mixture(under, experts, hidden_dim, router, ("w1", "w3", "w2"))
+
+
+FAMILY = Family(
+    ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
+    _read,
+    partial(load_transformer, feed_forward=_feed_forward, load_norm=load_layer_norm),
+)
