@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.units import HostUnit
@@ -52,7 +53,7 @@ class Requests:
         self._deadlines: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._told: dict[str, int] = {}
-        self._idle = asyncio.Event()
+        self._idle, self._busy = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
     # Requests coming in.
@@ -70,6 +71,7 @@ class Requests:
         self._attempts.setdefault(request.context.request_id, []).append(request)
         self._deadlines[name] = self._parts.clock() + request.context.deadline_seconds
         self._idle.clear()
+        self._busy.set()
         self._say(request, "reserved", **facts)
 
     def loaded(self, name: str, units: Sequence[HostUnit], seconds: float) -> None:
@@ -179,10 +181,17 @@ class Requests:
     def _ring_if_idle(self) -> None:
         if not self._deadlines:
             self._idle.set()
+            self._busy.clear()
 
     async def idle(self) -> None:
         """Waits until no request is reserved or running."""
         await self._idle.wait()
+
+    async def busy(self, patience: float) -> None:
+        """Waits for a request that is not over, but no longer than `patience` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._busy.wait()
 
     # Events of the schedule.
 

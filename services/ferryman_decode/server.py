@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 SERVICE = "ferryman.wire.v1.DecodeService"
 # The longest delay between the end of a lease or deadline and its handling.
 EXPIRY_SECONDS = 0.1
+IDLE_SECONDS = 1.0  # … of what is left when no request is under way
 HEAR_SECONDS = 0.002
 
 
@@ -295,6 +296,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _hear(self) -> None:
         """Verifies units that writers report as landed, while they go on writing."""
         while True:
+            await self._requests.busy(IDLE_SECONDS)
             await asyncio.sleep(HEAR_SECONDS if self._nixl_receiver.agents() else EXPIRY_SECONDS)
             for writer_agent in self._nixl_receiver.agents():
                 with suppress(Unavailable):
@@ -310,6 +312,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _expire(self) -> None:
         """Ends leases and deadlines, by this process's own monotonic clock."""
         while True:
+            await self._requests.busy(IDLE_SECONDS)
             await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
             self._receiver.carry_out(self._receiver.table.expire(now))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ferryman.errors import DeadlineExceeded, FerrymanError, NoWorker, Overloaded
@@ -25,6 +26,7 @@ from ferryman_router.routing_policy import (
 )
 
 TICK_SECONDS = 0.05
+IDLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Dispatcher:
         self._patience, self._clock = RolePatience(patience), clock
         self.forecast = Forecast()
         self._waiting: dict[str, _Waiting] = {}
+        self._has_come = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -78,6 +81,7 @@ class Dispatcher:
         placed: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
         need = self._join(ticket, asking, standing)
         self._waiting[ticket.request_id] = _Waiting(ticket, asking, attempt, need, placed)
+        self._has_come.set()
         try:
             self.serve()
             return await placed
@@ -122,9 +126,18 @@ class Dispatcher:
             message = f"{len(self._queue)} requests wait: this one would not be answered in time"
             raise Overloaded(message, retry_seconds(late))
 
-    async def run(self, look: Callable[[float], None]) -> None:
-        """Looks again now and then: what makes room is seldom announced."""
+    async def run(self, look: Callable[[float], None], is_busy: Callable[[], bool]) -> None:
+        """Looks again now and then: what makes room is seldom announced.
+
+        Nothing has to be seen soon where no request waits or `is_busy`: then it looks once a second
+        until a request comes. Whether a role has workers is seen when they come and go.
+        """
         while True:
+            if not self._waiting and not is_busy():
+                self._has_come.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        await self._has_come.wait()
             await asyncio.sleep(TICK_SECONDS)
             self.serve()
             look(self._clock())

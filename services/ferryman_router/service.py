@@ -231,9 +231,9 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         await stack.enter_async_context(
             alongside(watch_loop(components.frontend.ctx.metrics.loop_held))
         )
-        await stack.enter_async_context(
-            alongside(components.dispatcher.run(components.frontend.requests.check_stalled))
-        )
+        requests = components.frontend.requests
+        looking = components.dispatcher.run(requests.check_stalled, lambda: len(requests) > 0)
+        await stack.enter_async_context(alongside(looking))
         yield await _open_doors(stack, settings, key, components, transports, (worker_id, epoch))
 
 

@@ -9,13 +9,14 @@ import asyncio
 import threading
 
 import pytest
+from tests.skipped_time import skipped_time
 from tests.worker.fake_engine import request
 from tests.worker.pair import WorkerPair, pair_of_workers, until
 
 from ferryman.errors import DeadlineExceeded
 from ferryman.schedule.events import Event, Retracted
 from ferryman.wire.values import Failure
-from ferryman_decode.server import DecodeServicer
+from ferryman_decode.server import EXPIRY_SECONDS, DecodeServicer
 
 PROMPT = [3] * 21
 ASKED = request("r1", PROMPT, max_tokens=40)
@@ -102,3 +103,33 @@ async def test_while_it_waits_its_turn_at_prefill() -> None:
             await pair.run_prefill(pair.order(ASKED, deadline=0.2))
         assert not pair.decode.facts("reserved"), "it never came to decode"
         await nothing_is_left(pair)
+
+
+async def test_an_idle_worker_looks_for_ends_once_a_second_and_often_with_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair_of_workers() as pair:
+        reservations = pair.decode.engine.scheduler.reservations
+        expire, looks = reservations.expire, list[float]()
+
+        def counted(now: float) -> None:
+            looks.append(now)
+            expire(now)
+
+        monkeypatch.setattr(reservations, "expire", counted)
+        time = skipped_time(monkeypatch)
+
+        async def looks_in(seconds: float) -> int:
+            looks.clear()
+            for _ in range(round(seconds / EXPIRY_SECONDS)):
+                await time.skip(EXPIRY_SECONDS)
+            return len(looks)
+
+        assert 3 <= await looks_in(5.0) <= 5
+        pair.decode.hold()
+        await pair.run_prefill(pair.order(ASKED, deadline=DEADLINE))
+        assert await looks_in(2.0) >= 15
+        await let_the_deadline_pass(pair, 1)
+        await nothing_is_left(pair)
+        await time.skip(EXPIRY_SECONDS)
+        assert await looks_in(5.0) <= 6

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.router.queueing import PROMPT, QueueCaller, QueueCluster
+from tests.skipped_time import skipped_time
 
+from ferryman.runtime.life import alongside
+from ferryman_router.dispatcher import IDLE_SECONDS, TICK_SECONDS
 from ferryman_router.queue import QueuePosition, Ticket
 from ferryman_router.routing_policy import RoutingRequest
 
@@ -199,3 +202,34 @@ def test_one_that_was_turned_away_has_its_place_and_no_other_is_before_it_twice(
     order = asyncio.run(turned_away())
     assert order[:2] == ["moved", "a0"]
     assert order.index("b1") < order.index("b2")
+
+
+async def test_an_idle_router_looks_once_a_second_and_often_when_a_request_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, time = QueueCluster(1, service=1.0, deadline=100.0), skipped_time(monkeypatch)
+    place, looks, under_way = cluster.dispatcher.place, list[float](), list[str]()
+
+    async def looks_in(seconds: float) -> int:
+        looks.clear()
+        for _ in range(round(seconds / TICK_SECONDS)):
+            await time.skip(TICK_SECONDS)
+        return len(looks)
+
+    looking = cluster.dispatcher.run(looks.append, lambda: bool(under_way))
+    asking = RoutingRequest(PROMPT, 8)
+    first, second = (Ticket(name, "tenant", 0.0, 100.0) for name in ("first", "second"))
+    async with alongside(looking):
+        assert await looks_in(10.0) <= 10
+        explanation = await place(first, asking, attempt=1, standing=QueuePosition.NEW)
+        under_way.append("first")
+        await time.skip(IDLE_SECONDS)
+        assert await looks_in(1.0) >= 15, "one that runs may be stalled"
+        under_way.clear()
+        await time.skip(TICK_SECONDS)
+        assert await looks_in(10.0) <= 10
+        waiting = asyncio.create_task(place(second, asking, attempt=1, standing=QueuePosition.NEW))
+        assert await looks_in(1.0) >= 15, "from the moment in which it came"
+        cluster.dispatcher.leave("first", explanation)
+        await time.skip(TICK_SECONDS)
+        cluster.dispatcher.leave("second", await waiting)

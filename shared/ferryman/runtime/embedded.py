@@ -108,6 +108,7 @@ def redis_command(directory: Path, port: int = 0, max_bytes: int = 256 << 20) ->
         "appendonly": "no",
         "maxmemory": str(max_bytes),
         "maxmemory-policy": "noeviction",
+        "hz": "1",  # it expires entries when they are read; looking for them may wait
     }
     argv = (
         redis_binary(),
