@@ -15,9 +15,11 @@ from ferryman.engine.tensor_parallel.rendezvous import (
     RankLost,
     Rendezvous,
     TorchGroup,
+    check_cards,
     device_of_rank,
     join,
 )
+from ferryman.errors import ConfigError
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -102,3 +104,10 @@ def test_cards_are_numbered_on_from_the_workers_own() -> None:
         "cuda:3",
     ]
     assert device_of_rank("cpu", 2) == CPU
+
+
+def test_cards_are_counted_from_the_workers_own() -> None:
+    check_cards(first=0, num_ranks=4, num_cards=4)
+    check_cards(first=1, num_ranks=4, num_cards=5)
+    with pytest.raises(ConfigError, match="needs cards 1 to 4, there are 4"):
+        check_cards(first=1, num_ranks=4, num_cards=4)

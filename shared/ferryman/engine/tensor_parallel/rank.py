@@ -7,8 +7,8 @@
            ◄──{"ready": rank}──
            ──[ALLOCATE, rows, tokens, graph, slots …]──►
            ◄──its slabs (shared_slabs.py), {"done": 1}──
-           ──[RUN, the plan vector …]──►          runs the step; told of the next meanwhile
-           ◄──{"done": n}──
+           ──[RUN, the plan vector …]──►          launches the step; the next may come meanwhile
+           ◄──{"done": n}──                      when its device has run it
            ──[CLOSE]──►                           ends
 
 A rank ends with rank 0: when the socket closes, for any reason and in any state of the rank.
@@ -23,7 +23,9 @@ import queue
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection
@@ -33,11 +35,12 @@ import numpy as np
 import torch
 
 from ferryman.engine.decode_forward import CudaGraphs, Drafter
-from ferryman.engine.device import ComputeDevice, CudaDevice, HostDevice
+from ferryman.engine.device import ComputeDevice, CudaDevice, FetchedStep, HostDevice
 from ferryman.engine.drafting import load_with_draft
 from ferryman.engine.packed_step import from_vector
 from ferryman.engine.step import ForwardModel, StepGraphs, StepRunner
 from ferryman.engine.step_tensors import unpack
+from ferryman.engine.stream import POLL_SECONDS
 from ferryman.engine.tensor_parallel.rendezvous import Rendezvous, device_of_rank, join
 from ferryman.engine.tensor_parallel.shared_slabs import allocate_shared
 from ferryman.errors import ConfigError
@@ -93,11 +96,18 @@ class Inbox:
     def __init__(self, connection: Connection, orphaned: Callable[[], None]) -> None:
         self._connection = connection
         self._orphaned = orphaned
-        self._messages: queue.SimpleQueue[Ints] = queue.SimpleQueue()
+        # A Queue: SimpleQueue.get waits without end when its deadline passes at the wrong moment.
+        self._messages: queue.Queue[Ints] = queue.Queue()
         threading.Thread(target=self._listen, name="rank-inbox", daemon=True).start()
 
     def next(self) -> Ints:
         return self._messages.get()
+
+    def next_within(self, seconds: float) -> Ints | None:
+        """The next message if it comes in time."""
+        with suppress(queue.Empty):
+            return self._messages.get(timeout=seconds)
+        return None
 
     def _listen(self) -> None:
         while True:
@@ -142,17 +152,33 @@ class Rank:
             graphs=StepGraphs(graph_tokens, CudaGraphs()) if graph_tokens else None,
         )
         _answer(connection, {"done": 1})
-        while (vector := inbox.next())[0] == Command.RUN:
-            self._step(steps, vector[1:])
-            _answer(connection, {"done": 1})
+        self._run_steps(steps, connection, inbox)
 
-    def _step(self, steps: StepRunner, vector: Ints) -> None:
-        """Runs one step to its end on the device, so that rank 0 may read the slots it wrote."""
+    def _run_steps(self, steps: StepRunner, connection: Connection, inbox: Inbox) -> None:
+        """Launches steps as they come, until another command. A step is answered when its device
+        has run it, so that rank 0 may read the slots it wrote; the next one is queued by then."""
+        flying: deque[FetchedStep] = deque()
+        while True:
+            vector = inbox.next_within(POLL_SECONDS) if flying else inbox.next()
+            if vector is not None:
+                if vector[0] != Command.RUN:
+                    break
+                flying.append(self._launch(steps, vector[1:]))
+            while flying and flying[0].is_ready():
+                self._end(flying.popleft(), connection)
+        while flying:
+            self._end(flying.popleft(), connection)
+
+    def _end(self, step: FetchedStep, connection: Connection) -> None:
+        step.arrays()  # raises what a card says of a failed kernel
+        _answer(connection, {"done": 1})
+
+    def _launch(self, steps: StepRunner, vector: Ints) -> FetchedStep:
         packed = from_vector(vector)
         timed = self._device.begin()
         with torch.inference_mode():
             steps.run(unpack(packed, self._device.upload(packed.buffer.copy())))
-        timed.fetch(()).arrays()
+        return timed.fetch(())
 
 
 def _answer(connection: Connection, answer: dict[str, object]) -> None:

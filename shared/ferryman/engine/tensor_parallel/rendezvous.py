@@ -98,7 +98,11 @@ def join(meeting: Rendezvous, rank: int, device: torch.device) -> TorchGroup:
     store = FileStore(str(meeting.file), meeting.num_ranks)
     timeout = timedelta(seconds=meeting.silence_seconds)
     store.set_timeout(timeout)
-    make = _nccl if device.type == "cuda" else _gloo
+    make = _gloo
+    if device.type == "cuda":
+        first = (device.index or 0) - rank
+        check_cards(first, meeting.num_ranks, torch.cuda.device_count())
+        make = _nccl
     try:
         backend = make(store, rank, meeting.num_ranks, timeout)
     except RuntimeError as error:
@@ -114,13 +118,19 @@ def _gloo(store: FileStore, rank: int, num_ranks: int, timeout: timedelta) -> _B
 
 
 def _nccl(store: FileStore, rank: int, num_ranks: int, timeout: timedelta) -> _Backend:
-    if torch.cuda.device_count() < num_ranks:
-        raise ConfigError(
-            f"tp_size={num_ranks} needs as many cards, and there are {torch.cuda.device_count()}"
-        )
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return cast(_Backend, dist.ProcessGroupNCCL(store, rank, num_ranks, options))
+
+
+def check_cards(first: int, num_ranks: int, num_cards: int) -> None:
+    """Raises ConfigError unless each rank has a card: rank 0 has the `first`."""
+    last = first + num_ranks - 1
+    if last >= num_cards:
+        raise ConfigError(
+            f"tp_size={num_ranks} from cuda:{first} on needs cards {first} to {last}, there are "
+            f"{num_cards}, numbered from 0"
+        )
 
 
 def device_of_rank(device: str, rank: int) -> torch.device:
