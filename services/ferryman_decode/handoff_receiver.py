@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import xxhash
+
 from ferryman.cache.resume import EMPTY_HOST, HostView
 from ferryman.cache.slots import SlotHandle
 from ferryman.engine.engine import Engine
-from ferryman.engine.slab_address import HOST
 from ferryman.errors import CorruptState, LeaseLost, ManifestMismatch, Stale
 from ferryman.handoff.commit_check import Corrupt, Gaps, LeaseOver, Verified
 from ferryman.handoff.effects import (
@@ -62,6 +63,31 @@ def _at_once(_reservation_id: str, call: Callable[[], None]) -> None:
     call()
 
 
+class ArrivedBytes:
+    """Digests of units on their way to a card, over the bytes that its driver was given.
+
+    A slot on the host is hashed where it lies. One on a card would have to come back for that,
+    while the event loop waits.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, dict[UnitName, xxhash.xxh3_128]] = {}
+
+    def add(self, reservation_id: str, piece: Piece) -> None:
+        """The pieces of a unit come in order, the first one at offset 0."""
+        units = self._open.setdefault(reservation_id, {})
+        if piece.offset == 0:
+            units[piece.unit.name] = xxhash.xxh3_128()
+        units[piece.unit.name].update(piece.content)
+
+    def digest(self, reservation_id: str, name: UnitName) -> bytes:
+        """The digest of a unit that is complete."""
+        return self._open[reservation_id].pop(name).digest()
+
+    def forget(self, reservation_id: str) -> None:
+        self._open.pop(reservation_id, None)
+
+
 class HandoffReceiver:
     """All reservations of this worker and their slots."""
 
@@ -83,6 +109,7 @@ class HandoffReceiver:
         self._clock = clock
         self._freed = freed
         self._slots: dict[str, dict[UnitName, SlotHandle]] = {}
+        self._hashed = ArrivedBytes()
         self._ask_to_stop = ask_to_stop
         self._when_loads_over = when_loads_over
         self.granted: dict[str, GrantedWrites] = {}
@@ -174,9 +201,7 @@ class HandoffReceiver:
         def digests() -> list[UnitDigest]:
             return [UnitDigest(*name, transfer.digest(name[0], at.slot)) for name, at in units]
 
-        if all(place.device == HOST for place in self._engine.places.values()):
-            return await asyncio.to_thread(digests)
-        return await asyncio.wrap_future(self._engine.stream.call(digests))
+        return await asyncio.to_thread(digests)
 
     def begin(self, header: WriteHeader) -> None:
         """A writer begins its stream. Raises ManifestMismatch, WrongEpoch or LeaseLost."""
@@ -192,12 +217,17 @@ class HandoffReceiver:
         if self.table.try_write(fence, unit, self._clock()):
             slot = self._slots[fence.reservation_id][unit.name].slot
             self._engine.transfer.write(unit.kind, slot, piece.offset, piece.content)
+            if not self._engine.transfer.is_in_place:
+                self._hashed.add(fence.reservation_id, piece)
 
     def finish(self, fence: WriteFence, unit: WantedUnit) -> None:
         """A unit is complete: records the digest of the bytes in the slot."""
         if unit.name in self._slots.get(fence.reservation_id, {}):
             slot = self._slots[fence.reservation_id][unit.name].slot
-            digest = self._engine.transfer.digest(unit.kind, slot)
+            if self._engine.transfer.is_in_place:
+                digest = self._engine.transfer.digest(unit.kind, slot)
+            else:
+                digest = self._hashed.digest(fence.reservation_id, unit.name)
             self.table.record(fence, UnitDigest(unit.kind, unit.index, digest), self._clock())
 
     def commit(self, fence: WriteFence, order: CommitOrder) -> bool:
@@ -249,5 +279,6 @@ class HandoffReceiver:
 
     def _forget(self, reservation: Reservation) -> None:
         self._slots.pop(reservation.reservation_id, None)
+        self._hashed.forget(reservation.reservation_id)
         if granted := self.granted.pop(reservation.reservation_id, None):
             granted.writer_agent.closed()

@@ -175,6 +175,15 @@ class SendLeases:
         held.released.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _LeasedUnit:
+    """A unit whose slot is leased until decode has answered."""
+
+    unit: WantedUnit
+    slot: int
+    address: int
+
+
 class OutgoingUnits:
     """The units of one reservation to send: each is leased to the transfer when it is ready.
 
@@ -192,7 +201,7 @@ class OutgoingUnits:
         """`name` is the request that holds the slots, by its name in the schedule."""
         self._engine, self._send_leases, self._units = engine, send_leases, units
         self._name, self._reservation_id = name, reservation_id
-        self._ready: asyncio.Queue[list[OutgoingUnit]] = asyncio.Queue()
+        self._ready: asyncio.Queue[list[_LeasedUnit]] = asyncio.Queue()
 
     def up_to(self, position: int) -> None:
         """Releases full pages that end at or before `position` to be sent. Raises LeaseLost."""
@@ -206,17 +215,29 @@ class OutgoingUnits:
         self._ready.put_nowait([])
 
     async def batches(self) -> AsyncIterator[list[OutgoingUnit]]:
-        """Units as they become ready, until the empty batch that ends them."""
-        while batch := await self._ready.get():
-            yield batch
+        """Units as they become ready, until the empty batch that ends them.
 
-    def _leased(self, unit: WantedUnit) -> OutgoingUnit:
+        Slots on a card are read beside the loop: a batch takes milliseconds.
+        """
+        while batch := await self._ready.get():
+            if self._engine.transfer.is_in_place:
+                yield self._read(batch)
+            else:
+                yield await asyncio.to_thread(self._read, batch)
+
+    def _read(self, batch: list[_LeasedUnit]) -> list[OutgoingUnit]:
+        read = self._engine.transfer.read
+        return [
+            OutgoingUnit(each.unit, read(each.unit.kind, each.slot), each.address) for each in batch
+        ]
+
+    def _leased(self, unit: WantedUnit) -> _LeasedUnit:
         engine, (kind, index) = self._engine, unit.name
         ((_, handle),) = engine.scheduler.units_at(self._name, kind, index, index + 1)
         self._send_leases.lease(self._reservation_id, handle)
         place = engine.places.get(kind)
         address = place.address_of(handle.slot) if place else 0
-        return OutgoingUnit(unit, engine.transfer.read(kind, handle.slot), address)
+        return _LeasedUnit(unit, handle.slot, address)
 
 
 async def _set(event: asyncio.Event) -> None:

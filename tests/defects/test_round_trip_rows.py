@@ -29,12 +29,14 @@ LARGE = StateManifest(
 
 
 def on_host() -> Transfer:
-    return transfer_of(Slabs.allocate(LARGE, dict.fromkeys(Kind, 3), "cpu"), HostSide())
+    return transfer_of(Slabs.allocate(LARGE, dict.fromkeys(Kind, 3), "cpu"), HostSide(), HostSide())
 
 
 def by_staging() -> Transfer:
     """As on a card, whose slots are reached only by copying."""
-    return DeviceTransfer(Slabs.allocate(LARGE, dict.fromkeys(Kind, 3), "cpu"), HostSide())
+    return DeviceTransfer(
+        Slabs.allocate(LARGE, dict.fromkeys(Kind, 3), "cpu"), HostSide(), HostSide()
+    )
 
 
 @pytest.mark.parametrize("make", [on_host, by_staging])

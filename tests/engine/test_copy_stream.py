@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_sn
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import CopyStream
+from ferryman.engine.copy_stream import CopyStream, PinnedMemory
 from ferryman.engine.loads import NO_LOADS, LoadedUnits, LoadQueue
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
 from ferryman.engine.transfer import HostTransfer, digest_of
@@ -291,3 +292,38 @@ def test_in_whatever_order_loads_and_steps_may_go_on_every_state_is_right(
             gates[name].set()
         assert [step.result(60).sampled[0].token_id for step in steps] == EXPECTED * NUM_STEPS
         assert len(house.transfer.loading) == 3 * NUM_STEPS
+
+
+class DriverCalls:
+    """The calls of CUDA's runtime that pin memory."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, int, int]] = []
+        self.result = 0
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        self.made.append(("pin", address, num_bytes))
+        return self.result
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.made.append(("free", address, 0))
+        return 0
+
+
+def test_an_arena_is_pinned_in_place_of_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+    driver, arenas = DriverCalls(), [np.zeros(4096, np.uint8) for _ in range(3)]
+    pinned = PinnedMemory(driver)
+    first, second, third = (arena.ctypes.data for arena in arenas)
+    pinned.change_to(arenas[0].data)
+    pinned.change_to(arenas[1].data)
+    driver.result = 2
+    pinned.change_to(arenas[2].data)
+    pinned.change_to(memoryview(b""))
+    assert driver.made == [
+        ("pin", first, 4096),
+        ("free", first, 0),
+        ("pin", second, 4096),
+        ("free", second, 0),
+        ("pin", third, 4096),
+    ], "what could not be pinned is not freed"
+    assert "not pinned" in caplog.text

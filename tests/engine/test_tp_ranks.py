@@ -51,7 +51,7 @@ class OneOther:
         return self.told[-1]
 
     def transfer_of(self, own: Slabs) -> Transfer:
-        self._transfer = transfer_of(own, HostSide())
+        self._transfer = transfer_of(own, HostSide(), HostSide())
         return self._transfer
 
 

@@ -32,12 +32,12 @@ def stamps() -> Transfer:
 
 
 def slabs() -> Transfer:
-    return transfer_of(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide())
+    return transfer_of(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), HostSide())
 
 
 def copying() -> Transfer:
     # The accelerator's way runs on any device; here on the one that every machine has.
-    return DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide())
+    return DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), HostSide())
 
 
 @pytest.fixture(
@@ -136,7 +136,7 @@ class _SlowRun:
 
 def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> None:
     side = SlowSide()
-    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), side)
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), side, HostSide())
     for slot, waited in enumerate([[], [], [1], [1, 2]]):
         transfer.load_unit(Kind.FULL, slot, memoryview(CONTENT), digest_of(CONTENT))
         assert side.waits == waited
@@ -144,7 +144,7 @@ def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> 
 
 
 def test_corrupt_bytes_never_reach_an_accelerator() -> None:
-    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide())
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), HostSide())
     before = bytes(transfer.read(Kind.FULL, 1))
     with pytest.raises(CorruptState):
         transfer.load_unit(Kind.FULL, 1, memoryview(CONTENT), bytes(16))

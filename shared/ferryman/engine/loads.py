@@ -59,6 +59,7 @@ class LoadQueue:
         self._copies.submit(lambda: self._exchange(arena)).result()
 
     def _exchange(self, arena: memoryview) -> None:
+        self._side.pin(arena)
         self._arena = arena
 
     def begin(self, step_id: int, loads: Sequence[SlotLoad]) -> None:

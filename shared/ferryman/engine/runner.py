@@ -66,8 +66,8 @@ class Runner:
         sizes: StepSizes | None = None,
         graphs: StepGraphs | None = None,
     ) -> None:
-        side = device.copy_side()
-        self.transfer = ranks.transfer_of(slabs) if ranks else transfer_of(slabs, side)
+        side, own_side = device.copy_side(), device.copy_side()
+        self.transfer = ranks.transfer_of(slabs) if ranks else transfer_of(slabs, side, own_side)
         self.host_tier = LoadQueue(self.transfer, copies, side)
         self.once = OnceOnly()
         self.device = device

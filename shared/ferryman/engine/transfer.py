@@ -46,6 +46,12 @@ def copied(target: memoryview, source: memoryview) -> bytes:
 class Transfer(Protocol):
     """Device slots as host bytes."""
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether reading is looking. Otherwise every call copies and waits: not for an event
+        loop."""
+        ...
+
     def read(self, kind: Kind, slot: int) -> memoryview:
         """The slot's bytes: in place on the host, a copy from an accelerator."""
         ...
@@ -73,6 +79,8 @@ class HostSlots(Protocol):
 
 class HostTransfer:
     """Slots in host memory are read and written in place."""
+
+    is_in_place = True
 
     def __init__(self, slots: HostSlots) -> None:
         self._slots = slots
@@ -128,29 +136,36 @@ def check_digest(kind: Kind, slot: int, found: bytes, expected: bytes) -> None:
         )
 
 
-def transfer_of(slabs: Slabs, side: CopySide) -> Transfer:
-    """The transfer for slabs on the host, or on an accelerator."""
+def transfer_of(slabs: Slabs, side: CopySide, own_side: CopySide) -> Transfer:
+    """The transfer for slabs on the host, or on an accelerator: loads run on `side`, all else on
+    `own_side`."""
     on_host = all(tensor.device.type == "cpu" for tensor in slabs.tensors.values())
-    return HostTransfer(slabs) if on_host else DeviceTransfer(slabs, side)
+    return HostTransfer(slabs) if on_host else DeviceTransfer(slabs, side, own_side)
 
 
 class DeviceTransfer:
     """Each call waits for its copy, except loads: they end with the fence of their run.
 
-    Call it where the caller's queue has the right order; load from one thread only.
+    All others run on a stream of their own, beside steps and loads: the step that wrote a slot is
+    over when it is read. Load from one thread only.
     """
 
-    def __init__(self, slabs: Slabs, side: CopySide) -> None:
+    is_in_place = False
+
+    def __init__(self, slabs: Slabs, side: CopySide, own_side: CopySide) -> None:
         self._slabs = slabs
         self._staging = Staging(slabs, side)
+        self._own_side = own_side
 
     def read(self, kind: Kind, slot: int) -> memoryview:
-        return self._slot(kind, slot).cpu().numpy().data
+        content = torch.empty_like(self._slot(kind, slot), device="cpu")
+        self._copy(content, self._slot(kind, slot))
+        return content.numpy().data
 
     def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
         target = self._slot(kind, slot)
         check_fits(kind, offset, len(content), target.numel())
-        target[offset : offset + len(content)].copy_(_as_tensor(content))
+        self._copy(target[offset : offset + len(content)], _as_tensor(content))
 
     def digest(self, kind: Kind, slot: int) -> bytes:
         return digest_of(self.read(kind, slot))
@@ -158,7 +173,8 @@ class DeviceTransfer:
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         source = self._slot(kind, slot)
         check_size(kind, len(arena), source.numel())
-        _as_tensor(arena).copy_(source)
+        # An arena that is registered with the driver is written by the card itself.
+        self._copy(_as_tensor(arena), source)
         return digest_of(arena)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
@@ -169,6 +185,12 @@ class DeviceTransfer:
         check_digest(kind, slot, copied(staged.numpy().data, arena), digest)
         target.copy_(staged, non_blocking=True)
         self._staging.sent()
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        with self._own_side.entered():
+            run = self._own_side.begin()
+            target.copy_(source, non_blocking=True)
+            run.end().finish()
 
     def _slot(self, kind: Kind, slot: int) -> Tensor:
         slab = self._slabs.tensors[kind]

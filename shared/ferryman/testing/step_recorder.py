@@ -165,6 +165,7 @@ class RecordingTransfer:
         self._handle_of = handle_of
         self._stream = stream
         self._waits = waits
+        self.is_in_place = transfer.is_in_place
 
     def after(self, *events: str) -> RecordingTransfer:
         """The same transfer; its operations wait for these events first."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slab_address import HOST, SlabAddress
+from ferryman.engine.slab_address import SlabAddress
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.net_devices import ucx_device
@@ -73,8 +73,8 @@ def plane_side(
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
     has the advertised address. A worker of several ranks has no places, because no slot of it lies
-    in one piece; it uses gRPC. Slabs on a CUDA device use NIXL only when it is asked for; this is
-    not tested on one yet.
+    in one piece; it uses gRPC. Slabs on a card are registered with the agent; where the library
+    cannot do that there is no agent, and hand-offs use gRPC. It has not run on a card yet.
     """
     if choice == "nixl" and not has_nixl():
         raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
@@ -97,10 +97,7 @@ def _why_not(choice: PlaneChoice, places: Mapping[Kind, SlabAddress]) -> str:
         return "was told to use gRPC"
     if not has_nixl():
         return "has no NIXL"
-    if not places:
-        return "has several ranks"
-    on_host = all(place.device == HOST for place in places.values())
-    return "" if on_host or choice == "nixl" else "has its slabs on a card"
+    return "" if places else "has several ranks"
 
 
 class AgentMaker:

@@ -89,6 +89,8 @@ def _mapped(kind: Kind, file: int, num_slots: int, slot_bytes: int) -> Slab:
 class ShardedTransfer:
     """`slabs[rank][kind]` belong to the ranks; `recuts[kind]` says how they make up a slot."""
 
+    is_in_place = False
+
     def __init__(
         self, recuts: Mapping[Kind, ReshardPlan], slabs: Sequence[Mapping[Kind, Tensor]]
     ) -> None:

@@ -112,6 +112,9 @@ class NixlLibrary:
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
         self._agent = api.nixl_agent(self._name, config)
         self._agent.create_backend("UCX", options.parameters)
+        wanted = {f"{_segment(region.device)}_SEG" for region in regions}
+        if lacking := wanted.difference(self._agent.get_backend_mem_types("UCX")):
+            raise Unavailable(f"NIXL's UCX knows no {', '.join(sorted(lacking))} here")
         for region in regions:
             place = (region.address, region.num_bytes, max(region.device, 0), "")
             self._regions.append(self._agent.register_memory([place], _segment(region.device)))

@@ -1,0 +1,96 @@
+"""Hand-offs between slots that are reached only by copying, as on a card.
+
+Nothing but pieces of at most a frame is copied by the event loop: whole slots are read beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tests.worker.fake_engine import fake_engine, request
+from tests.worker.pair import WorkerPair, expected, paired, until, worker_on
+
+from ferryman.cache.manifest import Kind
+from ferryman.engine.slab_address import SlabAddress
+from ferryman.engine.transfer import Transfer
+from ferryman.settings.workers import NixlSettings
+from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
+from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.worker.planes import NixlSide, plane_side
+from ferryman_decode.server import DecodeServicer
+from ferryman_prefill.server import PrefillServicer
+
+PROMPT = [3] * 21
+with_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
+
+
+class TransferByCopies:
+    """Slots of a host, which may not be read on an event loop, and are copied when they are."""
+
+    is_in_place = False
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self.write = transfer.write
+        self.store_unit, self.load_unit = transfer.store_unit, transfer.load_unit
+        self.num_read = self.num_hashed = 0
+
+    def read(self, kind: Kind, slot: int) -> memoryview:
+        check_no_loop()
+        self.num_read += 1
+        return memoryview(bytes(self._transfer.read(kind, slot)))
+
+    def digest(self, kind: Kind, slot: int) -> bytes:
+        check_no_loop()
+        self.num_hashed += 1
+        return self._transfer.digest(kind, slot)
+
+
+def check_no_loop() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        asyncio.get_running_loop()
+
+
+@asynccontextmanager
+async def pair_by_copies(planes: PlaneChoice) -> AsyncIterator[WorkerPair]:
+    with fake_engine() as first, fake_engine() as second:
+        engines = [replace(e, transfer=TransferByCopies(e.transfer)) for e in (first, second)]
+        async with (
+            worker_on(engines[0], "prefill", PrefillServicer, planes) as prefill,
+            worker_on(engines[1], "decode", DecodeServicer, planes) as decode,
+            paired(prefill, decode) as pair,
+        ):
+            both = (prefill, decode)
+            await until(lambda: all(side.service.load().planes[0] == planes for side in both))
+            yield pair
+
+
+@pytest.mark.parametrize("planes", ["grpc", pytest.param("nixl", marks=with_nixl)])
+async def test_whole_slots_are_read_beside_the_event_loop(planes: PlaneChoice) -> None:
+    asked = request("r1", PROMPT)
+    async with pair_by_copies(planes) as pair:
+        async with asyncio.timeout(120):
+            await pair.run_prefill(pair.order(asked))
+            tokens, _ = await pair.read_tokens("r1")
+        (handed_off,) = pair.prefill.facts("handed_off")
+    assert tokens == expected(asked)
+    assert handed_off["path"] == planes
+    sent, arrived = pair.prefill.engine.transfer, pair.decode.engine.transfer
+    assert isinstance(sent, TransferByCopies)
+    assert isinstance(arrived, TransferByCopies)
+    assert sent.num_read > 0
+    # Bytes that come by gRPC are hashed on their way: they need not come back from a card.
+    assert (arrived.num_hashed > 0) == (planes == "nixl")
+
+
+@with_nixl
+def test_slabs_on_a_card_are_handed_off_by_nixl_unless_told_otherwise() -> None:
+    places = {Kind.FULL: SlabAddress(1 << 20, 640, 64, 3)}
+    hosts = ("127.0.0.1", "127.0.0.1")
+    side = plane_side("auto", places, hosts, NixlSettings(), {})
+    assert isinstance(side, NixlSide)
+    assert side.regions == [MemoryRegion(1 << 20, 640, 3)]
