@@ -20,6 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ferryman_kernels._compiled import serves
+from ferryman_kernels._ssd_chunk_scan_compiled import decayed_scores_compiled
 from ferryman_kernels._ssd_chunk_scan_triton import MAX_CHUNK_LEN, chunk_scan_triton
 from ferryman_kernels.chunk_grid import Grid, check_spans, decay_between, in_blocks, lay_grid
 from ferryman_kernels.ragged import SlotAt, Span
@@ -69,11 +71,25 @@ def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
 
 def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
     """The part of y from tokens of the same block: [blocks, ssm_heads, chunk, ssm_head_dim]."""
-    blocks, chunk_len = fed.shape[:2]
-    scores = decay_between(log_decay.transpose(1, 2).contiguous(), fed.dtype)
-    grouped = scores.view(blocks, keys.shape[1], -1, chunk_len, chunk_len)
-    grouped *= (queries @ keys.mT)[:, :, None]
+    decayed, seen = log_decay.transpose(1, 2).contiguous(), queries @ keys.mT
+    scores = decayed_scores(decayed, seen)
     return scores @ fed.transpose(1, 2).contiguous()
+
+
+def decayed_scores_reference(log_decay: Tensor, seen: Tensor) -> Tensor:
+    scores = decay_between(log_decay, seen.dtype)
+    grouped = scores.view(len(seen), seen.shape[1], -1, *seen.shape[2:])
+    grouped *= seen[:, :, None]
+    return scores
+
+
+def decayed_scores(log_decay: Tensor, seen: Tensor) -> Tensor:
+    """exp(L[t] - L[s])·seen[t, s] for s ≤ t, and 0 for s > t: [blocks, ssm_heads, chunk, chunk].
+
+    `log_decay` L [blocks, ssm_heads, chunk] in float64; `seen` [blocks, ssm_groups, chunk, chunk].
+    """
+    compiled = serves(log_decay, seen) and seen.is_contiguous()
+    return (decayed_scores_compiled if compiled else decayed_scores_reference)(log_decay, seen)
 
 
 def _from_before(entering: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:

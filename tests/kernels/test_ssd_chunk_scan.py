@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
+from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference, decayed_scores
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 CPU = torch.device("cpu")
@@ -196,3 +196,21 @@ def test_any_chunk_length_scans_the_same(run: Run, chunk_len: int, device: torch
     expected, seen = _naive(inputs, states[0])
     torch.testing.assert_close(y.cpu().double(), expected, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("chunk_len", [1, 7, 64])
+def test_decayed_scores_are_the_formula(dtype: torch.dtype, chunk_len: int) -> None:
+    generator = torch.Generator().manual_seed(chunk_len)
+    steps = torch.rand(3, 4, chunk_len, generator=generator, dtype=torch.float64)
+    # A flood of decay in front: in float32 its sum would swallow the small steps behind it.
+    steps[0, 0, 0] = 1e9
+    log_decay = -steps.cumsum(-1)
+    seen = torch.randn(3, 2, chunk_len, chunk_len, generator=generator).to(dtype)
+    found = decayed_scores(log_decay, seen)
+    lower = torch.ones(chunk_len, chunk_len).tril().double()
+    between = (log_decay[..., :, None] - log_decay[..., None, :]).clamp(max=0).exp() * lower
+    exact = between * seen.double().repeat_interleave(2, 1)
+    bound = 1e-12 if dtype is torch.float64 else 1e-5
+    assert found.dtype is dtype
+    assert (found.double() - exact).abs().max() <= bound * exact.abs().max()
