@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
+from ferryman_kernels._lanes import LANES, add_codes, no_sums, total
 
 
-def _one_row(codes: Any, scales: Any, x: Any, y: Any) -> None:
-    for output in prange(codes.shape[0]):
-        row = codes[output]
-        total = np.float32(0)
-        for i in range(row.shape[0]):
-            total += np.float32(row[i]) * x[i]
-        y[output] = narrow(total * wide(scales[output]), y)
+def _one_row(codes: Any, in_dim: int, scales: Any, x: Any, y: Any) -> None:
+    whole = in_dim // LANES * LANES
+    for output in prange(y.shape[0]):
+        sums, at = no_sums(), output * in_dim
+        for i in range(0, whole, LANES):
+            sums = add_codes(sums, codes, at + i, x, i)
+        dot = total(sums)
+        for i in range(whole, in_dim):
+            dot += np.float32(codes[at + i]) * x[i]
+        y[output] = narrow(dot * wide(scales[output]), y)
 
 
 def _widen(codes: Any, widened: Any) -> None:
@@ -37,7 +41,8 @@ def one_row_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """The product with x [1, in_dim], summed in float32 and rounded once."""
     y = torch.empty(1, len(codes), dtype=x.dtype)
     row = as_array(x[0].float().contiguous())
-    _one_row_loop(codes.numel(), as_array(codes), as_array(scales), row, as_array(y[0]))
+    flat = as_array(codes.flatten())
+    _one_row_loop(codes.numel(), flat, codes.shape[1], as_array(scales), row, as_array(y[0]))
     return y
 
 

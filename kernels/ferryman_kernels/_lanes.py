@@ -20,7 +20,17 @@ try:
 except ModuleNotFoundError:
     numba = None
 
-__all__ = ["LANES", "STEP_BYTES", "add_step", "no_sums", "part", "steps_of", "store"]
+__all__ = [
+    "LANES",
+    "STEP_BYTES",
+    "add_codes",
+    "add_step",
+    "no_sums",
+    "part",
+    "steps_of",
+    "store",
+    "total",
+]
 
 LANES = 64
 """Outputs that are summed at once: the width of a panel of a packed weight."""
@@ -44,6 +54,16 @@ def steps_of(like: Any, row: Any) -> Any:
 def add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
     """`sums` with the products of the inputs of `step` of `row`, float32, and the weights at
     `address`, added one input after the other."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def add_codes(sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
+    """`sums` with codes[at + i] · x[first + i] added in lane i; int8 codes and float32 x, flat."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def total(sums: Any) -> Any:
+    """The sum of all lanes: halves are added until one number is left."""
     raise NotImplementedError("only in compiled loops")
 
 
@@ -80,11 +100,11 @@ if numba is not None:
         one = builder.insert_element(nothing, number, first)
         return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))
 
-    def _fused(builder: Any, weights: Any, number: Any, sums: Any) -> Any:
+    def _fused(builder: Any, weights: Any, numbers: Any, sums: Any) -> Any:
         kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
         name = f"llvm.fma.v{LANES}f32"
         function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(function, [weights, _in_each_lane(builder, number), sums])
+        return builder.call(function, [weights, numbers, sums])
 
     def _load(builder: Any, address: Any) -> Any:
         return builder.load(builder.inttoptr(address, _WORDS.as_pointer()), align=4)
@@ -101,7 +121,7 @@ if numba is not None:
         def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             sums, address, number = given
             weights = builder.bitcast(_load(builder, address), _FLOATS)
-            return _fused(builder, weights, number, sums)
+            return _fused(builder, weights, _in_each_lane(builder, number), sums)
 
         return _LANES(_LANES, types.intp, types.float32), generate
 
@@ -112,10 +132,46 @@ if numba is not None:
             words = _load(builder, address)
             low = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
             high = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
+            first, second = _in_each_lane(builder, first), _in_each_lane(builder, second)
             sums = _fused(builder, builder.bitcast(low, _FLOATS), first, sums)
             return _fused(builder, builder.bitcast(high, _FLOATS), second, sums)
 
         return _LANES(_LANES, types.intp, types.float32, types.float32), generate
+
+    def _load_from(context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes: Any) -> Any:
+        first = builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+        return builder.load(builder.bitcast(first, lanes.as_pointer()), align=1)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def _add_codes(_: Any, sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            sums, codes, at, x, first = given
+            kinds = signature.args[1], signature.args[3]
+            bytes_ = ir.VectorType(ir.IntType(8), LANES)
+            stored = _load_from(context, builder, kinds[0], codes, at, bytes_)
+            numbers = _load_from(context, builder, kinds[1], x, first, _FLOATS)
+            wide_codes = builder.sitofp(builder.sext(stored, _WORDS), _FLOATS)
+            return _fused(builder, wide_codes, numbers, sums)
+
+        return _LANES(_LANES, codes, types.intp, x, types.intp), generate
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def _total(_: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            (left,), width = given, LANES
+            while width > 1:
+                width //= 2
+                order = ir.VectorType(ir.IntType(32), width)
+                halves = [
+                    builder.shuffle_vector(
+                        left, left, ir.Constant(order, list(range(i, i + width)))
+                    )
+                    for i in (0, width)
+                ]
+                left = builder.fadd(*halves)
+            return builder.extract_element(left, ir.Constant(ir.IntType(32), 0))
+
+        return types.float32(_LANES), generate
 
     @intrinsic  # type: ignore[untyped-decorator]
     def _store(_: Any, sums: Any, array: Any) -> Any:
@@ -150,3 +206,11 @@ if numba is not None:
     @overload(store, strict=False)  # type: ignore[untyped-decorator]
     def _stored(sums: Any, array: Any) -> Any:
         return lambda sums, array: _store(sums, array)
+
+    @overload(add_codes, strict=False)  # type: ignore[untyped-decorator]
+    def _codes_added(sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
+        return lambda sums, codes, at, x, first: _add_codes(sums, codes, at, x, first)
+
+    @overload(total, strict=False)  # type: ignore[untyped-decorator]
+    def _totalled(sums: Any) -> Any:
+        return lambda sums: _total(sums)

@@ -14,8 +14,8 @@ from ferryman_kernels.int8_product import int8_product, int8_product_reference
 NEVER = sys.maxsize
 ROUNDED_ONCE, ROUNDED_TWICE = 2.0**-8, 2.0**-7
 """Halves in the last place of a bfloat16, as parts of the largest number that comes out."""
-SHAPES = [(7, 16), (1100, 512)]
-"""Outputs and inputs; the second is more than a tile in both dtypes."""
+SHAPES = [(7, 16), (5, 144), (1100, 512)]
+"""Outputs and inputs; the last is more than a tile in both dtypes."""
 
 
 def drawn(tokens: int, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,7 +32,7 @@ def error(x: Tensor, codes: Tensor, scales: Tensor, found: Tensor) -> float:
     return float((found.double() - exact).abs().max() / exact.abs().max())
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["one tile", "several tiles"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["one tile", "with a remainder", "several tiles"])
 @pytest.mark.parametrize("tokens", [1, 2, 33])
 @pytest.mark.parametrize(
     ("dtype", "widened_from", "bound"),
