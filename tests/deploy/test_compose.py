@@ -60,6 +60,21 @@ def test_no_service_is_given_the_variables_of_another(service: str) -> None:
     assert names <= names_of(role_of(service))
 
 
+def test_the_head_of_the_file_names_every_choice() -> None:
+    head, _, body = (ROOT / "compose.yaml").read_text().partition("\nx-image:")
+    listed = head.partition("Choices (environment or .env): ")[2].partition(". Every")[0]
+    named = set(re.findall(r"[A-Z_]+", listed))
+    assert named == {name for name, _ in CHOICE.findall(body)}
+
+
+def test_both_workers_quantise_as_one_choice_says() -> None:
+    chosen = {service: environment(service)["FERRYMAN_QUANTIZE"] for service in WORKERS}
+    assert set(chosen.values()) == {"none"}
+    described = compose()["services"]
+    for service in WORKERS:
+        assert described[service]["environment"]["FERRYMAN_QUANTIZE"] == "${QUANTIZE:-none}"
+
+
 @pytest.mark.parametrize("service", WORKERS)
 def test_a_worker_maps_the_arena_under_the_path_that_the_host_cache_gives(service: str) -> None:
     services = compose()["services"]
