@@ -160,15 +160,26 @@ def load_decoder(
 ) -> Decoder:
     """The decoder of `config` between its ends. `load_layer` makes each layer from the weights
     under its number in `layers` and from its place."""
+    loaded = load_layers(config, manifest, layers, load_layer, norm_origin)
+    return Decoder(config, manifest, ends, loaded)
+
+
+def load_layers(
+    config: ModelConfig,
+    manifest: StateManifest,
+    layers: Weights,
+    load_layer: Callable[[Weights, LayerPlace], T],
+    norm_origin: float = 0.0,
+) -> tuple[T, ...]:
+    """The result of `load_layer` for each layer, by the weights under its number and its place."""
     trunk = config.trunk
     places = (
         LayerPlace(index, trunk.hidden_dim, trunk.norm_eps, manifest.scan_chunk, norm_origin)
         for index in range(trunk.num_layers)
     )
-    loaded = side_by_side(
+    return side_by_side(
         lambda place: load_layer(layers.under(str(place.layer)), place), tuple(places)
     )
-    return Decoder(config, manifest, ends, loaded)
 
 
 def side_by_side(load: Callable[[P], T], places: Sequence[P]) -> tuple[T, ...]:

@@ -62,37 +62,13 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseLatentAttention:
-    """The mixer of layer `layer`; a token attends to the positions its indexer chooses."""
+class PlacedLatentAttention:
+    """Latent attention of layer `layer` to places that are given."""
 
     layer: int
     projections: LatentProjections
-    indexer: Indexer
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        where, index_pages = token_positions(batch), state.index[self.layer]
-        residual = self.projections.residual(hidden)
-        index_q, weights = self.indexer.write(hidden, residual, where, index_pages)
-        places = choose_prefill(
-            index_q, weights, index_pages, where.page_table, batch.spans, self.indexer.shape.count
-        )
-        return self._attend(hidden, residual, where, places, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        where, index_pages = token_positions(batch), state.index[self.layer]
-        residual = self.projections.residual(hidden)
-        index_q, weights = self.indexer.write(hidden, residual, where, index_pages)
-        places = choose_decode(
-            index_q,
-            weights,
-            index_pages,
-            where.page_table,
-            where.positions,
-            self.indexer.shape.count,
-        )
-        return self._attend(hidden, residual, where, places, state)
-
-    def _attend(
+    def attend(
         self,
         hidden: Tensor,
         residual: Tensor,
@@ -100,18 +76,65 @@ class SparseLatentAttention:
         places: Tensor,
         state: ModelState,
     ) -> Tensor:
+        """Writes the tokens' rows and attends to `places`, as `choose_prefill` returns them."""
         pages, shape = state.latent[self.layer], self.projections.shape
         q = self.projections.write(hidden, residual, where, pages)
         attended = latent_attention(q, pages, places, shape.latent_dim, shape.scale)
         return self.projections.finish(attended)
 
 
-def load_sparse_latent_attention(
-    weights: Weights, shape: LatentShape, index: IndexShape, place: LayerPlace
+@dataclass(frozen=True, slots=True)
+class SparseLatentAttention:
+    """A mixer with an indexer: a token attends to the positions that it chooses."""
+
+    attention: PlacedLatentAttention
+    indexer: Indexer
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        residual = self.attention.projections.residual(hidden)
+        places = self.chosen_in_prefill(hidden, residual, batch, state)
+        return self.attention.attend(hidden, residual, token_positions(batch), places, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        residual = self.attention.projections.residual(hidden)
+        places = self.chosen_in_decode(hidden, residual, batch, state)
+        return self.attention.attend(hidden, residual, token_positions(batch), places, state)
+
+    def chosen_in_prefill(
+        self, hidden: Tensor, residual: Tensor, batch: PrefillBatch, state: ModelState
+    ) -> Tensor:
+        """The places that each token attends to; writes the tokens' index keys."""
+        where, pages = token_positions(batch), state.index[self.attention.layer]
+        q, weights = self.indexer.write(hidden, residual, where, pages)
+        count = self.indexer.shape.count
+        return choose_prefill(q, weights, pages, where.page_table, batch.spans, count)
+
+    def chosen_in_decode(
+        self, hidden: Tensor, residual: Tensor, batch: DecodeBatch, state: ModelState
+    ) -> Tensor:
+        """As `chosen_in_prefill`, of a decode step's tokens."""
+        where, pages = token_positions(batch), state.index[self.attention.layer]
+        q, weights = self.indexer.write(hidden, residual, where, pages)
+        count = self.indexer.shape.count
+        return choose_decode(q, weights, pages, where.page_table, where.positions, count)
+
+
+def load_placed_attention(
+    weights: Weights, shape: LatentShape, place: LayerPlace
+) -> PlacedLatentAttention:
+    """Latent attention under `weights`."""
+    return PlacedLatentAttention(place.layer, load_projections(weights, shape, place))
+
+
+def load_indexer(
+    weights: Weights,
+    attention: PlacedLatentAttention,
+    shape: LatentShape,
+    index: IndexShape,
+    place: LayerPlace,
 ) -> SparseLatentAttention:
-    """Latent attention under `weights`, and its indexer under "indexer"."""
-    projections = load_projections(weights, shape, place)
-    under, order = weights.under("indexer"), _halves_apart(index, shape.rope_dim)
+    """`attention`, which has the undivided `shape`, with the indexer under `weights`."""
+    under, order = weights, _halves_apart(index, shape.rope_dim)
     scale = (index.heads * index.head_dim) ** -0.5
     queries = under.matrix("wq_b.weight", index.heads * index.head_dim, shape.query_rank)
     by_head = torch.arange(index.heads)[:, None] * index.head_dim + order
@@ -127,9 +150,9 @@ def load_sparse_latent_attention(
             INDEX_NORM_EPS,
         ),
         head_weights=under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale,
-        turn=projections.turn,
+        turn=attention.projections.turn,
     )
-    return SparseLatentAttention(place.layer, projections, indexer)
+    return SparseLatentAttention(attention, indexer)
 
 
 def _halves_apart(index: IndexShape, rope_dim: int) -> Tensor:

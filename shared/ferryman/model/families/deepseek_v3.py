@@ -160,11 +160,14 @@ def load_layer(
         mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
         mixer=load_mixer(weights.under("self_attn"), place),
         feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
-        feed_forward=_feed_forward(config, weights.under("mlp"), place),
+        feed_forward=load_deepseek_feed_forward(config, weights.under("mlp"), place),
     )
 
 
-def _feed_forward(config: DeepseekConfig, weights: Weights, place: LayerPlace) -> FeedForward:
+def load_deepseek_feed_forward(
+    config: DeepseekConfig, weights: Weights, place: LayerPlace
+) -> FeedForward:
+    """The MLP or the experts under `weights` of the layer at `place`."""
     if not config.has_experts[place.layer]:
         return load_gated_mlp(weights, config.mlp, place.hidden_dim)
     shape = MixtureShape(config.experts, config.routing, config.shared_mlp)

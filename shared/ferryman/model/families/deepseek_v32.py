@@ -9,21 +9,31 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention_shapes import IndexShape
 from ferryman.model.config_fields import ConfigFields
 from ferryman.model.config_readers import read_layers
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_layer, read_deepseek
+from ferryman.model.decoder import Decoder, EndScales, load_embedding_and_head, load_layers
+from ferryman.model.families.deepseek_v3 import (
+    DeepseekConfig,
+    load_deepseek_feed_forward,
+    read_deepseek,
+)
 from ferryman.model.family import Family
-from ferryman.model.layers import LayerPlace, Mixer
+from ferryman.model.layers import LayerPlace, load_norm
 from ferryman.model.shapes import StateShape, TrunkShape
-from ferryman.model.sparse_latent import load_sparse_latent_attention
+from ferryman.model.shared_index import PlacedLayer, SparsePart, joined_by_index
+from ferryman.model.sparse_latent import load_indexer, load_placed_attention
 from ferryman.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDeepseekConfig:
-    """`dense` is the model without its indexers."""
+    """`dense` is the model without its indexers.
+
+    `has_indexer` is True for layers with an indexer; each other layer attends to the places that
+    the last one before it chose.
+    """
 
     dense: DeepseekConfig
     index: IndexShape
+    has_indexer: tuple[bool, ...]
 
     @property
     def trunk(self) -> TrunkShape:
@@ -31,7 +41,8 @@ class SparseDeepseekConfig:
 
     @property
     def states(self) -> tuple[tuple[StateShape, ...], ...]:
-        return ((self.dense.attention, self.index),) * self.trunk.num_layers
+        latent = self.dense.attention
+        return tuple((latent, self.index) if own else (latent,) for own in self.has_indexer)
 
 
 def read_sparse_deepseek(fields: ConfigFields) -> SparseDeepseekConfig:
@@ -47,18 +58,32 @@ def read_sparse_deepseek(fields: ConfigFields) -> SparseDeepseekConfig:
     )
     if index.head_dim < dense.attention.rope_dim:
         raise fields.refusal("index_head_dim", f"at least {dense.attention.rope_dim}, which turn")
-    return SparseDeepseekConfig(dense, index)
+    return SparseDeepseekConfig(dense, index, (True,) * dense.trunk.num_layers)
 
 
 def load_sparse_deepseek(
     config: SparseDeepseekConfig, manifest: StateManifest, weights: Weights
 ) -> Decoder:
-    def load_mixer(under: Weights, place: LayerPlace) -> Mixer:
-        return load_sparse_latent_attention(under, config.dense.attention, config.index, place)
-
     ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
-    layer = partial(load_layer, config.dense, load_mixer)
-    return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
+    load_part = partial(_load_part, config)
+    parts = load_layers(config, manifest, weights.under("model.layers"), load_part)
+    return Decoder(config, manifest, ends, joined_by_index(parts))
+
+
+def _load_part(config: SparseDeepseekConfig, weights: Weights, place: LayerPlace) -> SparsePart:
+    dense, norm = config.dense, partial(load_norm, dim=place.hidden_dim, eps=place.norm_eps)
+    under = weights.under("self_attn")
+    attention = load_placed_attention(under, dense.attention, place)
+    layer = PlacedLayer(
+        mixer_norm=norm(weights, "input_layernorm"),
+        attention=attention,
+        feed_forward_norm=norm(weights, "post_attention_layernorm"),
+        feed_forward=load_deepseek_feed_forward(dense, weights.under("mlp"), place),
+    )
+    if not config.has_indexer[place.layer]:
+        return layer, None
+    indexer = under.under("indexer")
+    return layer, load_indexer(indexer, attention, dense.attention, config.index, place)
 
 
 FAMILY = Family(("DeepseekV32ForCausalLM",), read_sparse_deepseek, load_sparse_deepseek)
