@@ -1,81 +1,170 @@
-"""Decode attention for the CPU: each key and value is read once, in its page.
+"""Decode attention for the CPU: each key and value is read once for its group of heads.
 
-Formulas and names are those of `paged_attention`. One iteration of the shared loop is one group of
-heads of one query: first the scores, then their softmax, then the weighted values.
+Formulas and names are those of `paged_attention`. A job is one split of one query's keys, for one
+group of heads; it leaves each head's peak, sum of weights and weighted values. The splits of a
+query are then joined in their order, the sink last.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, as_flat, exp, narrow, prange, wide
+from ferryman_kernels._attention_split_compiled import (
+    LINE,
+    SPLIT,
+    mix_values,
+    score_keys,
+    soften,
+)
+from ferryman_kernels._compiled import (
+    STRICT,
+    Loop,
+    as_array,
+    compiled,
+    exp,
+    narrow,
+    prange,
+    wide,
+)
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._vectors import row_at
+
+PRODUCTS_PER_ELEMENT = 4
+"""Products of a query with keys that take the time of one element of other loops."""
+
+
+@compiled
+def _splits_of(positions: Any, window_len: int) -> Any:
+    """Rows (token, first key, last key + 1, keys of the rows before), a query's splits in order.
+
+    A query at a negative position has none.
+    """
+    count = 0
+    for position in positions:
+        first = max(0, position + 1 - window_len) if window_len > 0 else 0
+        count += position // SPLIT - first // SPLIT + 1 if position >= 0 else 0
+    rows = np.empty((count, 4), np.int64)
+    row, before = 0, 0
+    for token in range(len(positions)):
+        end = positions[token] + 1
+        low = max(0, end - window_len) if window_len > 0 else 0
+        while low < end:
+            high = min(end, (low // SPLIT + 1) * SPLIT)
+            rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = token, low, high, before
+            row, before, low = row + 1, before + high - low, high
+    return rows
+
+
+@compiled
+def _attend_share(
+    share: int, shares: int, splits: Any, q: Any, kv_heads: int, keys: Any, values: Any,
+    stride_page: int, page_size: int, page_table: Any, scale: Any, score_cap: Any, partial: Any,
+) -> None:  # fmt: skip
+    """The jobs of one thread: neighbours in the list, with as many keys as another thread's."""
+    q_heads, head_dim = q.shape[1], q.shape[2]
+    group, width = q_heads // kv_heads, head_dim + 2
+    query, scores = np.empty(group * head_dim, partial.dtype), np.empty(group * LINE, partial.dtype)
+    last = splits[len(splits) - 1]
+    work = (last[3] + last[2] - last[1]) * kv_heads
+    begin, end = work * share // shares, work * (share + 1) // shares
+    for job in range(len(splits) * kv_heads):
+        row, kv_head = job // kv_heads, job % kv_heads
+        token, low, high = splits[row, 0], splits[row, 1], splits[row, 2]
+        # A job is of the share in which its first key lies, so each job has exactly one.
+        start = splits[row, 3] * kv_heads + kv_head * (high - low)
+        if start < begin or start >= end:
+            continue
+        first_head = kv_head * group
+        for member in range(group):
+            for channel in range(head_dim):
+                number = wide(q[token, first_head + member, channel]) * scale
+                query[member * head_dim + channel] = number
+        position = low
+        while position < high:
+            offset = position % page_size
+            count, first = min(high - position, page_size - offset), position - low
+            at = page_table[token, position // page_size] * stride_page
+            at += (kv_head * page_size + offset) * head_dim
+            score_keys(query, group, head_dim, keys, at, count, scores, first)
+            position += count
+        target = (row * q_heads + first_head) * width
+        for member in range(group):
+            line, end_of_row = scores[member * LINE : (member + 1) * LINE], target + head_dim
+            for channel in range(target, end_of_row):
+                partial[channel] = 0
+            partial[end_of_row], partial[end_of_row + 1] = soften(line, high - low, score_cap)
+            target += width
+        target = (row * q_heads + first_head) * width
+        position = low
+        while position < high:
+            offset = position % page_size
+            count, first = min(high - position, page_size - offset), position - low
+            at = page_table[token, position // page_size] * stride_page
+            at += (kv_head * page_size + offset) * head_dim
+            mix_values(scores, first, group, head_dim, values, at, count, partial, target, width)
+            position += count
+
+
+@compiled
+def _join(splits: Any, partial: Any, sinks: Any, out: Any) -> None:
+    """out = Σ exp(peak - top)·mixed / (Σ exp(peak - top)·norm + exp(sink - top)), in order."""
+    tokens, q_heads, head_dim = out.shape
+    width, zero = head_dim + 2, partial.dtype.type(0)
+    mixed, begin = np.empty(head_dim, partial.dtype), 0
+    for token in range(tokens):
+        end = begin
+        while end < len(splits) and splits[end, 0] == token:
+            end += 1
+        for head in range(q_heads):
+            target, top, norm = out[token, head], sinks[head], zero
+            for channel in range(head_dim):
+                mixed[channel] = zero
+            for row in range(begin, end):
+                peak = partial[(row * q_heads + head) * width + head_dim]
+                top = peak if peak > top else top
+            for row in range(begin, end):
+                at = (row * q_heads + head) * width
+                share = exp(partial[at + head_dim] - top)
+                norm += share * partial[at + head_dim + 1]
+                for channel in range(head_dim):
+                    mixed[channel] += share * partial[at + channel]
+            norm += exp(sinks[head] - top)
+            # A query without keys, which pads a batch, has no norm and gets zeros.
+            for channel in range(head_dim):
+                number = mixed[channel] / norm if end > begin else zero
+                target[channel] = narrow(number, target)
+        begin = end
 
 
 def _attend(
-    q: Any,
-    keys: Any,
-    values: Any,
-    stride_page: int,
-    page_size: int,
-    page_table: Any,
-    positions: Any,
-    window_len: int,
-    sinks: Any,
-    score_cap: float,
-    out: Any,
-) -> None:
-    """`q` and `out` [tokens, kv_heads, group, head_dim]; q is already scaled.
-
-    `sinks` [kv_heads, group]: a score of -inf means no sink. A `score_cap` of 0 is none.
-    """
-    tokens, kv_heads, group, head_dim = q.shape
-    for job in prange(tokens * kv_heads):
-        token, kv_head = job // kv_heads, job % kv_heads
-        end = positions[token] + 1
-        start = max(0, end - window_len) if window_len > 0 else 0
-        scores = np.empty((group, end - start), q.dtype)
-        for position in range(start, end):
-            page = page_table[token, position // page_size]
-            at = page * stride_page + (kv_head * page_size + position % page_size) * head_dim
-            row = keys[at : at + head_dim]
-            for member in range(group):
-                query, total = q[token, kv_head, member], q[token, kv_head, member, 0] * 0
-                for d in range(head_dim):
-                    total += query[d] * wide(row[d])
-                if score_cap > 0:  # score_cap · tanh(total / score_cap)
-                    total = score_cap - 2 * score_cap / (exp(2 * total / score_cap) + 1)
-                scores[member, position - start] = total
-        total = np.zeros((group, head_dim), q.dtype)
-        for member in range(group):
-            line = scores[member]
-            sink = sinks[kv_head, member]
-            peak = max(line.max(), sink)
-            norm = exp(sink - peak)
-            for i in range(len(line)):
-                line[i] = exp(line[i] - peak)
-                norm += line[i]
-            for i in range(len(line)):
-                line[i] /= norm
-        for position in range(start, end):
-            page = page_table[token, position // page_size]
-            at = page * stride_page + (kv_head * page_size + position % page_size) * head_dim
-            row = values[at : at + head_dim]
-            for member in range(group):
-                weight, line = scores[member, position - start], total[member]
-                for d in range(head_dim):
-                    line[d] += weight * wide(row[d])
-        for member in range(group):
-            line, target = total[member], out[token, kv_head, member]
-            for d in range(head_dim):
-                target[d] = narrow(line[d], target)
+    shares: int, q: Any, kv_heads: int, key_address: int, value_address: int, stride_page: int,
+    page_size: int, page_table: Any, positions: Any, window_len: int, scale: Any, score_cap: Any,
+    sinks: Any, out: Any,
+) -> None:  # fmt: skip
+    """`q` and `out` [tokens, q_heads, head_dim]; a sink of -inf, and a cap of 0, are none."""
+    splits = _splits_of(positions, window_len)
+    partial = np.empty(len(splits) * q.shape[1] * (q.shape[2] + 2), sinks.dtype)
+    keys, values = row_at(key_address, q), row_at(value_address, q)
+    if len(splits) > 0:
+        for share in prange(shares):
+            _attend_share(
+                np.int64(share), shares, splits, q, kv_heads, keys, values, stride_page, page_size,
+                page_table, scale, score_cap, partial,
+            )  # fmt: skip
+    _join(splits, partial, sinks, out)
 
 
-_attend_loop = Loop(_attend)
+_attend_loop = Loop(_attend, STRICT)
+
+
+@lru_cache(maxsize=64)
+def _no_sinks(q_heads: int, dtype: torch.dtype) -> Any:
+    return torch.full((q_heads,), -torch.inf, dtype=dtype).numpy()
 
 
 def paged_attention_decode_compiled(
@@ -89,18 +178,20 @@ def paged_attention_decode_compiled(
     sinks: Tensor | None,
     score_cap: float,
 ) -> Tensor:
-    tokens, q_heads, head_dim = q.shape
-    kv_heads, page_size = key_pages.shape[1:3]
-    assert key_pages[0].is_contiguous(), key_pages.stride()
-    assert value_pages.stride() == key_pages.stride(), value_pages.stride()
-    scaled = (q.to(wide_dtype(q.dtype)) * scale).reshape(tokens, kv_heads, -1, head_dim)
-    if sinks is None:
-        sinks = torch.full((q_heads,), -torch.inf, dtype=scaled.dtype)
-    out = torch.empty(scaled.shape, dtype=q.dtype)
+    _, kv_heads, page_size, head_dim = key_pages.shape
+    strides = key_pages.stride()
+    assert strides[1:] == (page_size * head_dim, head_dim, 1), strides
+    assert value_pages.stride() == strides, value_pages.stride()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    added = _no_sinks(q.shape[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
+    number = added.dtype.type
+    reach = int(positions.max()) + 1
+    seen = min(reach, window_len) if window_len else reach
     _attend_loop(
-        q.numel() * int(positions.max()),
-        scaled.contiguous().numpy(), as_flat(key_pages), as_flat(value_pages),
-        key_pages.stride(0), page_size, page_table.numpy(), positions.numpy(), window_len,
-        sinks.view(kv_heads, -1).numpy(), score_cap, as_array(out),
+        out.numel() * seen // PRODUCTS_PER_ELEMENT,
+        torch.get_num_threads(), as_array(q.contiguous()), kv_heads, key_pages.data_ptr(),
+        value_pages.data_ptr(), strides[0], page_size, page_table.contiguous().numpy(),
+        positions.contiguous().numpy(), window_len, number(scale), number(score_cap), added,
+        as_array(out),
     )  # fmt: skip
-    return out.view(tokens, q_heads, head_dim)
+    return out

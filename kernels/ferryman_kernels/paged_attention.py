@@ -223,6 +223,10 @@ def paged_attention_decode(
         return paged_attention_decode_triton(
             q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
         )
+    if serves(q):
+        return paged_attention_decode_compiled(
+            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
+        )
     if int(positions.min()) < 0:
         real = (positions >= 0).nonzero()[:, 0]
         out, seen = torch.zeros_like(q), (scale, window_len, sinks, score_cap)
@@ -230,10 +234,6 @@ def paged_attention_decode(
             given = (q[real], key_pages, value_pages, page_table[real], positions[real])
             out[real] = paged_attention_decode(*given, *seen)
         return out
-    if serves(q):
-        return paged_attention_decode_compiled(
-            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
-        )
     spans = [(position, position + 1) for position in positions.tolist()]
     return _prefill_cpu(
         q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap

@@ -1,6 +1,7 @@
 """A loop's two versions, alone and shared, stay apart: in memory and in the cache on disk.
 
-One process fills the cache of a loop, and another reads it; the folder of the cache is new.
+One process fills the cache of a loop, and another reads it; the folder of the cache is new. Loops'
+own `exp`, and their vectors, do what they say.
 """
 
 from __future__ import annotations
@@ -10,8 +11,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from ferryman_kernels._compiled import STRICT, WORTH_SHARING, Loop, exp
+from ferryman_kernels._vectors import (
+    LANES,
+    fused,
+    greater,
+    greatest,
+    load,
+    spread,
+    store,
+    store_totals,
+    total,
+)
 
 pytest.importorskip("numba")
 
@@ -44,7 +60,10 @@ print(json.dumps([found[1], found[WORTH_SHARING]]))
 """
 
 
-@pytest.mark.parametrize("order", [("1", "32768"), ("32768", "1")])
+FEW_AND_MANY = ("1", str(WORTH_SHARING))
+
+
+@pytest.mark.parametrize("order", [FEW_AND_MANY, FEW_AND_MANY[::-1]])
 def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list[str]) -> None:
     toy = tmp_path / "toy.py"
     toy.write_text(TOY)
@@ -60,3 +79,47 @@ def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list
         )
         assert json.loads(ran.stdout) == [[0], [0, 1]]
     assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 2
+
+
+def _exp_of(numbers: Any, powers: Any) -> None:
+    for i in range(len(numbers)):
+        powers[i] = exp(numbers[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exp_of_nan_is_nan_and_of_the_lowest_numbers_zero(dtype: Any) -> None:
+    numbers = np.array([np.nan, -np.inf, -1e30, -87.5, -86.0, 0.0, 1.0, 80.0] * 8, dtype)
+    powers = np.full_like(numbers, 7)
+    Loop(_exp_of)(1, numbers, powers)
+    expected = np.exp(numbers.astype(np.float64))
+    np.testing.assert_allclose(powers, expected, rtol=2e-7, atol=2e-38)
+
+
+def _lanes(numbers: Any, factors: Any, found: Any) -> None:
+    a, b = load(numbers, 1), load(factors, 3)
+    products = fused(a, b, spread(found.dtype.type(0.5)))
+    store(found, 0, products)
+    store_totals(found, LANES, a, b, products, spread(found.dtype.type(2)))
+    found[LANES + 4] = total(products)
+    found[LANES + 5] = greatest(greater(a, spread(found.dtype.type(3))))
+    found[LANES + 6] = greatest(a)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint16])
+def test_vectors_in_loops_load_multiply_and_add_up(dtype: Any) -> None:
+    """With small integers every sum is exact."""
+    numbers, factors = np.arange(-9.0, 11.0), np.arange(5.0, 25.0)
+    kind = np.float64 if dtype is np.float64 else np.float32
+    found = np.full(LANES + 7, np.nan, kind)
+    Loop(_lanes, STRICT)(1, _stored(numbers, dtype), _stored(factors, dtype), found)
+    a, b = numbers[1 : 1 + LANES], factors[3 : 3 + LANES]
+    products = a * b + 0.5
+    sums = [a.sum(), b.sum(), products.sum(), 2.0 * LANES]
+    assert found.tolist() == [*products, *sums, products.sum(), a.max(), a.max()]
+
+
+def _stored(numbers: Any, dtype: Any) -> Any:
+    """The numbers in `dtype`; uint16 stands for bfloat16, the upper half of a float32."""
+    if dtype is not np.uint16:
+        return numbers.astype(dtype)
+    return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)

@@ -1,0 +1,244 @@
+"""Sixteen numbers at a time in compiled loops: a sum has one order, whoever compiles it.
+
+numba's vectoriser may reorder sums only where the rules of arithmetic are relaxed, and then as it
+likes: in a loop for one thread otherwise than in the shared one. These vectors are LLVM's own, so
+nothing is relaxed and the bits follow from the source. Products are fused with what they are added
+to; the lanes of a sum are joined in pairs. A processor with narrower registers takes several for
+one vector.
+
+Each function is generated as LLVM's instructions; `array` is a contiguous row of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ferryman_kernels._compiled import is_bfloat16, numba
+
+if numba is not None:
+    from llvmlite import ir
+    from numba.core.cgutils import get_or_insert_function
+    from numba.core.datamodel import PrimitiveModel, register_default
+    from numba.extending import intrinsic
+    from numba.np.arrayobj import populate_array
+
+__all__ = [
+    "LANES",
+    "fused",
+    "greater",
+    "greatest",
+    "load",
+    "prefetch",
+    "row_at",
+    "spread",
+    "store",
+    "store_totals",
+    "total",
+]
+
+LANES = 16
+
+
+def _generated(function: Callable[..., Any]) -> Any:
+    return function if numba is None else intrinsic(function)
+
+
+@_generated
+def row_at(typing: Any, address: Any, like: Any) -> Any:
+    """row_at(address, like): the memory from there on as one row of the dtype of `like`.
+
+    It has no end: the launcher checks what a loop reads, and keeps the memory alive.
+    """
+    kind = numba.types.Array(like.dtype, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row = context.make_array(kind)(context, builder)
+        size, ends = (
+            context.get_constant(numba.types.intp, n) for n in (like.dtype.bitwidth // 8, 1 << 59)
+        )
+        data = builder.inttoptr(args[0], row.data.type)
+        populate_array(row, data, shape=[ends], strides=[size], itemsize=size, meminfo=None)
+        return row._getvalue()
+
+    return kind(address, like), generate
+
+
+@_generated
+def load(typing: Any, array: Any, at: Any) -> Any:
+    """load(array, at): array[at : at + 16] as a vector, widened if it is bfloat16."""
+    is_narrow = is_bfloat16(array)
+    dtype = numba.types.float32 if is_narrow else array.dtype
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stored = ir.VectorType(ir.IntType(16) if is_narrow else _number(dtype), LANES)
+        pointer = _pointer(context, builder, signature, args, stored)
+        found = builder.load(pointer, align=array.dtype.bitwidth // 8)
+        if not is_narrow:
+            return found
+        words = ir.VectorType(ir.IntType(32), LANES)
+        upper = builder.shl(builder.zext(found, words), ir.Constant(words, [16] * LANES))
+        return builder.bitcast(upper, ir.VectorType(ir.FloatType(), LANES))
+
+    return Vector(dtype)(array, numba.types.intp), generate
+
+
+@_generated
+def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:
+    """store(array, at, vector): array[at : at + 16] ← vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature, args, args[2].type)
+        builder.store(args[2], pointer, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.intp, vector), generate
+
+
+@_generated
+def prefetch(typing: Any, array: Any, at: Any) -> Any:
+    """prefetch(array, at): asks for the memory of array[at], which may lie behind the end."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8), ir.IntType(32)
+        pointer = _pointer(context, builder, signature, args, byte)
+        signs = ir.FunctionType(ir.VoidType(), (byte.as_pointer(), word, word, word))
+        asked = get_or_insert_function(builder.module, signs, "llvm.prefetch.p0")
+        builder.call(asked, (pointer, word(0), word(3), word(1)))  # to read, into every cache
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.intp), generate
+
+
+@_generated
+def spread(typing: Any, number: Any) -> Any:
+    """spread(number): the vector with that number in each lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        empty = ir.Constant(ir.VectorType(args[0].type, LANES), ir.Undefined)
+        first = builder.insert_element(empty, args[0], ir.IntType(32)(0))
+        return _shuffled(builder, first, first, [0] * LANES)
+
+    return Vector(number)(number), generate
+
+
+@_generated
+def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """fused(a, b, c): a · b + c, rounded once; of three vectors or of three numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = args[0].type
+        signs = ir.FunctionType(kind, (kind, kind, kind))
+        size = f"v{LANES}" if isinstance(kind, ir.VectorType) else ""
+        name = f"llvm.fma.{size}{getattr(kind, 'element', kind).intrinsic_name}"
+        return builder.call(get_or_insert_function(builder.module, signs, name), args)
+
+    return c(c, c, c), generate
+
+
+@_generated
+def greater(typing: Any, a: Any, b: Any) -> Any:
+    """greater(a, b): in each lane the greater number; `b` where one is NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _greater(builder, *args)
+
+    return a(a, a), generate
+
+
+@_generated
+def greatest(typing: Any, vector: Any) -> Any:
+    """greatest(vector): the greatest of the lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(_folded(builder, args[0], 1, _greater), ir.IntType(32)(0))
+
+    return vector.dtype(vector), generate
+
+
+@_generated
+def total(typing: Any, vector: Any) -> Any:
+    """total(vector): the sum of the lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(_folded(builder, args[0], 1, _sum), ir.IntType(32)(0))
+
+    return vector.dtype(vector), generate
+
+
+@_generated
+def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """store_totals(array, at, a, b, c, d): array[at : at + 4] ← the sums of each one's lanes.
+
+    Each fourth of a vector is added up in two steps, which four vectors share.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def added(x: Any, y: Any, low: Sequence[int], high: Sequence[int]) -> Any:
+            return builder.fadd(*(_shuffled(builder, x, y, _fourths(part)) for part in (low, high)))
+
+        first = added(args[2], args[3], (0, 16, 1, 17), (2, 18, 3, 19))
+        second = added(args[4], args[5], (0, 16, 1, 17), (2, 18, 3, 19))
+        sums = added(first, second, (0, 1, 16, 17), (2, 3, 18, 19))
+        sums = _folded(builder, sums, 4, _sum)
+        pointer = _pointer(context, builder, signature, args, sums.type)
+        builder.store(sums, pointer, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.intp, a, a, a, a), generate
+
+
+def _number(dtype: Any) -> Any:
+    return ir.DoubleType() if dtype == numba.types.float64 else ir.FloatType()
+
+
+def _pointer(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
+    """Where args[0][args[1]] lies, as a pointer to `kind`."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    return builder.bitcast(builder.gep(array.data, [args[1]]), kind.as_pointer())
+
+
+def _shuffled(builder: Any, x: Any, y: Any, order: Sequence[int]) -> Any:
+    """The lanes of x, from 16 on those of y, in the order given."""
+    kind = ir.VectorType(ir.IntType(32), len(order))
+    return builder.shuffle_vector(x, y, ir.Constant(kind, list(order)))
+
+
+def _fourths(part: Sequence[int]) -> list[int]:
+    """The choice of lanes that `part` makes in the first fourth, for all four."""
+    return [lane + low for low in range(0, LANES, 4) for lane in part]
+
+
+def _folded(builder: Any, vector: Any, width: int, join: Callable[..., Any]) -> Any:
+    """The upper half of the lanes joined to the lower half, until `width` are left."""
+    size = LANES
+    while size > width:
+        size //= 2
+        halves = (range(size), range(size, 2 * size))
+        vector = join(builder, *(_shuffled(builder, vector, vector, half) for half in halves))
+    return vector
+
+
+def _greater(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _sum(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b)
+
+
+if numba is not None:
+
+    class Vector(numba.types.Type):  # type: ignore[misc]
+        """numba's type of a vector of 16 numbers of `dtype`."""
+
+        def __init__(self, dtype: Any) -> None:
+            self.dtype = dtype
+            super().__init__(name=f"Vector({dtype})")
+
+    @register_default(Vector)
+    class VectorModel(PrimitiveModel):  # type: ignore[misc]
+        """A vector is one LLVM value, in memory as in registers."""
+
+        def __init__(self, manager: Any, kind: Any) -> None:
+            super().__init__(manager, kind, ir.VectorType(_number(kind.dtype), LANES))
