@@ -1,6 +1,7 @@
 """The causal convolution's loops for the CPU; formulas and names are those of `causal_conv`.
 
-Tokens are rows and channels run along vectors, so the weights are transposed: [width, conv_dim].
+Tokens are rows and channels run along vectors. For a chunk the weights are transposed: [width,
+conv_dim]; for one token that takes as long as the step.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _store_states(
 
 def _step(
     x: Any,
+    stride_x: int,
     states: Any,
     stride_slot: int,
     weight: Any,
@@ -89,22 +91,34 @@ def _step(
     """One token of each request: its window slides by one.
 
     The inputs of a channel are adjacent in a state. So all windows slide when the whole state moves
-    by one element; then the new token overwrites each channel's last element.
+    by one element; then the new token overwrites each channel's last element. `weight` [conv_dim,
+    width] and an empty bias for none.
     """
-    width, conv_dim = weight.shape
+    conv_dim, width = weight.shape
+    before = width - 1
     for request in prange(len(slots)):
         total = np.empty(conv_dim, weight.dtype)
-        total[:] = bias
-        row, out, slot, target = x[request], y[request], slots[request], into[request]
+        row = x[request * stride_x : request * stride_x + conv_dim]
+        out, slot, target = y[request], slots[request], into[request]
         for c in range(conv_dim):
-            total[c] += wide(row[c]) * weight[width - 1, c]
+            total[c] = wide(row[c]) * weight[c, before]
+        if bias.shape[0] > 0:
+            for c in range(conv_dim):
+                total[c] += bias[c]
         if slot >= 0:
-            state = states[slot * stride_slot : slot * stride_slot + conv_dim * (width - 1)]
-            for j in range(width - 1):
+            state = states[slot * stride_slot : slot * stride_slot + conv_dim * before]
+            if before == 3:
+                # Every Mamba has four taps. A stride that the compiler knows is twice as quick.
                 for c in range(conv_dim):
-                    total[c] += wide(state[c * (width - 1) + j]) * weight[j, c]
+                    total[c] += wide(state[3 * c]) * weight[c, 0]
+                    total[c] += wide(state[3 * c + 1]) * weight[c, 1]
+                    total[c] += wide(state[3 * c + 2]) * weight[c, 2]
+            else:
+                for j in range(before):
+                    for c in range(conv_dim):
+                        total[c] += wide(state[c * before + j]) * weight[c, j]
         if target >= 0:
-            kept = states[target * stride_slot : target * stride_slot + conv_dim * (width - 1)]
+            kept = states[target * stride_slot : target * stride_slot + conv_dim * before]
             if target == slot:
                 for i in range(len(kept) - 1):
                     kept[i] = kept[i + 1]
@@ -112,10 +126,17 @@ def _step(
                 old = slot * stride_slot
                 for i in range(len(kept) - 1):
                     kept[i] = states[old + i + 1] if slot >= 0 else 0
+            if before == 3:
+                for c in range(conv_dim):
+                    kept[3 * c + 2] = row[c]
+            else:
+                for c in range(conv_dim):
+                    kept[c * before + before - 1] = row[c]
+        if activates:
             for c in range(conv_dim):
-                kept[c * (width - 1) + width - 2] = row[c]
+                total[c] = silu(total[c])
         for c in range(conv_dim):
-            out[c] = narrow(silu(total[c]) if activates else total[c], out)
+            out[c] = narrow(total[c], out)
 
 
 _convolve_loop, _store_loop, _step_loop = Loop(_convolve), Loop(_store_states), Loop(_step)
@@ -161,12 +182,14 @@ def causal_conv_decode_compiled(
     into: Tensor,
     activates: bool = True,
 ) -> Tensor:
-    taps, shift = _in_wide(x, weight, bias)
+    dtype = wide_dtype(x.dtype)
+    shift = torch.empty(0, dtype=dtype) if bias is None else bias.to(dtype)
+    taps = weight.to(dtype).contiguous().numpy()
     y = torch.empty(x.shape, dtype=x.dtype)
     _step_loop(
         x.numel() * weight.shape[1],
-        as_array(x), as_flat(conv_states), conv_states.stride(0), taps, shift, slots.numpy(),
-        into.numpy(), activates, as_array(y),
+        as_flat(x), x.stride(0), as_flat(conv_states), conv_states.stride(0), taps, shift.numpy(),
+        slots.numpy(), into.numpy(), activates, as_array(y),
     )  # fmt: skip
     return y
 
