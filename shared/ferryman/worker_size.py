@@ -131,8 +131,12 @@ class WorkerSize:
     @classmethod
     def of(cls, group: WorkerGroup, config: ModelConfig, rank_weights: int) -> WorkerSize:
         options, ranks = group.options, group.options.tp_size
-        whole = state_manifest(config, options.dtype, options.page_size, "not read")
-        of_rank = state_manifest(config, options.dtype, options.page_size, "not read", ranks)
+        of_rank, whole = (
+            state_manifest(
+                config, options.dtype, options.page_size, "not read", n, options.kv_dtype
+            )
+            for n in (ranks, 1)
+        )
         sized = over_ranks(whole, of_rank, ranks)
         return cls(
             group=group,

@@ -109,6 +109,7 @@ def _startup(options: EngineOptions) -> AbstractContextManager[TpStartup | None]
         quantize=options.quantize,
         page_size=options.page_size,
         device=options.device,
+        kv_dtype=options.kv_dtype,
         num_threads=_threads_per_rank(options),
         rank=0,
         num_ranks=options.tp_size,
@@ -129,12 +130,19 @@ def _engine_of(
         page_size=options.page_size,
         group=group,
         quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
         lora=options.lora_folders,
         on_progress=on_progress,
     )
     model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
     of_rank = model.manifest
-    manifest = state_manifest(model.config, options.dtype, options.page_size, of_rank.fingerprint)
+    manifest = state_manifest(
+        model.config,
+        options.dtype,
+        options.page_size,
+        of_rank.fingerprint,
+        kv_dtype=options.kv_dtype,
+    )
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
     slabs = Slabs.allocate(of_rank, capacity.slots, options.device, is_filled=False)

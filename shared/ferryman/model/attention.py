@@ -30,10 +30,9 @@ from ferryman.model.linear import Linear
 from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.ranks import Group, share_of
 from ferryman.model.rotation import GrownQueries, RotaryEmbedding, load_rotary
-from ferryman.model.state import AttentionState, ModelState
+from ferryman.model.state import ModelState, PagedState
 from ferryman.model.weights import Weights
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
-from ferryman_kernels.pages import write_kv
 from ferryman_kernels.ragged import Span
 
 
@@ -100,6 +99,7 @@ class AttentionLayer:
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         q, gate = self._write(hidden, pages, table, batch.rows, batch.positions)
+        pages, table = pages.opened(table, q.dtype)
         spans: Sequence[Span] = batch.spans
         if self.shape.chunk_len:
             table, spans = chunks_of_spans(table, spans, self._chunk(pages))
@@ -120,6 +120,7 @@ class AttentionLayer:
         pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
         rows = torch.arange(len(hidden), device=hidden.device)
         q, gate = self._write(hidden, pages, table, rows, batch.positions)
+        pages, table = pages.opened(table, q.dtype)
         positions = batch.positions
         if self.shape.chunk_len:
             table, positions = chunks_of_positions(table, positions, self._chunk(pages))
@@ -136,11 +137,11 @@ class AttentionLayer:
         )
         return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 
-    def _chunk(self, pages: AttentionState) -> ChunkOfPages:
+    def _chunk(self, pages: PagedState) -> ChunkOfPages:
         return ChunkOfPages(self.shape.chunk_len, pages.key_pages.shape[2])
 
     def _write(
-        self, hidden: Tensor, pages: AttentionState, table: Tensor, rows: Tensor, positions: Tensor
+        self, hidden: Tensor, pages: PagedState, table: Tensor, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate."""
         shape = self.shape
@@ -150,7 +151,7 @@ class AttentionLayer:
         q, gate = self.gate.part(projected)
         q, k = self.turn(q, k, positions)
         v = self.norm_values(v)
-        write_kv(pages.key_pages, pages.value_pages, k, v, table, rows, positions)
+        pages.write(k, v, table, rows, positions)
         return q, gate
 
 

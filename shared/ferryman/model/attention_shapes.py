@@ -8,7 +8,7 @@ from enum import StrEnum
 from ferryman.cache.manifest import Kind, SectionSpec
 from ferryman.model.ranks import per_rank, per_rank_replicated
 from ferryman.model.rotary import NoScaling, Stretch
-from ferryman.model.shapes import StatePlace
+from ferryman.model.shapes import FP8, StatePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,17 @@ class AttentionShape:
         return Kind.WINDOW if self.reach else Kind.FULL
 
     def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
-        shape = (self.kv_heads, place.page_size, self.head_dim)
-        return tuple(
-            SectionSpec(name, place.layer, shape, place.dtype, shard_axis=0)
-            for name in ("key", "value")
-        )
+        shape, names = (self.kv_heads, place.page_size, self.head_dim), ("key", "value")
+        if place.kv_dtype != FP8:
+            return tuple(
+                SectionSpec(name, place.layer, shape, place.dtype, shard_axis=0) for name in names
+            )
+        codes = [SectionSpec(n, place.layer, shape, "float8_e4m3fn", shard_axis=0) for n in names]
+        scales = [
+            SectionSpec(f"{name}_scale", place.layer, shape[:2], "float32", shard_axis=0)
+            for name in names
+        ]
+        return (*codes, *scales)
 
     def shard(self, num_ranks: int) -> AttentionShape:
         return replace(

@@ -27,6 +27,7 @@ from ferryman.errors import ConfigError
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.decoder import Model
 from ferryman.model.fingerprint import FINGERPRINT_BYTES
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.manifest import state_manifest
 from ferryman.model.prompt_logprobs import PrefilledRows
 from ferryman.model.ranks import Group
@@ -123,11 +124,18 @@ def join_configs(target: ModelConfig, draft: ModelConfig) -> DraftedConfig:
     return DraftedConfig(replace(ours, max_positions=shorter), target.states + draft.states)
 
 
-def join_draft(target: Model, draft: Model, dtype: str, group: Group) -> DraftedModel:
+def join_draft(target: Model, draft: Model, options: LoadOptions) -> DraftedModel:
     """One model of both. Raises ConfigError as `join_configs`."""
     config = join_configs(target.config, draft.config)
     page_size, fingerprint = target.manifest.page_size, _joint_fingerprint(target, draft)
-    manifest = state_manifest(config, dtype, page_size, fingerprint, group.num_ranks)
+    manifest = state_manifest(
+        config,
+        options.dtype,
+        page_size,
+        fingerprint,
+        options.group.num_ranks,
+        options.kv_dtype,
+    )
     return DraftedModel(target, draft, config, manifest)
 
 

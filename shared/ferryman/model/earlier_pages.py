@@ -38,12 +38,14 @@ class EarlierPagesAttention:
     out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        pages, shape = state.attention[self.source], self.shape
+        shape, table = self.shape, batch.page_tables[self.shape.kind]
+        q = self._queries(hidden, batch.positions)
+        pages, table = state.attention[self.source].opened(table, q.dtype)
         mixed = paged_attention_prefill(
-            self._queries(hidden, batch.positions),
+            q,
             pages.key_pages,
             pages.value_pages,
-            batch.page_tables[shape.kind],
+            table,
             batch.spans,
             shape.scale,
             shape.window_len,
@@ -51,12 +53,14 @@ class EarlierPagesAttention:
         return self.out(mixed.flatten(1))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        pages, shape = state.attention[self.source], self.shape
+        shape, table = self.shape, batch.page_tables[self.shape.kind]
+        q = self._queries(hidden, batch.positions)
+        pages, table = state.attention[self.source].opened(table, q.dtype)
         mixed = paged_attention_decode(
-            self._queries(hidden, batch.positions),
+            q,
             pages.key_pages,
             pages.value_pages,
-            batch.page_tables[shape.kind],
+            table,
             batch.positions,
             shape.scale,
             shape.window_len,

@@ -14,6 +14,7 @@ from ferryman.model.config import load_format
 from ferryman.model.load_progress import ProgressListener, unheard
 from ferryman.model.lora import LoraWeights, read_adapters
 from ferryman.model.ranks import SINGLE_RANK, Group
+from ferryman.model.shapes import AS_COMPUTED
 from ferryman.model.weight_formats import AS_STORED
 from ferryman.model.weights import OnRead, WeightFormat, Weights, torch_dtype, uncounted
 
@@ -39,6 +40,7 @@ class LoadOptions:
     `dtype` and `quantize` are names as in `EngineOptions`: with `quantize` "int8" the weights of
     linear layers become int8, with "none" they stay as they are stored. `page_size` is in tokens.
     `on_progress` hears how far a load is. `lora` has the folders of the adapters by name.
+    `kv_dtype` is how keys and values are kept.
     """
 
     dtype: str
@@ -48,6 +50,7 @@ class LoadOptions:
     quantize: str = AS_STORED
     on_progress: ProgressListener = unheard
     lora: Mapping[str, Path] = field(default_factory=dict)
+    kv_dtype: str = AS_COMPUTED
 
     def format_of(self, folder: Path | str) -> WeightFormat:
         """The format in which the model in `folder` keeps its weights.

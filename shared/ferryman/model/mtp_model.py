@@ -33,6 +33,7 @@ from ferryman.model.families import FAMILIES
 from ferryman.model.family import MtpSource
 from ferryman.model.fingerprint import FINGERPRINT_BYTES
 from ferryman.model.layers import LayerPlace
+from ferryman.model.load_options import LoadOptions
 from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp import HiddenShape, MtpHead
 from ferryman.model.prompt_logprobs import PrefilledRows
@@ -180,12 +181,17 @@ def load_mtp_head(folder: Path | str, weights: Weights, scan_chunk: int) -> MtpH
 
 
 def join_mtp(
-    target: Decoder, head: MtpHead, config: DraftedConfig, dtype: str, group: Group
+    target: Decoder, head: MtpHead, config: DraftedConfig, options: LoadOptions
 ) -> SelfDraftingModel:
     """One model of both; `config` is that of `mtp_config`."""
     named = f"{target.manifest.fingerprint} drafted by its own layer"
     fingerprint = hashlib.blake2b(named.encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
     manifest = state_manifest(
-        config, dtype, target.manifest.page_size, fingerprint, group.num_ranks
+        config,
+        options.dtype,
+        target.manifest.page_size,
+        fingerprint,
+        options.group.num_ranks,
+        options.kv_dtype,
     )
     return SelfDraftingModel(target, head, config, manifest)

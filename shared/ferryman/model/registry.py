@@ -47,7 +47,9 @@ def _loaded(folder: Path | str, options: LoadOptions) -> Iterator[tuple[Decoder,
     weights = options.weights(checkpoint, copied.on_read)
     fingerprint = fingerprint_of(config, checkpoint, options.dtype, weights.format, hashed.on_read)
     ranks = options.group.num_ranks
-    manifest = state_manifest(config, options.dtype, options.page_size, fingerprint, ranks)
+    manifest = state_manifest(
+        config, options.dtype, options.page_size, fingerprint, ranks, options.kv_dtype
+    )
     model = family_of(folder).load(config, manifest, weights)
     if weights.lora is not None:
         model = replace(model, lora=weights.lora.served())
@@ -61,7 +63,7 @@ def load_drafted(
 ) -> DraftedModel:
     """The model in `folder` with the one in `draft_folder` as its draft; both as `load_model`."""
     target, draft = (load_model(each, options) for each in (folder, draft_folder))
-    return join_draft(target, draft, options.dtype, options.group)
+    return join_draft(target, draft, options)
 
 
 def load_self_drafting(folder: Path | str, options: LoadOptions) -> SelfDraftingModel:
@@ -72,4 +74,4 @@ def load_self_drafting(folder: Path | str, options: LoadOptions) -> SelfDrafting
     config = mtp_config(folder)
     with _loaded(folder, options) as (target, weights):
         head = load_mtp_head(folder, weights, target.manifest.scan_chunk)
-    return join_mtp(target, head, config, options.dtype, options.group)
+    return join_mtp(target, head, config, options)

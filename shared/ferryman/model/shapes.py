@@ -13,14 +13,22 @@ from typing import Protocol, runtime_checkable
 
 from ferryman.cache.manifest import Kind, SectionSpec
 
+AS_COMPUTED = "auto"
+"""Keys and values are kept in the dtype in which they are computed."""
+
+FP8 = "fp8"
+"""Keys and values are kept as e4m3 codes with a scale for each token and head."""
+
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """The place of a shape's state: its layer, the page size, the dtype."""
+    """The place of a shape's state: its layer, the page size, the dtype; and how keys and values
+    are kept, AS_COMPUTED or FP8."""
 
     layer: int
     page_size: int
     dtype: str
+    kv_dtype: str = AS_COMPUTED
 
     @property
     def accumulation_dtype(self) -> str:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, Section, StateManifest
+from ferryman_kernels.pages import write_kv
+from ferryman_kernels.quantised_pages import opened_pages, opened_table, write_coded_kv
 
 T = TypeVar("T")
 
@@ -21,6 +23,43 @@ class AttentionState:
 
     key_pages: Tensor
     value_pages: Tensor
+
+    def write(
+        self, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, positions: Tensor
+    ) -> None:
+        """Writes keys and values [tokens, kv_heads, head_dim] as `write_kv` does."""
+        write_kv(self.key_pages, self.value_pages, keys, values, table, rows, positions)
+
+    def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
+        """Pages in `dtype`, and a table of them that names what `table` [rows, pages] does."""
+        return self, table
+
+
+@dataclass(frozen=True, slots=True)
+class CodedAttentionState:
+    """Pages of one attention layer as e4m3 codes, [slots, kv_heads, page_size, head_dim], with a
+    scale for each token and head, [slots, kv_heads, page_size]."""
+
+    key_pages: Tensor
+    value_pages: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+
+    def write(
+        self, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, positions: Tensor
+    ) -> None:
+        """As `AttentionState.write`. Reading gives what was stored."""
+        pages = (self.key_pages, self.value_pages, self.key_scales, self.value_scales)
+        write_coded_kv(*pages, keys, values, table, rows, positions)
+
+    def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
+        """As `AttentionState.opened`: a copy of the pages in the table's order."""
+        keys = opened_pages(self.key_pages, self.key_scales, table, dtype)
+        values = opened_pages(self.value_pages, self.value_scales, table, dtype)
+        return AttentionState(keys, values), opened_table(table)
+
+
+PagedState = AttentionState | CodedAttentionState
 
 
 @dataclass(slots=True)
@@ -44,7 +83,7 @@ class ModelState:
     one row a token: [slots, page_size, channels].
     """
 
-    attention: Mapping[int, AttentionState]
+    attention: Mapping[int, PagedState]
     conv: Mapping[int, Tensor]
     ssm: Mapping[int, Tensor]
     latent: Mapping[int, Tensor]
@@ -71,7 +110,7 @@ def _counted_from(first: int, layers: Mapping[int, T]) -> dict[int, T]:
 
 def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelState:
     """Views of `slabs` (each [slots, slot_bytes], uint8) by the manifest's sections."""
-    attention: dict[int, AttentionState] = {}
+    attention: dict[int, PagedState] = {}
     conv: dict[int, Tensor] = {}
     ssm: dict[int, Tensor] = {}
     latent: dict[int, Tensor] = {}
@@ -87,6 +126,11 @@ def state_views(manifest: StateManifest, slabs: Mapping[Kind, Tensor]) -> ModelS
             if "key" in sections:
                 key, value = (section_view(slab, sections[name]) for name in ("key", "value"))
                 attention[layer] = AttentionState(key, value)
+            if "key_scale" in sections:
+                # Codes with their scales take the place of pages of numbers.
+                names = ("key_scale", "value_scale")
+                scales = (section_view(slab, sections[name]) for name in names)
+                attention[layer] = CodedAttentionState(key, value, *scales)
             if "latent" in sections:
                 latent[layer] = section_view(slab, sections["latent"])
             if "index" in sections:

@@ -54,6 +54,9 @@ class EngineOptions(BaseModel):
     """`int8`: the weights of linear layers, a draft model's too, become int8 as they are loaded:
     half of bfloat16's bytes, and other numbers. The same for prefill and decode workers. `none`:
     they stay as they are stored."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """`fp8`: keys and values are kept as e4m3 with a scale for each token and head. The same for
+    prefill and decode workers. `auto`: in `dtype`."""
     page_size: Count = 64
     """Tokens in a page, a power of two; the same for all workers (`ferryman up` and compose:
     16)."""

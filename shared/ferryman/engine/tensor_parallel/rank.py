@@ -70,6 +70,7 @@ class RankOrders:
     drafted_by: str
     dtype: str
     quantize: str
+    kv_dtype: str
     page_size: int
     device: str
     num_threads: int
@@ -198,6 +199,7 @@ def serve(connection: Connection, orders: RankOrders, orphaned: Callable[[], Non
             page_size=orders.page_size,
             group=group,
             quantize=orders.quantize,
+            kv_dtype=orders.kv_dtype,
         )
         model, drafter = load_with_draft(orders.model, orders.drafted_by, loaded_as)
         _answer(connection, {"ready": orders.rank})
