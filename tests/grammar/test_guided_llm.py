@@ -105,6 +105,13 @@ def test_drafts_of_a_model_change_no_token(
     assert counts.drafts.drafted > 0
 
 
+def test_two_ranks_change_no_token(folder: Path, plain: Sequence[Completion]) -> None:
+    """Rank 0 draws under the mask, with forced runs as drafts; the other rank reads its tokens."""
+    found, counts = run(folder, tp_size=2, draft="ngram", draft_tokens=5)
+    assert same(found, plain)
+    assert counts.drafts.accepted > 0
+
+
 def test_retraction_changes_no_token(folder: Path, plain: Sequence[Completion]) -> None:
     found, counts = run(folder, memory_bytes=1_220_000, max_running=4)
     assert counts.retractions > 0
