@@ -57,6 +57,7 @@ def test_five_layers_share_a_few_blocks(
         ("hidden_act", "silu"),
         ("num_key_value_heads", 1),
         ("layers_block_type", ["hybrid"]),
+        ("mamba_headdim", 3),
     ],
 )
 def test_fields_that_zamba2_does_not_support_are_refused_by_name(

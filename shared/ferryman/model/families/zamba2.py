@@ -104,6 +104,8 @@ def _mamba(fields: ConfigFields, hidden_dim: int) -> MambaShape:
     inner_dim = fields.whole("mamba_expand", 2) * hidden_dim
     if inner_dim % heads:
         raise fields.refusal("n_mamba_heads", f"a divisor of {inner_dim}")
+    if fields.whole("mamba_headdim", inner_dim // heads) != inner_dim // heads:
+        raise fields.refusal("mamba_headdim", f"{inner_dim} / n_mamba_heads {heads}")
     if heads % groups:
         raise fields.refusal("mamba_ngroups", f"a divisor of n_mamba_heads {heads}")
     has_bias = fields.flag("add_bias_linear", False)
