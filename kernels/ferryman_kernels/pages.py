@@ -16,7 +16,9 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
+from ferryman_kernels._compiled import serves
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl
+from ferryman_kernels._write_kv_compiled import write_kv_compiled
 
 
 def write_kv_reference(
@@ -120,7 +122,10 @@ def write_kv(
     assert keys.dtype == values.dtype == key_pages.dtype == value_pages.dtype, keys.dtype
     assert page_table.ndim == 2, page_table.shape
     assert rows.shape == positions.shape, (rows.shape, positions.shape)
-    write = write_kv_triton if keys.is_cuda else write_kv_reference
+    if keys.is_cuda:
+        write = write_kv_triton
+    else:
+        write = write_kv_compiled if serves(keys) else write_kv_reference
     write(key_pages, value_pages, keys, values, page_table, rows, positions)
 
 

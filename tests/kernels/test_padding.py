@@ -13,14 +13,14 @@ from ferryman_kernels._paged_attention_triton import paged_attention_decode_trit
 from ferryman_kernels.latent_attention import latent_attention_reference
 from ferryman_kernels.latent_pages import write_latents_reference, write_latents_triton
 from ferryman_kernels.paged_attention import paged_attention_decode
-from ferryman_kernels.pages import write_kv_reference, write_kv_triton
+from ferryman_kernels.pages import write_kv, write_kv_reference, write_kv_triton
 
 POSITIONS = torch.tensor([5, -1, 2, -1])
 # A row of padding names no page; the row before it ends with a page that another token reads.
 TABLE = torch.tensor([[3, 1], [-1, -1], [2, 1], [-1, -1]])
 
 
-@pytest.mark.parametrize("write", [write_kv_reference, write_kv_triton])
+@pytest.mark.parametrize("write", [write_kv, write_kv_reference, write_kv_triton])
 @pytest.mark.parametrize("table", [TABLE, TABLE.clamp_min(0)], ids=["no page", "page 0"])
 def test_no_key_of_padding_is_written(write: Callable[..., None], table: Tensor) -> None:
     pages = torch.full((4, 2, 4, 16), torch.nan)

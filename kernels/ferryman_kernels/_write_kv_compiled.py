@@ -1,0 +1,70 @@
+"""Keys and values of a step written to their pages on the CPU, in one loop; as in `pages`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._compiled import STRICT, Loop, as_array
+from ferryman_kernels._vectors import row_at
+
+
+def _write(
+    like: Any, key_pages: int, value_pages: int, stride_page: int, page_size: int,
+    keys: int, stride_keys: Any, values: int, stride_values: Any,
+    kv_heads: int, head_dim: int, page_table: Any, rows: Any, positions: Any,
+) -> None:  # fmt: skip
+    """`like` has the dtype of all; pages, keys and values are addresses of their first element.
+
+    A stride is of (token, head), in elements.
+    """
+    key_to, value_to = row_at(key_pages, like), row_at(value_pages, like)
+    key_from, value_from = row_at(keys, like), row_at(values, like)
+    for token in range(len(positions)):
+        position = positions[token]
+        # A token that pads a batch has no position, and its row of the table may name no page.
+        page = page_table[rows[token], position // page_size] if position >= 0 else -1
+        if page < 0:
+            continue
+        for head in range(kv_heads):
+            at = page * stride_page + (head * page_size + position % page_size) * head_dim
+            key = token * stride_keys[0] + head * stride_keys[1]
+            value = token * stride_values[0] + head * stride_values[1]
+            for channel in range(head_dim):
+                key_to[at + channel] = key_from[key + channel]
+            for channel in range(head_dim):
+                value_to[at + channel] = value_from[value + channel]
+
+
+_write_loop = Loop(_write, STRICT)
+
+
+@cache
+def _nothing(dtype: torch.dtype) -> Any:
+    return as_array(torch.zeros(1, dtype=dtype))
+
+
+def write_kv_compiled(
+    key_pages: Tensor,
+    value_pages: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+) -> None:
+    _, kv_heads, page_size, head_dim = key_pages.shape
+    inner = (page_size * head_dim, head_dim, 1)
+    assert key_pages.stride()[1:] == value_pages.stride()[1:] == inner, key_pages.stride()
+    assert key_pages.stride(0) == value_pages.stride(0), (key_pages.stride(), value_pages.stride())
+    assert keys.stride(2) == values.stride(2) == 1, (keys.stride(), values.stride())
+    # The loop has nothing to share: copies of a step are few, and a prompt's are a memory's work.
+    _write_loop.alone(
+        _nothing(keys.dtype), key_pages.data_ptr(), value_pages.data_ptr(), key_pages.stride(0),
+        page_size, keys.data_ptr(), keys.stride()[:2], values.data_ptr(), values.stride()[:2],
+        kv_heads, head_dim, page_table.contiguous().numpy(), rows.contiguous().numpy(),
+        positions.contiguous().numpy(),
+    )  # fmt: skip
