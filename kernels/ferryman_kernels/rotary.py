@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ferryman_kernels._compiled import serves
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._rotary_compiled import apply_rotary_compiled
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
 
@@ -109,4 +111,6 @@ def apply_rotary(
     assert 2 * len(inv_freq) <= head_dim, (inv_freq.shape, head_dim)
     if q.is_cuda:
         return apply_rotary_triton(q, k, positions, inv_freq, scaling)
+    if serves(q) and inv_freq.dtype == wide_dtype(q.dtype):
+        return apply_rotary_compiled(q, k, positions, inv_freq, scaling)
     return apply_rotary_reference(q, k, positions, inv_freq, scaling)
