@@ -128,11 +128,13 @@ class ForkServer:
 
     async def _asked(self, module: str, files: tuple[int, int, int]) -> int:
         message = json.dumps({"module": module}).encode()
-        socket.send_fds(self._control, [message], files)
         try:
+            socket.send_fds(self._control, [message], files)
             async with asyncio.timeout(ANSWER_SECONDS):
                 loop = asyncio.get_running_loop()
                 content = await loop.sock_recv(self._control, MESSAGE_BYTES)
+        except ConnectionError:
+            raise ForkRefused("it has ended") from None
         except TimeoutError:
             raise ForkRefused(f"it did not answer within {ANSWER_SECONDS:g} s") from None
         if not content:
