@@ -63,7 +63,10 @@ class RequestedSampling:
         """Of several answers to one prompt this one's: each has a seed of its own."""
         seed = self.params.seed + index
         seed -= 2**64 if seed >= 2**63 else 0
-        return replace(self, params=replace(self.params, seed=seed))
+        params = replace(self.params, seed=seed)
+        if index:
+            params = replace(params, prompt_logprobs=None)  # the first one's are those of all
+        return replace(self, params=params)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ferryman.schedule.request import FinishReason
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.values import PrefillOrder, Usage
 from ferryman_router.http.logprobs import best_answers
+from ferryman_router.http.response_format import AnsweredChoice
 from ferryman_router.intake import LARGE_BYTES
 
 LONG = SENTENCE * 2
@@ -124,7 +125,7 @@ async def test_the_best_of_several_answers_are_shown(one_pair: RouterCluster, si
     assert [order.request.sampling.logprobs for order in orders] == [1] * 6
 
 
-def answer(*logprobs: float) -> tuple[list[TokenChunk], GenerateFinished]:
+def answer(*logprobs: float) -> AnsweredChoice:
     """An answer of tokens 0, 1, … in two chunks, each with a likelier token beside it."""
     drawn: list[Mapping[int, float]] = [
         {index: value, 1000: 0.0} for index, value in enumerate(logprobs)
@@ -135,7 +136,7 @@ def answer(*logprobs: float) -> tuple[list[TokenChunk], GenerateFinished]:
         TokenChunk(cut, ids[cut:], "", tuple(drawn[cut:])),
     ]
     usage = Usage(1, cached=CachedTokens())
-    return chunks, GenerateFinished(FinishReason.STOP, usage)
+    return AnsweredChoice(chunks, GenerateFinished(FinishReason.STOP, usage))
 
 
 def test_answers_are_ranked_by_the_mean_of_their_log_probabilities() -> None:

@@ -64,12 +64,14 @@ async def test_no_token_is_added_where_none_is_wanted(one_pair: RouterCluster) -
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"best_of": 3, "n": 2, "stream": True}, "best_of"),
         ({"best_of": 33, "prompt": ["a", "b"]}, "best_of"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"truncation_side": "right"}, "truncation_side"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -77,7 +79,7 @@ async def test_no_token_is_added_where_none_is_wanted(one_pair: RouterCluster) -
 async def test_the_rest_is_refused_with_its_reason(
     one_pair: RouterCluster, more: dict[str, Any], param: str
 ) -> None:
-    error = (await one_pair.complete(max_tokens=2, **more)).json()["error"]
+    error = (await one_pair.complete(**{"max_tokens": 2, **more})).json()["error"]
     assert (error["param"], len(error["message"]) > 30) == (param, True)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ferryman.errors import InvalidRequest
+from ferryman.schedule.request import MAX_LOGPROBS
 from ferryman.schedule.token_rules import MAX_BAD_WORDS, TokenRules
 from ferryman_router.http.api_fields import STREAM_OPTIONS
 from ferryman_router.http.body_fields import BodyFields
@@ -24,12 +25,14 @@ MAX_WORD_CHARS = 256
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Plain values, which travel as JSON. Of `num_candidates` answers to a prompt those
-    `num_samples` are shown that are likeliest. `num_logprobs` is None when none shall be shown;
+    `num_samples` are shown that are likeliest. `num_logprobs` is None when none shall be shown,
+    `num_prompt_logprobs` likewise for the prompt; an answer without output is the prompt alone;
     `truncate` is how many tokens of the prompt's end are kept, 0 all, -1 as many as fit."""
 
     num_samples: int = 1
     num_candidates: int = 1
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     includes_usage: bool = False
     includes_usage_always: bool = False
     returns_token_ids: bool = False
@@ -38,6 +41,7 @@ class AnswerOptions:
     shows_thoughts: bool = True
     names_by_id: bool = False
     echoes: bool = False
+    has_output: bool = True
     truncate: int = 0
     cache_salt: str = ""
     priority: int = 0
@@ -67,6 +71,7 @@ def answer_options(
         num_samples=num_samples,
         num_candidates=_num_candidates(fields, num_samples),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=_num_prompt_logprobs(fields),
         includes_usage=options.flag("include_usage"),
         includes_usage_always=options.flag("continuous_usage_stats"),
         returns_token_ids=fields.flag("return_token_ids"),
@@ -79,6 +84,15 @@ def answer_options(
         priority=fields.whole("priority", 0, low=-MAX_PRIORITY, high=MAX_PRIORITY),
         tools=tools,
     )
+
+
+def _num_prompt_logprobs(fields: BodyFields) -> int | None:
+    if not fields.has("prompt_logprobs"):
+        return None
+    if fields.flag("stream"):
+        message = "prompt_logprobs are not streamed; of a completion, echo with logprobs is"
+        raise InvalidRequest(message, "prompt_logprobs")
+    return fields.whole("prompt_logprobs", 0, low=0, high=MAX_LOGPROBS)
 
 
 def _num_candidates(fields: BodyFields, num_samples: int) -> int:

@@ -44,7 +44,9 @@ def answer_format(
     """The form of the answer called `named`, begun at `created` (seconds since 1970). `echoes` are
     the texts of the prompts where they come back."""
     name = model.check_name(body.model)
-    shown, names = body.answer.num_logprobs, TokenNames(model.tokenizer, body.answer.names_by_id)
+    shown = body.answer.num_logprobs
+    # Offsets into an answer's text count the tokens that it shows.
+    names = TokenNames(model.tokenizer, body.answer.names_by_id, body.answer.shows_special)
     if kind == "response":
         echo = json.loads(body.echo)
         header = ResponsesHeader(named, name, created, echo, shown, names)
@@ -61,6 +63,7 @@ def answer_format(
         [runner.asked.token_ids for runner in requests] if body.answer.returns_token_ids else (),
         body.answer.includes_usage or body.answer.includes_usage_always,
         echoes,
+        body.answer.num_prompt_logprobs,
     )
     if kind == "completion":
         return CompletionFormat(heading)

@@ -19,8 +19,8 @@ _DRAWN = frozenset(
 )
 _SAMPLING = _DRAWN | frozenset(
     """
-    stop stream_options max_tokens logprobs n return_token_ids return_tokens_as_token_ids
-    add_special_tokens response_format guided_json
+    stop stream_options max_tokens logprobs prompt_logprobs n return_token_ids
+    return_tokens_as_token_ids add_special_tokens response_format guided_json
     guided_regex guided_choice guided_grammar regex ebnf json_schema
     """.split()
 )
@@ -67,7 +67,6 @@ NOT_OFFERED: Mapping[str, str] = {
     "bootstrap_port": _ENGINE,
     "bootstrap_room": _ENGINE,
     "data_parallel_rank": _ENGINE,
-    "prompt_logprobs": "a prompt that is cached has no logits",
     "logprob_token_ids": "top_logprobs shows the likeliest tokens",
     "truncation_side": "truncate_prompt_tokens keeps the end of a prompt",
     "watermarking": "tokens are drawn from the model's own distribution",

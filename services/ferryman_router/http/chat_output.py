@@ -20,7 +20,7 @@ from ferryman.text.tool_calls.grammar import OutputParser
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.http.answer_fields import AnswerOptions
 from ferryman_router.http.openai_responses import NULL, ChatFormat, ResponseHeader
-from ferryman_router.http.response_format import as_json
+from ferryman_router.http.response_format import AnsweredChoice, as_json
 
 DIGEST_BYTES = 16
 
@@ -74,7 +74,8 @@ class ParsedChatFormat(ChatFormat):
         reason = _finish_reason(end, parser.num_calls)
         return held + self._frame(index, {}, self._heading.details([], NULL, as_json(reason)))
 
-    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes:
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes:
+        chunks, end, _ = answer
         parser = self._reading.parser(index)
         text = "".join([chunk.text for chunk in chunks]) + end.text
         deltas = self._reading.shown((*parser.feed(text), *parser.flush()))

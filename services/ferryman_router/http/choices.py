@@ -64,7 +64,10 @@ async def _open_siblings(
 
 
 def _has_state_to_share(frontend: Frontend, first: RequestRunner) -> bool:
-    """Whether it is worth a wait: a page of the prompt, or a recurrent state."""
+    """Whether it is worth a wait: a page of the prompt, a recurrent state, or its scores, which
+    the answers behind it show too."""
+    if first.asked.params.prompt_logprobs is not None:
+        return True
     state = frontend.ctx.fleet.state()
     if state is None or Kind.RECURRENT in state.kinds:
         return True

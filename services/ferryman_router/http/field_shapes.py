@@ -81,6 +81,7 @@ SHAPES: Mapping[str, Shape] = {
     "ignore_eos": _FLAG,
     "logprobs": _whole(0, MAX_LOGPROBS, 2),
     "top_logprobs": _whole(0, MAX_LOGPROBS, 0),
+    "prompt_logprobs": _whole(0, MAX_LOGPROBS, 0),
     "stream": _FLAG,
     "stream_options": _object({}),
     "tools": _list({"type": "object"}, MAX_TOOLS, [{"type": "function", "function": _FUNCTION}]),

@@ -9,17 +9,19 @@ from typing import Any
 
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import TokenChunk
-from ferryman_router.http.response_format import Answered
+from ferryman_router.http.response_format import AnsweredChoice
 
 Alternatives = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """The names of tokens in an answer: their texts, or `token_id:7` where asked for `by_id`."""
+    """The names of tokens in an answer: their texts, or `token_id:7` where asked for `by_id`. The
+    answer's text has control tokens if it `shows_special`."""
 
     tokenizer: Tokenizer
     by_id: bool = False
+    shows_special: bool = False
 
     def name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.by_id else self.text(token_id)
@@ -27,15 +29,21 @@ class TokenNames:
     def text(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
+    def width(self, token_id: int) -> int:
+        """The characters of a token in the answer's text."""
+        text = self.text(token_id)
+        is_shown = self.shows_special or text not in self.tokenizer.control_tokens
+        return len(text) if is_shown else 0
+
     def num_chars(self, chunks: Sequence[TokenChunk]) -> int:
         """Of all texts together."""
-        return sum(len(self.text(token_id)) for chunk in chunks for token_id in chunk.token_ids)
+        return sum(self.width(token_id) for chunk in chunks for token_id in chunk.token_ids)
 
 
-def best_answers(answers: Sequence[Answered], count: int) -> list[Answered]:
+def best_answers(answers: Sequence[AnsweredChoice], count: int) -> list[AnsweredChoice]:
     """The `count` answers that the model finds likeliest by token, the best first; of two that are
     alike, the earlier."""
-    return sorted(answers, key=lambda answer: -_mean_logprob(answer[0]))[:count]
+    return sorted(answers, key=lambda answer: -_mean_logprob(answer.chunks))[:count]
 
 
 def _mean_logprob(chunks: Sequence[TokenChunk]) -> float:
@@ -69,7 +77,7 @@ def completion_logprobs(
         best = _best(logprobs, num_shown)
         tops.append({names.name(other): value for other, value in best})
         offsets.append(text_offset)
-        text_offset += len(names.text(token_id))
+        text_offset += names.width(token_id)
     return {
         "tokens": tokens,
         "token_logprobs": values,

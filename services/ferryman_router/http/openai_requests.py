@@ -56,15 +56,16 @@ def completion_body(raw: dict[str, Any]) -> ParsedRequest:
         if raw.get("logprobs") is not None
         else None
     )
-    max_tokens = fields.value("max_tokens", DEFAULT_COMPLETION_TOKENS)
-    params = sampling_params(fields, max_tokens, num_logprobs)
-    answer = replace(answer_options(fields, num_logprobs, ToolChoice()), echoes=fields.flag("echo"))
+    max_tokens, echoes = fields.value("max_tokens", DEFAULT_COMPLETION_TOKENS), fields.flag("echo")
+    # The echo of a prompt may be all that is wanted: then one token is drawn, and not shown.
+    has_output = not (echoes and type(max_tokens) is int and max_tokens == 0)
+    params = sampling_params(fields, max_tokens if has_output else 1, num_logprobs)
+    answer = answer_options(fields, num_logprobs, ToolChoice())
+    answer = replace(answer, echoes=echoes, has_output=has_output)
     if answer.is_ranked:
         params = replace(params, logprobs=max(1, params.logprobs))
+    params = replace(params, prompt_logprobs=_of_prompt(answer))
     sampling = RequestedSampling(params, bad_words=bad_words(fields))
-    if answer.echoes and num_logprobs is not None:
-        message = "echo and logprobs exclude each other: a prompt that is cached has no logits"
-        raise InvalidRequest(message, "echo")
     prompts = _completion_prompts(
         fields.value("prompt"),
         parse_special=parses_special(fields),
@@ -93,7 +94,15 @@ def chat_body(raw: dict[str, Any]) -> ParsedRequest:
     variables = template_variables(fields, tools.tools)
     prompt = ChatPrompt(chat_turns(fields), parses_special(fields), variables)
     answer = answer_options(fields, num_logprobs, ToolChoice.of(tools))
+    sampling = replace(sampling, params=replace(params, prompt_logprobs=_of_prompt(answer)))
     return _body(fields, (prompt,), sampling, answer)
+
+
+def _of_prompt(answer: AnswerOptions) -> int | None:
+    """The alternatives that each token of the prompt needs, whatever shows them."""
+    echoed = answer.num_logprobs if answer.echoes else None
+    wanted = [count for count in (answer.num_prompt_logprobs, echoed) if count is not None]
+    return max(wanted, default=None)
 
 
 def with_forced_call(params: SamplingParams, tools: ToolFields) -> SamplingParams:

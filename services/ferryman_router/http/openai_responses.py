@@ -7,7 +7,7 @@ made once per choice; encoding the text is all that a token costs here.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from json.encoder import encode_basestring
@@ -20,7 +20,13 @@ from ferryman.wire.values import Usage
 from ferryman_router.attempt_result import uncached_tokens
 from ferryman_router.http.errors import broken_frame
 from ferryman_router.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from ferryman_router.http.response_format import Answered, ResponseFormat, as_json
+from ferryman_router.http.prompt_logprobs import echoed_logprobs, position_fields
+from ferryman_router.http.response_format import (
+    AnsweredChoice,
+    ResponseFormat,
+    ScoredPrompt,
+    as_json,
+)
 from ferryman_router.response import OutputFailed
 
 
@@ -71,7 +77,8 @@ class ResponseHeader:
     """The part that every frame of an answer repeats. `num_logprobs` None: none are shown.
     `prompts` are the token ids of each choice's prompt; empty: no token ids are shown.
     `shows_usage` says whether a stream ends with the usage; `echoes` are the texts of the prompts
-    where they come back with the answers, else empty."""
+    where they come back with the answers, else empty. `num_prompt_logprobs` is as
+    `num_logprobs`, of the prompts' own tokens."""
 
     answer_id: str
     model: str
@@ -81,6 +88,7 @@ class ResponseHeader:
     prompts: Sequence[TokenIds] = ()
     shows_usage: bool = False
     echoes: Sequence[str] = ()
+    num_prompt_logprobs: int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -94,6 +102,14 @@ class ResponseHeader:
             return said
         ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
         return said + b',"token_ids":' + as_json(ids)
+
+    def prompt_logprobs(self, prompt: ScoredPrompt | None) -> bytes:
+        """As a field with a comma before it; empty when it is not shown."""
+        shown = self.num_prompt_logprobs
+        if shown is None or prompt is None:
+            return b""
+        entries = (position_fields(one, self.names) for one in prompt.positions(shown))
+        return b',"prompt_logprobs":' + _list(entries)
 
     def prompt_ids(self, index: int) -> bytes:
         """As a field with a comma before it; empty when it is not shown."""
@@ -114,7 +130,7 @@ class ChoicesFormat(ResponseFormat):
         self._common = b"data: " + as_json(common)[:-1] + b',"choices":'
 
     @abstractmethod
-    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes: ...
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes: ...
 
     def end(self, usage: dict[str, Any]) -> bytes:
         if not self._heading.shows_usage:
@@ -124,8 +140,8 @@ class ChoicesFormat(ResponseFormat):
     def failure(self, broken: OutputFailed) -> bytes:
         return broken_frame(broken)
 
-    def whole(self, answers: Sequence[Answered], usage: dict[str, Any]) -> bytes:
-        choices = [self.choice(at, chunks, end) for at, (chunks, end) in enumerate(answers)]
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
+        choices = [self.choice(at, answer) for at, answer in enumerate(answers)]
         head = self._named(self.whole_kind) | {"model": self._heading.model, "usage": usage}
         return as_json(head)[:-1] + b',"choices":[' + b",".join(choices) + b"]}"
 
@@ -166,14 +182,15 @@ class ChatFormat(ChoicesFormat):
         reason = b'"delta":{},"logprobs":null,"finish_reason":"' + end.reason.encode()
         return held + self._open(index) + reason + b'"}]}\n\n'
 
-    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes:
-        message = {"role": "assistant", "content": _whole_text(chunks, end)}
-        return self._choice(index, message, str(end.reason), chunks)
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes:
+        message = {"role": "assistant", "content": _whole_text(answer)}
+        return self._choice(index, message, str(answer.end.reason), answer.chunks)
 
-    def whole(self, answers: Sequence[Answered], usage: dict[str, Any]) -> bytes:
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
         """All choices of a chat have one prompt."""
         said = super().whole(answers, usage)
-        return said[:-1] + self._heading.prompt_ids(0) + b"}"
+        scored = self._heading.prompt_logprobs(answers[0].prompt)
+        return said[:-1] + self._heading.prompt_ids(0) + scored + b"}"
 
     def _choice(
         self, index: int, message: dict[str, Any], reason: str, chunks: Sequence[TokenChunk]
@@ -203,10 +220,21 @@ class CompletionFormat(ChoicesFormat):
         self._text_offsets: dict[int, int] = {}
 
     def first(self, index: int) -> bytes:
-        prompt, echo = self._heading.prompt_ids(index), self._echo(index)
+        """The echo with log probabilities waits for those."""
+        prompt = self._heading.prompt_ids(index)
+        echo = "" if self._heading.num_logprobs is not None else self._echo(index)
         if not prompt and not echo:
             return b""
         return self._open(index) + _text(echo) + _NOTHING_MORE[:-5] + prompt + b"}]}\n\n"
+
+    def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
+        shown, echo = self._heading.num_logprobs, self._echo(index)
+        if shown is None or not self._heading.echoes:
+            return b""
+        self._text_offsets[index] = len(echo)
+        found = _lists(echoed_logprobs(prompt, self._heading.names, shown))
+        more = b',"logprobs":' + found + b',"finish_reason":null}]}\n\n'
+        return self._open(index) + _text(echo) + more
 
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
         if self._heading.is_plain:
@@ -224,15 +252,22 @@ class CompletionFormat(ChoicesFormat):
         reason = b',"logprobs":null,"finish_reason":"' + end.reason.encode() + b'"}]}\n\n'
         return self._open(index) + _text(end.text) + reason
 
-    def choice(self, index: int, chunks: Sequence[TokenChunk], end: GenerateFinished) -> bytes:
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes:
         shown = self._heading.num_logprobs
-        text = self._echo(index) + _whole_text(chunks, end)
+        text = self._echo(index) + _whole_text(answer)
         named = as_json({"index": index, "text": text})
-        found = NULL
-        if shown is not None:
-            found = _lists(completion_logprobs(chunks, self._heading.names, shown))
-        more = self._heading.details(chunks, found, as_json(str(end.reason)))
-        return named[:-1] + more + self._heading.prompt_ids(index) + b"}"
+        found = NULL if shown is None else self._logprobs(index, answer, shown)
+        more = self._heading.details(answer.chunks, found, as_json(str(answer.end.reason)))
+        more += self._heading.prompt_ids(index) + self._heading.prompt_logprobs(answer.prompt)
+        return named[:-1] + more + b"}"
+
+    def _logprobs(self, index: int, answer: AnsweredChoice, shown: int) -> bytes:
+        names, offset = self._heading.names, len(self._echo(index))
+        of_output = completion_logprobs(answer.chunks, names, shown, offset)
+        if not self._heading.echoes or answer.prompt is None:
+            return _lists(of_output)
+        of_prompt = echoed_logprobs(answer.prompt, names, shown)
+        return _lists({name: [*of_prompt[name], *of_output[name]] for name in of_output})
 
     def _echo(self, index: int) -> str:
         return self._heading.echoes[index] if self._heading.echoes else ""
@@ -246,13 +281,13 @@ def _lists(named: Mapping[str, Sequence[object]]) -> bytes:
     return b"{" + b",".join(as_json(name) + b":" + _list(one) for name, one in named.items()) + b"}"
 
 
-def _list(entries: Sequence[object]) -> bytes:
+def _list(entries: Iterable[object]) -> bytes:
     """Entry by entry: encoded in one call, a long list would keep the interpreter's lock."""
     return b"[" + b",".join(map(as_json, entries)) + b"]"
 
 
-def _whole_text(chunks: Sequence[TokenChunk], end: GenerateFinished) -> str:
-    return "".join([chunk.text for chunk in chunks]) + end.text
+def _whole_text(answer: AnsweredChoice) -> str:
+    return "".join([chunk.text for chunk in answer.chunks]) + answer.end.text
 
 
 def _text(text: str) -> bytes:

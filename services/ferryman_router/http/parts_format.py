@@ -11,7 +11,7 @@ from ferryman.text.tool_calls.deltas import OutputDelta, ReasoningDelta
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.http.chat_output import OutputReading
 from ferryman_router.http.output_parts import OutputPart, OutputParts, PartEvent
-from ferryman_router.http.response_format import Answered, ResponseFormat
+from ferryman_router.http.response_format import AnsweredChoice, ResponseFormat
 
 ID_BYTES = 12
 
@@ -48,8 +48,8 @@ class PartsFormat(ResponseFormat):
         held = self._frames((*self._parser.feed(end.text), *self._parser.flush()))
         return held + b"".join(map(self._told, self._parts.end()))
 
-    def whole(self, answers: Sequence[Answered], usage: dict[str, Any]) -> bytes:
-        ((chunks, end),) = answers
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
+        ((chunks, end, _),) = answers
         for chunk in chunks:
             self.tokens(0, chunk)
         self.last(0, end)

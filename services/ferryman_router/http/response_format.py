@@ -4,13 +4,46 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from ferryman.cache.keys import TokenIds
+from ferryman.schedule.prompt_scores import Position, PromptScores
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.response import OutputFailed
 
-Answered = tuple[Sequence[TokenChunk], GenerateFinished]
+BYTES_PER_ENTRY = 80
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """The token ids of a prompt, and their scores in pieces, whole."""
+
+    token_ids: TokenIds
+    pieces: Sequence[PromptScores]
+
+    def positions(self, num_shown: int) -> Iterator[Position]:
+        """One for each token, with its own log probability and so many of the likeliest."""
+        yield None
+        for piece in self.pieces:
+            shown = slice(1 + num_shown)
+            yield from PromptScores(
+                piece.first, piece.token_ids[:, shown], piece.logprobs[:, shown], piece.ranks
+            ).positions()
+
+    @property
+    def num_bytes(self) -> int:
+        """About the size of all entries in an answer."""
+        return BYTES_PER_ENTRY * sum(piece.token_ids.size for piece in self.pieces)
+
+
+class AnsweredChoice(NamedTuple):
+    """The chunks of a choice and its end; its `prompt` where that is scored."""
+
+    chunks: Sequence[TokenChunk]
+    end: GenerateFinished
+    prompt: ScoredPrompt | None = None
 
 
 class ResponseFormat(ABC):
@@ -20,6 +53,10 @@ class ResponseFormat(ABC):
     @abstractmethod
     def first(self, index: int) -> bytes:
         """The frame before a choice's tokens."""
+
+    def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
+        """The frame between `first` and a choice's tokens, where its prompt is scored."""
+        return b""
 
     @abstractmethod
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
@@ -38,7 +75,7 @@ class ResponseFormat(ABC):
         """The last frame of a stream that breaks off."""
 
     @abstractmethod
-    def whole(self, answers: Sequence[Answered], usage: dict[str, Any]) -> bytes:
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
         """An answer that is not streamed, with all choices."""
 
     @property

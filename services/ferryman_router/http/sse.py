@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from ferryman_router.frontend import Frontend
 from ferryman_router.http.answer_fields import AnswerOptions
 from ferryman_router.http.logprobs import best_answers
 from ferryman_router.http.openai_responses import so_far, usage_object
-from ferryman_router.http.response_format import Answered, ResponseFormat
+from ferryman_router.http.response_format import AnsweredChoice, ResponseFormat, ScoredPrompt
 from ferryman_router.request_runner import RequestRunner
 from ferryman_router.response import OutputFailed
 
@@ -72,15 +72,33 @@ class ResponseGroup:
         ]
         return usage_object(self.answer_id, usages, self.page_size)
 
+    def scored_prompt(self, index: int) -> ScoredPrompt | None:
+        """The prompt of a request, if it is scored: the first of those that share it has asked."""
+        first = self.requests[index - index % self.options.num_candidates]
+        if first.asked.params.prompt_logprobs is None:
+            return None
+        return ScoredPrompt(first.asked.token_ids, first.output_log.scores)
+
+    def shown_end(self, end: GenerateFinished) -> GenerateFinished:
+        return end if self.options.has_output else replace(end, text="")
+
+    def _answered(self, index: int, runner: RequestRunner, end: GenerateFinished) -> AnsweredChoice:
+        chunks = runner.output_log.chunks if self.options.has_output else []
+        return AnsweredChoice(chunks, self.shown_end(end), self.scored_prompt(index))
+
     @property
     def num_bytes(self) -> int:
         """About how large `body` is."""
         num_tokens = sum(runner.output_log.num_tokens for runner in self.requests)
-        return num_tokens * self.form.bytes_per_token
+        prompts = filter(None, map(self.scored_prompt, range(len(self.requests))))
+        of_prompts = sum(prompt.num_bytes for prompt in prompts)
+        return num_tokens * self.form.bytes_per_token + of_prompts
 
     def body(self) -> bytes:
-        chunks = [runner.output_log.chunks for runner in self.requests]
-        answers: list[Answered] = list(zip(chunks, self.finished, strict=True))
+        answers = [
+            self._answered(index, runner, end)
+            for index, (runner, end) in enumerate(zip(self.requests, self.finished, strict=True))
+        ]
         if self.options.is_ranked:
             each, num_shown = self.options.num_candidates, self.options.num_samples
             prompts = [answers[at : at + each] for at in range(0, len(answers), each)]
@@ -176,13 +194,15 @@ class FrameStream(Response):
                 output_log = runner.output_log
                 chunks, at = output_log.chunks, reached[index]
                 if at < len(chunks):
+                    if at == 0:
+                        frames.append(self._scored(index))
                     reached[index] = min(len(chunks), at + at_once)
                     frames += [self._frame(index, chunk) for chunk in chunks[at : reached[index]]]
                 if reached[index] < len(chunks):
                     is_behind = True
                 elif is_open[index] and isinstance(output_log.end, GenerateFinished):
                     is_open[index] = False
-                    frames.append(form.last(index, output_log.end))
+                    frames.append(form.last(index, answering.shown_end(output_log.end)))
             is_over = not is_behind and (not any(is_open) or answering.broken is not None)
             if is_over:
                 frames.append(self._end())
@@ -194,7 +214,13 @@ class FrameStream(Response):
             # A client that reads again after a pause has much to hear; others hear in between.
             await (asyncio.sleep(0) if is_behind else watch.wait())
 
+    def _scored(self, index: int) -> bytes:
+        prompt = self._answering.scored_prompt(index)
+        return self._answering.form.scored(index, prompt) if prompt is not None else b""
+
     def _frame(self, index: int, chunk: TokenChunk) -> bytes:
+        if not self._options.has_output:
+            return b""
         frames = self._answering.form.tokens(index, chunk)
         if not frames or not self._options.includes_usage_always:
             return frames
