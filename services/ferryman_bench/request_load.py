@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ferryman.client import Client, SamplingParams, TokenChunk
-from ferryman.settings.cluster import DoorOptions, UpOptions
-from ferryman.settings.engine import EngineOptions
+from ferryman_bench.bench_cluster import BenchCluster, bench_cluster, bench_options
 from ferryman_bench.contender import ContenderModel
 from ferryman_bench.contender_process import (
     LLAMA_BATCHES,
@@ -42,12 +40,8 @@ from ferryman_bench.report import figure
 from ferryman_bench.request_sites import MAX_RUNNING, MEMORY_BYTES, engine_fields
 from ferryman_bench.shape import VOCAB_SIZE, shape_named
 from ferryman_bench.transformers_peer import make_random_model
-from ferryman_launcher.process_plan import plan_processes
-from ferryman_launcher.state_folder import StateFolder
-from ferryman_launcher.supervisor import Supervisor
 
 CLUSTER = "cluster 1+1"
-DRAIN_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0
 
 
@@ -109,7 +103,7 @@ class ServedLoad:
             **{
                 f"{name}_{part}_ms": value
                 for name, values in (("first", self._firsts), ("gap", self._gaps))
-                for part, value in zip(("p50", "p99"), _percentiles(values), strict=True)
+                for part, value in zip(("p50", "p99"), percentiles(values), strict=True)
             },
             "seconds": [one.seconds for one in self.rounds],
         }
@@ -117,7 +111,7 @@ class ServedLoad:
     @property
     def row(self) -> list[str]:
         """Cells of the table behind the engine's name and its ratio."""
-        return [_pair(self._firsts), _pair(self._gaps)]
+        return [shown_pair(self._firsts), shown_pair(self._gaps)]
 
     @property
     def _firsts(self) -> list[float]:
@@ -172,10 +166,10 @@ async def _loads(choice: RequestBenchOptions, model: ContenderModel) -> list[Ser
         names.append(LLAMA_BATCHES)
     with ExitStack() as processes:
         engines = [processes.enter_context(contender_process(name, model)) for name in names]
-        async with _cluster(model) as client:
+        async with _cluster(model) as cluster:
             found: list[ServedLoad] = []
             for concurrent in choice.concurrent:
-                found += await _rounds(choice, concurrent, engines, client)
+                found += await _rounds(choice, concurrent, engines, cluster.client)
             return found
 
 
@@ -222,9 +216,8 @@ async def served(client: Client, prompts: Sequence[Sequence[int]], max_tokens: i
     return ServedRound(perf_counter() - began, tuple(task.result() for task in tasks))
 
 
-@asynccontextmanager
-async def _cluster(model: ContenderModel) -> AsyncIterator[Client]:
-    """A cluster as `ferryman up` starts it, for the length of a block."""
+def _cluster(model: ContenderModel) -> AbstractAsyncContextManager[BenchCluster]:
+    """One prefill and one decode worker, for the length of a block."""
     fields = {
         "model": model.folder,
         "num_threads": model.threads,
@@ -232,21 +225,7 @@ async def _cluster(model: ContenderModel) -> AsyncIterator[Client]:
         "max_running": MAX_RUNNING,
         **engine_fields(model.dtype),
     }
-    options = UpOptions(
-        engine=EngineOptions.model_validate(fields),
-        served_name="bench",
-        doors=DoorOptions(http_port=0, grpc_port=0),
-    )
-    state = StateFolder(model.folder / "state")
-    jobs = plan_processes(options, state)
-    supervisor = Supervisor(state, os.environ, say=_ignore_line)
-    try:
-        await supervisor.start(jobs.servers)
-        said = await supervisor.start(jobs.services)
-        async with Client(said["router"]["grpc"]) as client:
-            yield client
-    finally:
-        await supervisor.drain(DRAIN_SECONDS)
+    return bench_cluster(bench_options(fields), model.folder / "state")
 
 
 def random_prompts(count: int, length: int, *, seed: int) -> list[list[int]]:
@@ -265,7 +244,7 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _percentiles(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+def percentiles(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
     """p50 and p99 in milliseconds, if there are any times."""
     if not seconds:
         return None, None
@@ -273,9 +252,5 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, 
     return p50, p99
 
 
-def _pair(seconds: Sequence[float]) -> str:
-    return " / ".join(map(figure, _percentiles(seconds))) if seconds else ""
-
-
-def _ignore_line(_line: str) -> None:
-    """A process that dies shows up as an error of the calls to it."""
+def shown_pair(seconds: Sequence[float]) -> str:
+    return " / ".join(map(figure, percentiles(seconds))) if seconds else ""

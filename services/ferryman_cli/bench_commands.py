@@ -120,6 +120,34 @@ def requests(
 
 
 @bench_app.command()
+def colocated(
+    model_shape: ModelShape = "granite-100m",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each cluster.")] = 3,
+    streams: Annotated[int, typer.Option(min=1, max=16, help="Requests that decode.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts that arrive in a round.")] = 2,
+    prompt_len: Annotated[int, typer.Option(min=256, help="Tokens of each.")] = 8192,
+    chunk_tokens: Annotated[str, typer.Option(help="Longest chunks to try.")] = "512,128",
+    gap_limit: Annotated[float, typer.Option(min=1, help="Milliseconds of a good gap.")] = 100.0,
+    json: AsJson = False,
+) -> int:
+    """Measure running streams while prompts arrive: two roles against workers that do both."""
+    from ferryman_bench.colocation import ColocationOptions, run_bench_colocation
+
+    choice = ColocationOptions(
+        model_shape,
+        dtype,
+        rounds,
+        streams,
+        prompts,
+        prompt_len,
+        chunk_tokens=_numbers(chunk_tokens, "--chunk-tokens"),
+        gap_limit_ms=gap_limit,
+    )
+    return run_bench_colocation(choice, as_json=json)
+
+
+@bench_app.command()
 def core(json: AsJson = False) -> int:
     """Measure planning, page keys, scheduler steps and slot operations."""
     from ferryman_bench.core import run_bench_core

@@ -1,0 +1,68 @@
+"""Clusters as `ferryman up` starts them, for the length of a measurement, and their clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import clock_gettime
+from typing import Any
+
+from ferryman.client import Client
+from ferryman.settings.cluster import DoorOptions, UpOptions
+from ferryman.settings.engine import EngineOptions
+from ferryman_launcher.process_plan import plan_processes
+from ferryman_launcher.readiness import ReadyEvent
+from ferryman_launcher.state_folder import StateFolder
+from ferryman_launcher.supervisor import Supervisor
+
+DRAIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCluster:
+    """A client of a cluster, and the process of each worker by its id."""
+
+    client: Client
+    pids: Mapping[str, int]
+
+    def processor_seconds(self, worker_id: str) -> float:
+        """The processor time that a worker has taken since its start, of all threads."""
+        # The kernel's clock of another process: clock_getcpuclockid(3).
+        return clock_gettime((~self.pids[worker_id] << 3) | 2)
+
+
+@asynccontextmanager
+async def bench_cluster(options: UpOptions, folder: Path) -> AsyncIterator[BenchCluster]:
+    """A cluster that is ready, with its state and logs in `folder`; it ends with the block."""
+    state = StateFolder(folder)
+    jobs = plan_processes(options, state)
+    supervisor = Supervisor(state, os.environ, say=_ignore_line)
+    try:
+        await supervisor.start(jobs.servers)
+        said = await supervisor.start(jobs.services)
+        async with Client(said["router"]["grpc"]) as client:
+            ids = {said[name].get("worker_id", ""): pid for name, pid in _running(supervisor, said)}
+            yield BenchCluster(client, ids)
+    finally:
+        await supervisor.drain(DRAIN_SECONDS)
+
+
+def bench_options(engine: dict[str, Any], **workers: Any) -> UpOptions:
+    """The options of a cluster with free ports; `workers` are those of its roles."""
+    return UpOptions(
+        engine=EngineOptions.model_validate(engine),
+        served_name="bench",
+        doors=DoorOptions(http_port=0, grpc_port=0),
+        **workers,
+    )
+
+
+def _running(supervisor: Supervisor, said: Mapping[str, ReadyEvent]) -> Iterator[tuple[str, int]]:
+    return ((name, pid) for name, pid in supervisor.pids.items() if name in said)
+
+
+def _ignore_line(_line: str) -> None:
+    """A process that dies shows up as an error of the calls to it."""
