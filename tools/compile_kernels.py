@@ -1,9 +1,11 @@
 """Compiles every Triton kernel for a Hopper GPU, on a machine that need not have one.
 
-    python tools/compile_kernels.py
+    python tools/compile_kernels.py                     some shapes in bfloat16 and float32
+    python tools/compile_kernels.py bfloat16 published  every published shape too (minutes)
 
 Each launcher runs on CPU tensors of real sizes. Its kernels are not launched but compiled for
 sm_90, as on such a GPU, and assembled. The table shows their resources and whether registers spill.
+It fails on more shared memory than a block of Hopper has, and on more spilled bytes than 256.
 (The interpreter accepts kernels that the compiler refuses, so the tests run this too.)
 """
 
@@ -15,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -71,6 +74,11 @@ POINTERS = {
 }
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 ALIGNED = [["tt.divisibility", 16]]
+MAX_SHARED_BYTES = 227 * 1024
+MAX_SPILLED_BYTES = 256
+
+_built: set[str] = set()
+_refused: list[str] = []
 
 
 def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
@@ -89,9 +97,17 @@ def compile_kernel(kernel: Kernel, *args: Any, **constants: Any) -> None:
         elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[index,] = ALIGNED
     source = ASTSource(function, signature, fixed, attributes)
+    key = repr((kernel.function.__name__, signature, attributes, fixed, options))
+    if key in _built:
+        return
+    _built.add(key)
     built = triton.compile(source, target=HOPPER, options=options)
-    print(f"{kernel.function.__name__:32} {_assemble(built.asm['ptx'])}", end="")
-    print(f", {built.metadata.shared} bytes shared, {built.metadata.num_warps} warps")
+    registers, spilled = _assemble(built.asm["ptx"])
+    shared = built.metadata.shared
+    line = f"{kernel.function.__name__:32} {registers:3} registers, {spilled:4} bytes spilled"
+    print(f"{line}, {shared} bytes shared, {built.metadata.num_warps} warps", flush=True)
+    if shared > MAX_SHARED_BYTES or spilled > MAX_SPILLED_BYTES:
+        _refused.append(f"{line}, {shared} bytes shared: {fixed}")
 
 
 def _type_of(value: Any, is_constexpr: bool) -> str:
@@ -102,7 +118,7 @@ def _type_of(value: Any, is_constexpr: bool) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def _assemble(ptx: str) -> str:
+def _assemble(ptx: str) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
@@ -111,7 +127,7 @@ def _assemble(ptx: str) -> str:
     found = re.findall(r"Used (\d+) registers|(\d+) bytes spill stores", log)
     registers = max(int(used) for used, _ in found if used)
     spilled = sum(int(spill) for _, spill in found if spill)
-    return f"{registers:3} registers, {spilled:4} bytes spilled"
+    return registers, spilled
 
 
 @contextmanager
@@ -224,12 +240,85 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_kimi_delta(dtype)
 
 
-def main(dtypes: list[str]) -> None:
-    for name in dtypes or ["bfloat16", "float32"]:
+def launch_attention(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, has_sinks: bool, cap: float
+) -> None:
+    """Decode and prefill; `heads` are those of queries and of keys."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    q = torch.zeros(8, heads[0], head_dim, dtype=dtype)
+    pages = torch.zeros(4, heads[1], 64, head_dim, dtype=dtype)
+    seen = (0.1, 0, torch.zeros(heads[0]) if has_sinks else None, cap)
+    paged_attention_decode_triton(q, pages, pages, table, index, *seen)
+    paged_attention_prefill_triton(q, pages, pages, table[:1], ((0, 8),), *seen)
+
+
+def launch_mamba(dtype: torch.dtype, heads: int, head_dim: int, groups: int, state: int) -> None:
+    """The scan and the step of a Mamba-2 layer."""
+    states, A = torch.zeros(2, heads, head_dim, state), torch.zeros(heads)
+    x, dt = torch.zeros(128, heads, head_dim, dtype=dtype), torch.zeros(128, heads)
+    B, index = torch.zeros(128, groups, state, dtype=dtype), torch.zeros(8, dtype=torch.int64)
+    selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index, index)
+    chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
+
+
+def launch_wide(dtype: torch.dtype) -> None:
+    """The largest tiles: states of 128 × 256 (Falcon-H1), heads of 256 and 512 (Gemma, Gemma 4)."""
+    launch_mamba(dtype, 24, 128, 1, 256)
+    launch_attention(dtype, (8, 4), 256, has_sinks=False, cap=0.0)
+    launch_attention(dtype, (16, 2), 512, has_sinks=False, cap=0.0)
+
+
+def launch_published(dtype: torch.dtype) -> None:
+    """Attention and Mamba-2 of every config in tests/model/published, each shape once."""
+    from tools.model_tables import published_configs
+
+    from ferryman.model.config import load_config
+
+    for published in published_configs():
+        with tempfile.TemporaryDirectory() as folder:
+            config = load_config(published.write(Path(folder)))
+        print(f"\n{published.model}", flush=True)
+        for shape in set(map(_launch_of, _values(config))) - {None}:
+            assert shape is not None
+            launch, *sizes = shape
+            launch(dtype, *sizes)
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """A config's shapes, wherever they lie in it."""
+    yield value
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _values(getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _values(part)
+
+
+def _launch_of(shape: Any) -> tuple[Any, ...] | None:
+    match type(shape).__name__:
+        case "AttentionShape":
+            heads = shape.q_heads, shape.kv_heads
+            return launch_attention, heads, shape.head_dim, shape.has_sinks, shape.score_cap
+        case "MambaShape":
+            sizes = shape.ssm_heads, shape.ssm_head_dim, shape.ssm_groups, shape.ssm_state
+            return launch_mamba, *sizes
+    return None
+
+
+def main(words: list[str]) -> None:
+    dtypes = [word for word in words if word != "published"] or ["bfloat16", "float32"]
+    for name in dtypes:
         print(f"\n{name}")
         with compiling_for_a_gpu():
             launch_all(getattr(torch, name))
+            launch_wide(getattr(torch, name))
+            if "published" in words:
+                launch_published(getattr(torch, name))
+    if _refused:
+        sys.exit("\n".join(["\nthese do not fit a Hopper GPU:", *_refused]))
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     main(sys.argv[1:])

@@ -21,7 +21,12 @@ from ferryman_kernels._triton import (
 from ferryman_kernels.ragged import Span, first_tokens, on_device
 
 BLOCK_KEYS = 64
-BLOCK_QUERIES = 64
+
+# By the widest head: queries of prefill, keys of prefill, keys of decode, warps of prefill. Chosen
+# by registers, spills and shared memory as compiled for sm_90a, not by time.
+_TILES = {128: (64, 64, 64, 4), 256: (64, 32, 32, 4), 512: (32, 16, 16, 8)}
+_WIDE_FLOAT32 = (16, 16, 16, 8)
+
 SPLIT_KEYS = 512
 """The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS."""
 
@@ -165,7 +170,8 @@ def paged_attention_decode_triton(
         q.stride(0), key_pages.stride(0), page_table.stride(0),
         split_keys, window_len, page_size, head_dim, scale, score_cap,
         GROUP=group, BLOCK_GROUP=max(16, next_power_of_two(group)),
-        BLOCK_DIM=block_dim, KEYS=BLOCK_KEYS, NARROW=dot_type(q), HAS_CAP=score_cap > 0,
+        BLOCK_DIM=block_dim, KEYS=_tile_of(q, block_dim)[2], NARROW=dot_type(q),
+        HAS_CAP=score_cap > 0,
     )  # fmt: skip
     _decode_join_kernel[requests * q_heads,](
         partial, weight, out if sinks is None else sinks, out, splits, q_heads, head_dim,
@@ -269,25 +275,33 @@ def paged_attention_prefill_triton(
     _, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    tiles = on_device(_tiles(spans), q.device)
+    block_dim = max(16, next_power_of_two(head_dim))
+    queries, keys, _, warps = _tile_of(q, block_dim)
+    tiles = on_device(_tiles(spans, queries), q.device)
     _prefill_kernel[len(tiles), q_heads](
         q, key_pages, value_pages, page_table, tiles, out if sinks is None else sinks, out,
         q.stride(0), key_pages.stride(0), page_table.stride(0),
         window_len, page_size, head_dim, scale, score_cap,
-        GROUP=q_heads // kv_heads, QUERIES=BLOCK_QUERIES, KEYS=BLOCK_KEYS,
-        BLOCK_DIM=max(16, next_power_of_two(head_dim)), NARROW=dot_type(q),
+        GROUP=q_heads // kv_heads, QUERIES=queries, KEYS=keys,
+        BLOCK_DIM=block_dim, NARROW=dot_type(q),
         HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0,
-        num_warps=4 if q.dtype == torch.bfloat16 else 8,
+        num_warps=warps if q.dtype == torch.bfloat16 else 8,
     )  # fmt: skip
     return out
 
 
-def _tiles(spans: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
+def _tile_of(q: Tensor, block_dim: int) -> tuple[int, int, int, int]:
+    if q.dtype != torch.bfloat16 and block_dim > 128:
+        return _WIDE_FLOAT32
+    return next(tile for widest, tile in _TILES.items() if block_dim <= widest)
+
+
+def _tiles(spans: Sequence[Span], queries: int) -> tuple[tuple[int, ...], ...]:
     """(request, first token, first position, queries) of every tile, the longest first."""
     tiles = [
-        (i, first + low - start, low, min(BLOCK_QUERIES, end - low))
+        (i, first + low - start, low, min(queries, end - low))
         for i, ((start, end), first) in enumerate(zip(spans, first_tokens(spans), strict=False))
-        for low in range(start, end, BLOCK_QUERIES)
+        for low in range(start, end, queries)
     ]
     return tuple(sorted(tiles, key=lambda tile: -tile[2]))
 

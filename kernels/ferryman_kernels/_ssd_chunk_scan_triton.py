@@ -29,6 +29,12 @@ CARRY_ELEMENTS = 1024
 """Elements of a head's state that one program carries from block to block."""
 
 
+ADD_PART = 64
+SEE_PART = 32
+SEE_DIM = 64
+"""Columns of a state, and rows of a head, that a program holds at once: as compiled for sm_90a."""
+
+
 @Kernel
 def _blocks_add_kernel(
     x_ptr: tl.tensor,
@@ -46,14 +52,17 @@ def _blocks_add_kernel(
     state_dim: int,
     BLOCK_CHUNK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    BLOCK_STATE: tl.constexpr,
+    PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """left[block, head] = Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]; total[block, head] = L[end]."""
+    """left[block, head] = Σ_s exp(L[end] - L[s])·dt[s]·x[s] ⊗ B[s]; total[block, head] = L[end].
+
+    PART columns of the state, all rows.
+    """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wide = left_ptr.dtype.element_ty
     offs_chunk, offs_dim = tl.arange(0, BLOCK_CHUNK), tl.arange(0, BLOCK_DIM)
-    offs_state = tl.arange(0, BLOCK_STATE)
+    offs_state = tl.program_id(2) * PART + tl.arange(0, PART)
     tokens = tl.load(blocks_ptr + block * 3) + offs_chunk
     live = (offs_chunk >= tl.load(blocks_ptr + block * 3 + 1)) & (
         offs_chunk < tl.load(blocks_ptr + block * 3 + 2)
@@ -132,38 +141,48 @@ def _tokens_see_kernel(
     BLOCK_CHUNK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_STATE: tl.constexpr,
+    PART: tl.constexpr,
     PRECISION: tl.constexpr,
     NARROW: tl.constexpr,
 ) -> None:
-    """y of one block and one head, from the block's own tokens and from the state before it."""
+    """y of one block, some rows of one head, from the block's own tokens and the state before it.
+
+    The state goes by in parts of PART columns.
+    """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wide = entering_ptr.dtype.element_ty
-    offs_chunk, offs_dim = tl.arange(0, BLOCK_CHUNK), tl.arange(0, BLOCK_DIM)
-    offs_state = tl.arange(0, BLOCK_STATE)
+    offs_chunk, offs_part = tl.arange(0, BLOCK_CHUNK), tl.arange(0, PART)
+    offs_dim = tl.program_id(2) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     tokens = tl.load(blocks_ptr + block * 3) + offs_chunk
     live = (offs_chunk >= tl.load(blocks_ptr + block * 3 + 1)) & (
         offs_chunk < tl.load(blocks_ptr + block * 3 + 2)
     )
-    mask_dim, mask_state = offs_dim < head_dim, offs_state < state_dim
+    mask_dim = offs_dim < head_dim
     dt = tl.load(dt_ptr + tokens * stride_dt_token + head, mask=live, other=0.0).to(tl.float64)
     log_decay = tl.cumsum(dt * tl.load(a_ptr + head).to(tl.float64), axis=0)
     group = (head // heads_per_group) * state_dim
-    mask_rows = live[:, None] & mask_state[None, :]
-    b_at = tokens[:, None] * stride_b_token + group + offs_state[None, :]
-    c_at = tokens[:, None] * stride_c_token + group + offs_state[None, :]
-    b = tl.load(b_ptr + b_at, mask=mask_rows, other=0.0).to(NARROW)
-    c = tl.load(c_ptr + c_at, mask=mask_rows, other=0.0).to(NARROW)
     first = (block * tl.num_programs(1) + head) * head_dim
-    entering_at = (first + offs_dim[:, None]) * state_dim + offs_state[None, :]
-    mask = mask_dim[:, None] & mask_state[None, :]
-    entering = tl.load(entering_ptr + entering_at, mask=mask, other=0.0)
-    before = tl.dot(c.to(wide), tl.trans(entering), input_precision=PRECISION)
+    before = tl.zeros([BLOCK_CHUNK, BLOCK_DIM], wide)
+    scores = tl.zeros([BLOCK_CHUNK, BLOCK_CHUNK], tl.float32)
+    for low in range(0, BLOCK_STATE, PART):
+        offs_state = low + offs_part
+        mask_state = offs_state < state_dim
+        mask_rows = live[:, None] & mask_state[None, :]
+        b_at = tokens[:, None] * stride_b_token + group + offs_state[None, :]
+        c_at = tokens[:, None] * stride_c_token + group + offs_state[None, :]
+        b = tl.load(b_ptr + b_at, mask=mask_rows, other=0.0).to(NARROW)
+        c = tl.load(c_ptr + c_at, mask=mask_rows, other=0.0).to(NARROW)
+        entering_at = (first + offs_dim[:, None]) * state_dim + offs_state[None, :]
+        mask = mask_dim[:, None] & mask_state[None, :]
+        entering = tl.load(entering_ptr + entering_at, mask=mask, other=0.0)
+        before += tl.dot(c.to(wide), tl.trans(entering), input_precision=PRECISION)
+        scores += tl.dot(c, tl.trans(b), input_precision=PRECISION)
     y = before * tl.exp(log_decay.to(tl.float32))[:, None]
 
     between = (log_decay[:, None] - log_decay[None, :]).to(tl.float32)
     seen = offs_chunk[:, None] >= offs_chunk[None, :]
     decay = tl.exp(tl.where(seen, between, float("-inf")))
-    scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * decay
+    scores = scores * decay
     x_at = tokens[:, None] * stride_x_token + head * head_dim + offs_dim[None, :]
     mask_x = live[:, None] & mask_dim[None, :]
     x = tl.load(x_ptr + x_at, mask=mask_x, other=0.0).to(wide)
@@ -195,24 +214,25 @@ def chunk_scan_triton(
     total = torch.empty(len(blocks), ssm_heads, device=x.device)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sizes = (ssm_heads // B.shape[1], ssm_head_dim, ssm_state)
-    tiles = {
-        "BLOCK_CHUNK": max(16, next_power_of_two(chunk_len)),
-        "BLOCK_DIM": max(16, next_power_of_two(ssm_head_dim)),
-        "BLOCK_STATE": max(16, next_power_of_two(ssm_state)),
-        "PRECISION": "tf32x3",
-    }
-    grid = (len(blocks), ssm_heads)
-    _blocks_add_kernel[grid](
-        x, dt, A, B, left, total, described, x.stride(0), dt.stride(0), B.stride(0), *sizes, **tiles
-    )
+    block_dim = max(16, next_power_of_two(ssm_head_dim))
+    block_state = max(16, next_power_of_two(ssm_state))
+    shared = {"BLOCK_CHUNK": max(16, next_power_of_two(chunk_len)), "PRECISION": "tf32x3"}
+    part = min(block_state, ADD_PART)
+    _blocks_add_kernel[len(blocks), ssm_heads, block_state // part](
+        x, dt, A, B, left, total, described,
+        x.stride(0), dt.stride(0), B.stride(0), *sizes,
+        BLOCK_DIM=block_dim, PART=part, **shared,
+    )  # fmt: skip
     elements = ssm_head_dim * ssm_state
     _carry_states_kernel[len(spans), ssm_heads, cdiv(elements, CARRY_ELEMENTS)](
         left, total, ssm_states, slots, on_device((firsts,), x.device),
         on_device((wanted,), x.device), ssm_states.stride(0), elements, BLOCK=CARRY_ELEMENTS,
     )  # fmt: skip
-    _tokens_see_kernel[grid](
+    block_dim = min(block_dim, SEE_DIM)
+    _tokens_see_kernel[len(blocks), ssm_heads, cdiv(ssm_head_dim, block_dim)](
         x, dt, A, B, C, D, left, y, described,
-        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *sizes, **tiles,
+        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *sizes,
+        BLOCK_DIM=block_dim, BLOCK_STATE=block_state, PART=min(block_state, SEE_PART), **shared,
         NARROW=dot_type(B), num_warps=8,
     )  # fmt: skip
     return y
