@@ -130,6 +130,21 @@ def test_decode_shifts_the_states_of_its_slots_only(
     assert torch.equal(elsewhere.cpu(), expected_states)
 
 
+@pytest.mark.parametrize("width", [2, 3, 4, 5])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_decode_has_any_number_of_taps(width: int, has_bias: bool) -> None:
+    """Four have a loop of their own on a CPU. x is a part of something wider."""
+    x = torch.randn(3, 3 * CONV_DIM).double()[:, CONV_DIM : 2 * CONV_DIM]
+    states = torch.randn(5, CONV_DIM, width - 1).double()
+    weight = torch.randn(CONV_DIM, width).double()
+    bias = torch.randn(CONV_DIM).double() if has_bias else None
+    slots, into, expected = torch.tensor([4, -1, 2]), torch.tensor([4, 1, -1]), states.clone()
+    right = causal_conv_decode_reference(x, expected, weight, bias, slots, into)
+    found = causal_conv_decode(x, states, weight, bias, slots, into)
+    _close(found, right, torch.float64)
+    assert torch.equal(states, expected)
+
+
 @pytest.mark.parametrize("run", [causal_conv_prefill, causal_conv_prefill_triton])
 def test_a_prefill_in_pieces_has_the_bits_of_one_in_whole(
     run: Callable[..., Tensor], device: torch.device
