@@ -25,6 +25,8 @@ from ferryman_launcher.model_places import ModelPlaces
 
 ARGV = (sys.executable, "-m", "ferryman_launcher.check_apart")
 REQUEST = "CHECK_REQUEST"
+# Not the file of `sys.stderr`, which may have been replaced by one without a descriptor.
+STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ async def answer_of(
     """The JSON object that a program writes. Raises ConfigError if it names a mistake in it."""
     collected = _Collected()
     try:
-        await launch(collected, argv, environment, sys.stderr.fileno())
+        await launch(collected, argv, environment, STANDARD_ERROR)
         status = await collected.ended
     finally:
         collected.close()

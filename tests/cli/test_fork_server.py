@@ -143,10 +143,10 @@ async def test_services_outlive_the_fork_server_and_are_executed_without_it(tmp_
 async def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     imported = tmp_path / "imported"
     os.mkfifo(imported)
-    with toys(tmp_path, f"{SERVICE}; open({str(imported)!r}).close()") as toy:
+    with toys(tmp_path, f"{SERVICE}; open({str(imported)!r}).read()") as toy:
         starting = asyncio.create_task(toy.spawn())
         opened = asyncio.create_task(asyncio.to_thread(imported.open, "w"))
-        with await opened:  # it is importing now, and so has been asked to fork
+        with await opened:  # it is importing now, until this is closed
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting

@@ -81,6 +81,9 @@ def hub_stand_in() -> Iterator[HubStandIn]:
 
 def point_client_at(hub: HubStandIn, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client in this process asks `hub`, keeps files under `cache`, and has no token."""
+    # The check of `up` has a process of its own, which reads them anew.
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -117,6 +118,7 @@ class OneJourney:
     """As much of a journey as an answer looks at."""
 
     def __init__(self, num_chunks: int, end: GenerateFinished) -> None:
+        self.asked: Any = SimpleNamespace(params=SimpleNamespace(prompt_logprobs=None))
         self.output_log = OutputLog()
         for offset in range(num_chunks):
             self.output_log.add(TokenChunk(offset, (1,), "x"))

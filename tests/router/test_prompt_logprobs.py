@@ -7,12 +7,15 @@ behind it are named as the likeliest.
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from tests.router.cluster import RouterCluster, frames
 
 from ferryman.schedule.request import FinishReason
+from ferryman_router.http.prompt_logprobs import echoed_logprobs
 from ferryman_router.intake import LARGE_BYTES
 
 PROMPT = "the ferry carries state"
@@ -109,6 +112,22 @@ async def test_an_echo_has_log_probabilities_from_the_prompt_on(one_pair: Router
     both = (await one_pair.complete(PROMPT, prompt_logprobs=3, **asked)).json()["choices"][0]
     assert both["prompt_logprobs"] == words.field(words.ids, 3)
     assert both["logprobs"]["token_logprobs"] == wanted["token_logprobs"]
+
+
+async def test_the_scores_of_a_streamed_echo_are_written_beside_the_loop(
+    one_pair: RouterCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_by: list[int] = []
+
+    def noted(*scored: Any) -> Mapping[str, list[Any]]:
+        written_by.append(threading.get_ident())
+        return echoed_logprobs(*scored)
+
+    monkeypatch.setattr("ferryman_router.http.openai_responses.echoed_logprobs", noted)
+    asked: dict[str, Any] = {"max_tokens": 1, "echo": True, "logprobs": 1}
+    await one_pair.complete(PROMPT, stream=True, **asked)
+    assert len(written_by) == 1
+    assert threading.get_ident() not in written_by
 
 
 async def test_an_echo_may_be_all_that_is_wanted(one_pair: RouterCluster) -> None:

@@ -195,7 +195,7 @@ class FrameStream(Response):
                 chunks, at = output_log.chunks, reached[index]
                 if at < len(chunks):
                     if at == 0:
-                        frames.append(self._scored(index))
+                        frames.append(await self._scored(index))
                     reached[index] = min(len(chunks), at + at_once)
                     frames += [self._frame(index, chunk) for chunk in chunks[at : reached[index]]]
                 if reached[index] < len(chunks):
@@ -214,9 +214,11 @@ class FrameStream(Response):
             # A client that reads again after a pause has much to hear; others hear in between.
             await (asyncio.sleep(0) if is_behind else watch.wait())
 
-    def _scored(self, index: int) -> bytes:
-        prompt = self._answering.scored_prompt(index)
-        return self._answering.form.scored(index, prompt) if prompt is not None else b""
+    async def _scored(self, index: int) -> bytes:
+        """Beside the loop: the scores of a prompt may have megabytes."""
+        if (prompt := self._answering.scored_prompt(index)) is None:
+            return b""
+        return await asyncio.to_thread(self._answering.form.scored, index, prompt)
 
     def _frame(self, index: int, chunk: TokenChunk) -> bytes:
         if not self._options.has_output:
