@@ -54,7 +54,9 @@ def test_a_field_of_the_value_without_a_place_is_a_mistake_of_the_table() -> Non
 
 def test_a_oneof_without_a_case_for_one_of_its_fields_is_a_mistake_of_the_table() -> None:
     queued = (PrefillQueued, table(PrefillQueued, prefill_pb2.PrefillQueued))
-    with pytest.raises(TypeError, match=r"\['admitted', 'chunk', 'handed_off'\] have no place"):
+    with pytest.raises(
+        TypeError, match=r"\['admitted', 'chunk', 'handed_off', 'scored'\] have no place"
+    ):
         oneof(prefill_pb2.PrefillResponse, "progress", "nothing is said", queued=queued)
 
 
