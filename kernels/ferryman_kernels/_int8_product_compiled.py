@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
-from ferryman_kernels._lanes import LANES, add_codes, no_sums, total
+from ferryman_kernels._lanes import LANES, add_codes, no_sums
+from ferryman_kernels._vectors import total
 
 
 def _one_row(codes: Any, in_dim: int, scales: Any, x: Any, y: Any) -> None:

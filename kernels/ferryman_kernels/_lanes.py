@@ -1,36 +1,25 @@
-"""Sums of 64 numbers at a time that stay in registers, for loops over a packed weight.
+"""Sums of 64 numbers at a time that stay in registers, for loops over a stored weight.
 
 numba's own vectoriser keeps such sums in memory, which halved the speed of a product with one
-token. Each step is one fused multiplication and addition by lane, in the order in which the loop
-asks for it, so the bits of a sum follow from its loop alone. A weight is read at its address.
+token. They are vectors as in `_vectors`, of 64 lanes: each step is one fused multiplication and
+addition by lane, in the order in which the loop asks for it. A packed weight is read at its
+address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ferryman_kernels._compiled import RELAXED
+from ferryman_kernels._compiled import numba
+from ferryman_kernels._vectors import fused_values, generated, in_each_lane, pointer_at
 
-try:
-    import numba
+if numba is not None:
     from llvmlite import ir
-    from numba.core import cgutils, types
-    from numba.extending import intrinsic, models, overload, register_model
-except ModuleNotFoundError:
-    numba = None
+    from numba.extending import overload
 
-__all__ = [
-    "LANES",
-    "STEP_BYTES",
-    "add_codes",
-    "add_step",
-    "no_sums",
-    "part",
-    "steps_of",
-    "store",
-    "total",
-]
+    from ferryman_kernels._vectors import Vector
+
+__all__ = ["LANES", "STEP_BYTES", "add_codes", "add_step", "no_sums", "steps_of"]
 
 LANES = 64
 """Outputs that are summed at once: the width of a panel of a packed weight."""
@@ -38,12 +27,32 @@ STEP_BYTES = 256
 """Bytes that one step reads: a float32, or a pair of bfloat16, for each lane."""
 
 
-def part(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that compiled loops call."""
-    if numba is None:
-        return function
-    compiled: Callable[..., Any] = numba.njit(fastmath=RELAXED, error_model="numpy")(function)
-    return compiled
+@generated
+def no_sums(typing: Any) -> Any:
+    """no_sums(): a zero in each lane, in float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+
+    return Vector(numba.types.float32, LANES)(), generate
+
+
+@generated
+def add_codes(typing: Any, sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
+    """add_codes(sums, codes, at, x, first): `sums` with codes[at + i] · x[first + i] added in lane
+    i; int8 codes and float32 x, flat."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def loaded(place: int, number: Any) -> Any:
+            kind, array, at = signature.args[place], args[place], args[place + 1]
+            pointer = pointer_at(context, builder, kind, array, at, ir.VectorType(number, LANES))
+            return builder.load(pointer, align=1)
+
+        words = builder.sext(loaded(1, ir.IntType(8)), ir.VectorType(ir.IntType(32), LANES))
+        x_lanes = loaded(3, ir.FloatType())
+        return fused_values(builder, builder.sitofp(words, x_lanes.type), x_lanes, args[0])
+
+    return sums(sums, codes, numba.types.intp, x, numba.types.intp), generate
 
 
 def steps_of(like: Any, row: Any) -> Any:
@@ -57,160 +66,50 @@ def add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
     raise NotImplementedError("only in compiled loops")
 
 
-def add_codes(sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
-    """`sums` with codes[at + i] · x[first + i] added in lane i; int8 codes and float32 x, flat."""
-    raise NotImplementedError("only in compiled loops")
+@generated
+def _add_floats(typing: Any, sums: Any, address: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, address, number = args
+        weights = builder.bitcast(_words_at(builder, address), sums.type)
+        return fused_values(builder, weights, in_each_lane(builder, number, LANES), sums)
+
+    return sums(sums, numba.types.intp, numba.types.float32), generate
 
 
-def total(sums: Any) -> Any:
-    """The sum of all lanes: halves are added until one number is left."""
-    raise NotImplementedError("only in compiled loops")
+@generated
+def _add_pairs(typing: Any, sums: Any, address: Any, first: Any, second: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, address, *numbers = args
+        words = _words_at(builder, address)
+        low = builder.shl(words, ir.Constant(words.type, [16] * LANES))
+        high = builder.and_(words, ir.Constant(words.type, [0xFFFF0000] * LANES))
+        for half, number in zip((low, high), numbers, strict=True):
+            weights = builder.bitcast(half, sums.type)
+            sums = fused_values(builder, weights, in_each_lane(builder, number, LANES), sums)
+        return sums
+
+    float32 = numba.types.float32
+    return sums(sums, numba.types.intp, float32, float32), generate
 
 
-def no_sums() -> Any:
-    """A zero in each lane."""
-    raise NotImplementedError("only in compiled loops")
-
-
-def store(sums: Any, array: Any) -> None:
-    """Writes the lanes to `array` [64] of float32."""
-    raise NotImplementedError("only in compiled loops")
+def _words_at(builder: Any, address: Any) -> Any:
+    """The 256 bytes at an address."""
+    words = ir.VectorType(ir.IntType(32), LANES)
+    return builder.load(builder.inttoptr(address, words.as_pointer()), align=4)
 
 
 if numba is not None:
 
-    class Lanes(types.Type):
-        """64 numbers in float32."""
-
-        def __init__(self) -> None:
-            super().__init__("Lanes")
-
-    _LANES = Lanes()
-    _WORDS = ir.VectorType(ir.IntType(32), LANES)
-    _FLOATS = ir.VectorType(ir.FloatType(), LANES)
-
-    @register_model(Lanes)
-    class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
-        def __init__(self, manager: Any, kind: Any) -> None:
-            super().__init__(manager, kind, _FLOATS)
-
-    def _in_each_lane(builder: Any, number: Any) -> Any:
-        first = ir.Constant(ir.IntType(32), 0)
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        one = builder.insert_element(nothing, number, first)
-        return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))
-
-    def _fused(builder: Any, weights: Any, numbers: Any, sums: Any) -> Any:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        name = f"llvm.fma.v{LANES}f32"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(function, [weights, numbers, sums])
-
-    def _load(builder: Any, address: Any) -> Any:
-        return builder.load(builder.inttoptr(address, _WORDS.as_pointer()), align=4)
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _zeros(_: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            return ir.Constant(_FLOATS, [0.0] * LANES)
-
-        return _LANES(), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _add_floats(_: Any, sums: Any, address: Any, number: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            sums, address, number = given
-            weights = builder.bitcast(_load(builder, address), _FLOATS)
-            return _fused(builder, weights, _in_each_lane(builder, number), sums)
-
-        return _LANES(_LANES, types.intp, types.float32), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _add_pairs(_: Any, sums: Any, address: Any, first: Any, second: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            sums, address, first, second = given
-            words = _load(builder, address)
-            low = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
-            high = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
-            first, second = _in_each_lane(builder, first), _in_each_lane(builder, second)
-            sums = _fused(builder, builder.bitcast(low, _FLOATS), first, sums)
-            return _fused(builder, builder.bitcast(high, _FLOATS), second, sums)
-
-        return _LANES(_LANES, types.intp, types.float32, types.float32), generate
-
-    def _load_from(context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes: Any) -> Any:
-        first = builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-        return builder.load(builder.bitcast(first, lanes.as_pointer()), align=1)
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _add_codes(_: Any, sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            sums, codes, at, x, first = given
-            kinds = signature.args[1], signature.args[3]
-            bytes_ = ir.VectorType(ir.IntType(8), LANES)
-            stored = _load_from(context, builder, kinds[0], codes, at, bytes_)
-            numbers = _load_from(context, builder, kinds[1], x, first, _FLOATS)
-            wide_codes = builder.sitofp(builder.sext(stored, _WORDS), _FLOATS)
-            return _fused(builder, wide_codes, numbers, sums)
-
-        return _LANES(_LANES, codes, types.intp, x, types.intp), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _total(_: Any, sums: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            (left,), width = given, LANES
-            while width > 1:
-                width //= 2
-                order = ir.VectorType(ir.IntType(32), width)
-                halves = [
-                    builder.shuffle_vector(
-                        left, left, ir.Constant(order, list(range(i, i + width)))
-                    )
-                    for i in (0, width)
-                ]
-                left = builder.fadd(*halves)
-            return builder.extract_element(left, ir.Constant(ir.IntType(32), 0))
-
-        return types.float32(_LANES), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _store(_: Any, sums: Any, array: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            at = context.make_array(signature.args[1])(context, builder, given[1]).data
-            builder.store(given[0], builder.bitcast(at, _FLOATS.as_pointer()), align=4)
-            return context.get_dummy_value()
-
-        return types.void(sums, array), generate
-
-    def _holds_pairs(like: Any) -> bool:
-        return bool(like == types.uint16)
-
     @overload(steps_of, strict=False)  # type: ignore[untyped-decorator]
     def _steps_of(like: Any, row: Any) -> Any:
-        if _holds_pairs(like):
+        if like == numba.types.uint16:
             return lambda like, row: row.shape[0] // 2
         return lambda like, row: row.shape[0]
 
     @overload(add_step, strict=False)  # type: ignore[untyped-decorator]
     def _add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
-        if _holds_pairs(like):
+        if like == numba.types.uint16:
             return lambda like, sums, address, row, step: _add_pairs(
                 sums, address, row[2 * step], row[2 * step + 1]
             )
         return lambda like, sums, address, row, step: _add_floats(sums, address, row[step])
-
-    @overload(no_sums, strict=False)  # type: ignore[untyped-decorator]
-    def _no_sums() -> Any:
-        return lambda: _zeros()
-
-    @overload(store, strict=False)  # type: ignore[untyped-decorator]
-    def _stored(sums: Any, array: Any) -> Any:
-        return lambda sums, array: _store(sums, array)
-
-    @overload(add_codes, strict=False)  # type: ignore[untyped-decorator]
-    def _codes_added(sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
-        return lambda sums, codes, at, x, first: _add_codes(sums, codes, at, x, first)
-
-    @overload(total, strict=False)  # type: ignore[untyped-decorator]
-    def _totalled(sums: Any) -> Any:
-        return lambda sums: _total(sums)

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
-from ferryman_kernels._lanes import LANES, STEP_BYTES, add_step, no_sums, part, steps_of, store
+from ferryman_kernels._compiled import Loop, as_array, narrow, part, prange, wide
+from ferryman_kernels._lanes import LANES, STEP_BYTES, add_step, no_sums, steps_of
+from ferryman_kernels._vectors import store
 
 
 @part
@@ -31,16 +32,16 @@ def panel_sums(like: Any, address: Any, x: Any, rows: Any, sums: Any) -> None:
             sums2 = add_step(like, sums2, at, x2, step)
             sums3 = add_step(like, sums3, at, x3, step)
             at += STEP_BYTES
-        store(sums0, sums[i])
-        store(sums1, sums[i + 1])
-        store(sums2, sums[i + 2])
-        store(sums3, sums[i + 3])
+        store(sums[i], 0, sums0)
+        store(sums[i + 1], 0, sums1)
+        store(sums[i + 2], 0, sums2)
+        store(sums[i + 3], 0, sums3)
     for i in range(whole, rows.shape[0]):
         row, at, own = x[rows[i]], address, no_sums()
         for step in range(steps_of(like, row)):
             own = add_step(like, own, at, row, step)
             at += STEP_BYTES
-        store(own, sums[i])
+        store(sums[i], 0, own)
 
 
 @part

@@ -1,4 +1,4 @@
-"""Sixteen numbers at a time in compiled loops: a sum has one order, whoever compiles it.
+"""Several numbers at a time in compiled loops: a sum has one order, whoever compiles it.
 
 numba's vectoriser may reorder sums only where the rules of arithmetic are relaxed, and then as it
 likes: in a loop for one thread otherwise than in the shared one. These vectors are LLVM's own, so
@@ -6,7 +6,8 @@ nothing is relaxed and the bits follow from the source. Products are fused with 
 to; the lanes of a sum are joined in pairs. A processor with narrower registers takes several for
 one vector.
 
-Each function is generated as LLVM's instructions; `array` is a contiguous row of numbers.
+Each function is generated as LLVM's instructions; `array` is a contiguous row of numbers. A vector
+is loaded or spread with 16 lanes; `_lanes` makes others, and what takes a vector takes both.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ if numba is not None:
 __all__ = [
     "LANES",
     "fused",
+    "fused_values",
+    "generated",
     "greater",
     "greatest",
+    "in_each_lane",
     "load",
+    "pointer_at",
     "prefetch",
     "row_at",
     "spread",
@@ -40,11 +45,12 @@ __all__ = [
 LANES = 16
 
 
-def _generated(function: Callable[..., Any]) -> Any:
+def generated(function: Callable[..., Any]) -> Any:
+    """A function for compiled loops whose instructions are made by hand."""
     return function if numba is None else intrinsic(function)
 
 
-@_generated
+@generated
 def row_at(typing: Any, address: Any, like: Any) -> Any:
     """row_at(address, like): the memory from there on as one row of the dtype of `like`.
 
@@ -64,7 +70,7 @@ def row_at(typing: Any, address: Any, like: Any) -> Any:
     return kind(address, like), generate
 
 
-@_generated
+@generated
 def load(typing: Any, array: Any, at: Any) -> Any:
     """load(array, at): array[at : at + 16] as a vector, widened if it is bfloat16."""
     is_narrow = is_bfloat16(array)
@@ -83,9 +89,9 @@ def load(typing: Any, array: Any, at: Any) -> Any:
     return Vector(dtype)(array, numba.types.intp), generate
 
 
-@_generated
+@generated
 def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:
-    """store(array, at, vector): array[at : at + 16] ← vector."""
+    """store(array, at, vector): array[at : at + lanes] ← vector."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, args[2].type)
@@ -95,7 +101,7 @@ def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:
     return numba.types.void(array, numba.types.intp, vector), generate
 
 
-@_generated
+@generated
 def prefetch(typing: Any, array: Any, at: Any) -> Any:
     """prefetch(array, at): asks for the memory of array[at], which may lie behind the end."""
 
@@ -110,33 +116,27 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
     return numba.types.void(array, numba.types.intp), generate
 
 
-@_generated
+@generated
 def spread(typing: Any, number: Any) -> Any:
     """spread(number): the vector with that number in each lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        empty = ir.Constant(ir.VectorType(args[0].type, LANES), ir.Undefined)
-        first = builder.insert_element(empty, args[0], ir.IntType(32)(0))
-        return _shuffled(builder, first, first, [0] * LANES)
+        return in_each_lane(builder, args[0], LANES)
 
     return Vector(number)(number), generate
 
 
-@_generated
+@generated
 def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """fused(a, b, c): a · b + c, rounded once; of three vectors or of three numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = args[0].type
-        signs = ir.FunctionType(kind, (kind, kind, kind))
-        size = f"v{LANES}" if isinstance(kind, ir.VectorType) else ""
-        name = f"llvm.fma.{size}{getattr(kind, 'element', kind).intrinsic_name}"
-        return builder.call(get_or_insert_function(builder.module, signs, name), args)
+        return fused_values(builder, *args)
 
     return c(c, c, c), generate
 
 
-@_generated
+@generated
 def greater(typing: Any, a: Any, b: Any) -> Any:
     """greater(a, b): in each lane the greater number; `b` where one is NaN."""
 
@@ -146,7 +146,7 @@ def greater(typing: Any, a: Any, b: Any) -> Any:
     return a(a, a), generate
 
 
-@_generated
+@generated
 def greatest(typing: Any, vector: Any) -> Any:
     """greatest(vector): the greatest of the lanes."""
 
@@ -156,7 +156,7 @@ def greatest(typing: Any, vector: Any) -> Any:
     return vector.dtype(vector), generate
 
 
-@_generated
+@generated
 def total(typing: Any, vector: Any) -> Any:
     """total(vector): the sum of the lanes."""
 
@@ -166,7 +166,7 @@ def total(typing: Any, vector: Any) -> Any:
     return vector.dtype(vector), generate
 
 
-@_generated
+@generated
 def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """store_totals(array, at, a, b, c, d): array[at : at + 4] ← the sums of each one's lanes.
 
@@ -188,14 +188,35 @@ def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: An
     return numba.types.void(array, numba.types.intp, a, a, a, a), generate
 
 
+def in_each_lane(builder: Any, number: Any, lanes: int) -> Any:
+    """The vector with LLVM's value `number` in each lane."""
+    empty = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
+    first = builder.insert_element(empty, number, ir.IntType(32)(0))
+    return _shuffled(builder, first, first, [0] * lanes)
+
+
+def fused_values(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c of LLVM's values: three vectors of one type, or three numbers."""
+    kind = a.type
+    size = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
+    name = f"llvm.fma.{size}{getattr(kind, 'element', kind).intrinsic_name}"
+    signs = ir.FunctionType(kind, (kind, kind, kind))
+    return builder.call(get_or_insert_function(builder.module, signs, name), (a, b, c))
+
+
 def _number(dtype: Any) -> Any:
     return ir.DoubleType() if dtype == numba.types.float64 else ir.FloatType()
 
 
-def _pointer(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
-    """Where args[0][args[1]] lies, as a pointer to `kind`."""
-    array = context.make_array(signature.args[0])(context, builder, args[0])
-    return builder.bitcast(builder.gep(array.data, [args[1]]), kind.as_pointer())
+def _pointer(context: Any, builder: Any, signature: Any, args: Any, lanes: Any) -> Any:
+    """Where the first argument, an array, has the element that the second one names."""
+    return pointer_at(context, builder, signature.args[0], args[0], args[1], lanes)
+
+
+def pointer_at(context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes: Any) -> Any:
+    """Where array[at] lies, as a pointer to `lanes`; `kind` is numba's type of the array."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), lanes.as_pointer())
 
 
 def _shuffled(builder: Any, x: Any, y: Any, order: Sequence[int]) -> Any:
@@ -211,7 +232,7 @@ def _fourths(part: Sequence[int]) -> list[int]:
 
 def _folded(builder: Any, vector: Any, width: int, join: Callable[..., Any]) -> Any:
     """The upper half of the lanes joined to the lower half, until `width` are left."""
-    size = LANES
+    size = vector.type.count
     while size > width:
         size //= 2
         halves = (range(size), range(size, 2 * size))
@@ -230,15 +251,15 @@ def _sum(builder: Any, a: Any, b: Any) -> Any:
 if numba is not None:
 
     class Vector(numba.types.Type):  # type: ignore[misc]
-        """numba's type of a vector of 16 numbers of `dtype`."""
+        """numba's type of a vector of numbers of `dtype`."""
 
-        def __init__(self, dtype: Any) -> None:
-            self.dtype = dtype
-            super().__init__(name=f"Vector({dtype})")
+        def __init__(self, dtype: Any, lanes: int = LANES) -> None:
+            self.dtype, self.lanes = dtype, lanes
+            super().__init__(name=f"Vector({dtype}, {lanes})")
 
     @register_default(Vector)
     class VectorModel(PrimitiveModel):  # type: ignore[misc]
         """A vector is one LLVM value, in memory as in registers."""
 
         def __init__(self, manager: Any, kind: Any) -> None:
-            super().__init__(manager, kind, ir.VectorType(_number(kind.dtype), LANES))
+            super().__init__(manager, kind, ir.VectorType(_number(kind.dtype), kind.lanes))
