@@ -28,11 +28,13 @@ from ferryman_kernels._compiled import (
     compiled,
     exp,
     narrow,
+    part,
     prange,
     wide,
 )
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels._vectors import row_at
+from ferryman_kernels.page_layout import check_page_layout
 
 PRODUCTS_PER_ELEMENT = 4
 """Products of a query with keys that take the time of one element of other loops."""
@@ -58,6 +60,18 @@ def _splits_of(positions: Any, window_len: int) -> Any:
             rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = token, low, high, before
             row, before, low = row + 1, before + high - low, high
     return rows
+
+
+@part
+def _keys_in_page(
+    pages: Any, position: int, high: int, stride_page: int, page_size: int, kv_head: int,
+    head_dim: int,
+) -> tuple[int, int]:  # fmt: skip
+    """The place of the key at `position` of a head, and the keys from there to the page's end, or
+    to `high`."""
+    offset = position % page_size
+    at = pages[position // page_size] * stride_page + (kv_head * page_size + offset) * head_dim
+    return at, min(high - position, page_size - offset)
 
 
 @compiled
@@ -86,11 +100,10 @@ def _attend_share(
                 query[member * head_dim + channel] = number
         position = low
         while position < high:
-            offset = position % page_size
-            count, first = min(high - position, page_size - offset), position - low
-            at = page_table[token, position // page_size] * stride_page
-            at += (kv_head * page_size + offset) * head_dim
-            score_keys(query, group, head_dim, keys, at, count, scores, first)
+            at, count = _keys_in_page(
+                page_table[token], position, high, stride_page, page_size, kv_head, head_dim
+            )
+            score_keys(query, group, head_dim, keys, at, count, scores, position - low)
             position += count
         target = (row * q_heads + first_head) * width
         for member in range(group):
@@ -102,10 +115,10 @@ def _attend_share(
         target = (row * q_heads + first_head) * width
         position = low
         while position < high:
-            offset = position % page_size
-            count, first = min(high - position, page_size - offset), position - low
-            at = page_table[token, position // page_size] * stride_page
-            at += (kv_head * page_size + offset) * head_dim
+            at, count = _keys_in_page(
+                page_table[token], position, high, stride_page, page_size, kv_head, head_dim
+            )
+            first = position - low
             mix_values(scores, first, group, head_dim, values, at, count, partial, target, width)
             position += count
 
@@ -178,10 +191,8 @@ def paged_attention_decode_compiled(
     sinks: Tensor | None,
     score_cap: float,
 ) -> Tensor:
-    _, kv_heads, page_size, head_dim = key_pages.shape
-    strides = key_pages.stride()
-    assert strides[1:] == (page_size * head_dim, head_dim, 1), strides
-    assert value_pages.stride() == strides, value_pages.stride()
+    _, kv_heads, page_size, _ = key_pages.shape
+    check_page_layout(key_pages, value_pages)
     out = torch.empty(q.shape, dtype=q.dtype)
     added = _no_sinks(q.shape[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
     number = added.dtype.type
@@ -190,7 +201,7 @@ def paged_attention_decode_compiled(
     _attend_loop(
         out.numel() * seen // PRODUCTS_PER_ELEMENT,
         torch.get_num_threads(), as_array(q.contiguous()), kv_heads, key_pages.data_ptr(),
-        value_pages.data_ptr(), strides[0], page_size, page_table.contiguous().numpy(),
+        value_pages.data_ptr(), key_pages.stride(0), page_size, page_table.contiguous().numpy(),
         positions.contiguous().numpy(), window_len, number(scale), number(score_cap), added,
         as_array(out),
     )  # fmt: skip

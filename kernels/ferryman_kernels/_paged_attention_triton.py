@@ -18,6 +18,7 @@ from ferryman_kernels._triton import (
     next_power_of_two,
     tl,
 )
+from ferryman_kernels.page_layout import check_page_layout
 from ferryman_kernels.ragged import Span, first_tokens, on_device
 
 BLOCK_KEYS = 64
@@ -307,9 +308,6 @@ def _tiles(spans: Sequence[Span], queries: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _check_strides(q: Tensor, key_pages: Tensor, value_pages: Tensor, page_table: Tensor) -> None:
-    page_size, head_dim = key_pages.shape[2:]
-    inner = (page_size * head_dim, head_dim, 1)
-    assert q.stride()[1:] == (head_dim, 1), q.stride()
-    assert key_pages.stride()[1:] == value_pages.stride()[1:] == inner, key_pages.stride()
-    assert key_pages.stride(0) == value_pages.stride(0), (key_pages.stride(), value_pages.stride())
+    assert q.stride()[1:] == (q.shape[2], 1), q.stride()
+    check_page_layout(key_pages, value_pages)
     assert page_table.stride(1) == 1, page_table.stride()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ferryman_kernels._compiled import STRICT, Loop, as_array
 from ferryman_kernels._vectors import row_at
+from ferryman_kernels.page_layout import check_page_layout
 
 
 def _write(
@@ -57,9 +58,7 @@ def write_kv_compiled(
     positions: Tensor,
 ) -> None:
     _, kv_heads, page_size, head_dim = key_pages.shape
-    inner = (page_size * head_dim, head_dim, 1)
-    assert key_pages.stride()[1:] == value_pages.stride()[1:] == inner, key_pages.stride()
-    assert key_pages.stride(0) == value_pages.stride(0), (key_pages.stride(), value_pages.stride())
+    check_page_layout(key_pages, value_pages)
     assert keys.stride(2) == values.stride(2) == 1, (keys.stride(), values.stride())
     # The loop has nothing to share: copies of a step are few, and a prompt's are a memory's work.
     _write_loop.alone(

@@ -19,6 +19,7 @@ from torch import Tensor
 from ferryman_kernels._compiled import serves
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl
 from ferryman_kernels._write_kv_compiled import write_kv_compiled
+from ferryman_kernels.page_layout import check_page_layout
 
 
 def write_kv_reference(
@@ -89,9 +90,7 @@ def write_kv_triton(
     positions: Tensor,
 ) -> None:
     _, kv_heads, page_size, head_dim = key_pages.shape
-    inner = (page_size * head_dim, head_dim, 1)
-    assert key_pages.stride()[1:] == value_pages.stride()[1:] == inner, key_pages.stride()
-    assert key_pages.stride(0) == value_pages.stride(0), (key_pages.stride(), value_pages.stride())
+    check_page_layout(key_pages, value_pages)
     assert keys.stride(2) == values.stride(2) == page_table.stride(1) == 1, keys.stride()
     assert rows.stride(0) == positions.stride(0) == 1, (rows.stride(), positions.stride())
     _write_kv_kernel[len(keys),](
