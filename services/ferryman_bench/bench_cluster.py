@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,20 +34,42 @@ class BenchCluster:
         return clock_gettime((~self.pids[worker_id] << 3) | 2)
 
 
+@dataclass(frozen=True, slots=True)
+class RunningJobs:
+    """Processes that are ready: what each said of itself by its job's name, and its pid."""
+
+    nats_url: str
+    said: Mapping[str, ReadyEvent]
+    pids: Mapping[str, int]
+
+
 @asynccontextmanager
-async def bench_cluster(options: UpOptions, folder: Path) -> AsyncIterator[BenchCluster]:
-    """A cluster that is ready, with its state and logs in `folder`; it ends with the block."""
+async def running_jobs(
+    options: UpOptions, folder: Path, without: Collection[str] = ()
+) -> AsyncIterator[RunningJobs]:
+    """The servers and services of a cluster, ready, with state and logs in `folder`; they end with
+    the block. Services `without` are not started."""
     state = StateFolder(folder)
     jobs = plan_processes(options, state)
     supervisor = Supervisor(state, os.environ, say=_ignore_line)
     try:
         await supervisor.start(jobs.servers)
-        said = await supervisor.start(jobs.services)
-        async with Client(said["router"]["grpc"]) as client:
-            ids = {said[name].get("worker_id", ""): pid for name, pid in _running(supervisor, said)}
-            yield BenchCluster(client, ids)
+        said = await supervisor.start(job for job in jobs.services if job.name not in without)
+        pids = {name: pid for name, pid in supervisor.pids.items() if name in said}
+        yield RunningJobs(jobs.nats_url, said, pids)
     finally:
         await supervisor.drain(DRAIN_SECONDS)
+
+
+@asynccontextmanager
+async def bench_cluster(options: UpOptions, folder: Path) -> AsyncIterator[BenchCluster]:
+    """A cluster that is ready, with its state and logs in `folder`; it ends with the block."""
+    async with (
+        running_jobs(options, folder) as jobs,
+        Client(jobs.said["router"]["grpc"]) as client,
+    ):
+        ids = {jobs.said[name].get("worker_id", ""): pid for name, pid in jobs.pids.items()}
+        yield BenchCluster(client, ids)
 
 
 def bench_options(engine: dict[str, Any], **workers: Any) -> UpOptions:
@@ -58,10 +80,6 @@ def bench_options(engine: dict[str, Any], **workers: Any) -> UpOptions:
         doors=DoorOptions(http_port=0, grpc_port=0),
         **workers,
     )
-
-
-def _running(supervisor: Supervisor, said: Mapping[str, ReadyEvent]) -> Iterator[tuple[str, int]]:
-    return ((name, pid) for name, pid in supervisor.pids.items() if name in said)
 
 
 def _ignore_line(_line: str) -> None:

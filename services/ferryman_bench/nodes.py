@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,13 +25,10 @@ from ferryman.wire.v1.decode_pb2_grpc import DecodeServiceStub
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub
 from ferryman.wire.v1.prefill_pb2_grpc import PrefillServiceStub
 from ferryman.wire.values import PrefillHandedOff, PrefillOrder, WorkerAddress
-from ferryman_launcher.process_plan import plan_processes
+from ferryman_bench.bench_cluster import running_jobs
 from ferryman_launcher.readiness import ReadyEvent
-from ferryman_launcher.state_folder import StateFolder
-from ferryman_launcher.supervisor import Supervisor
 
 ROUTER_ID = "bench"
-DRAIN_SECONDS = 10.0
 STORE_TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.02
 FLUSH_TIMEOUT_SECONDS = 20.0
@@ -122,21 +118,10 @@ class Nodes:
 @asynccontextmanager
 async def two_nodes(choices: UpOptions, folder: Path) -> AsyncIterator[Nodes]:
     """Runs two nodes for the length of a block, ready at its start; logs are in `folder`."""
-    state = StateFolder(folder)
-    jobs = plan_processes(choices, state)
-    supervisor = Supervisor(state, os.environ, say=_ignore_line)
-    try:
-        await supervisor.start(jobs.servers)
-        said = await supervisor.start(job for job in jobs.services if job.name != "router")
+    async with running_jobs(choices, folder, without=("router",)) as jobs:
         bus_options = NatsOptions(jobs.nats_url, "bench")
         async with nats_bus(bus_options) as bus, Channels() as channels:
             await bus.connected()
-            nodes = Nodes(said, bus, channels)
+            nodes = Nodes(jobs.said, bus, channels)
             async with alongside(nodes.listen()):
                 yield nodes
-    finally:
-        await supervisor.drain(DRAIN_SECONDS)
-
-
-def _ignore_line(_line: str) -> None:
-    """A process that dies shows up as an error of the calls to it."""
