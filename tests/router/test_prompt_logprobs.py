@@ -15,7 +15,7 @@ import pytest
 from tests.router.cluster import RouterCluster, frames
 
 from ferryman.schedule.request import FinishReason
-from ferryman_router.http.prompt_logprobs import echoed_logprobs
+from ferryman_router.http.logprobs import echoed_logprobs
 from ferryman_router.intake import LARGE_BYTES
 
 PROMPT = "the ferry carries state"

@@ -1,15 +1,21 @@
-"""Log probabilities of an answer's tokens, as OpenAI's endpoints show them."""
+"""Log probabilities of an answer's and of a prompt's tokens, as OpenAI's endpoints show them.
+
+vLLM's `prompt_logprobs` is a list with an entry for each token of the prompt: null for the first,
+else an object from token id to `logprob`, `rank` and `decoded_token`. With `echo` and `logprobs` a
+completion's own lists of log probabilities begin with those of the prompt.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ferryman.schedule.prompt_scores import Position, PromptLogprob
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import TokenChunk
-from ferryman_router.http.response_format import AnsweredChoice
+from ferryman_router.http.response_format import AnsweredChoice, ScoredPrompt
 
 Alternatives = list[tuple[int, float]]
 
@@ -67,15 +73,27 @@ def chat_logprobs(
 
 def completion_logprobs(
     chunks: Sequence[TokenChunk], names: TokenNames, num_shown: int, text_offset: int = 0
-) -> dict[str, Any]:
+) -> dict[str, list[Any]]:
     """`choices[].logprobs` of a completion: four lists of the same length."""
-    tokens, values, tops, offsets = [], [], [], []
-    for token_id, logprobs in _tokens(chunks):
-        token = names.name(token_id)
-        tokens.append(token)
-        values.append(logprobs.get(token_id, 0.0))
-        best = _best(logprobs, num_shown)
-        tops.append({names.name(other): value for other, value in best})
+    scored = (
+        (token_id, logprobs.get(token_id, 0.0), _best(logprobs, num_shown))
+        for token_id, logprobs in _tokens(chunks)
+    )
+    return completion_lists(scored, names, text_offset)
+
+
+def completion_lists(
+    scored: Iterable[tuple[int, float | None, Alternatives | None]],
+    names: TokenNames,
+    text_offset: int = 0,
+) -> dict[str, list[Any]]:
+    """The four lists of tokens with their log probabilities and the likeliest ones; a prompt's
+    first token has neither."""
+    tokens, values, tops, offsets = [], [], list[Any](), []
+    for token_id, value, best in scored:
+        tokens.append(names.name(token_id))
+        values.append(value)
+        tops.append(None if best is None else {names.name(other): of for other, of in best})
         offsets.append(text_offset)
         text_offset += names.width(token_id)
     return {
@@ -84,6 +102,41 @@ def completion_logprobs(
         "top_logprobs": tops,
         "text_offset": offsets,
     }
+
+
+def position_fields(position: Position, names: TokenNames) -> dict[str, Any] | None:
+    """An entry of `prompt_logprobs`."""
+    if position is None:
+        return None
+    return {
+        str(token_id): {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": names.text(token_id),
+        }
+        for token_id, (logprob, rank) in position.items()
+    }
+
+
+def echoed_logprobs(
+    prompt: ScoredPrompt, names: TokenNames, num_shown: int
+) -> Mapping[str, list[Any]]:
+    """The part of a completion's four lists that belongs to the prompt."""
+    positions = prompt.positions(num_shown)
+    scored = (
+        (token_id, None, None)
+        if position is None
+        else (token_id, position[token_id].logprob, _likeliest(position, num_shown))
+        for token_id, position in zip(prompt.token_ids.tolist(), positions, strict=True)
+    )
+    return completion_lists(scored, names)
+
+
+def _likeliest(position: Mapping[int, PromptLogprob], num_shown: int) -> Alternatives:
+    """Of the tokens at a position those with the best ranks: the prompt's own is one of them only
+    if it is that likely."""
+    best = sorted(position.items(), key=lambda item: item[1].rank)[:num_shown]
+    return [(token_id, found.logprob) for token_id, found in best]
 
 
 def _tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, Mapping[int, float]]]:

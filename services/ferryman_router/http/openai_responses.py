@@ -19,8 +19,13 @@ from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.values import Usage
 from ferryman_router.attempt_result import uncached_tokens
 from ferryman_router.http.errors import broken_frame
-from ferryman_router.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from ferryman_router.http.prompt_logprobs import echoed_logprobs, position_fields
+from ferryman_router.http.logprobs import (
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    position_fields,
+)
 from ferryman_router.http.response_format import (
     AnsweredChoice,
     ResponseFormat,
