@@ -43,10 +43,17 @@ def read_trunk(
     )
 
 
-def check_activation(fields: ConfigFields, name: str = "hidden_act") -> None:
-    """Refuses an activation other than SiLU."""
-    if fields.raw.get(name, "silu") not in ("silu", "swish"):
-        raise fields.refusal(name, "'silu'; no other activation is supported")
+SILU = ("silu", "swish")
+GELU = "gelu_pytorch_tanh"
+
+
+def check_activation(
+    fields: ConfigFields, name: str = "hidden_act", known_as: Sequence[str] = SILU
+) -> None:
+    """Refuses an activation of another name. Where there is none, the first of them is meant."""
+    expected = known_as[0]
+    if fields.raw.get(name, expected) not in known_as:
+        raise fields.refusal(name, f"{expected!r}; no other activation is supported")
 
 
 def read_layers(

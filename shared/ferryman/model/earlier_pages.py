@@ -38,34 +38,23 @@ class EarlierPagesAttention:
     out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        shape, table = self.shape, batch.page_tables[self.shape.kind]
-        q = self._queries(hidden, batch.positions)
-        pages, table = state.attention[self.source].opened(table, q.dtype)
-        mixed = paged_attention_prefill(
-            q,
-            pages.key_pages,
-            pages.value_pages,
-            table,
-            batch.spans,
-            shape.scale,
-            shape.window_len,
-        )
+        asked, shape = self._asked(hidden, batch, state), self.shape
+        mixed = paged_attention_prefill(*asked, batch.spans, shape.scale, shape.window_len)
         return self.out(mixed.flatten(1))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        shape, table = self.shape, batch.page_tables[self.shape.kind]
-        q = self._queries(hidden, batch.positions)
-        pages, table = state.attention[self.source].opened(table, q.dtype)
-        mixed = paged_attention_decode(
-            q,
-            pages.key_pages,
-            pages.value_pages,
-            table,
-            batch.positions,
-            shape.scale,
-            shape.window_len,
-        )
+        asked, shape = self._asked(hidden, batch, state), self.shape
+        mixed = paged_attention_decode(*asked, batch.positions, shape.scale, shape.window_len)
         return self.out(mixed.flatten(1))
+
+    def _asked(
+        self, hidden: Tensor, batch: PrefillBatch | DecodeBatch, state: ModelState
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The queries, and the pages of keys and of values with their table."""
+        q = self._queries(hidden, batch.positions)
+        table = batch.page_tables[self.shape.kind]
+        pages, table = state.attention[self.source].opened(table, q.dtype)
+        return q, pages.key_pages, pages.value_pages, table
 
     def _queries(self, hidden: Tensor, positions: Tensor) -> Tensor:
         heads = self.queries(hidden).view(len(hidden), -1, self.shape.head_dim)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention_shapes import HeadNorm
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_trunk
+from ferryman.model.config_readers import check_activation, read_trunk
 from ferryman.model.decoder import Decoder
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import FeedForwardShape, MlpShape
@@ -33,8 +33,7 @@ EXPECTED = {"mlp_bias": False, "qk_norm": True, "post_norm": False}
 
 
 def _read(fields: ConfigFields) -> TransformerConfig:
-    if fields.raw.get("hidden_act", "xielu") != "xielu":
-        raise fields.refusal("hidden_act", "'xielu'; no other activation is supported")
+    check_activation(fields, known_as=("xielu",))
     for name, value in EXPECTED.items():
         if fields.flag(name, value) is not value:
             raise fields.refusal(name, str(value).lower())

@@ -8,8 +8,14 @@ from typing import Any
 
 from ferryman.model.attention_shapes import AttentionShape
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_attention, read_rotary, read_trunk
-from ferryman.model.families.gemma3 import GELU, GemmaConfig, load_gemma
+from ferryman.model.config_readers import (
+    GELU,
+    check_activation,
+    read_attention,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.families.gemma3 import GemmaConfig, load_gemma
 from ferryman.model.family import Family
 from ferryman.model.transformer_readers import read_plain_mlp, read_windows
 
@@ -27,8 +33,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 def _read(whole: ConfigFields) -> GemmaConfig:
     fields = ConfigFields(whole.source, {**DEFAULTS, **whole.raw})
-    if fields.raw["hidden_activation"] != GELU:
-        raise fields.refusal("hidden_activation", f"{GELU!r}; no other activation is supported")
+    check_activation(fields, "hidden_activation", (GELU,))
     if fields.flag("use_bidirectional_attention", False):
         raise fields.refusal("use_bidirectional_attention", "false")
     return GemmaConfig(

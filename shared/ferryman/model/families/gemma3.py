@@ -20,7 +20,14 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
 from ferryman.model.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import head_dim_of, read_attention, read_layers, read_trunk
+from ferryman.model.config_readers import (
+    GELU,
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_layers,
+    read_trunk,
+)
 from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import MlpShape
@@ -29,8 +36,6 @@ from ferryman.model.rotary import read_scaling, read_theta
 from ferryman.model.shapes import TrunkShape
 from ferryman.model.text_model import text_fields, text_weights
 from ferryman.model.weights import Weights
-
-GELU = "gelu_pytorch_tanh"
 
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262_208,
@@ -65,8 +70,7 @@ class GemmaConfig:
 def _read(whole: ConfigFields) -> GemmaConfig:
     nested = text_fields(whole)
     fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
-    if fields.raw["hidden_activation"] != GELU:
-        raise fields.refusal("hidden_activation", f"{GELU!r}; no other activation is supported")
+    check_activation(fields, "hidden_activation", (GELU,))
     if fields.raw.get("attn_logit_softcapping") is not None:
         raise fields.refusal("attn_logit_softcapping", "null: scores are not capped in Gemma 3")
     if fields.flag("use_bidirectional_attention", False):

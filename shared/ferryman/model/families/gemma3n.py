@@ -18,7 +18,13 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.attention import load_attention
 from ferryman.model.attention_shapes import AttentionShape, HeadNorm, ValueSource
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_attention, read_layers, read_trunk
+from ferryman.model.config_readers import (
+    GELU,
+    check_activation,
+    read_attention,
+    read_layers,
+    read_trunk,
+)
 from ferryman.model.decoder import (
     Decoder,
     EmbeddingAndHead,
@@ -27,8 +33,8 @@ from ferryman.model.decoder import (
     load_embedding_and_head,
 )
 from ferryman.model.earlier_pages import load_earlier_pages_attention
-from ferryman.model.families.gemma3 import GELU, positions_in_window, positions_of_all
-from ferryman.model.families.gemma4 import read_sources
+from ferryman.model.families.gemma3 import positions_in_window, positions_of_all
+from ferryman.model.families.gemma4 import kept_states, read_sources
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import MlpShape
 from ferryman.model.hidden_streams import (
@@ -84,18 +90,13 @@ class Gemma3nConfig:
 
     @property
     def states(self) -> tuple[tuple[AttentionShape, ...], ...]:
-        """Layers that read the pages of others keep none."""
-        return tuple(
-            (shape,) if source == layer else ()
-            for layer, (shape, source) in enumerate(zip(self.attention, self.sources, strict=True))
-        )
+        return kept_states(self.attention, self.sources)
 
 
 def _read(whole: ConfigFields) -> Gemma3nConfig:
     nested = text_fields(whole)
     fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
-    if fields.raw["hidden_activation"] != GELU:
-        raise fields.refusal("hidden_activation", f"{GELU!r}; no other activation is supported")
+    check_activation(fields, "hidden_activation", (GELU,))
     are_windows = _are_windows(fields)
     return Gemma3nConfig(
         trunk=read_trunk(fields),

@@ -12,7 +12,7 @@ layer of their kind before them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,13 @@ from ferryman.model.attention import load_attention
 from ferryman.model.attention_shapes import AttentionShape, HeadNorm, RotaryPositions, ValueSource
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_attention, read_layers, read_trunk
+from ferryman.model.config_readers import (
+    GELU,
+    check_activation,
+    read_attention,
+    read_layers,
+    read_trunk,
+)
 from ferryman.model.decoder import (
     Decoder,
     EmbeddingAndHead,
@@ -33,7 +39,6 @@ from ferryman.model.decoder import (
     load_embedding_and_head,
 )
 from ferryman.model.earlier_pages import load_earlier_pages_attention
-from ferryman.model.families.gemma3 import GELU
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
 from ferryman.model.layers import (
@@ -78,18 +83,13 @@ class Gemma4Config:
 
     @property
     def states(self) -> tuple[tuple[AttentionShape, ...], ...]:
-        """Layers that read the pages of others keep none."""
-        return tuple(
-            (shape,) if source == layer else ()
-            for layer, (shape, source) in enumerate(zip(self.attention, self.sources, strict=True))
-        )
+        return kept_states(self.attention, self.sources)
 
 
 def _read(whole: ConfigFields) -> Gemma4Config:
     nested = text_fields(whole)
     fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
-    if fields.raw["hidden_activation"] != GELU:
-        raise fields.refusal("hidden_activation", f"{GELU!r}; no other activation is supported")
+    check_activation(fields, "hidden_activation", (GELU,))
     if fields.raw.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.refusal("use_bidirectional_attention", "null or 'vision': text is causal")
     trunk, are_windows = read_trunk(fields), _are_windows(fields)
@@ -125,6 +125,16 @@ def read_sources(fields: ConfigFields, are_windows: tuple[bool, ...]) -> tuple[i
     if not set(are_windows) <= set(last):
         raise fields.refusal("num_kv_shared_layers", "such that layers of each type keep pages")
     return (*range(num_own), *(last[is_window] for is_window in are_windows[num_own:]))
+
+
+def kept_states(
+    attention: Sequence[AttentionShape], sources: Sequence[int]
+) -> tuple[tuple[AttentionShape, ...], ...]:
+    """The state of each layer; those that read the pages of others keep none."""
+    return tuple(
+        (shape,) if source == layer else ()
+        for layer, (shape, source) in enumerate(zip(attention, sources, strict=True))
+    )
 
 
 def _read_attention(fields: ConfigFields, layer: int, *, is_window: bool) -> AttentionShape:

@@ -7,8 +7,7 @@ from functools import partial
 
 from ferryman.model.centred_norm import load_layer_norm
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_trunk
-from ferryman.model.families.gemma3 import GELU
+from ferryman.model.config_readers import GELU, check_activation, read_trunk
 from ferryman.model.family import Family
 from ferryman.model.feed_forward_shapes import FeedForwardShape, MlpShape
 from ferryman.model.layers import FeedForward, gelu_tanh
@@ -27,8 +26,7 @@ DEFAULTS = {"tie_word_embeddings": True, "use_bias": True, "hidden_act": GELU}
 
 def _read(given: ConfigFields) -> TransformerConfig:
     fields = ConfigFields(given.source, {**DEFAULTS, **given.raw})
-    if fields.raw["hidden_act"] != GELU:
-        raise fields.refusal("hidden_act", f"{GELU!r}; no other activation is supported")
+    check_activation(fields, known_as=(GELU,))
     trunk = read_trunk(fields, norm_eps="norm_epsilon")
     has_bias, has_window = fields.flag("use_bias", True), has_short_window(fields)
     full = replace(read_rotary_attention(fields), has_bias=has_bias, has_out_bias=has_bias)

@@ -23,7 +23,13 @@ from ferryman.model.attention import AttentionLayer, NoGate
 from ferryman.model.attention_shapes import AttentionShape, NoPositions
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_dt_limit, read_layers, read_rotary, read_trunk
+from ferryman.model.config_readers import (
+    check_activation,
+    read_dt_limit,
+    read_layers,
+    read_rotary,
+    read_trunk,
+)
 from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.family import Family
 from ferryman.model.layers import (
@@ -82,8 +88,7 @@ class Zamba2Config:
 
 
 def _read(fields: ConfigFields) -> Zamba2Config:
-    if fields.raw.get("hidden_act", "gelu") != "gelu":
-        raise fields.refusal("hidden_act", "'gelu'; no other activation is supported")
+    check_activation(fields, known_as=("gelu",))
     if fields.flag("use_long_context", False):
         raise fields.refusal("use_long_context", "false; positions are not rescaled")
     if not fields.flag("tie_word_embeddings", True):
