@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import tiktoken
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.text.folders import CORPUS, byte_level
 
@@ -167,13 +167,13 @@ MODELS: dict[str, dict[str, object]] = {
     "Gemma": {"add_dummy_prefix": False, "user_defined_symbols": ["▁▁", "▁▁▁", "\n\n", "<turn>"]},
     "without bytes": {"byte_fallback": False, "vocab_size": 120},
     "with control symbols": {"control_symbols": ["[INST]", "[/INST]"]},
-    "unigram": {"model_type": "unigram"},
-    "unigram without bytes": {"model_type": "unigram", "byte_fallback": False, "vocab_size": 100},
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 @given(text=TEXTS)
+@example(text="<unk>")
+@example(text="a<s>b<0x41>")
 def test_sentencepiece_models_tokenize_as_sentencepiece_does(name: str, text: str) -> None:
     ours, theirs = _piece_pair(name)
     expected = theirs.encode(text)
@@ -267,6 +267,7 @@ def test_ranks_that_are_none_are_refused(content: bytes, complaint: str) -> None
         ({"treat_whitespace_as_suffix": True}, "writes spaces otherwise"),
         ({"user_defined_symbols": ["<turn>"]}, "user-defined pieces and a space before"),
         ({"model_type": "char"}, "is not a valid ModelType"),
+        ({"model_type": "unigram"}, "it is a unigram model; only BPE is exact"),
     ],
 )
 def test_a_model_that_cannot_be_described_exactly_is_refused(

@@ -38,7 +38,7 @@ class PieceType(IntEnum):
 
 
 class ModelType(IntEnum):
-    """`TrainerSpec.ModelType`, of those that are read here."""
+    """`TrainerSpec.ModelType`, of those that have a description."""
 
     UNIGRAM = 1
     BPE = 2
@@ -58,7 +58,6 @@ class PieceModel:
     """A sentencepiece model that leaves a text as it is but for spaces."""
 
     pieces: tuple[ScoredPiece, ...]
-    type: ModelType
     byte_fallback: bool
     adds_prefix: bool
 
@@ -73,7 +72,7 @@ class PieceModel:
             "pre_tokenizer": None,
             "post_processor": None,
             "decoder": {"type": "Sequence", "decoders": steps},
-            "model": self._unigram() if self.type is ModelType.UNIGRAM else self._bpe(),
+            "model": self._bpe(),
         }
 
     def _added(self) -> Iterator[dict[str, Any]]:
@@ -87,15 +86,6 @@ class PieceModel:
         if self.adds_prefix:
             yield {"type": "Prepend", "prepend": SPACE}
         yield _replaced(" ", SPACE)
-
-    def _unigram(self) -> dict[str, Any]:
-        vocab = [[piece.text, piece.score] for piece in self.pieces]
-        return {
-            "type": "Unigram",
-            "unk_id": self._unknown_id,
-            "vocab": vocab,
-            "byte_fallback": self.byte_fallback,
-        }
 
     def _bpe(self) -> dict[str, Any]:
         return {
@@ -142,7 +132,6 @@ def read_sentencepiece(content: bytes) -> PieceModel:
             normalizer = dict(_fields(value))
     model = PieceModel(
         tuple(pieces),
-        ModelType(trainer.get(3, ModelType.UNIGRAM)),
         bool(trainer.get(35, False)),
         adds_prefix=bool(normalizer.get(3, True)),
     )
@@ -151,6 +140,9 @@ def read_sentencepiece(content: bytes) -> PieceModel:
     if not normalizer.get(5, True) or trainer.get(24, False):
         raise ValueError("it writes spaces otherwise than as ▁ before a word")
     _check(model)
+    if ModelType(trainer.get(3, ModelType.UNIGRAM)) is ModelType.UNIGRAM:
+        # Described as one, it would take "<unk>" and "<0x41>" in a text for the pieces so named.
+        raise ValueError("it is a unigram model; only BPE is exact (a tokenizer.json is read)")
     return model
 
 
