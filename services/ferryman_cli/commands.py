@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.engine import EngineOptions
@@ -29,6 +27,7 @@ from ferryman_cli.endpoints import (
     nats_and_name,
 )
 from ferryman_cli.flags import with_flags
+from ferryman_cli.key_commands import credentials, key
 from ferryman_cli.simulate_commands import simulate
 from ferryman_launcher.model_places import locate
 from ferryman_launcher.options import UP_DEFAULTS, check_model_folder, up_options, up_sources
@@ -58,8 +57,10 @@ ConfigFile = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
-    for command in (up, fit, config, chat, generate, trace, explain, top, events, simulate, key):
+    for command in (up, fit, config, chat, generate, trace, explain, top, events, simulate):
         app.command()(command)
+    for secret_command in (key, credentials):
+        app.command()(secret_command)
     app.add_typer(bench_app)
 
 
@@ -237,17 +238,6 @@ def events(
     from ferryman_cli.events import run_events
 
     return run_events(nats_and_name(nats, cluster, state_dir), request_id, as_json=json)
-
-
-def key(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the cluster key shall be.")],
-) -> None:
-    """Make a random cluster key, unless the file is there; check it if it is.
-
-    Routers and host-caches are given its path; `ferryman up` does all this by itself.
-    """
-    make_key_file(path)
-    read_key_file(path)
 
 
 def _piped() -> str:

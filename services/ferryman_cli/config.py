@@ -21,7 +21,15 @@ from ferryman_launcher.options import NOTHING, service_sources, services_setting
 MASKED = "**********"
 # `up` gives each process one of its own.
 BY_PROCESS = frozenset(
-    {"advertise", "cluster_key_file", "hostcache_address", "node", "parent_pid", "port"}
+    {
+        "advertise",
+        "cluster_key_file",
+        "credentials_file",
+        "hostcache_address",
+        "node",
+        "parent_pid",
+        "port",
+    }
 )
 
 

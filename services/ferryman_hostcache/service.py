@@ -14,6 +14,7 @@ from typing import Any
 from ferryman.cluster_key import Purpose
 from ferryman.errors import InvalidRequest
 from ferryman.ids import make_epoch, make_worker_id
+from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.http_server import HttpAnswer, json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
@@ -111,11 +112,14 @@ async def running_host_cache(
 ) -> AsyncIterator[RunningHostCache]:
     """A host-cache for the length of a block."""
     key = read_key_file(settings.cluster_key_file)
+    credentials = given_credentials(settings.access, ROLE)
     worker_id, identity = make_worker_id(ROLE), NodeLife(settings.node, make_epoch())
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         arena = await stack.enter_async_context(_arena(settings, identity))
-        bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
+        login = credentials.nats if credentials else None
+        to_broker = NatsOptions(settings.bus.url, worker_id, login)
+        bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
         )

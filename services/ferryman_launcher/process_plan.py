@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ferryman.credentials import ClusterRole
+from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
-from ferryman.runtime.key_file import make_key_file
+from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
@@ -37,6 +40,9 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     """Fixes the addresses that other processes must know, so that a restart keeps them."""
     servers, nats_url, redis_url = [], choices.nats_url, choices.redis_url
     make_key_file(folder.key_path)
+    credentials = write_all_credentials(
+        folder.private("credentials"), read_key_file(folder.key_path)
+    )
     if not nats_url:
         command = nats_command(folder.path / "nats")
         servers.append(_server(command, folder))
@@ -45,7 +51,7 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
         command = redis_command(folder.path / "redis")
         servers.append(_server(command, folder))
         redis_url = command.url
-    services = _Services(choices, folder, nats_url, redis_url, _nodes(choices)).all()
+    services = _Services(choices, folder, nats_url, redis_url, _nodes(choices), credentials).all()
     return ProcessPlan(tuple(servers), services, nats_url, redis_url)
 
 
@@ -74,6 +80,7 @@ class _Services:
     nats_url: str
     redis_url: str
     nodes: tuple[_Node, ...]
+    credentials: Mapping[ClusterRole, Path]
 
     def all(self) -> tuple[ChildSpec, ...]:
         choices = self.choices
@@ -154,6 +161,7 @@ class _Services:
             **chosen,
             **choices.told.get(role, {}),
             **own,
+            "credentials_file": self.credentials[ClusterRole(role)],
             "nats_url": self.nats_url,
             "parent_pid": os.getpid(),
         }

@@ -3,6 +3,7 @@
 <state-dir>/cluster.json    endpoints and process ids, while `ferryman up` runs
 <state-dir>/lock            held by that `ferryman up`
 <state-dir>/cluster.key     the cluster's secret, made once; without it stored state is no use
+<state-dir>/credentials    the credentials of each role, made from the key: ROLE.json
 <state-dir>/logs/NAME.log   what each process says
 <state-dir>/nats, redis     what the embedded servers keep
 

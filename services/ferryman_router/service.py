@@ -18,6 +18,7 @@ from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.ids import make_epoch, make_worker_id
 from ferryman.runtime.background import Background
 from ferryman.runtime.connections import ConnectionLimits, raise_file_limit, within_file_limit
+from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
@@ -210,11 +211,14 @@ def _served_model(settings: RouterSettings) -> ServedModel:
 async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     """A router for the length of a block, with both doors open."""
     key = read_key_file(settings.cluster_key_file)
+    credentials = given_credentials(settings.access, "router")
     model = await asyncio.to_thread(_served_model, settings)
     worker_id, epoch = make_worker_id("router"), make_epoch()
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
+        login = credentials.nats if credentials else None
+        to_broker = NatsOptions(settings.bus.url, worker_id, login)
+        bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
         )

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from tests.tiny_models import save_tiny_model
 
+from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
+from ferryman.runtime.credentials_file import read_credentials
+from ferryman.runtime.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman_cli.app import run
@@ -234,6 +237,22 @@ def test_the_key_command_makes_a_key_once_and_checks_it(
     out, err = capsys.readouterr()
     assert made.strip() not in out + err
     assert err == f"error: cluster key {path}: a cluster key is 64 hexadecimal digits\n"
+
+
+def test_the_credentials_command_writes_a_file_for_each_role_again_and_again(
+    tmp_path: Path,
+) -> None:
+    key, folder = tmp_path / "cluster.key", tmp_path / "credentials"
+    command = ["credentials", str(folder), "--key", str(key)]
+    assert run(command) == 0
+    assert mode_of(folder) == 0o700
+    made = {path.name: path.read_text() for path in folder.iterdir()}
+    assert {*made} == {f"{role}.json" for role in ClusterRole}
+    assert read_credentials(folder / "decode.json") == credentials_of(
+        read_key_file(key), ClusterRole.DECODE
+    )
+    assert run(command) == 0
+    assert {path.name: path.read_text() for path in folder.iterdir()} == made
 
 
 def test_commands_find_the_running_cluster(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
+from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions, usable_cores
 from ferryman.settings.declaration import size_of, size_text
@@ -95,6 +97,17 @@ def test_every_service_understands_its_settings(
         assert settings.worker.snapshot_grid == 256
         assert (settings.worker.draft, settings.worker.draft_tokens) == ("ngram", 7)
         assert settings.worker.tp_size == (2 if role == "prefill" else 1)
+
+
+def test_every_process_is_given_the_credentials_of_its_role_alone(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    found = made(choices, tmp_path)
+    key = read_key_file(StateFolder(tmp_path).key_path)
+    for job in found.services:
+        own = Path(job.environment[f"FERRYMAN_{job.role.upper()}_CREDENTIALS_FILE"])
+        assert read_credentials(own) == credentials_of(key, ClusterRole(job.role))
+        assert own.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_ranks_share_the_cores_among_all_of_them(choices: UpOptions) -> None:

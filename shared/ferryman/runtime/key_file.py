@@ -20,30 +20,37 @@ MAX_FILE_BYTES = 4096
 
 
 def read_key_file(path: Path) -> ClusterKey:
-    """The key. Raises ConfigError when the file is missing, or when other users may change it.
-
-    A file that other users may read only causes a warning: secrets of containers are mounted so.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        hint = "; `ferryman key FILE` makes one" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cluster key {path}: {error.strerror}{hint}") from None
-    try:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigError(f"cluster key {path}: it is no file")
-        text = os.read(fd, MAX_FILE_BYTES).decode("ascii", errors="replace")
-    finally:
-        os.close(fd)
-    if mode & OTHERS_WRITE:
-        raise ConfigError(f"cluster key {path}: others may write to it; chmod 600 {path}")
-    if mode & OTHERS_READ:
-        log.warning("cluster key %s: others on this machine may read it; chmod 600 it", path)
+    """The key. Raises ConfigError when the file is missing, or when other users may change it."""
+    text = read_private_text("cluster key", path, MAX_FILE_BYTES, "`ferryman key FILE` makes one")
     try:
         return cluster_key_from_text(text)
     except ConfigError as error:
         raise ConfigError(f"cluster key {path}: {error}") from None
+
+
+def read_private_text(what: str, path: Path, max_bytes: int, hint: str = "") -> str:
+    """The text of a file with secrets; `what` and `hint` are words of its errors.
+
+    Raises ConfigError when the file is missing, or when other users may change it. A file that
+    other users may read only causes a warning: secrets of containers are mounted so.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        more = f"; {hint}" if hint and isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{what} {path}: {error.strerror}{more}") from None
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{what} {path}: it is no file")
+        text = os.read(fd, max_bytes).decode("ascii", errors="replace")
+    finally:
+        os.close(fd)
+    if mode & OTHERS_WRITE:
+        raise ConfigError(f"{what} {path}: others may write to it; chmod 600 {path}")
+    if mode & OTHERS_READ:
+        log.warning("%s %s: others on this machine may read it; chmod 600 it", what, path)
+    return text
 
 
 def make_key_file(path: Path) -> None:

@@ -31,6 +31,15 @@ class LifeSettings(BaseModel):
     """`DEBUG`, `INFO`, `WARNING`, `ERROR`."""
 
 
+class AccessSettings(BaseModel):
+    """How the process shows others of its cluster who it is, and knows them."""
+
+    model_config = GROUP
+    credentials_file: str = ""
+    """The credentials of its role for NATS, Redis and gRPC, one of the files that `ferryman
+    credentials` writes; empty: an open cluster, for networks that strangers do not reach."""
+
+
 class ListenSettings(BaseModel):
     """Where a server listens."""
 

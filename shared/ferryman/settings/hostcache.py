@@ -19,6 +19,7 @@ from ferryman.settings.declaration import (
     Size,
 )
 from ferryman.settings.groups import (
+    AccessSettings,
     BusSettings,
     IndexSettings,
     LifeSettings,
@@ -86,5 +87,6 @@ class HostCacheServiceSettings(TierPolicySettings):
     bus: Annotated[BusSettings, Called(url="nats_url")] = BusSettings()
     index: Annotated[IndexSettings, Called(url="redis_url")] = IndexSettings()
     life: LifeSettings = LifeSettings()
+    access: AccessSettings = AccessSettings()
     peer_lookup_seconds: Annotated[Seconds, Called("lookup_seconds")] = 0.25
     """For another node to say what it holds; longer is a miss."""

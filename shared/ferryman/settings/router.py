@@ -9,7 +9,13 @@ from pydantic import BaseModel, SecretStr, field_validator
 
 from ferryman.settings.adapters import LoraFolders
 from ferryman.settings.declaration import GROUP, Called, Count, Fixed, Seconds, Share
-from ferryman.settings.groups import BusSettings, IndexSettings, LifeSettings, ListenSettings
+from ferryman.settings.groups import (
+    AccessSettings,
+    BusSettings,
+    IndexSettings,
+    LifeSettings,
+    ListenSettings,
+)
 
 
 class LimitSettings(BaseModel):
@@ -74,6 +80,7 @@ class RouterSettings(BaseModel):
     bus: Annotated[BusSettings, Called(url="nats_url")] = BusSettings()
     index: Annotated[IndexSettings, Called(url="redis_url")] = IndexSettings()
     life: LifeSettings = LifeSettings()
+    access: AccessSettings = AccessSettings()
     limits: LimitSettings = LimitSettings()
     cors_origin: str = ""
     """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;

@@ -8,7 +8,13 @@ from pydantic import BaseModel, Field
 
 from ferryman.settings.declaration import GROUP, Called, Count
 from ferryman.settings.engine import EngineOptions
-from ferryman.settings.groups import BusSettings, LifeSettings, ListenSettings, TierPolicySettings
+from ferryman.settings.groups import (
+    AccessSettings,
+    BusSettings,
+    LifeSettings,
+    ListenSettings,
+    TierPolicySettings,
+)
 from ferryman.wire.handoff.planes import PlaneChoice
 
 
@@ -43,6 +49,7 @@ class ShellSettings(BaseModel):
         HostCacheSettings, Called(address="hostcache_address", call_seconds="lookup_seconds")
     ] = HostCacheSettings()
     life: LifeSettings = LifeSettings()
+    access: AccessSettings = AccessSettings()
     advertise: str = "127.0.0.1"
     """The host under which others reach this process; NIXL's traffic stays on the device that has
     its address."""

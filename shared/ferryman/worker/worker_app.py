@@ -17,6 +17,7 @@ from ferryman.ids import make_epoch, make_worker_id
 from ferryman.memory_plan import complete_options
 from ferryman.model.load_progress import LoadProgress
 from ferryman.runtime.background import Background
+from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.http_server import observed
 from ferryman.runtime.life import (
@@ -113,13 +114,16 @@ async def serve_worker(
     stopping: asyncio.Event,
 ) -> None:
     """Serves until `stopping` is set (or a drain is ordered) and all requests have ended."""
+    credentials = given_credentials(settings.access, role)
     async with AsyncExitStack() as stack:
         # A load may take minutes, and a stop ends it: so it runs beside the loop.
         engine = await run_unless_stopped(
             lambda: stack.enter_context(_loaded_engine(options, role)), stopping
         )
         worker_id, epoch = make_worker_id(role), make_epoch()
-        bus = await stack.enter_async_context(nats_bus(NatsOptions(settings.bus.url, worker_id)))
+        login = credentials.nats if credentials else None
+        to_broker = NatsOptions(settings.bus.url, worker_id, login)
+        bus = await stack.enter_async_context(nats_bus(to_broker))
         watch = NumericWatch(worker_id, stopping.set)
         parts = await _parts(stack, settings, engine, bus, (role, worker_id, epoch), watch)
         service = make(parts)

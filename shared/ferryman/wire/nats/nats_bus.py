@@ -16,6 +16,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from ferryman.credentials import Login
 from ferryman.errors import ConfigError, DeadlineExceeded, Unavailable
 from ferryman.wire.nats.bus import (
     DEADLINE_HEADER,
@@ -53,10 +54,14 @@ _SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 
 @dataclass(frozen=True, slots=True)
 class NatsOptions:
-    """The broker's URLs (with commas), the client's name, and the limits of the log."""
+    """The broker's URLs (with commas), the client's name, its login, and the limits of the log.
+
+    A broker that asks for no login is shown none; a URL that names a user counts more.
+    """
 
     url: str
     client_name: str = "ferryman"
+    login: Login | None = None
     log: LogLimits = field(default_factory=LogLimits)
 
     @property
@@ -237,7 +242,11 @@ class NatsBus:
         return self._client.max_payload if self.is_connected else MAX_PAYLOAD_BYTES
 
     async def _connect(self) -> None:
+        # The library would prefer this login to one that the URL names.
+        login = None if "@" in self._options.url else self._options.login
         await self._client.connect(
+            user=login.user if login else None,
+            password=login.password if login else None,
             servers=self._servers,
             name=self._options.client_name,
             error_cb=self._on_error,

@@ -1,0 +1,43 @@
+"""Commands for the secrets of clusters that `ferryman up` does not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman.errors import ConfigError
+from ferryman.runtime.credentials_file import write_all_credentials
+from ferryman.runtime.key_file import make_key_file, read_key_file
+
+PRIVATE = 0o700
+
+
+def key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the cluster key shall be.")],
+) -> None:
+    """Make a random cluster key, unless the file is there; check it if it is.
+
+    Routers and host-caches are given its path; `ferryman up` does all this by itself.
+    """
+    make_key_file(path)
+    read_key_file(path)
+
+
+def credentials(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files shall be.")],
+    key_file: Annotated[
+        Path, typer.Option("--key", metavar="FILE", help="The cluster key, made if it is missing.")
+    ],
+) -> None:
+    """Write the credentials of every role, made from the cluster key, one file each.
+
+    A service is given the path of its role's file alone; `ferryman up` does all this by itself.
+    """
+    make_key_file(key_file)
+    try:
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    write_all_credentials(folder, read_key_file(key_file))
