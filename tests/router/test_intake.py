@@ -20,6 +20,7 @@ from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.values import Usage
 from ferryman_router import service
 from ferryman_router.http.answer_fields import AnswerOptions
+from ferryman_router.http.response_format import AnsweredChoice
 from ferryman_router.http.sse import MAX_CHUNKS, FrameStream, ResponseGroup, while_connected
 from ferryman_router.intake import LARGE_BYTES, QUICK_BYTES, BodyMemory, Intake, ReaderProcess
 from ferryman_router.response import OutputLog
@@ -134,7 +135,7 @@ class PlainForm:
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
         return chunk.text.encode()
 
-    def last(self, index: int, end: GenerateFinished) -> bytes:
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
         return b">"
 
     def end(self, usage: object) -> bytes:

@@ -86,7 +86,7 @@ def _lists(words: PromptWords, answer: list[int], shown: int) -> dict[str, list[
     for i in range(1, len(words.ids)):
         # The fake's own token has the rank i, and those behind it the ranks from 1 on.
         ranked = sorted((p or i, p != 0, p) for p in range(1 + shown))
-        best = [place for _, _, place in ranked][:shown]
+        best = dict.fromkeys([*(place for _, _, place in ranked[:shown]), 0])
         tops.append({words.text(words.ids[i] + p): -i / 8 - p for p in best})
     return {
         "tokens": texts,

@@ -10,8 +10,9 @@ from ferryman_router.http.anthropic_output import MessageHeader, MessagesFormat
 from ferryman_router.http.chat_output import OutputReading, ParsedChatFormat
 from ferryman_router.http.logprobs import TokenNames
 from ferryman_router.http.openai_requests import ParsedRequest
-from ferryman_router.http.openai_responses import ChatFormat, CompletionFormat, ResponseHeader
+from ferryman_router.http.openai_responses import ChatFormat, CompletionFormat
 from ferryman_router.http.response_format import ResponseFormat
+from ferryman_router.http.response_header import ResponseHeader
 from ferryman_router.http.responses_output import ResponsesFormat, ResponsesHeader
 from ferryman_router.request_runner import RequestRunner
 from ferryman_router.served_model import ServedModel
@@ -64,12 +65,21 @@ def answer_format(
         body.answer.includes_usage or body.answer.includes_usage_always,
         echoes,
         body.answer.num_prompt_logprobs,
+        _named_stops(body, model),
     )
     if kind == "completion":
         return CompletionFormat(heading)
     if syntax.reads(body.answer.tools.use):
         return ParsedChatFormat(heading, _reading(body, requests, model, syntax))
     return ChatFormat(heading)
+
+
+def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:
+    """The caller's stop tokens. The model's own end a request without being named, as vLLM has
+    it, unless they are ignored but for the caller's wish."""
+    params = body.sampling.params
+    ends = frozenset() if params.ignore_eos else model.tokenizer.eos_token_ids
+    return frozenset(params.stop_token_ids) - ends
 
 
 def _reading(

@@ -19,8 +19,9 @@ from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman.text.tool_calls.grammar import OutputParser
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.http.answer_fields import AnswerOptions
-from ferryman_router.http.openai_responses import NULL, ChatFormat, ResponseHeader
+from ferryman_router.http.openai_responses import ChatFormat
 from ferryman_router.http.response_format import AnsweredChoice, as_json
+from ferryman_router.http.response_header import NULL, ResponseHeader
 
 DIGEST_BYTES = 16
 
@@ -68,11 +69,11 @@ class ParsedChatFormat(ChatFormat):
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
         return self._frames(index, self._parsers[index].feed(chunk.text), [chunk])
 
-    def last(self, index: int, end: GenerateFinished) -> bytes:
-        parser = self._parsers[index]
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        parser, end = self._parsers[index], answer.end
         held = self._frames(index, (*parser.feed(end.text), *parser.flush()), [])
         reason = _finish_reason(end, parser.num_calls)
-        return held + self._frame(index, {}, self._heading.details([], NULL, as_json(reason)))
+        return held + self._frame(index, {}, self._heading.ending([], NULL, answer, reason))
 
     def choice(self, index: int, answer: AnsweredChoice) -> bytes:
         chunks, end, _ = answer
@@ -81,7 +82,7 @@ class ParsedChatFormat(ChatFormat):
         deltas = self._reading.shown((*parser.feed(text), *parser.flush()))
         message = self._message(index, deltas)
         reason = _finish_reason(end, parser.num_calls)
-        return self._choice(index, message, reason, chunks)
+        return self._choice(index, message, reason, answer)
 
     def _frames(
         self, index: int, deltas: Iterable[OutputDelta], chunks: Sequence[TokenChunk]

@@ -74,9 +74,10 @@ def chat_logprobs(
 def completion_logprobs(
     chunks: Sequence[TokenChunk], names: TokenNames, num_shown: int, text_offset: int = 0
 ) -> dict[str, list[Any]]:
-    """`choices[].logprobs` of a completion: four lists of the same length."""
+    """`choices[].logprobs` of a completion: four lists of the same length. As OpenAI has it, a
+    token that was drawn is among its alternatives, beyond their number if need be."""
     scored = (
-        (token_id, logprobs.get(token_id, 0.0), _best(logprobs, num_shown))
+        (token_id, logprobs.get(token_id, 0.0), _best_and(token_id, logprobs, num_shown))
         for token_id, logprobs in _tokens(chunks)
     )
     return completion_lists(scored, names, text_offset)
@@ -126,17 +127,18 @@ def echoed_logprobs(
     scored = (
         (token_id, None, None)
         if position is None
-        else (token_id, position[token_id].logprob, _likeliest(position, num_shown))
+        else (token_id, position[token_id].logprob, _likeliest(token_id, position, num_shown))
         for token_id, position in zip(prompt.token_ids.tolist(), positions, strict=True)
     )
     return completion_lists(scored, names)
 
 
-def _likeliest(position: Mapping[int, PromptLogprob], num_shown: int) -> Alternatives:
-    """Of the tokens at a position those with the best ranks: the prompt's own is one of them only
-    if it is that likely."""
-    best = sorted(position.items(), key=lambda item: item[1].rank)[:num_shown]
-    return [(token_id, found.logprob) for token_id, found in best]
+def _likeliest(own: int, position: Mapping[int, PromptLogprob], num_shown: int) -> Alternatives:
+    """Of the tokens at a position those with the best ranks, and the prompt's own."""
+    ranked = sorted(position.items(), key=lambda item: item[1].rank)
+    shown = [token_id for place, (token_id, _) in enumerate(ranked) if place < num_shown]
+    shown += [] if own in shown else [own]
+    return [(token_id, position[token_id].logprob) for token_id in shown]
 
 
 def _tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, Mapping[int, float]]]:
@@ -149,6 +151,12 @@ def _tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, Mapping[int, float]
 
 def _best(logprobs: Mapping[int, float], num_shown: int) -> Alternatives:
     return sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[:num_shown]
+
+
+def _best_and(own: int, logprobs: Mapping[int, float], num_shown: int) -> Alternatives:
+    best = _best(logprobs, num_shown)
+    is_apart = own in logprobs and all(token_id != own for token_id, _ in best)
+    return [*best, (own, logprobs[own])] if is_apart else best
 
 
 def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:

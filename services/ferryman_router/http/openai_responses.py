@@ -7,24 +7,21 @@ made once per choice; encoding the text is all that a token costs here.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
-from ferryman.cache.keys import TokenIds
 from ferryman.handoff.usage import CachedTokens
-from ferryman.wire.public import GenerateFinished, TokenChunk
+from ferryman.wire.public import TokenChunk
 from ferryman.wire.values import Usage
 from ferryman_router.attempt_result import uncached_tokens
 from ferryman_router.http.errors import broken_frame
 from ferryman_router.http.logprobs import (
-    TokenNames,
     chat_logprobs,
+    completion_lists,
     completion_logprobs,
     echoed_logprobs,
-    position_fields,
 )
 from ferryman_router.http.response_format import (
     AnsweredChoice,
@@ -32,6 +29,7 @@ from ferryman_router.http.response_format import (
     ScoredPrompt,
     as_json,
 )
+from ferryman_router.http.response_header import NULL, ResponseHeader, json_list
 from ferryman_router.response import OutputFailed
 
 
@@ -74,53 +72,6 @@ def so_far(prompt_tokens: int, completion_tokens: int) -> bytes:
 
 DONE = b"data: [DONE]\n\n"
 _NOTHING_MORE = b',"logprobs":null,"finish_reason":null}]}\n\n'
-NULL = b"null"
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseHeader:
-    """The part that every frame of an answer repeats. `num_logprobs` None: none are shown.
-    `prompts` are the token ids of each choice's prompt; empty: no token ids are shown.
-    `shows_usage` says whether a stream ends with the usage; `echoes` are the texts of the prompts
-    where they come back with the answers, else empty. `num_prompt_logprobs` is as
-    `num_logprobs`, of the prompts' own tokens."""
-
-    answer_id: str
-    model: str
-    created: int
-    num_logprobs: int | None
-    names: TokenNames
-    prompts: Sequence[TokenIds] = ()
-    shows_usage: bool = False
-    echoes: Sequence[str] = ()
-    num_prompt_logprobs: int | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a frame has nothing of its tokens but their text."""
-        return self.num_logprobs is None and not self.prompts
-
-    def details(self, chunks: Sequence[TokenChunk], logprobs: bytes, reason: bytes) -> bytes:
-        """The fields of a choice beside its text, with a comma before them."""
-        said = b',"logprobs":' + logprobs + b',"finish_reason":' + reason
-        if not self.prompts:
-            return said
-        ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
-        return said + b',"token_ids":' + as_json(ids)
-
-    def prompt_logprobs(self, prompt: ScoredPrompt | None) -> bytes:
-        """As a field with a comma before it; empty when it is not shown."""
-        shown = self.num_prompt_logprobs
-        if shown is None or prompt is None:
-            return b""
-        entries = (position_fields(one, self.names) for one in prompt.positions(shown))
-        return b',"prompt_logprobs":' + _list(entries)
-
-    def prompt_ids(self, index: int) -> bytes:
-        """As a field with a comma before it; empty when it is not shown."""
-        if not self.prompts:
-            return b""
-        return b',"prompt_token_ids":' + as_json(self.prompts[index].tolist())
 
 
 class ChoicesFormat(ResponseFormat):
@@ -171,8 +122,8 @@ class ChatFormat(ChoicesFormat):
 
     def first(self, index: int) -> bytes:
         delta = b'"delta":{"role":"assistant","content":""}'
-        prompt = self._heading.prompt_ids(index)
-        return self._open(index) + delta + _NOTHING_MORE[:-3] + prompt + b"}\n\n"
+        more, prompt = self._heading.details([], NULL, NULL), self._heading.prompt_ids(index)
+        return self._open(index) + delta + more + b"}]" + prompt + b"}\n\n"
 
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
         if self._heading.is_plain:
@@ -182,14 +133,15 @@ class ChatFormat(ChoicesFormat):
         more = self._heading.details([chunk], self._shown_logprobs([chunk]), NULL)
         return self._before(index) + _text(chunk.text) + b"}" + more + b"}]}\n\n"
 
-    def last(self, index: int, end: GenerateFinished) -> bytes:
-        held = self._before(index) + _text(end.text) + b"}" + _NOTHING_MORE if end.text else b""
-        reason = b'"delta":{},"logprobs":null,"finish_reason":"' + end.reason.encode()
-        return held + self._open(index) + reason + b'"}]}\n\n'
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        text = answer.end.text
+        held = self._before(index) + _text(text) + b"}" + _NOTHING_MORE if text else b""
+        more = self._heading.ending([], NULL, answer, answer.end.reason)
+        return held + self._open(index) + b'"delta":{}' + more + b"}]}\n\n"
 
     def choice(self, index: int, answer: AnsweredChoice) -> bytes:
         message = {"role": "assistant", "content": _whole_text(answer)}
-        return self._choice(index, message, str(answer.end.reason), answer.chunks)
+        return self._choice(index, message, answer.end.reason, answer)
 
     def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
         """All choices of a chat have one prompt."""
@@ -198,18 +150,18 @@ class ChatFormat(ChoicesFormat):
         return said[:-1] + self._heading.prompt_ids(0) + scored + b"}"
 
     def _choice(
-        self, index: int, message: dict[str, Any], reason: str, chunks: Sequence[TokenChunk]
+        self, index: int, message: dict[str, Any], reason: str, answer: AnsweredChoice
     ) -> bytes:
-        named = as_json({"index": index, "message": message})
+        named, chunks = as_json({"index": index, "message": message}), answer.chunks
         logprobs = self._shown_logprobs(chunks)
-        return named[:-1] + self._heading.details(chunks, logprobs, as_json(reason)) + b"}"
+        return named[:-1] + self._heading.ending(chunks, logprobs, answer, reason) + b"}"
 
     def _shown_logprobs(self, chunks: Sequence[TokenChunk]) -> bytes:
         shown = self._heading.num_logprobs
         return b"null" if shown is None else self._logprobs(chunks, shown)
 
     def _logprobs(self, chunks: Sequence[TokenChunk], shown: int) -> bytes:
-        return b'{"content":' + _list(chat_logprobs(chunks, self._heading.names, shown)) + b"}"
+        return b'{"content":' + json_list(chat_logprobs(chunks, self._heading.names, shown)) + b"}"
 
     def _open(self, index: int) -> bytes:
         return self._common + b'[{"index":%d,' % index
@@ -230,7 +182,8 @@ class CompletionFormat(ChoicesFormat):
         echo = "" if self._heading.num_logprobs is not None else self._echo(index)
         if not prompt and not echo:
             return b""
-        return self._open(index) + _text(echo) + _NOTHING_MORE[:-5] + prompt + b"}]}\n\n"
+        more = self._heading.details([], self._no_logprobs, NULL)
+        return self._open(index) + _text(echo) + more + prompt + b"}]}\n\n"
 
     def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
         shown, echo = self._heading.num_logprobs, self._echo(index)
@@ -238,8 +191,8 @@ class CompletionFormat(ChoicesFormat):
             return b""
         self._text_offsets[index] = len(echo)
         found = _lists(echoed_logprobs(prompt, self._heading.names, shown))
-        more = b',"logprobs":' + found + b',"finish_reason":null}]}\n\n'
-        return self._open(index) + _text(echo) + more
+        more = self._heading.details([], found, NULL)
+        return self._open(index) + _text(echo) + more + b"}]}\n\n"
 
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
         if self._heading.is_plain:
@@ -253,18 +206,25 @@ class CompletionFormat(ChoicesFormat):
         more = self._heading.details([chunk], logprobs, NULL)
         return self._open(index) + _text(chunk.text) + more + b"}]}\n\n"
 
-    def last(self, index: int, end: GenerateFinished) -> bytes:
-        reason = b',"logprobs":null,"finish_reason":"' + end.reason.encode() + b'"}]}\n\n'
-        return self._open(index) + _text(end.text) + reason
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        end = answer.end
+        more = self._heading.ending([], self._no_logprobs, answer, end.reason)
+        return self._open(index) + _text(end.text) + more + b"}]}\n\n"
 
     def choice(self, index: int, answer: AnsweredChoice) -> bytes:
         shown = self._heading.num_logprobs
         text = self._echo(index) + _whole_text(answer)
         named = as_json({"index": index, "text": text})
         found = NULL if shown is None else self._logprobs(index, answer, shown)
-        more = self._heading.details(answer.chunks, found, as_json(str(answer.end.reason)))
+        more = self._heading.ending(answer.chunks, found, answer, answer.end.reason)
         more += self._heading.prompt_ids(index) + self._heading.prompt_logprobs(answer.prompt)
         return named[:-1] + more + b"}"
+
+    @property
+    def _no_logprobs(self) -> bytes:
+        """Of a frame without tokens: empty lists where frames have some, which clients count on."""
+        is_shown = self._heading.num_logprobs is not None
+        return _lists(completion_lists([], self._heading.names)) if is_shown else NULL
 
     def _logprobs(self, index: int, answer: AnsweredChoice, shown: int) -> bytes:
         names, offset = self._heading.names, len(self._echo(index))
@@ -283,12 +243,8 @@ class CompletionFormat(ChoicesFormat):
 
 def _lists(named: Mapping[str, Sequence[object]]) -> bytes:
     """An object of lists."""
-    return b"{" + b",".join(as_json(name) + b":" + _list(one) for name, one in named.items()) + b"}"
-
-
-def _list(entries: Iterable[object]) -> bytes:
-    """Entry by entry: encoded in one call, a long list would keep the interpreter's lock."""
-    return b"[" + b",".join(map(as_json, entries)) + b"]"
+    fields = (as_json(name) + b":" + json_list(one) for name, one in named.items())
+    return b"{" + b",".join(fields) + b"}"
 
 
 def _whole_text(answer: AnsweredChoice) -> str:

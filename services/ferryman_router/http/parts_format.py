@@ -43,16 +43,16 @@ class PartsFormat(ResponseFormat):
             self._num_thought = self._num_tokens
         return self._frames(deltas)
 
-    def last(self, index: int, end: GenerateFinished) -> bytes:
-        self._finish(end)
-        held = self._frames((*self._parser.feed(end.text), *self._parser.flush()))
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        self._finish(answer.end)
+        held = self._frames((*self._parser.feed(answer.end.text), *self._parser.flush()))
         return held + b"".join(map(self._told, self._parts.end()))
 
     def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
-        ((chunks, end, _),) = answers
-        for chunk in chunks:
+        (answer,) = answers
+        for chunk in answer.chunks:
             self.tokens(0, chunk)
-        self.last(0, end)
+        self.last(0, answer)
         return self._whole(usage)
 
     def _frames(self, deltas: Iterable[OutputDelta]) -> bytes:

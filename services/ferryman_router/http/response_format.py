@@ -63,8 +63,8 @@ class ResponseFormat(ABC):
         """The frames of a chunk, empty for a chunk of which nothing is shown yet."""
 
     @abstractmethod
-    def last(self, index: int, end: GenerateFinished) -> bytes:
-        """The frames behind a choice's tokens."""
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        """The frames behind a choice's tokens, which the answer has again."""
 
     @abstractmethod
     def end(self, usage: dict[str, Any]) -> bytes:

@@ -79,12 +79,12 @@ class ResponseGroup:
             return None
         return ScoredPrompt(first.asked.token_ids, first.output_log.scores)
 
-    def shown_end(self, end: GenerateFinished) -> GenerateFinished:
-        return end if self.options.has_output else replace(end, text="")
-
-    def _answered(self, index: int, runner: RequestRunner, end: GenerateFinished) -> AnsweredChoice:
-        chunks = runner.output_log.chunks if self.options.has_output else []
-        return AnsweredChoice(chunks, self.shown_end(end), self.scored_prompt(index))
+    def answered(self, index: int, end: GenerateFinished) -> AnsweredChoice:
+        """All of a request's answer that is shown."""
+        prompt = self.scored_prompt(index)
+        if not self.options.has_output:
+            return AnsweredChoice([], replace(end, text="", matched_stop=""), prompt)
+        return AnsweredChoice(self.requests[index].output_log.chunks, end, prompt)
 
     @property
     def num_bytes(self) -> int:
@@ -96,8 +96,8 @@ class ResponseGroup:
 
     def body(self) -> bytes:
         answers = [
-            self._answered(index, runner, end)
-            for index, (runner, end) in enumerate(zip(self.requests, self.finished, strict=True))
+            self.answered(index, end)
+            for index, (_, end) in enumerate(zip(self.requests, self.finished, strict=True))
         ]
         if self.options.is_ranked:
             each, num_shown = self.options.num_candidates, self.options.num_samples
@@ -186,7 +186,7 @@ class FrameStream(Response):
         answering, form = self._answering, self._answering.form
         reached = [0] * len(answering.requests)
         is_open = [True] * len(answering.requests)
-        frames = [form.first(index) for index in range(len(reached))]
+        frames = [self._with_usage(index, form.first(index)) for index in range(len(reached))]
         at_once = max(1, MAX_CHUNKS // len(reached))
         while True:
             is_behind = False
@@ -195,14 +195,16 @@ class FrameStream(Response):
                 chunks, at = output_log.chunks, reached[index]
                 if at < len(chunks):
                     if at == 0:
-                        frames.append(await self._scored(index))
+                        frames.append(self._with_usage(index, await self._scored(index)))
                     reached[index] = min(len(chunks), at + at_once)
                     frames += [self._frame(index, chunk) for chunk in chunks[at : reached[index]]]
                 if reached[index] < len(chunks):
                     is_behind = True
                 elif is_open[index] and isinstance(output_log.end, GenerateFinished):
                     is_open[index] = False
-                    frames.append(form.last(index, answering.shown_end(output_log.end)))
+                    answer = answering.answered(index, output_log.end)
+                    last = form.last(index, answer)
+                    frames.append(self._with_usage(index, last, output_log.num_tokens))
             is_over = not is_behind and (not any(is_open) or answering.broken is not None)
             if is_over:
                 frames.append(self._end())
@@ -223,11 +225,13 @@ class FrameStream(Response):
     def _frame(self, index: int, chunk: TokenChunk) -> bytes:
         if not self._options.has_output:
             return b""
-        frames = self._answering.form.tokens(index, chunk)
+        num_tokens = chunk.offset + len(chunk.token_ids)
+        return self._with_usage(index, self._answering.form.tokens(index, chunk), num_tokens)
+
+    def _with_usage(self, index: int, frames: bytes, num_tokens: int = 0) -> bytes:
         if not frames or not self._options.includes_usage_always:
             return frames
-        prompt = self._answering.requests[index].asked.prompt_len
-        counts = so_far(prompt, chunk.offset + len(chunk.token_ids))
+        counts = so_far(self._answering.requests[index].asked.prompt_len, num_tokens)
         return frames.replace(b"}\n\n", b',"usage":' + counts + b"}\n\n")
 
     def _end(self) -> bytes:
