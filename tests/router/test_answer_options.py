@@ -201,12 +201,24 @@ async def test_the_template_hears_of_the_callers_variables(thinking: RouterClust
     assert prompt_text(thinking).endswith("<think>\n")
     message = response.json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Four.")
-    await _chat(thinking, chat_template_kwargs={"enable_thinking": True}, reasoning_effort="none")
-    assert prompt_text(thinking).endswith("<|assistant|>")
     hidden = await _chat(
         thinking, chat_template_kwargs={"enable_thinking": True}, include_reasoning=False
     )
     assert "reasoning_content" not in hidden.json()["choices"][0]["message"]
+
+
+async def test_an_effort_says_whether_to_think_unless_the_caller_does(
+    thinking: RouterCluster,
+) -> None:
+    for effort, given, thinks in (
+        ("low", {}, True),
+        ("none", {}, False),
+        ("high", {"enable_thinking": False}, False),
+        ("none", {"enable_thinking": True}, True),
+        ("high", {"thinking": False}, False),
+    ):
+        await _chat(thinking, reasoning_effort=effort, chat_template_kwargs=given)
+        assert prompt_text(thinking).endswith("<think>\n") == thinks, (effort, given)
 
 
 async def test_a_template_that_knows_no_developer_calls_it_system(

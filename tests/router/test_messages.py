@@ -239,7 +239,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a choice of no tool": ({"tool_choice": {"type": "tool", "name": "b"}}, "tool_choice"),
     "a choice without a name": ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     "thinking in words": ({"thinking": {"type": "much"}}, "thinking.type"),
-    "servers of tools": ({"mcp_servers": []}, "mcp_servers"),
+    "servers of tools": ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
     "a form unheard of": (
         {"output_config": {"format": {"type": "xml"}}},
         "output_config.format.type",

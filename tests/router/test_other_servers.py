@@ -82,3 +82,55 @@ async def test_every_frame_has_the_usage_so_far(one_pair: RouterCluster, path: s
     usages = [frame["usage"] for frame in said]
     assert [usage["completion_tokens"] for usage in usages][-2:] == [3, 3]
     assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
+
+
+OFF: dict[str, Any] = {
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "store": False,
+    "modalities": ["text"],
+    "truncation_side": "left",
+    "return_hidden_states": False,
+    "no_stop_trim": False,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "logits_processors": [],
+    "kv_transfer_params": {},
+    "thinking_token_budget": -1,
+}
+
+
+@ENDPOINTS
+async def test_what_is_not_offered_may_be_declined(one_pair: RouterCluster, path: str) -> None:
+    body = {**ASKED[path], "max_tokens": 1}
+    fine = await one_pair.post(path, **body, **OFF)
+    assert fine.status_code == 200, fine.text
+    asked: dict[str, Any] = {
+        "use_beam_search": True,
+        "length_penalty": 0.5,
+        "truncation_side": "right",
+        "separate_reasoning": False,
+        "data_parallel_rank": 0,
+        "reasoning": {"effort": "low"},
+        "input_ids": [1],
+    }
+    for name, value in asked.items():
+        error = (await one_pair.post(path, **body, **{name: value})).json()["error"]
+        assert (error["param"], "is not offered" in error["message"]) == (name, True)
+
+
+async def test_a_text_is_tokenized_with_special_tokens_or_without(one_pair: RouterCluster) -> None:
+    tokenizer = one_pair.router.components.frontend.ctx.model.tokenizer
+    for adds in (True, False):
+        body = {"prompt": "the ferry", "add_special_tokens": adds}
+        wanted = tokenizer.encode("the ferry", add_special_tokens=adds).tolist()
+        assert (await one_pair.post("/tokenize", **body)).json()["tokens"] == wanted
+    chat = {**ASKED[CHAT], "add_special_tokens": True}
+    error = (await one_pair.post("/tokenize", **chat)).json()["error"]
+    assert error["param"] == "add_special_tokens"
+    assert (await one_pair.post("/tokenize", **ASKED[CHAT], add_special_tokens=False)).is_success
+
+
+async def test_a_model_names_its_root(one_pair: RouterCluster) -> None:
+    (model,) = (await one_pair.http.get("/v1/models")).json()["data"]
+    assert (model["root"], model["parent"]) == ("tiny", None)

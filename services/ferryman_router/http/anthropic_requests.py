@@ -28,7 +28,7 @@ from ferryman_router.http.openai_requests import (
     with_forced_call,
 )
 from ferryman_router.http.structured_outputs import flat_format
-from ferryman_router.http.template_fields import EFFORTS, template_variables
+from ferryman_router.http.template_fields import EFFORTS, template_variables, whether_to_think
 from ferryman_router.http.tool_fields import (
     NAMED,
     ToolChoice,
@@ -73,7 +73,7 @@ def _prompt(fields: BodyFields, tools: ToolFields) -> ChatPrompt:
     turns = message_turns(fields)
     given = fields.inner("chat_template_kwargs").items_by_name()
     if mode := _mode(fields):
-        given = {**given, "enable_thinking": mode != "disabled"}
+        given = {**given, **whether_to_think(mode != "disabled")}
     known: dict[str, Any] = {
         "chat_template_kwargs": given,
         "continue_final_message": goes_on(turns),

@@ -39,8 +39,10 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "stream_interval": "a frame has the tokens that have come",
     "rid": "the header x-request-id names a request",
     "request_id": "the header x-request-id names a request",
+    "return_cached_tokens_details": "usage.ferryman has them always",
 }
 _ENGINE = "the state of a request belongs to the cluster"
+_EXPERTS = "the choice of experts does not leave the workers"
 # By field: what to do instead, or why it is not there.
 NOT_OFFERED: Mapping[str, str] = {
     "modalities": "models here read and write text",
@@ -78,6 +80,41 @@ NOT_OFFERED: Mapping[str, str] = {
     "custom_params": "code of callers is not run",
     "store": "nothing is stored of a request",
     "guided_decoding_backend": "grammars are read by llguidance",
+    "echo": "the caller has the messages; of a text it gives the prompt back",
+    "return_prompt_text": "return_token_ids shows the prompt; /detokenize has its text",
+    "return_prompt_token_ids": "send return_token_ids",
+    "return_token_offsets": "it belongs to endpoints that only render a prompt",
+    "return_mm_kwargs": "models here read text",
+    "return_routed_experts": _EXPERTS,
+    "routed_experts_start_len": _EXPERTS,
+    "routed_experts_prompt_start": _EXPERTS,
+    "return_meta_info": "choices have stop_reason, and usage has the rest",
+    "disagg_prefill_dp_rank": _ENGINE,
+    "custom_labels": "metrics have no labels of callers",
+    "ngram_corpus_id": "drafts come from the model or from the prompt",
+    "images_config": "models here read text",
+    "max_dynamic_patch": "models here read text",
+    "min_dynamic_patch": "models here read text",
+    "use_audio_in_video": "models here read text",
+    "task": "the chat template decides what a model is told",
+    "input_ids": "a chat has messages; /v1/completions takes token ids",
+    "reasoning": "send reasoning_effort",
+    "separate_reasoning": "thoughts have a field of their own, or none: send include_reasoning",
+    "stream_reasoning": "thoughts are streamed as they come",
+    "no_stop_trim": "send include_stop_str_in_output",
+}
+# By field that is not offered: the value by which a client of another server asks for what is done
+# here anyway. In the others false, or an empty list or object, says so.
+AS_LEFT_OUT: Mapping[str, object] = {
+    "modalities": ["text"],
+    "length_penalty": 1,
+    "truncation_side": "left",
+    "thinking_token_budget": -1,
+    "return_mm_kwargs": True,
+    "routed_experts_start_len": 0,
+    "routed_experts_prompt_start": 0,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
 }
 NOT_YET = "it is not there yet"
 _LATER = ["thinking_token_budget", "repetition_detection"]
@@ -98,8 +135,9 @@ _FOR_TEMPLATES = frozenset(
     add_generation_prompt continue_final_message
     """.split()
 )
-TOKENIZE_TEXT = frozenset({"model", "prompt", "return_token_strs", "ferryman"})
-TOKENIZE_CHAT = frozenset({"model", "return_token_strs", "ferryman"}) | _FOR_TEMPLATES
+_TOKENIZE = frozenset({"model", "add_special_tokens", "return_token_strs", "ferryman"})
+TOKENIZE_TEXT = _TOKENIZE | {"prompt"}
+TOKENIZE_CHAT = _TOKENIZE | _FOR_TEMPLATES
 DETOKENIZE = frozenset({"model", "tokens"})
 OURS = frozenset({"parse_special"})
 MESSAGE = frozenset(

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ferryman.errors import InvalidRequest
 from ferryman.settings.declaration import suggestion
+from ferryman_router.http.api_fields import AS_LEFT_OUT
 
 T = TypeVar("T")
 
@@ -78,9 +79,10 @@ class BodyFields:
         return value
 
     def check_names(self, known: frozenset[str], not_offered: Mapping[str, str]) -> None:
-        """Refuses a field that nobody would read: it would be a wish without effect."""
+        """Refuses a field that nobody would read: it would be a wish without effect. One that is
+        not offered may say that it is not wanted."""
         for name, value in self._values.items():
-            if name in known or (name in not_offered and value is None):
+            if name in known or (name in not_offered and _is_left_out(name, value)):
                 continue
             shown = self.name(name[:MAX_SHOWN_CHARS])
             if name in not_offered:
@@ -94,3 +96,10 @@ class BodyFields:
         value = self._values.get(field)
         if value is not None and not any(value is a or value == a for a in allowed):
             raise InvalidRequest(f"{self.name(field)} is not offered: {why}", self.name(field))
+
+
+def _is_left_out(field: str, value: object) -> bool:
+    """Clients send the defaults of the servers they know."""
+    if value is not None and field in AS_LEFT_OUT:
+        return value == AS_LEFT_OUT[field]
+    return value is False or value in (None, [], {})

@@ -78,8 +78,7 @@ def chat_body(raw: dict[str, Any]) -> ParsedRequest:
     """A body of `/v1/chat/completions`; without a limit it may use all the room there is."""
     fields = BodyFields(raw)
     fields.check_names(CHAT, NOT_OFFERED)
-    why = "the chat template adds those tokens"
-    fields.only("add_special_tokens", False, why=why)
+    no_special_tokens(fields)
     tools = tool_fields(fields)
     wanted = fields.flag("logprobs")
     top = fields.whole("top_logprobs", 0, low=0, high=MAX_LOGPROBS)
@@ -169,6 +168,11 @@ def _stop(fields: BodyFields, name: str) -> tuple[str, ...]:
     if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
         raise InvalidRequest(f"{name} must be a string or a list of strings", name)
     return tuple(stops)
+
+
+def no_special_tokens(fields: BodyFields) -> None:
+    """Of a chat: raises InvalidRequest for the wish that the tokenizer adds some."""
+    fields.only("add_special_tokens", False, why="the chat template adds those tokens")
 
 
 def parses_special(fields: BodyFields) -> bool:

@@ -143,14 +143,14 @@ class HttpApp:
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._deps.frontend.ctx.model
-        parent = {} if name == model.model_id else {"parent": model.model_id}
         return {
             "id": name,
             "object": "model",
             "created": model.created_unix_seconds,
             "owned_by": "ferryman",
+            "root": name,
+            "parent": None if name == model.model_id else model.model_id,
             "max_model_len": model.max_len,
-            **parent,
         }
 
     async def _text(

@@ -14,6 +14,7 @@ MAX_VARIABLES_CHARS = 1 << 20
 MAX_DOCUMENTS = 1024
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 GENERATION = "add_generation_prompt"
+_THINKS = ("enable_thinking", "thinking")  # Qwen, GLM, Gemma; DeepSeek, Kimi, Granite
 # Given by the request or by the model.
 _TAKEN = frozenset({"messages", "tools", "documents", CONTINUES, GENERATION})
 
@@ -25,7 +26,7 @@ def template_variables(fields: BodyFields, tools: Sequence[Mapping[str, Any]]) -
     if taken := sorted(_TAKEN & variables.keys()):
         name = given.name(taken[0])
         raise InvalidRequest(f"{name} is not set here: {taken[0]} has a field of its own", name)
-    variables |= _effort(fields)
+    variables |= _effort(fields, variables)
     if tools:
         variables["tools"] = list(tools)
     if documents := fields.items("documents"):
@@ -41,12 +42,19 @@ def template_variables(fields: BodyFields, tools: Sequence[Mapping[str, Any]]) -
     return text
 
 
-def _effort(fields: BodyFields) -> dict[str, Any]:
-    """Templates know an effort by name, and whether to think at all by another one."""
+def whether_to_think(thinks: bool) -> dict[str, bool]:
+    """The variables by which templates know it."""
+    return dict.fromkeys(_THINKS, thinks)
+
+
+def _effort(fields: BodyFields, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates know an effort by name, and whether to think at all by others: who asks for an
+    effort wants thoughts, unless it has said so itself."""
     if not fields.has("reasoning_effort"):
         return {}
     effort = fields.choice("reasoning_effort", "", EFFORTS)
-    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+    thinks = {} if given.keys() & set(_THINKS) else whether_to_think(effort != "none")
+    return {"reasoning_effort": effort, **thinks}
 
 
 def _place_of_the_answer(fields: BodyFields) -> dict[str, Any]:

@@ -14,7 +14,11 @@ from ferryman_router.http.anthropic_requests import counted_prompt
 from ferryman_router.http.api_fields import DETOKENIZE, TOKENIZE_CHAT, TOKENIZE_TEXT
 from ferryman_router.http.body_fields import BodyFields
 from ferryman_router.http.chat_messages import chat_turns
-from ferryman_router.http.openai_requests import parses_special, token_ids_of
+from ferryman_router.http.openai_requests import (
+    no_special_tokens,
+    parses_special,
+    token_ids_of,
+)
 from ferryman_router.http.template_fields import template_variables
 from ferryman_router.http.tool_fields import tool_fields
 
@@ -64,9 +68,11 @@ def _text(frontend: Frontend, token_ids: TokenIds) -> str:
 def _prompt(fields: BodyFields) -> Prompt:
     special = parses_special(fields)
     if fields.has("messages"):
+        no_special_tokens(fields)
         variables = template_variables(fields, tool_fields(fields).tools)
         return ChatPrompt(chat_turns(fields), special, variables)
-    return TextPrompt(fields.text("prompt"), special)
+    omits = not fields.flag("add_special_tokens", default=True)
+    return TextPrompt(fields.text("prompt"), special, omits)
 
 
 def _name(frontend: Frontend, token_id: int) -> str:
