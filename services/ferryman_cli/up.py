@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
+from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
@@ -171,7 +173,10 @@ class _Up:
         async with asyncio.timeout(READY_SECONDS):
             await serving(self._doors["http"])
         caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
-        self._plans = await host_plans(caches, self._choices.tiers.node_storage_bytes)
+        observer = read_credentials(self._process_plan.credentials[ClusterRole.OBSERVER])
+        self._plans = await host_plans(
+            caches, self._choices.tiers.node_storage_bytes, observer.grpc_token
+        )
         self._write()
 
     def _pin_doors(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.cache.manifest import manifest_from_json
+from ferryman.credentials import ClusterRole
 from ferryman.errors import (
     DeadlineExceeded,
     FerrymanError,
@@ -33,6 +34,7 @@ from ferryman.wire.codec.handoff import (
     reserve_order_from_wire,
 )
 from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
+from ferryman.wire.grpc.role_tokens import check_caller
 from ferryman.wire.handoff.grpc_plane import receive_pages
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
 from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer
@@ -241,8 +243,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> decode_pb2.AbortResponse:
         match abort_order_from_wire(request):
             case RouterAbort() as order:
+                check_caller(ClusterRole.ROUTER)
                 return self._aborts.by_router(order)
             case WriterAbort() as order:
+                check_caller(ClusterRole.PREFILL)
                 self._check_epoch(order.fence.epoch)
                 return await self._aborts.by_writer(order)
 

@@ -50,10 +50,12 @@ async def open_lower_tiers(
     has_backlog: asyncio.Event,
     index: PrefixIndex,
     seals: PeerSeals,
+    token: str,
 ) -> AsyncIterator[LowerTiers]:
-    """The parts for the length of a block; at its end running transfers are ended and freed."""
+    """The parts for the length of a block; at its end running transfers are ended and freed. Calls
+    to other nodes carry `token`."""
     wish = PrefetchOptions(PrefetchPolicy(settings.prefetch_policy), settings.prefetch_threshold)
-    async with Channels() as channels, Background() as background:
+    async with Channels(token) as channels, Background() as background:
         peers = PeerClient(channels, seals, lookup_seconds=settings.peer_lookup_seconds)
         prefetching = PrefetchRunner(
             host,

@@ -20,11 +20,12 @@ from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman.tiers.writeback import WritebackBacklog
+from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.hostcache.arena import arena_name, sweep_stale_arenas
@@ -113,6 +114,7 @@ async def running_host_cache(
     """A host-cache for the length of a block."""
     key = read_key_file(settings.cluster_key_file)
     credentials = given_credentials(settings.access, ROLE)
+    access = GrpcAccess(credentials)
     worker_id, identity = make_worker_id(ROLE), NodeLife(settings.node, make_epoch())
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
@@ -146,9 +148,11 @@ async def running_host_cache(
         )
         seals = PeerSeals(key)
         lower_tiers = await stack.enter_async_context(
-            open_lower_tiers(settings, host, backlog, has_backlog, index, seals)
+            open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access.token)
         )
-        service = await _open_doors(stack, settings, worker_id, host, publisher, lower_tiers)
+        service = await _open_doors(
+            stack, settings, worker_id, host, publisher, lower_tiers, access
+        )
         about = {"grpc": service.address, "worker_id": worker_id, "node": identity.node_id}
         found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
         await stack.enter_async_context(bus.discoverable(found))
@@ -192,6 +196,7 @@ async def _open_doors(
     host: HostCache,
     publisher: IndexPublisher,
     lower_tiers: LowerTiers,
+    access: GrpcAccess,
 ) -> RunningHostCache:
     metrics = Metrics(ROLE)
     watch(metrics, host, publisher, lower_tiers)
@@ -210,7 +215,14 @@ async def _open_doors(
         hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(servicer, server)
 
     address = f"{settings.listen.host}:{settings.listen.port}"
-    door = grpc_listening(address, register, grace=GRPC_GRACE_SECONDS, services=(SERVICE,))
+    # Only workers attach, and only other host-caches fetch: the tokens say who is who.
+    door = grpc_listening(
+        address,
+        register,
+        grace=GRPC_GRACE_SECONDS,
+        services=(SERVICE,),
+        interceptors=access.locks(refused_calls(metrics)),
+    )
     listening = await stack.enter_async_context(door)
     where = f"{settings.advertise}:{listening.port}"
     publisher.set_address(where)

@@ -34,12 +34,15 @@ class HostPlan:
     storage_bytes: int
 
 
-async def host_plans(addresses: Iterable[str], storage_bytes: int) -> tuple[HostPlan, ...]:
-    """Asks every host-cache until a worker has attached, for PATIENCE_SECONDS at most.
+async def host_plans(
+    addresses: Iterable[str], storage_bytes: int, token: str
+) -> tuple[HostPlan, ...]:
+    """Asks every host-cache, with an observer's `token`, until a worker has attached, for
+    PATIENCE_SECONDS at most.
 
     `storage_bytes` is the storage of each node. Nodes that do not answer are left out.
     """
-    async with Channels() as channels:
+    async with Channels(token) as channels:
         stubs = [HostCacheServiceStub(channels.to(address)) for address in addresses]
         found = [await _split(stub) for stub in stubs]
     return tuple(_plan(said, storage_bytes) for said in found if said.node_id)

@@ -28,12 +28,14 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """All processes of a cluster: the servers are ready before any service starts."""
+    """All processes of a cluster: the servers are ready before any service starts. `credentials`
+    are the files of all roles."""
 
     servers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...]
     nats_url: str
     redis_url: str
+    credentials: Mapping[ClusterRole, Path]
 
 
 def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
@@ -52,7 +54,7 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
         servers.append(_server(command, folder))
         redis_url = command.url
     services = _Services(choices, folder, nats_url, redis_url, _nodes(choices), credentials).all()
-    return ProcessPlan(tuple(servers), services, nats_url, redis_url)
+    return ProcessPlan(tuple(servers), services, nats_url, redis_url, credentials)
 
 
 def _nodes(choices: UpOptions) -> tuple[_Node, ...]:

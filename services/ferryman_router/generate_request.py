@@ -6,20 +6,12 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from ferryman.cache.keys import PageKey, TokenIds, extend_keys, root_key
-from ferryman.errors import FerrymanError
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.public import Prompt
 from ferryman_router.fleet import WorkerName
 
 KEY_CHARS, SALT_BYTES = 64, 32
-
-
-class Unauthenticated(FerrymanError):
-    """The caller did not show a key that is known here."""
-
-    code = "UNAUTHENTICATED"
-    http_status = 401
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.settings.adapters import folders_of
 from ferryman.settings.router import LimitSettings, RouterSettings
 from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.nats.bus import Bus, Discoverable
@@ -212,6 +213,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     """A router for the length of a block, with both doors open."""
     key = read_key_file(settings.cluster_key_file)
     credentials = given_credentials(settings.access, "router")
+    access = GrpcAccess(credentials)
     model = await asyncio.to_thread(_served_model, settings)
     worker_id, epoch = make_worker_id("router"), make_epoch()
     subjects = Subjects(settings.bus.cluster)
@@ -222,7 +224,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         index = await stack.enter_async_context(
             redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
         )
-        channels = await stack.enter_async_context(Channels())
+        channels = await stack.enter_async_context(Channels(access.token))
         background = await stack.enter_async_context(Background())
         lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))
         transports = Transports(bus, subjects, channels, lifecycle, index)

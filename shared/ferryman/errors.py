@@ -6,6 +6,8 @@
     │   ├── ContextLengthExceeded  shorten the prompt                 INVALID_ARGUMENT     400
     │   ├── GrammarDeadEnd  the output's grammar leaves no token      INVALID_ARGUMENT     400
     │   └── UnknownModel   name a model that is served                NOT_FOUND            404
+    ├── Unauthenticated    show a key or token that is known here     UNAUTHENTICATED      401
+    ├── PermissionDenied   the caller's role may not call this        PERMISSION_DENIED    403
     ├── NotFound           the named thing is not here                NOT_FOUND            404
     ├── Exhausted          back off, then try here again              RESOURCE_EXHAUSTED   429
     │   ├── OutOfSlots     a pool has no room for the demand
@@ -75,6 +77,20 @@ class UnknownModel(InvalidRequest):
 
     code = "NOT_FOUND"
     http_status = 404
+
+
+class Unauthenticated(FerrymanError):
+    """The caller did not show a key or token that is known here."""
+
+    code = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class PermissionDenied(FerrymanError):
+    """The caller is known, and its role may not do this."""
+
+    code = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class NotFound(FerrymanError):

@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 from tests.clients.page import SUM, printed
 
-from ferryman.errors import FerrymanError, QueueFull
-from ferryman_router.generate_request import Unauthenticated
+from ferryman.errors import FerrymanError, QueueFull, Unauthenticated
 from ferryman_router.http.errors import problem_response
 
 pytestmark = pytest.mark.filterwarnings("default")  # LiteLLM's own, at import and at exit

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 import tokenizers
-from tests.cluster_keys import key_file_in
+from tests.cluster_keys import KEY, key_file_in, token_of
 from tests.servers import nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -29,9 +29,11 @@ from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import StateManifest
 from ferryman.cache.units import Tier
 from ferryman.client import Client
+from ferryman.credentials import ClusterRole
 from ferryman.llm import LLM
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
+from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.embedded import free_port
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.prompt_scores import Position, PromptScores, by_position
@@ -145,6 +147,7 @@ class Cluster:
         self.model, self.folder, self.shape = model, folder, shape
         self.nats, self.redis = nats, redis
         self.key_file = key_file_in(folder)
+        self.credentials = write_all_credentials(folder, KEY)
         self.hostcache_ports = [free_port() for _ in range(shape.num_nodes)]
         self.services: list[Service] = []
 
@@ -176,6 +179,7 @@ class Cluster:
     def _settings(self, role: str, node: int) -> dict[str, Any]:
         common: dict[str, Any] = {
             "nats_url": self.nats,
+            "credentials_file": self.credentials[ClusterRole(role)],
             "parent_pid": os.getpid(),
             "drain_seconds": 20,
             "lookup_seconds": self.shape.patience_seconds,
@@ -301,7 +305,8 @@ class Cluster:
         """
         keys = self.keys_of(token_ids)
         hostcache = self.hostcache(node)
-        async with channel(str(hostcache.ready["address"])) as way:
+        token = token_of(ClusterRole.HOST_CACHE)
+        async with channel(str(hostcache.ready["address"]), token) as way:
             stub = HostCacheServiceStub(way)
             request = hostcache_pb2.LookupRequest(
                 epoch=int(hostcache.ready["epoch"]), page_keys=b"".join(keys)
@@ -313,7 +318,8 @@ class Cluster:
 
     async def hostcache_stats(self, node: int = 0) -> hostcache_pb2.StatsResponse:
         """The counts of a node's host-cache."""
-        async with channel(str(self.hostcache(node).ready["address"])) as way:
+        address = str(self.hostcache(node).ready["address"])
+        async with channel(address, token_of(ClusterRole.OBSERVER)) as way:
             stats = HostCacheServiceStub(way).Stats
             found: hostcache_pb2.StatsResponse = await stats(hostcache_pb2.StatsRequest())
             return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
+import httpx
 import pytest
+from tests.cluster_keys import STRANGERS_KEY, token_of
 from tests.system.cluster import (
     PAGE_SIZE,
     Cluster,
@@ -21,7 +23,8 @@ from tests.tiny_models import VOCAB_SIZE
 
 from ferryman.cache.keys import PageKey, as_token_ids
 from ferryman.client import Client
-from ferryman.errors import InvalidRequest
+from ferryman.credentials import ClusterRole
+from ferryman.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import Request, SamplingParams
@@ -48,9 +51,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Forger:
-    """Sends any message to the workers, as a router and as a prefill worker."""
+    """Sends any message to the workers, with a router's and a prefill worker's tokens or others."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        router: str = token_of(ClusterRole.ROUTER),
+        writer: str = token_of(ClusterRole.PREFILL),
+    ) -> None:
+        self._router, self._writer = router, writer
         (self.prefill,), (self.decode,) = cluster.of_role("prefill"), cluster.of_role("decode")
         self._digest = load_model(
             cluster.model, LoadOptions("float64", page_size=PAGE_SIZE)
@@ -71,7 +81,7 @@ class Forger:
             request=request,
             manifest_digest=self._digest,
         )
-        async with channel(str(self.prefill.ready["address"])) as way:
+        async with channel(str(self.prefill.ready["address"]), self._router) as way:
             stub = prefill_pb2_grpc.PrefillServiceStub(way)
             with typed_errors():
                 async for _ in stub.Prefill(prefill_order_to_wire(order), timeout=120):
@@ -88,7 +98,7 @@ class Forger:
             manifest_digest=self._digest,
             manifest_json="",
         )
-        async with channel(str(self.decode.ready["address"])) as way:
+        async with channel(str(self.decode.ready["address"]), self._writer) as way:
             stub = decode_pb2_grpc.DecodeServiceStub(way)
             with typed_errors():
                 await stub.Reserve(reserve_order_to_wire(order), timeout=120)
@@ -134,3 +144,34 @@ async def test_decode_refuses_tokens_that_the_model_does_not_know(cluster: Clust
     prompt = [*OTHER[:20], VOCAB_SIZE]
     with pytest.raises(InvalidRequest, match="vocabulary"):
         await Forger(cluster).reserves(prompt, cluster.keys_of(prompt))
+
+
+@pytest.mark.parametrize(
+    "token", ["", token_of(ClusterRole.ROUTER, STRANGERS_KEY), token_of(ClusterRole.PREFILL) + "0"]
+)
+async def test_a_stranger_gives_no_orders_and_is_counted(cluster: Cluster, token: str) -> None:
+    stranger, keys = Forger(cluster, router=token, writer=token), cluster.keys_of(OTHER)
+    counted = [_num_refused(worker) for worker in (stranger.prefill, stranger.decode)]
+    with pytest.raises(Unauthenticated, match="no token of this cluster"):
+        await stranger.prefills(OTHER, keys)
+    with pytest.raises(Unauthenticated, match="no token of this cluster"):
+        await stranger.reserves(OTHER, keys)
+    now = [_num_refused(worker) for worker in (stranger.prefill, stranger.decode)]
+    assert now == [number + 1 for number in counted]
+
+
+async def test_a_role_gives_no_orders_of_another(cluster: Cluster) -> None:
+    swapped = Forger(
+        cluster, router=token_of(ClusterRole.DECODE), writer=token_of(ClusterRole.ROUTER)
+    )
+    with pytest.raises(PermissionDenied, match=r"role decode may not call .*/Prefill"):
+        await swapped.prefills(OTHER, cluster.keys_of(OTHER))
+    with pytest.raises(PermissionDenied, match=r"role router may not call .*/Reserve"):
+        await swapped.reserves(OTHER, cluster.keys_of(OTHER))
+
+
+def _num_refused(worker: Service) -> float:
+    """The refused calls of strangers, over all methods."""
+    text = httpx.get(f"http://{worker.ready['observe']}/metrics", timeout=120).text
+    counts = (line.rsplit(" ", 1) for line in text.splitlines() if "_refused_calls_total{" in line)
+    return sum(float(number) for name, number in counts if 'reason="Unauthenticated"' in name)

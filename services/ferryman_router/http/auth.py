@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferryman.cluster_key import ClusterKey, Purpose
-from ferryman.errors import InvalidRequest
+from ferryman.errors import InvalidRequest, Unauthenticated
 from ferryman.ids import check_correlation_id, make_request_id
 from ferryman.runtime.traces import new_trace, parse_traceparent
-from ferryman_router.generate_request import PUBLIC, Caller, Tenant, Unauthenticated
+from ferryman_router.generate_request import PUBLIC, Caller, Tenant
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 NAME_BYTES = 4

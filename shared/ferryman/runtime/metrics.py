@@ -65,6 +65,12 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+def refused_calls(metrics: Metrics) -> Callable[[str, str], None]:
+    """A count of gRPC calls that were refused, told by method and reason."""
+    counter = metrics.counter("refused_calls", "gRPC calls refused", ["method", "reason"])
+    return lambda method, reason: counter.labels(method, reason).inc()
+
+
 class _Watched:
     """A collector in prometheus-client's sense."""
 

@@ -27,12 +27,13 @@ from ferryman.runtime.life import (
     run_unless_stopped,
 )
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.metrics import Metrics
+from ferryman.runtime.metrics import Metrics, refused_calls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import ShellSettings
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
 from ferryman.tiers.write_policy import write_policy_named
+from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.handoff.planes import GrpcOnly
@@ -72,6 +73,7 @@ class WorkerContext:
     cache_metrics: CacheMetrics
     numeric_watch: NumericWatch
     clock: Clock
+    access: GrpcAccess = OPEN_TO_ALL
     planes: PlaneSide = field(default_factory=GrpcOnly)
 
 
@@ -125,7 +127,8 @@ async def serve_worker(
         to_broker = NatsOptions(settings.bus.url, worker_id, login)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         watch = NumericWatch(worker_id, stopping.set)
-        parts = await _parts(stack, settings, engine, bus, (role, worker_id, epoch), watch)
+        who, access = (role, worker_id, epoch), GrpcAccess(credentials)
+        parts = await _parts(stack, settings, engine, bus, who, watch, access)
         service = make(parts)
         await _serve(stack, settings, parts, service, service_names, bus, stopping)
 
@@ -151,23 +154,27 @@ async def _parts(
     bus: Bus,
     who: tuple[str, str, int],
     watch: NumericWatch,
+    access: GrpcAccess,
 ) -> WorkerContext:
     wake = asyncio.Event()
     subjects = Subjects(settings.bus.cluster)
     metrics = Metrics(who[0])
-    host = await stack.enter_async_context(_host_tier(settings, engine, who, wake, metrics))
+    host = await stack.enter_async_context(
+        _host_tier(settings, engine, who, wake, metrics, access.token)
+    )
     return WorkerContext(
         *who,
         engine=engine,
         wake=wake,
         host=host,
         lifecycle=LifecyclePublisher(bus, subjects, Publisher(*who)),
-        channels=await stack.enter_async_context(Channels()),
+        channels=await stack.enter_async_context(Channels(access.token)),
         background=await stack.enter_async_context(Background()),
         metrics=metrics,
         cache_metrics=CacheMetrics(engine.manifest, metrics),
         numeric_watch=watch,
         clock=time.monotonic,
+        access=access,
         planes=await asyncio.to_thread(
             plane_side,
             settings.planes,
@@ -186,6 +193,7 @@ async def _host_tier(
     who: tuple[str, str, int],
     wake: asyncio.Event,
     metrics: Metrics,
+    token: str,
 ) -> AsyncIterator[HostTier]:
     if not settings.hostcache.address:
         yield NoHostTier()
@@ -198,7 +206,12 @@ async def _host_tier(
     wish = PrefetchOptions(PrefetchPolicy(chosen.prefetch_policy), chosen.prefetch_threshold)
     policy = write_policy_named(chosen.write_policy)
     options = HostCacheOptions(
-        chosen.address, who[1], who[2], call_seconds=chosen.call_seconds, prefetch=wish
+        chosen.address,
+        who[1],
+        who[2],
+        call_seconds=chosen.call_seconds,
+        prefetch=wish,
+        token=token,
     )
     async with (
         host_cache_client(options, engine.manifest, attach) as client,
@@ -220,7 +233,13 @@ async def _serve(
 ) -> None:
     listen = f"{settings.listen.host}:{settings.listen.port}"
     listening = await stack.enter_async_context(
-        grpc_listening(listen, service.register, grace=GRACE_SECONDS, services=service_names)
+        grpc_listening(
+            listen,
+            service.register,
+            grace=GRACE_SECONDS,
+            services=service_names,
+            interceptors=parts.access.locks(refused_calls(parts.metrics)),
+        )
     )
     address = f"{settings.advertise}:{listening.port}"
     service.listens_at(address)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from ferryman.errors import ConfigError, DeadlineExceeded
 from ferryman.wire.grpc.interceptor import Context as Context
 from ferryman.wire.grpc.interceptor import StatusInterceptor
+from ferryman.wire.grpc.role_tokens import NO_TOKEN, TokenChannel
 from ferryman.wire.values import RequestContext
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -58,20 +59,23 @@ CHANNEL_OPTIONS: Options = (
 )
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A connection to host:port, made when first used; close it, or use it in `async with`."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def channel(address: str, token: str = NO_TOKEN) -> grpc.aio.Channel:
+    """A connection to host:port, made when first used; close it, or use it in `async with`. Its
+    calls carry `token`."""
+    inner = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return cast(grpc.aio.Channel, TokenChannel(inner, token)) if token else inner
 
 
 class Channels:
-    """One channel for each address in use, closed together."""
+    """One channel for each address in use, closed together. Their calls carry `token`."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = NO_TOKEN) -> None:
+        self._token = token
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def to(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = channel(address)
+            self._channels[address] = channel(address, self._token)
         return self._channels[address]
 
     async def drop(self, address: str) -> None:
@@ -117,15 +121,17 @@ async def listening(
     services: Sequence[str] = (),
     max_fields: int | None = None,
     max_connections: int | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[GrpcServer]:
     """Serve at host:port (port 0: a free one) for the length of the block, with health.
 
     `services` are full names for health and reflection; without any, reflection is off. Leaving the
     block refuses further calls and gives running ones `grace` seconds. On a public port
-    `max_fields` bounds a message and `max_connections` the connections. ConfigError: port is taken.
+    `max_fields` bounds a message and `max_connections` the connections. `interceptors` see a call
+    first. ConfigError: port is taken.
     """
     server = grpc.aio.server(
-        interceptors=(StatusInterceptor(max_fields),),
+        interceptors=(*interceptors, StatusInterceptor(max_fields)),
         options=(*SERVER_OPTIONS, *_connection_options(max_connections)),
         maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
     )

@@ -54,6 +54,8 @@ _BY_REASON = {kind.__name__: kind for kind in _all_errors(FerrymanError)}
 _BY_CODE: dict[str, type[FerrymanError]] = {
     "INVALID_ARGUMENT": errors.InvalidRequest,
     "OUT_OF_RANGE": errors.InvalidRequest,
+    "UNAUTHENTICATED": errors.Unauthenticated,
+    "PERMISSION_DENIED": errors.PermissionDenied,
     "NOT_FOUND": errors.NotFound,
     "RESOURCE_EXHAUSTED": errors.Exhausted,
     "ABORTED": errors.Stale,

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, count
 from typing import Any
 
@@ -28,6 +28,7 @@ from ferryman.errors import (
 from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchOptions
 from ferryman.tiers.write_policy import UnitKey
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_to_wire
+from ferryman.wire.grpc.role_tokens import NO_TOKEN
 from ferryman.wire.grpc.rpc import CallTags, channel
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.hostcache.arena import MappedArena
@@ -52,7 +53,7 @@ OnAttach = Callable[[memoryview], Awaitable[None]]
 class HostCacheOptions:
     """The address of the node's host-cache, and the worker's own identity. A call that takes longer
     than `call_seconds` is a miss; stores beyond `max_stores` at once are dropped. A prefetch may
-    take longer, as long as its caller allows; `prefetch` are its options."""
+    take longer, as long as its caller allows; `prefetch` are its options. `token` says the role."""
 
     address: str
     worker_id: str
@@ -60,6 +61,7 @@ class HostCacheOptions:
     call_seconds: float = 0.2
     max_stores: int = 8
     prefetch: PrefetchOptions = DEFAULT_WISH
+    token: str = field(default=NO_TOKEN, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class HostAttachment:
         self, options: HostCacheOptions, manifest: StateManifest, on_attach: OnAttach
     ) -> None:
         self._options, self._manifest, self._on_attach = options, manifest, on_attach
-        self._channel: grpc.aio.Channel = channel(options.address)
+        self._channel: grpc.aio.Channel = channel(options.address, options.token)
         self.stub = HostCacheServiceStub(self._channel)
         self._link: Link | None = None
         self._is_suspect = False
