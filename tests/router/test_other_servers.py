@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -134,3 +135,54 @@ async def test_a_text_is_tokenized_with_special_tokens_or_without(one_pair: Rout
 async def test_a_model_names_its_root(one_pair: RouterCluster) -> None:
     (model,) = (await one_pair.http.get("/v1/models")).json()["data"]
     assert (model["root"], model["parent"]) == ("tiny", None)
+
+
+@ENDPOINTS
+async def test_a_seed_of_minus_one_is_any_seed(one_pair: RouterCluster, path: str) -> None:
+    for seed in (-1, -1, -2):
+        await one_pair.post(path, **ASKED[path], max_tokens=1, seed=seed)
+    first, second, third = (order.request.sampling.seed for order in one_pair.prefills[0].orders)
+    assert len({first, second, -1}) == 3
+    assert third == -2
+
+
+async def test_events_of_a_response_have_their_usage_at_the_end(one_pair: RouterCluster) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"input": "hi", "max_output_tokens": 3, "stream": True, "stream_options": options}
+    text = (await one_pair.post("/v1/responses", **body)).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert all("usage" not in event for event in events)
+    assert events[-1]["response"]["usage"]["output_tokens"] == 3
+
+
+# A form that cannot be compiled is named by its kind.
+BOTH: list[tuple[str, dict[str, Any], str]] = [
+    (TEXT, {"prompt": [[]]}, "prompt"),
+    (TEXT, {"prompt": [""]}, "prompt"),
+    (TEXT, {"prompt": ["the", ""]}, "prompt"),
+    (TEXT, {"prompt": [[-1]]}, "prompt[0]"),
+    (TEXT, {"logprobs": -2}, "logprobs"),
+    (TEXT, {"prompt_logprobs": "1"}, "prompt_logprobs"),
+    (TEXT, {"structured_outputs": {"regex": "[.*"}}, "regex"),
+    (TEXT, {"structured_outputs": {"regex": {"1": "a"}}}, "structured_outputs.regex"),
+    (TEXT, {"structured_outputs": {"json": {"properties": {"a": "b"}}}}, "json_schema"),
+    (TEXT, {"structured_outputs": {"grammar": "root ::= nothing"}}, "grammar"),
+    (TEXT, {"structured_outputs": 3}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    (CHAT, {"seed": 2**63}, "seed"),
+    (CHAT, {"seed": -(2**63) - 1}, "seed"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tool_choice": 123}, "tool_choice"),
+    (CHAT, {"logit_bias": {"999999": 1}}, "logit_bias"),
+    (CHAT, {"stop_token_ids": [999999]}, "stop_token_ids"),
+    (CHAT, {"messages": []}, "messages"),
+]
+
+
+async def test_bodies_that_both_refuse_are_refused_by_name(one_pair: RouterCluster) -> None:
+    for path, more, param in BOTH:
+        response = await one_pair.post(path, **{**ASKED[path], "max_tokens": 2, **more})
+        assert response.status_code == 400, more
+        assert response.json()["error"]["param"] == param, more
+    assert one_pair.prefills[0].orders == []

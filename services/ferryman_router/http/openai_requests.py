@@ -31,6 +31,7 @@ from ferryman_router.http.tool_fields import ToolChoice, ToolFields, forced_gram
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOKENS = 2**31 - 1
+ANY_SEED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def sampling_params(
         repetition_penalty=fields.value("repetition_penalty", 1.0),
         presence_penalty=fields.value("presence_penalty", 0.0),
         frequency_penalty=fields.value("frequency_penalty", 0.0),
-        seed=fields.value("seed", secrets.randbits(63)),
+        seed=_seed(fields),
         stop=_stop(fields, stop),
         stop_token_ids=tuple(fields.items("stop_token_ids")),
         logprobs=0 if num_logprobs is None else max(1, num_logprobs),
@@ -155,6 +156,12 @@ def sampling_params(
         grammar=output_grammar(fields.all, prescribed),
         rules=token_rules(fields),
     )
+
+
+def _seed(fields: BodyFields) -> Any:
+    """-1 is another spelling of "any", as with vLLM and llama.cpp."""
+    seed = fields.value("seed", ANY_SEED)
+    return secrets.randbits(63) if type(seed) is int and seed == ANY_SEED else seed
 
 
 def _top_k(fields: BodyFields) -> int:

@@ -4,6 +4,7 @@ each body has the whole conversation."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
@@ -65,12 +66,15 @@ def response_body(raw: dict[str, Any]) -> ParsedRequest:
     params = sampling_params(fields, limit or 1, num_logprobs, prescribed=form)
     params = with_forced_call(params, tools)
     prompt = ChatPrompt(input_turns(fields), parses_special(fields), _variables(fields, tools))
+    # The events have no place for a usage on the way; the last one always has it.
+    answer = answer_options(fields, num_logprobs, ToolChoice.of(tools))
+    answer = replace(answer, includes_usage_always=False)
     return ParsedRequest(
         fields.text("model"),
         (prompt,),
         RequestedSampling(params, not limit, bad_words(fields)),
         fields.flag("stream"),
-        answer_options(fields, num_logprobs, ToolChoice.of(tools)),
+        answer,
         json.dumps(_echo(fields, params, tools)),
     )
 
