@@ -221,6 +221,19 @@ async def test_an_effort_says_whether_to_think_unless_the_caller_does(
         assert prompt_text(thinking).endswith("<think>\n") == thinks, (effort, given)
 
 
+async def test_usage_has_the_tokens_of_thoughts_shown_or_not(thinking: RouterCluster) -> None:
+    tokenizer = thinking.router.components.frontend.ctx.model.tokenizer
+    thought = len(tokenizer.encode("Hm.", add_special_tokens=False))
+    for shown in (True, False):
+        more = {"chat_template_kwargs": {"enable_thinking": True}, "include_reasoning": shown}
+        whole = (await _chat(thinking, **more)).json()["usage"]
+        options = {"include_usage": True}
+        stream = await _chat(thinking, **more, stream=True, stream_options=options)
+        for usage in (whole, frames(stream.text)[-2]["usage"]):
+            found = usage["completion_tokens_details"]["reasoning_tokens"]
+            assert thought <= found < usage["completion_tokens"], shown
+
+
 async def test_a_template_that_knows_no_developer_calls_it_system(
     nats_url: str, tmp_path: Path
 ) -> None:
@@ -236,6 +249,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no answers": ({"n": 0}, "n"),
     "too many answers": ({"n": 65}, "n"),
     "a salt that is no text": ({"cache_salt": 7}, "cache_salt"),
+    "a salt of nothing": ({"cache_salt": ""}, "cache_salt"),
     "a salt too long": ({"cache_salt": "x" * 1025}, "cache_salt"),
     "half a character of salt": ({"cache_salt": "\ud800"}, "cache_salt"),
     "cut to less than nothing": ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),

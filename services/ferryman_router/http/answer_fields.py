@@ -108,8 +108,10 @@ def _num_candidates(fields: BodyFields, num_samples: int) -> int:
 
 def _cache_salt(fields: BodyFields) -> str:
     salt = fields.text("cache_salt")
-    if len(salt) > MAX_SALT_CHARS or not _is_unicode(salt):
-        message = f"cache_salt has at most {MAX_SALT_CHARS} characters of valid Unicode"
+    # An empty one would be a promise that nobody keeps.
+    is_empty = fields.has("cache_salt") and not salt
+    if is_empty or len(salt) > MAX_SALT_CHARS or not _is_unicode(salt):
+        message = f"cache_salt has 1 to {MAX_SALT_CHARS} characters of valid Unicode"
         raise InvalidRequest(message, "cache_salt")
     return salt
 

@@ -65,9 +65,10 @@ class ParsedChatFormat(ChatFormat):
         super().__init__(heading)
         self._reading = reading
         self._parsers = [reading.parser(index) for index in range(len(reading.prompt_tails))]
+        self._num_thought = [0] * len(self._parsers)
 
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
-        return self._frames(index, self._parsers[index].feed(chunk.text), [chunk])
+        return self._frames(index, self._read(index, self._parsers[index], chunk), [chunk])
 
     def last(self, index: int, answer: AnsweredChoice) -> bytes:
         parser, end = self._parsers[index], answer.end
@@ -78,11 +79,24 @@ class ParsedChatFormat(ChatFormat):
     def choice(self, index: int, answer: AnsweredChoice) -> bytes:
         chunks, end, _ = answer
         parser = self._reading.parser(index)
-        text = "".join([chunk.text for chunk in chunks]) + end.text
-        deltas = self._reading.shown((*parser.feed(text), *parser.flush()))
-        message = self._message(index, deltas)
+        deltas = [delta for chunk in chunks for delta in self._read(index, parser, chunk)]
+        deltas += (*parser.feed(end.text), *parser.flush())
+        message = self._message(index, self._reading.shown(deltas))
         reason = _finish_reason(end, parser.num_calls)
         return self._choice(index, message, reason, answer)
+
+    def _read(self, index: int, parser: OutputParser, chunk: TokenChunk) -> list[OutputDelta]:
+        """The deltas of a chunk. Its tokens, and those before, are of thoughts if it has some."""
+        deltas = list(parser.feed(chunk.text))
+        if any(isinstance(delta, ReasoningDelta) for delta in deltas):
+            self._num_thought[index] = chunk.offset + len(chunk.token_ids)
+        return deltas
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """With the tokens of thoughts, shown or not, as OpenAI counts them."""
+        of_output = usage["completion_tokens_details"]
+        of_output = {**of_output, "reasoning_tokens": sum(self._num_thought)}
+        return {**usage, "completion_tokens_details": of_output}
 
     def _frames(
         self, index: int, deltas: Iterable[OutputDelta], chunks: Sequence[TokenChunk]

@@ -117,7 +117,7 @@ SHAPES: Mapping[str, Shape] = {
     "reasoning_effort": {"type": "string", "enum": list(EFFORTS), "examples": ["low"]},
     "include_reasoning": _FLAG,
     "priority": _whole(-MAX_PRIORITY, MAX_PRIORITY, 0),
-    "cache_salt": {**_TEXT, "maxLength": MAX_SALT_CHARS},
+    "cache_salt": {**_TEXT, "minLength": 1, "maxLength": MAX_SALT_CHARS},
     "ferryman": _object({"parse_special": False}),
     "include": _list({"type": "string"}, 8, ["message.output_text.logprobs"]),
     "text": _object({"format": {"type": "text"}}),

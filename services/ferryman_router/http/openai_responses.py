@@ -91,15 +91,24 @@ class ChoicesFormat(ResponseFormat):
     def end(self, usage: dict[str, Any]) -> bytes:
         if not self._heading.shows_usage:
             return DONE
-        return self._common + b'[],"usage":' + as_json(usage) + b"}\n\n" + DONE
+        return self._common + b'[],"usage":' + as_json(self._usage(usage)) + b"}\n\n" + DONE
 
     def failure(self, broken: OutputFailed) -> bytes:
         return broken_frame(broken)
 
     def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
         choices = [self.choice(at, answer) for at, answer in enumerate(answers)]
-        head = self._named(self.whole_kind) | {"model": self._heading.model, "usage": usage}
-        return as_json(head)[:-1] + b',"choices":[' + b",".join(choices) + b"]}"
+        head = {"model": self._heading.model, "usage": self._usage(usage)}
+        return (
+            as_json(self._named(self.whole_kind) | head)[:-1]
+            + b',"choices":['
+            + b",".join(choices)
+            + b"]}"
+        )
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The usage as it is shown behind the choices."""
+        return usage
 
     @property
     def bytes_per_token(self) -> int:
