@@ -13,6 +13,7 @@ from ferryman_router.dispatcher import Dispatcher
 from ferryman_router.fleet import Fleet, WorkerName
 from ferryman_router.fleet_listener import Liveness
 from ferryman_router.metrics import RouterMetrics
+from ferryman_router.quotas import Quotas
 from ferryman_router.served_model import ServedModel
 from ferryman_router.worker_client import WorkerClient
 
@@ -33,6 +34,7 @@ class RouterContext:
     lifecycle: LifecyclePublisher
     index: PrefixIndex
     metrics: RouterMetrics
+    quotas: Quotas
     clock: Callable[[], float]
     outlive: Callable[[Coroutine[Any, Any, None]], object]
     num_in_flight: Callable[[], int]

@@ -46,11 +46,14 @@ class Frontend:
         self.is_draining = False
 
     async def open(self, ask: GenerateRequest) -> RequestRunner:
-        """Starts a request; raises InvalidRequest, QueueFull or Stopping before it begins."""
+        """Starts a request; raises InvalidRequest, QueueFull, RateLimited or Stopping before it
+        begins."""
         self.check_room()
         asked = await self.check(ask)
         self.check_room()  # others came while this one was tokenized
         runner = RequestRunner(asked, self.ctx)
+        self.requests.check_free(asked.request_id)
+        self.ctx.quotas.admit(asked.tenant.name, asked.prompt_len, self.ctx.clock())
         self.requests.add(runner)
         self._tasks[asked.request_id] = self._background.start(self._run(runner))
         return runner
@@ -137,7 +140,9 @@ class Frontend:
             await runner.run()
         finally:
             self._tasks.pop(runner.asked.request_id, None)
-            self.requests.end(runner, self.ctx.clock())
+            now, num_tokens = self.ctx.clock(), runner.output_log.num_tokens
+            self.ctx.quotas.ended(runner.asked.tenant.name, num_tokens, now)
+            self.requests.end(runner, now)
             self.ctx.dispatcher.serve()
 
     async def _linger(self, runner: RequestRunner, num_visits: int) -> None:

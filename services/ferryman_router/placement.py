@@ -58,6 +58,7 @@ class RequestPlacement:
             asked.arrived,
             asked.deadline,
             priority=asked.options.priority,
+            share=self._ctx.quotas.share(asked.tenant.name),
         )
         computes_all = asked.params.prompt_logprobs is not None and not len(generated)
         cache_index = {} if computes_all else await self._cache_index()

@@ -21,7 +21,8 @@ from ferryman_router.fleet import SERVING, Fleet
 class Ticket:
     """A place in the queue. `deadline` and `since` are monotonic seconds. `cost` is in tokens: the
     uncached ones of the prompt, and as many as the answer is expected to have. A lower `priority`
-    is served before a higher one of the same tenant."""
+    is served before a higher one of the same tenant; `share` is the tenant's weight against others:
+    with twice the weight, twice the tokens."""
 
     request_id: str
     tenant: str
@@ -29,6 +30,12 @@ class Ticket:
     deadline: float
     cost: int = 1
     priority: int = 0
+    share: float = 1.0
+
+    @property
+    def weighted_cost(self) -> float:
+        """The growth of its line's tag when it is served."""
+        return self.cost / self.share
 
 
 class QueuePosition(Enum):
@@ -47,6 +54,11 @@ class _TenantQueue:
     tag: float
     tickets: deque[Ticket] = field(default_factory=deque)
     cost: int = 0
+
+    @property
+    def share(self) -> float:
+        """The tenant's weight."""
+        return self.tickets[0].share if self.tickets else 1.0
 
 
 class WaitQueue:
@@ -85,7 +97,7 @@ class WaitQueue:
         line = self._line_of(ticket.tenant)
         line.tickets.appendleft(ticket)
         line.cost += ticket.cost
-        line.tag -= ticket.cost
+        line.tag -= ticket.weighted_cost
 
     def rejoin(self, ticket: Ticket) -> None:
         """Before all lines: it was taken, and charged for, before; its client may be reading."""
@@ -118,7 +130,8 @@ class WaitQueue:
         start = max(self._tag, self._ends.get(tenant, 0.0)) if own is None else own.tag
         others = (line for line in self._lines.values() if line is not own)
         returned = sum(ticket.cost for ticket in self._returned)
-        return returned + mine + sum(_cost_until(line, start + mine) for line in others)
+        end = start + (mine / own.share if own is not None else 0)
+        return returned + mine + sum(_cost_until(line, end) for line in others)
 
     @property
     def cost(self) -> int:
@@ -136,7 +149,7 @@ class WaitQueue:
         line.tickets.popleft()
         line.cost -= ticket.cost
         self._tag = max(self._tag, line.tag)
-        line.tag += ticket.cost
+        line.tag += ticket.weighted_cost
         self._tidy(ticket.tenant)
 
     def leave(self, request_id: str, tenant: str) -> bool:
@@ -177,7 +190,7 @@ class WaitQueue:
 
 def _cost_until(line: _TenantQueue, tag: float) -> float:
     """The cost of a line that is served before its tag has reached `tag`."""
-    return min(line.cost, max(0.0, tag - line.tag))
+    return min(line.cost, max(0.0, tag - line.tag) * line.share)
 
 
 class RolePatience:

@@ -38,15 +38,19 @@ class RequestTable:
         return iter(tuple(self.under_way.values()))
 
     def add(self, runner: RequestRunner) -> None:
-        """Raises InvalidRequest while another request of that id is under way."""
+        """Raises as `check_free` does."""
         request_id = runner.asked.request_id
-        if request_id in self.under_way:
-            raise InvalidRequest(f"request id {request_id} is in use", "request_id")
+        self.check_free(request_id)
         self._ended.pop(request_id, None)
         self.under_way[request_id] = runner
         caller = runner.asked.caller
         if caller.correlation_id:
             self._remember(caller.tenant, caller.correlation_id, request_id)
+
+    def check_free(self, request_id: str) -> None:
+        """Raises InvalidRequest while a request of that id is under way."""
+        if request_id in self.under_way:
+            raise InvalidRequest(f"request id {request_id} is in use", "request_id")
 
     def end(self, runner: RequestRunner, now: float) -> None:
         request_id = runner.asked.request_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ferryman.cluster_key import ClusterKey
 from ferryman.errors import Stopping
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import GrammarCompiler
@@ -35,6 +35,7 @@ from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import inference_pb2_grpc
+from ferryman_router.api_keys import ApiKeys
 from ferryman_router.attempt_result import RetryBudget
 from ferryman_router.context import RouterContext
 from ferryman_router.dispatcher import Dispatcher
@@ -48,6 +49,7 @@ from ferryman_router.http.server import HttpApp, HttpDeps
 from ferryman_router.intake import BodyMemory, Intake, ReaderProcess
 from ferryman_router.metrics import RouterMetrics, RouterStatistics, watch_loop
 from ferryman_router.queue import WaitQueue
+from ferryman_router.quotas import Quotas
 from ferryman_router.request_table import RequestTable
 from ferryman_router.routing_policy import RoutingCosts
 from ferryman_router.served_model import ServedModel
@@ -88,6 +90,7 @@ def make_components(
     transports: Transports,
     background: Background,
     intake: Intake,
+    quotas: Quotas,
 ) -> Components:
     """Builds everything from plain values and the ways to others."""
     clock, patience = time.monotonic, limits.stream_patience_seconds
@@ -122,6 +125,7 @@ def make_components(
         lifecycle=transports.lifecycle,
         index=transports.index,
         metrics=metrics,
+        quotas=quotas,
         clock=clock,
         outlive=background.start,
         num_in_flight=requests.__len__,
@@ -164,6 +168,7 @@ class RunningRouter:
     http_port: int
     grpc_port: int
     components: Components
+    api_keys: ApiKeys
     stop_health: Callable[[], Awaitable[None]]
 
     async def drain(self) -> None:
@@ -184,6 +189,7 @@ async def serve(settings: RouterSettings, stopping: asyncio.Event) -> None:
     async with running(settings) as router:
         http = f"{settings.http.host}:{router.http_port}"
         grpc = f"{settings.grpc.host}:{router.grpc_port}"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, router.api_keys.reload)
         router.components.frontend.intake.start_reader()
         announce_ready("router", router.worker_id, http, router.epoch, http=http, grpc=grpc)
         await stopping.wait()
@@ -230,8 +236,10 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         transports = Transports(bus, subjects, channels, lifecycle, index)
         reader = ReaderProcess.for_model(settings.model, model.model_id)
         intake = stack.enter_context(closing(Intake(stack.enter_context(closing(reader)))))
+        quotas = Quotas()
+        api_keys = ApiKeys(settings.keys, settings.keys_path, key, quotas)
         components = make_components(
-            settings.limits, model, worker_id, transports, background, intake
+            settings.limits, model, worker_id, transports, background, intake, quotas
         )
         await stack.enter_async_context(components.listener.listening())
         await stack.enter_async_context(
@@ -240,19 +248,21 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         requests = components.frontend.requests
         looking = components.dispatcher.run(requests.check_stalled, lambda: len(requests) > 0)
         await stack.enter_async_context(alongside(looking))
-        yield await _open_doors(stack, settings, key, components, transports, (worker_id, epoch))
+        yield await _open_doors(
+            stack, settings, api_keys, components, transports, (worker_id, epoch)
+        )
 
 
 async def _open_doors(
     stack: AsyncExitStack,
     settings: RouterSettings,
-    key: ClusterKey,
+    api_keys: ApiKeys,
     components: Components,
     transports: Transports,
     life: tuple[str, int],
 ) -> RunningRouter:
     """Opens HTTP and gRPC, and lets itself be discovered."""
-    callers = Authenticator(settings.keys, settings.limits.deadline_seconds, key)
+    callers = Authenticator(api_keys, settings.limits.deadline_seconds)
     readiness = _readiness(components, transports.bus)
     memory = BodyMemory()
     syntax = _syntax(settings, components.frontend.ctx.model)
@@ -290,7 +300,7 @@ async def _open_doors(
     found = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)
     await stack.enter_async_context(transports.bus.discoverable(found))
     log.info("serving http=%d grpc=%d", http_port, listening.port)
-    return RunningRouter(*life, http_port, listening.port, components, listening.drain)
+    return RunningRouter(*life, http_port, listening.port, components, api_keys, listening.drain)
 
 
 def _syntax(settings: RouterSettings, model: ServedModel) -> OutputSyntax:

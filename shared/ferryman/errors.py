@@ -12,6 +12,7 @@
     ├── Exhausted          back off, then try here again              RESOURCE_EXHAUSTED   429
     │   ├── OutOfSlots     a pool has no room for the demand
     │   ├── QueueFull      a bounded queue is full
+    │   ├── RateLimited    the tenant has used its share of this minute, or has too much under way
     │   └── Overloaded     the answer would come after the caller's deadline
     ├── Stale              start again one level up                   ABORTED              503
     │   ├── LeaseLost      the lease or reservation is gone
@@ -117,6 +118,10 @@ class OutOfSlots(Exhausted):
 
 class QueueFull(Exhausted):
     """A bounded queue is full."""
+
+
+class RateLimited(Exhausted):
+    """The caller's tenant has used what it may in a minute, or has too many requests under way."""
 
 
 class Overloaded(Exhausted):

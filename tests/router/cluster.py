@@ -143,6 +143,7 @@ async def cluster(
     num_decodes: int = 1,
     limits: LimitSettings = QUICK,
     api_keys: str = "",
+    api_keys_file: str = "",
     cors_origin: str = "",
     redis_url: str = "redis://127.0.0.1:1/0",
     lookup_seconds: float = 10.0,
@@ -162,6 +163,7 @@ async def cluster(
         limits=limits,
         cors_origin=cors_origin,
         api_keys=api_keys,  # type: ignore[arg-type]
+        api_keys_file=api_keys_file,
     )
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(nats_url)))

@@ -6,8 +6,11 @@ import hashlib
 
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
+from ferryman.cluster_key import ClusterKey
+from ferryman_router.api_keys import ApiKeys
 from ferryman_router.generate_request import PUBLIC, Tenant
 from ferryman_router.http.auth import Authenticator
+from ferryman_router.quotas import Quotas
 
 API_KEY = "sk-one"
 
@@ -17,9 +20,9 @@ def tenant_of(callers: Authenticator, api_key: str = API_KEY) -> Tenant:
 
 
 def callers_of(
-    key: object = KEY, api_keys: frozenset[str] = frozenset({API_KEY, "sk-two"})
+    key: ClusterKey = KEY, api_keys: frozenset[str] = frozenset({API_KEY, "sk-two"})
 ) -> Authenticator:
-    return Authenticator(api_keys, 1.0, key)  # type: ignore[arg-type]
+    return Authenticator(ApiKeys(api_keys, None, key, Quotas()), 1.0)
 
 
 def test_a_tenant_is_the_same_in_every_router_of_a_cluster() -> None:

@@ -26,6 +26,7 @@ from ferryman.wire.values import Usage
 from ferryman_router.frontend import Frontend
 from ferryman_router.generate_request import PUBLIC, Caller, GenerateRequest, RequestedSampling
 from ferryman_router.intake import Intake, ReaderProcess
+from ferryman_router.quotas import Quotas
 from ferryman_router.request_runner import RequestRunner
 from ferryman_router.response import OutputFailed, OutputLog
 from ferryman_router.served_model import ServedModel
@@ -52,7 +53,8 @@ async def frontend(folder: Path) -> AsyncIterator[Frontend]:
     async with Channels() as channels, Background() as background:
         ways = Transports(bus, subjects, channels, lifecycle, MemoryIndex())
         with closing(Intake(ReaderProcess(()))) as intake:
-            yield make_components(LIMITS, model, "router-1", ways, background, intake).frontend
+            parts = (model, "router-1", ways, background, intake, Quotas())
+            yield make_components(LIMITS, *parts).frontend
 
 
 async def _open(frontend: Frontend, request_id: str = "request") -> RequestRunner:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ferryman.cluster_key import ClusterKey, Purpose
-from ferryman.errors import InvalidRequest, Unauthenticated
+from ferryman.errors import InvalidRequest
 from ferryman.ids import check_correlation_id, make_request_id
 from ferryman.runtime.traces import new_trace, parse_traceparent
-from ferryman_router.generate_request import PUBLIC, Caller, Tenant
+from ferryman_router.api_keys import ApiKeys
+from ferryman_router.generate_request import Caller, Tenant
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000
-NAME_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticator:
-    """Reads headers (lower-case names). Without `api_keys` every caller is the public."""
+    """Reads headers (lower-case names)."""
 
-    api_keys: frozenset[str]
+    api_keys: ApiKeys
     deadline_seconds: float
-    cluster_key: ClusterKey
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Raises Unauthenticated, or InvalidRequest naming the header."""
@@ -36,24 +33,10 @@ class Authenticator:
         )
 
     def _tenant(self, headers: Mapping[str, str]) -> Tenant:
-        if not self.api_keys:
-            return PUBLIC
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key", "")
-        key = key.strip()
-        known = [hmac.compare_digest(key.encode(), one.encode()) for one in self.api_keys]
-        if not any(known):
-            message = "an API key is needed: Authorization: Bearer <key>, or x-api-key: <key>"
-            raise Unauthenticated(message)
-        return self._tenant_of(key.encode())
-
-    def _tenant_of(self, api_key: bytes) -> Tenant:
-        """The same in all routers of the cluster. Without the cluster key no guess at an API key
-        can be tried against a name in an event, or a page key in the index."""
-        name = self.cluster_key.subkey(Purpose.TENANT_NAME).tag(api_key)[:NAME_BYTES]
-        salt = self.cluster_key.subkey(Purpose.TENANT_SALT).tag(api_key)
-        return Tenant(f"tenant-{name.hex()}", salt)
+        return self.api_keys.tenant_of(key.strip())
 
     def _deadline(self, headers: Mapping[str, str]) -> float:
         given = headers.get("x-ferryman-deadline-ms")

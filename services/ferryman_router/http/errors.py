@@ -17,6 +17,7 @@ from ferryman_router.response import OutputFailed
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     429: "rate_limit_error",
     404: "not_found_error",
     499: "cancelled_error",

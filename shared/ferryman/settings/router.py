@@ -88,6 +88,9 @@ class RouterSettings(BaseModel):
     api_keys: SecretStr = SecretStr("")
     """Keys, separated by commas; with any, callers need one, and each is a tenant with a cache
     of its own."""
+    api_keys_file: str = ""
+    """Tenants with names, keys, limits and expiry, in TOML; read again at SIGHUP. See
+    docs/operating.md."""
 
     @field_validator("model")
     @classmethod
@@ -99,6 +102,10 @@ class RouterSettings(BaseModel):
     @property
     def origins(self) -> frozenset[str]:
         return frozenset(one.strip() for one in self.cors_origin.split(",") if one.strip())
+
+    @property
+    def keys_path(self) -> Path | None:
+        return Path(self.api_keys_file) if self.api_keys_file else None
 
     @property
     def keys(self) -> frozenset[str]:
