@@ -287,14 +287,12 @@ class Cluster:
         return page_keys(root_key(self._manifest()), as_token_ids(token_ids), PAGE_SIZE)
 
     def _manifest(self) -> StateManifest:
-        draft = self.shape.settings.get("decode", {}).get("draft", "ngram")
+        chosen = self.shape.settings.get("decode", {})
+        draft, kv_dtype = chosen.get("draft", "ngram"), chosen.get("kv_dtype", "auto")
+        options = LoadOptions(self.shape.dtype, page_size=PAGE_SIZE, kv_dtype=kv_dtype)
         if draft == "ngram":
-            return load_model(
-                self.model, LoadOptions(self.shape.dtype, page_size=PAGE_SIZE)
-            ).manifest
-        return load_drafted(
-            self.model, draft, LoadOptions(self.shape.dtype, page_size=PAGE_SIZE)
-        ).manifest
+            return load_model(self.model, options).manifest
+        return load_drafted(self.model, draft, options).manifest
 
     async def await_stored(
         self, token_ids: Sequence[int], *, node: int = 0, tier: Tier = Tier.HOST

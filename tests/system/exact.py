@@ -13,11 +13,14 @@ from ferryman.llm import LLM, Completion
 
 
 @contextmanager
-def one_process(model: Path, *, memory_bytes: int = 64 << 20) -> Iterator[LLM]:
+def one_process(
+    model: Path, *, memory_bytes: int = 64 << 20, kv_dtype: str = "auto"
+) -> Iterator[LLM]:
     """The oracle: the model in this process, always cold, one step after the other, in float64."""
     with LLM(
         model,
         dtype="float64",
+        kv_dtype=kv_dtype,
         page_size=PAGE_SIZE,
         chunk_tokens=1024,
         memory_bytes=memory_bytes,
