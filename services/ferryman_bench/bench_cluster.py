@@ -79,6 +79,7 @@ def bench_options(engine: dict[str, Any], **workers: Any) -> UpOptions:
     return UpOptions(
         engine=EngineOptions.model_validate(engine),
         served_name="bench",
+        insecure=True,  # a bench orders workers itself
         doors=DoorOptions(http_port=0, grpc_port=0),
         **workers,
     )

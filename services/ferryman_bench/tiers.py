@@ -149,7 +149,9 @@ async def _measure(
         prefetch_policy="wait_complete",
         num_nodes=2,
     )
-    choices = UpOptions(engine=engine, served_name="bench", num_prefill=2, tiers=tiers)
+    choices = UpOptions(
+        engine=engine, served_name="bench", num_prefill=2, tiers=tiers, insecure=True
+    )
     found: dict[str, list[float]] = {name: [] for name in ("cold", *TIERS)}
     async with two_nodes(choices, folder / "state") as nodes:
         for prefill in ("prefill-1", "prefill-2"):

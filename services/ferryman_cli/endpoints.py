@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ferryman.errors import ConfigError
-from ferryman_launcher.state_folder import DEFAULT, running_cluster
+from ferryman_launcher.state_folder import DEFAULT, observer_nats_url, running_cluster
 
 StateDir = Annotated[
     Path,
@@ -52,8 +52,8 @@ def grpc_address(given: str, state_dir: Path) -> str:
 
 
 def nats_and_name(url: str, name: str, state_dir: Path) -> tuple[str, str]:
-    """The broker's URL and the cluster's name."""
+    """The broker's URL, with an observer's login where there is one, and the cluster's name."""
     if url:
         return url, name or "local"
     cluster = running_cluster(state_dir)
-    return cluster.nats, name or cluster.name
+    return observer_nats_url(state_dir, cluster), name or cluster.name

@@ -10,6 +10,9 @@ import typer
 from ferryman.errors import ConfigError
 from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.key_file import make_key_file, read_key_file
+from ferryman.runtime.server_access import write_server_access
+from ferryman.wire.nats.subjects import check_name
+from ferryman_cli.endpoints import ClusterName
 
 PRIVATE = 0o700
 
@@ -30,14 +33,19 @@ def credentials(
     key_file: Annotated[
         Path, typer.Option("--key", metavar="FILE", help="The cluster key, made if it is missing.")
     ],
+    cluster: ClusterName = "local",
 ) -> None:
-    """Write the credentials of every role, made from the cluster key, one file each.
+    """Write the credentials of every role, and what locks NATS and Redis, from the cluster key.
 
-    A service is given the path of its role's file alone; `ferryman up` does all this by itself.
+    A service is given the path of its role's file alone, nats-server that of nats.conf, Redis that
+    of redis.acl; `ferryman up` does all this by itself.
     """
+    check_name(cluster, "cluster")
     make_key_file(key_file)
     try:
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
-    write_all_credentials(folder, read_key_file(key_file))
+    made = read_key_file(key_file)
+    write_all_credentials(folder, made)
+    write_server_access(folder, made, cluster)

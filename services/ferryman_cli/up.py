@@ -28,7 +28,7 @@ from ferryman_launcher.model_places import ModelPlaces
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
-from ferryman_launcher.state_folder import DEFAULT, RunningCluster, StateFolder
+from ferryman_launcher.state_folder import DEFAULT, NATS_URL, RunningCluster, StateFolder
 from ferryman_launcher.supervisor import GivenUp, Supervisor, with_environment
 
 QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red kite?"
@@ -65,11 +65,15 @@ Try in another terminal:
     -H 'content-type: application/json' -d '{json.dumps(body)}'
   {command} trace $ID{where}
   {command} chat{where}
-  nats -s {cluster.nats} sub '{Subjects(cluster.name).all_life}'
+  nats -s "$(cat {os.path.relpath(state_dir / NATS_URL)})" sub '{Subjects(cluster.name).all_life}'
 
 Ctrl-C drains and ends everything."""
 
 
+INSECURE = (
+    "WARNING: --insecure: anybody who reaches a port of NATS, Redis or a service can read, order,"
+    " forge and delete; never use it where strangers do"
+)
 EXIT_STOPPED = 0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 READY_SECONDS = 60.0
@@ -106,6 +110,8 @@ def _run_checked(
 ) -> int:
     for note in checked.notes:
         _say(note)
+    if choices.insecure:
+        _say(INSECURE)
     for snapshot, model in places.missing():
         _say(f"downloading {model} to {snapshot}")
     places.fetch()

@@ -123,7 +123,12 @@ async def running_host_cache(
         to_broker = NatsOptions(settings.bus.url, worker_id, login)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
-            redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
+            redis_index(
+                settings.index.url,
+                key,
+                login=credentials.redis if credentials else None,
+                lookup_seconds=settings.index.lookup_seconds,
+            )
         )
         lifecycle = LifecyclePublisher(bus, subjects, Publisher(ROLE, worker_id, identity.epoch))
         publisher = IndexPublisher(index, identity, lambda: host.holdings(), clock=time.monotonic)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.credentials import ClusterRole
-from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
 from ferryman_launcher.child import ChildSpec
+from ferryman_launcher.cluster_locks import ClusterLocks, locked_cluster, open_cluster
 from ferryman_launcher.exec_with_parent import with_parent
 from ferryman_launcher.readiness import ready_event, ready_words
 from ferryman_launcher.state_folder import StateFolder
@@ -29,7 +29,7 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
     """All processes of a cluster: the servers are ready before any service starts. `credentials`
-    are the files of all roles."""
+    are the files of all roles, which nobody asks for in an open cluster."""
 
     servers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...]
@@ -42,19 +42,28 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     """Fixes the addresses that other processes must know, so that a restart keeps them."""
     servers, nats_url, redis_url = [], choices.nats_url, choices.redis_url
     make_key_file(folder.key_path)
-    credentials = write_all_credentials(
-        folder.private("credentials"), read_key_file(folder.key_path)
-    )
+    locks = _locks(choices, folder)
+    index_url = locks.foreign_redis(redis_url)
     if not nats_url:
-        command = nats_command(folder.path / "nats")
+        command = nats_command(folder.path / "nats", config=locks.nats_config)
         servers.append(_server(command, folder))
         nats_url = command.url
+    observer_redis = redis_url
     if not redis_url:
-        command = redis_command(folder.path / "redis")
+        command = redis_command(folder.path / "redis", acl=locks.redis_acl)
         servers.append(_server(command, folder))
-        redis_url = command.url
-    services = _Services(choices, folder, nats_url, redis_url, _nodes(choices), credentials).all()
-    return ProcessPlan(tuple(servers), services, nats_url, redis_url, credentials)
+        redis_url = index_url = command.url
+        observer_redis = locks.observer_redis(redis_url)
+    folder.write_observer_urls(locks.observer_nats(nats_url), observer_redis)
+    services = _Services(choices, folder, nats_url, index_url, _nodes(choices), locks).all()
+    return ProcessPlan(tuple(servers), services, nats_url, redis_url, locks.credentials)
+
+
+def _locks(choices: UpOptions, folder: StateFolder) -> ClusterLocks:
+    key, private = read_key_file(folder.key_path), folder.private("credentials")
+    if choices.insecure:
+        return open_cluster(private, key)
+    return locked_cluster(private, key, choices.cluster)
 
 
 def _nodes(choices: UpOptions) -> tuple[_Node, ...]:
@@ -82,7 +91,7 @@ class _Services:
     nats_url: str
     redis_url: str
     nodes: tuple[_Node, ...]
-    credentials: Mapping[ClusterRole, Path]
+    locks: ClusterLocks
 
     def all(self) -> tuple[ChildSpec, ...]:
         choices = self.choices
@@ -163,7 +172,7 @@ class _Services:
             **chosen,
             **choices.told.get(role, {}),
             **own,
-            "credentials_file": self.credentials[ClusterRole(role)],
+            **self.locks.settings_of(role),
             "nats_url": self.nats_url,
             "parent_pid": os.getpid(),
         }

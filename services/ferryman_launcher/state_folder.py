@@ -3,7 +3,8 @@
 <state-dir>/cluster.json    endpoints and process ids, while `ferryman up` runs
 <state-dir>/lock            held by that `ferryman up`
 <state-dir>/cluster.key     the cluster's secret, made once; without it stored state is no use
-<state-dir>/credentials    the credentials of each role, made from the key: ROLE.json
+<state-dir>/credentials    made from the key: those of each role, ROLE.json, and the servers' files
+<state-dir>/nats.url       by which people and their tools may listen; redis.url: may read
 <state-dir>/logs/NAME.log   what each process says
 <state-dir>/nats, redis     what the embedded servers keep
 
@@ -21,8 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.credentials_file import write_private_text
 
 DEFAULT = Path(".ferryman")
+NATS_URL, REDIS_URL = "nats.url", "redis.url"
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
 
 
@@ -80,6 +83,11 @@ class StateFolder:
         draft.write_text(json.dumps(asdict(cluster), indent=1) + "\n")
         draft.replace(_cluster_file(self.path))
 
+    def write_observer_urls(self, nats: str, redis: str) -> None:
+        """The URLs for people and their tools, with the observer's password."""
+        for name, url in ((NATS_URL, nats), (REDIS_URL, redis)):
+            write_private_text(self.path / name, url + "\n")
+
     def forget(self) -> None:
         """Removes the file of a cluster that has ended."""
         _cluster_file(self.path).unlink(missing_ok=True)
@@ -112,6 +120,14 @@ def running_cluster(state_dir: Path) -> RunningCluster:
             " (--state-dir, --grpc, --nats)"
         ) from None
     return cluster
+
+
+def observer_nats_url(state_dir: Path, cluster: RunningCluster) -> str:
+    """The broker's URL as an observer may use it; in folders of old versions it has no login."""
+    try:
+        return (state_dir / NATS_URL).read_text().strip()
+    except OSError:
+        return cluster.nats
 
 
 def _cluster_file(folder: Path) -> Path:

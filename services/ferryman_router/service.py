@@ -228,7 +228,12 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         to_broker = NatsOptions(settings.bus.url, worker_id, login)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
-            redis_index(settings.index.url, key, lookup_seconds=settings.index.lookup_seconds)
+            redis_index(
+                settings.index.url,
+                key,
+                login=credentials.redis if credentials else None,
+                lookup_seconds=settings.index.lookup_seconds,
+            )
         )
         channels = await stack.enter_async_context(Channels(access.token))
         background = await stack.enter_async_context(Background())

@@ -35,6 +35,7 @@ from tests.system.cluster import save_served_model
 from tests.system.exact import one_process
 
 from ferryman.client import SamplingParams
+from ferryman_launcher.state_folder import NATS_URL
 
 ROLES = {
     "router": ("router",),
@@ -221,7 +222,8 @@ def main() -> int:
         asyncio.run(campaign(said, injector, callers))
         now = time.monotonic()
         must_be_legal = traced(callers.outcomes, absences.of("nats", now))
-        traces = asyncio.run(traces_of(said["nats"], must_be_legal))
+        observed = (target.state_dir / NATS_URL).read_text().strip()
+        traces = asyncio.run(traces_of(observed, must_be_legal))
     print(f"{traces.num_calls} of {len(must_be_legal)} calls beside the broker are in the log")
     away = outages(absences, ROLES, now, GRACE_SECONDS)
     unheard = outages(absences, ROLES, now, GRACE_SECONDS, absences.of("nats", now))

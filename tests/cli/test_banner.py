@@ -24,7 +24,7 @@ def test_the_lines_can_be_pasted_into_a_shell() -> None:
     assert body["model"] == "demo"
     assert "\n  ferryman trace $ID\n" in said
     assert "\n  ferryman chat\n" in said
-    assert "nats -s nats://h:3 sub 'ferryman.v1.blue.life.>'" in said
+    assert ".ferryman/nats.url)\" sub 'ferryman.v1.blue.life.>'" in said
 
 
 def test_it_says_how_memory_is_split_and_what_fits() -> None:

@@ -247,7 +247,8 @@ def test_the_credentials_command_writes_a_file_for_each_role_again_and_again(
     assert run(command) == 0
     assert mode_of(folder) == 0o700
     made = {path.name: path.read_text() for path in folder.iterdir()}
-    assert {*made} == {f"{role}.json" for role in ClusterRole}
+    servers = {"nats.conf", "redis.acl"}
+    assert {*made} == servers | {f"{role}.json" for role in ClusterRole}
     assert read_credentials(folder / "decode.json") == credentials_of(
         read_key_file(key), ClusterRole.DECODE
     )

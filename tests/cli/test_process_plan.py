@@ -110,6 +110,47 @@ def test_every_process_is_given_the_credentials_of_its_role_alone(
         assert own.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_servers_of_our_own_are_locked_and_observers_have_urls(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    found = made(choices, tmp_path)
+    words = {job.name: " ".join(job.argv) for job in found.servers}
+    assert f"-c {tmp_path}/credentials/nats.conf" in words["nats"]
+    assert f"--aclfile {tmp_path}/credentials/redis.acl" in words["redis"]
+    observer = credentials_of(read_key_file(StateFolder(tmp_path).key_path), ClusterRole.OBSERVER)
+    for name, login, plain in (
+        ("nats.url", observer.nats, found.nats_url),
+        ("redis.url", observer.redis, found.redis_url),
+    ):
+        url = (tmp_path / name).read_text().strip()
+        assert url.replace(f"{login.user}:{login.password}@", "") == plain
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        assert login.password not in repr(found), "no password is in a command or a variable"
+
+
+def test_an_insecure_cluster_is_open_whatever_the_environment_says(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    given = {"FERRYMAN_CREDENTIALS_FILE": "elsewhere.json"}
+    found = made(up_options(up_sources({"insecure": True}, given)), tmp_path)
+    assert not any("nats.conf" in word or "aclfile" in word for word in str(found.servers).split())
+    files = [
+        job.environment[f"FERRYMAN_{job.role.upper()}_CREDENTIALS_FILE"] for job in found.services
+    ]
+    assert set(files) == {""}
+    assert (tmp_path / "nats.url").read_text().strip() == found.nats_url
+
+
+def test_a_redis_of_others_is_used_as_its_default_user(tmp_path: Path) -> None:
+    theirs = UpOptions(engine=DEMO, nats_url="nats://n:1", redis_url="redis://r:2/0")
+    jobs = {job.role: job.environment for job in made(theirs, tmp_path).services}
+    assert jobs["router"]["FERRYMAN_ROUTER_REDIS_URL"] == "redis://default@r:2/0"
+    named = theirs.model_copy(update={"redis_url": "redis://me:word@r:2/0"})
+    jobs = {job.role: job.environment for job in made(named, tmp_path).services}
+    assert jobs["hostcache"]["FERRYMAN_HOSTCACHE_REDIS_URL"] == "redis://me:word@r:2/0"
+    assert (tmp_path / "redis.url").read_text().strip() == "redis://me:word@r:2/0"
+
+
 def test_ranks_share_the_cores_among_all_of_them(choices: UpOptions) -> None:
     several = choices.model_copy(update={"engine": DEMO, "num_decode": 1, "decode_tp": 4})
     cores = len(os.sched_getaffinity(0))

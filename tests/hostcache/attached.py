@@ -16,6 +16,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import HostUnit
 from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchOptions
+from ferryman.wire.grpc.role_tokens import NO_TOKEN
 from ferryman.wire.hostcache.arena_copy import UnitSource
 from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import HostCacheClient, HostLease, host_cache_client
@@ -55,10 +56,13 @@ async def worker_at(
     *,
     call_seconds: float = 10.0,
     wish: PrefetchOptions = DEFAULT_WISH,
+    token: str = NO_TOKEN,
 ) -> AsyncIterator[AttachedTestWorker]:
-    """A worker that has attached."""
+    """A worker that has attached; a locked host-cache asks for its role's `token`."""
     worker = AttachedTestWorker()
-    asked = HostCacheOptions(address, worker_id, 7, call_seconds=call_seconds, prefetch=wish)
+    asked = HostCacheOptions(
+        address, worker_id, 7, call_seconds=call_seconds, prefetch=wish, token=token
+    )
     async with host_cache_client(asked, manifest, worker.take) as client:
         worker.client = client
         await client.attachment.attached()

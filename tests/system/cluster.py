@@ -176,6 +176,11 @@ class Cluster:
         """Where the host-cache of a node keeps its storage tier."""
         return self.folder / f"storage-{node}"
 
+    @property
+    def redis_of_services(self) -> str:
+        """Its Redis has no users but the default one."""
+        return self.redis.replace("redis://", "redis://default@")
+
     def _settings(self, role: str, node: int) -> dict[str, Any]:
         common: dict[str, Any] = {
             "nats_url": self.nats,
@@ -191,7 +196,7 @@ class Cluster:
                 **common,
                 "http_port": 0,
                 "grpc_port": 0,
-                "redis_url": self.redis,
+                "redis_url": self.redis_of_services,
                 "cluster_key_file": self.key_file,
                 "model": self.model,
                 "served_name": "tiny",
@@ -212,7 +217,7 @@ class Cluster:
     def _hostcache(self, node: int) -> dict[str, Any]:
         mine: dict[str, Any] = {
             "port": self.hostcache_ports[node],
-            "redis_url": self.redis,
+            "redis_url": self.redis_of_services,
             "host_memory": 32 << 20,
             "node": f"node-{node}",
             "cluster_key_file": self.key_file,

@@ -28,9 +28,11 @@ from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.cluster_key import ClusterKey
+from ferryman.credentials import ClusterRole
 from ferryman.llm import LLM, Completion
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.runtime.credentials_file import read_credentials
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
@@ -89,7 +91,9 @@ async def forging(
     """That node holds random bytes under all the names of a prompt's state."""
     forged = prompt_of(manifest, cluster.keys_of(prompt), snapshots=[NUM_PAGES - 1])
     address = str(service.ready["address"])
-    async with worker_at(address, manifest, "prefill-0000dead", call_seconds=10) as worker:
+    token = read_credentials(cluster.credentials[ClusterRole.PREFILL]).grpc_token
+    worker_id = "prefill-0000dead"
+    async with worker_at(address, manifest, worker_id, call_seconds=10, token=token) as worker:
         stored = await worker.client.store(forged.keys, forged.sources)
         assert stored == len(forged.names), "the forgery is there"
         yield

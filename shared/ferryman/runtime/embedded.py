@@ -90,15 +90,21 @@ def _found(name: str, *first: Path) -> str:
     return on_path
 
 
-def nats_command(directory: Path, port: int = 0) -> ServerCommand:
-    """nats-server with JetStream on the loopback address; port 0 takes a free one."""
+def nats_command(directory: Path, port: int = 0, config: Path | None = None) -> ServerCommand:
+    """nats-server with JetStream on the loopback address; port 0 takes a free one. Without the
+    `config` that names its users it is open."""
     port = port or free_port()
-    argv = (nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory))
+    users = ("-c", str(config)) if config else ()
+    where = ("-a", "127.0.0.1", "-p", str(port))
+    argv = (nats_binary(), *where, "-js", "-sd", str(directory), *users)
     return ServerCommand("nats", argv, re.compile("Server is ready"), f"nats://127.0.0.1:{port}")
 
 
-def redis_command(directory: Path, port: int = 0, max_bytes: int = 256 << 20) -> ServerCommand:
-    """A Redis server that keeps nothing on disk and never evicts by itself; port 0 as above."""
+def redis_command(
+    directory: Path, port: int = 0, max_bytes: int = 256 << 20, acl: Path | None = None
+) -> ServerCommand:
+    """A Redis server that keeps nothing on disk and never evicts by itself; port 0 as above.
+    Without the `acl` file that names its users it is open."""
     port = port or free_port()
     flags = {
         "bind": "127.0.0.1",
@@ -110,6 +116,8 @@ def redis_command(directory: Path, port: int = 0, max_bytes: int = 256 << 20) ->
         "maxmemory-policy": "noeviction",
         "hz": "1",  # it expires entries when they are read; looking for them may wait
     }
+    if acl:
+        flags["aclfile"] = str(acl)
     argv = (
         redis_binary(),
         *(part for name, value in flags.items() for part in (f"--{name}", value)),

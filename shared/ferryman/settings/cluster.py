@@ -145,6 +145,9 @@ class UpOptions(BaseModel):
     """A Redis to use instead of an own one."""
     cluster: Name = "local"
     """The cluster's name in NATS subjects."""
+    insecure: bool = False
+    """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
+    reaches."""
     tiers: TierOptions = TierOptions()
     start_seconds: Seconds = 120.0
     """How long a process may stand still before it is ready; a load that advances may take any

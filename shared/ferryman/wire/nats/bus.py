@@ -49,7 +49,8 @@ class Discoverable:
 
 @dataclass(frozen=True, slots=True)
 class BusStatistics:
-    """Counts since the start. `num_recorded` of the lifecycle events sent were acknowledged."""
+    """Counts since the start. `num_recorded` of the lifecycle events sent were acknowledged. The
+    broker refused `num_forbidden` messages, subscriptions and logins."""
 
     num_sent: int = 0
     num_waiting: int = 0
@@ -58,6 +59,7 @@ class BusStatistics:
     num_recorded: int = 0
     num_unrecorded: int = 0
     num_missed: int = 0
+    num_forbidden: int = 0
 
 
 Answer = Callable[[BusMessage], Awaitable[bytes]]

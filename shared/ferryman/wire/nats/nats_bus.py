@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ferryman.credentials import Login
-from ferryman.errors import ConfigError, DeadlineExceeded, Unavailable
+from ferryman.credentials import ClusterRole, Login
+from ferryman.errors import ConfigError, DeadlineExceeded, InvalidRequest, Unavailable
 from ferryman.wire.nats.bus import (
     DEADLINE_HEADER,
     MAX_PAYLOAD_BYTES,
@@ -40,6 +42,7 @@ from ferryman.wire.nats.lifecycle_log import (
     read_log,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
+from ferryman.wire.nats.permissions import BrokerRefusals, inbox_of
 from ferryman.wire.nats.replies import answer_from, answer_to
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ RECONNECT_WAIT_SECONDS = 0.5
 PING_SECONDS = 1
 MAX_PINGS_OUTSTANDING = 2
 FLUSH_SECONDS = 1.0
+_READERS = frozenset(ClusterRole) - {ClusterRole.ROUTER}
 _SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 
 
@@ -63,6 +67,19 @@ class NatsOptions:
     client_name: str = "ferryman"
     login: Login | None = None
     log: LogLimits = field(default_factory=LogLimits)
+
+    @property
+    def user(self) -> str:
+        """The name that the broker is shown; empty for none."""
+        if "@" in self.url:
+            return urlsplit(self.url.split(",")[0].strip()).username or ""
+        return self.login.user if self.login else ""
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether it makes the log: of our roles routers alone may, and a stranger's name tells
+        nothing."""
+        return self.user not in _READERS
 
     @property
     def servers(self) -> list[str]:
@@ -107,7 +124,9 @@ class NatsBus:
         self._servers = options.servers
         self._client = Client()
         self._outbox = outbox or Outbox()
-        self._acks = Acknowledgements(self._client.new_inbox())
+        self._inbox = inbox_of(options.user)
+        self._acks = Acknowledgements(f"{self._inbox}.{secrets.token_hex(11)}")
+        self._refusals = BrokerRefusals()
         self._attached: list[Attachment] = []
         self._was_up = False
         self._has_log = False
@@ -156,7 +175,7 @@ class NatsBus:
     @asynccontextmanager
     async def answering(self, pattern: str, answer: Answer) -> AsyncIterator[None]:
         async def arrive(message: Msg) -> None:
-            payload, headers = await answer_to(_received(message), answer)
+            payload, headers = await answer_to(_received(message), _checked(answer))
             if message.reply:
                 with suppress(nats.errors.Error, OSError):
                     await self._client.publish(message.reply, payload, headers=headers or None)
@@ -200,6 +219,7 @@ class NatsBus:
             num_recorded=self._acks.num_recorded,
             num_unrecorded=self._acks.num_unrecorded,
             num_missed=self._num_missed,
+            num_forbidden=self._refusals.number,
         )
 
     # The job that connects and sends.
@@ -249,6 +269,7 @@ class NatsBus:
             password=login.password if login else None,
             servers=self._servers,
             name=self._options.client_name,
+            inbox_prefix=self._inbox,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_connected,
@@ -269,7 +290,8 @@ class NatsBus:
         for message in reversed(self._acks.take_outstanding()):
             self._outbox.give_back(message)
         self._has_log = True
-        await ensure_stream(self._client, self._options.log)
+        if self._options.keeps_log:
+            await ensure_stream(self._client, self._options.log)
 
     async def _send_waiting(self) -> None:
         while self._up.is_set():
@@ -311,7 +333,8 @@ class NatsBus:
         self._down.set()
 
     async def _on_error(self, error: Exception) -> None:
-        log.debug("bus error: %r", error)
+        if not self._refusals.take(error):
+            log.debug("bus error: %r", error)
 
     @asynccontextmanager
     async def _attachment(self, attachment: Attachment) -> AsyncIterator[None]:
@@ -329,3 +352,18 @@ class NatsBus:
 
 def _received(message: Msg) -> BusMessage:
     return BusMessage(message.subject, message.data, message.headers or {})
+
+
+def _checked(answer: Answer) -> Answer:
+    """Refuses what is no order of `request`.
+
+    The broker checks who publishes, but not where its own answers go: the acknowledgement of an
+    event can be sent to the subject of an order. It has no header of ours.
+    """
+
+    async def of_order(message: BusMessage) -> bytes:
+        if DEADLINE_HEADER not in message.headers:
+            raise InvalidRequest(f"an order carries the header {DEADLINE_HEADER}", "headers")
+        return await answer(message)
+
+    return of_order

@@ -15,6 +15,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.ids import NO_REQUEST, check_request_id
 
 PREFIX = "ferryman.v1"
+EVERYTHING = "ferryman.>"
 MAX_NAME_LEN = 64
 
 _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MAX_NAME_LEN - 1}}}")

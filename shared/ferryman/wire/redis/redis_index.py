@@ -30,6 +30,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.cluster_key import ClusterKey
+from ferryman.credentials import Login
 from ferryman.errors import ConfigError
 from ferryman.wire.redis import redis_scripts as scripts
 from ferryman.wire.redis.index import IndexedUnit, IndexStatistics, NodeLife, NodePrefix
@@ -54,17 +55,26 @@ Write = Callable[[], Awaitable[Any]]
 
 @asynccontextmanager
 async def redis_index(
-    url: str, key: ClusterKey, *, lookup_seconds: float = LOOKUP_SECONDS
+    url: str,
+    key: ClusterKey,
+    *,
+    login: Login | None = None,
+    lookup_seconds: float = LOOKUP_SECONDS,
 ) -> AsyncIterator[RedisIndex]:
     """An index for the length of a block, which begins at once, with or without Redis.
 
-    A Redis that takes longer than `lookup_seconds` to answer is away. Entries that were not written
+    A Redis that takes longer than `lookup_seconds` to answer is away. A user named by the URL
+    counts more than `login`. Entries that were not written
     with `key` count as absent.
     """
+    if "@" in url:
+        login = None
     socket_seconds = lookup_seconds + SOCKET_MARGIN_SECONDS
     try:
         pool = aioredis.BlockingConnectionPool.from_url(
             url,
+            username=login.user if login else None,
+            password=login.password if login else None,
             max_connections=MAX_CONNECTIONS,
             timeout=socket_seconds,
             socket_timeout=socket_seconds,

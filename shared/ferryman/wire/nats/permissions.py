@@ -1,0 +1,107 @@
+"""Permissions on the broker: the subjects that each role may publish on, and those it may hear.
+
+All of them are listed here, from the table in docs/protocol.md. The broker refuses everything else:
+orders by anybody but a router, another role's events and beats, other limits for the lifecycle log,
+and its removal by anybody at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.credentials import ClusterRole, RoleCredentials
+from ferryman.wire.nats.lifecycle_log import STREAM
+from ferryman.wire.nats.subjects import EVERYTHING, Subjects
+
+log = logging.getLogger(__name__)
+
+INBOX = "_INBOX"
+MAX_SHOWN = 32
+_REFUSED = ("permissions violation", "authorization violation")
+_DISCOVERY = tuple(
+    f"$SRV.{verb}{tail}" for verb in ("PING", "INFO", "STATS") for tail in ("", ".>")
+)
+_READ_LOG = (
+    f"$JS.API.STREAM.INFO.{STREAM}",
+    f"$JS.API.CONSUMER.CREATE.{STREAM}",
+    f"$JS.API.CONSUMER.CREATE.{STREAM}.>",
+    f"$JS.API.CONSUMER.INFO.{STREAM}.*",
+    f"$JS.API.CONSUMER.DELETE.{STREAM}.*",
+    f"$JS.FC.{STREAM}.>",
+)
+_KEEP_LOG = (f"$JS.API.STREAM.CREATE.{STREAM}", f"$JS.API.STREAM.UPDATE.{STREAM}")
+_WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPermissions:
+    """Patterns of subjects. A role that `answers` may answer each message once."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answers: bool
+
+
+def inbox_of(user: str) -> str:
+    """The prefix of the subjects on which a user gets answers: nobody else may hear them."""
+    return f"{INBOX}.{user}" if user else INBOX
+
+
+def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
+    """The permissions of a role in the cluster of this name."""
+    subjects, inbox = Subjects(cluster), f"{inbox_of(role.value)}.>"
+    if role is ClusterRole.OBSERVER:
+        return BrokerPermissions((*_DISCOVERY, *_READ_LOG), (EVERYTHING, inbox), answers=False)
+    root = subjects.root
+    own = (f"{root}.life.{role.value}.*.*.*",)
+    if role is ClusterRole.ROUTER:
+        return BrokerPermissions(
+            (*own, f"{root}.control.*.*", *_READ_LOG, *_KEEP_LOG),
+            (subjects.all_beats, subjects.all_cache, inbox, *_DISCOVERY),
+            answers=True,
+        )
+    beats = (f"{root}.worker.{role.value}.*.beat",)
+    cache = (subjects.all_cache,) if role in _WORKERS else ()
+    heard = (f"{root}.control.*.*", inbox, *_DISCOVERY)
+    return BrokerPermissions((*own, *beats, *cache), heard, answers=True)
+
+
+def broker_config(credentials: Iterable[RoleCredentials], cluster: str) -> str:
+    """A configuration file of nats-server that knows these users and nobody else. It has their
+    passwords."""
+    users = [_user(each, permissions_of(each.role, cluster)) for each in credentials]
+    return json.dumps({"authorization": {"users": users}}, indent=1) + "\n"
+
+
+def _user(credentials: RoleCredentials, may: BrokerPermissions) -> Mapping[str, Any]:
+    permissions: dict[str, Any] = {
+        "publish": {"allow": list(may.publish)},
+        "subscribe": {"allow": list(may.subscribe)},
+    }
+    if may.answers:
+        permissions["allow_responses"] = {"max": 1, "expires": "2m"}
+    login = credentials.nats
+    return {"user": login.user, "password": login.password, "permissions": permissions}
+
+
+class BrokerRefusals:
+    """Counts refusals and warns of each kind once: a refused beat comes again each second."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._shown: set[str] = set()
+
+    def take(self, error: Exception) -> bool:
+        """Whether an error of the connection is a refusal; then it was counted."""
+        text = str(error)
+        if not any(words in text.lower() for words in _REFUSED):
+            return False
+        self.number += 1
+        if text not in self._shown and len(self._shown) < MAX_SHOWN:
+            self._shown.add(text)
+            log.warning("the broker refuses this process: %s", text)
+        return True

@@ -1,0 +1,230 @@
+"""A real nats-server with the written configuration: attacks are refused, legal flows work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import nats
+import nats.errors
+import nats.js.errors
+import pytest
+from nats.aio.client import Client
+from tests.cluster_keys import KEY, STRANGERS_KEY
+
+from ferryman.credentials import ClusterRole, Login, credentials_of
+from ferryman.runtime.embedded import nats_command, started
+from ferryman.runtime.server_access import with_login, write_server_access
+from ferryman.wire.nats.bus import BusMessage, Discoverable
+from ferryman.wire.nats.lifecycle_log import STREAM
+from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.permissions import inbox_of
+from ferryman.wire.nats.subjects import Subjects
+
+LOCAL = Subjects("local")
+DRAIN = LOCAL.control("decode-1", "drain")
+ROUTER, DECODE, OBSERVER = ClusterRole.ROUTER, ClusterRole.DECODE, ClusterRole.OBSERVER
+WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
+SERVICES = (*WORKERS, ClusterRole.HOST_CACHE)
+FAILSAFE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("locked")
+    access = write_server_access(folder, KEY, "local")
+    make = lambda place: nats_command(place, config=access.nats_config)  # noqa: E731
+    with started(make, folder / "nats") as server:
+        yield server.url
+
+
+def login(role: ClusterRole) -> Login:
+    return credentials_of(KEY, role).nats
+
+
+@asynccontextmanager
+async def connected(url: str, *roles: ClusterRole) -> AsyncIterator[list[NatsBus]]:
+    """A bus of each role; the first one's log exists if it is a router."""
+    async with AsyncExitStack() as stack, asyncio.timeout(FAILSAFE_SECONDS):
+        options = [NatsOptions(url, role.value, login(role)) for role in roles]
+        buses = [await stack.enter_async_context(nats_bus(each)) for each in options]
+        for bus in buses:
+            await bus.connected()
+            await bus.flush()
+        yield buses
+
+
+@asynccontextmanager
+async def raw_client(url: str, role: ClusterRole) -> AsyncIterator[tuple[Client, list[str]]]:
+    """A client without our rules, as an attacker has one, and what the broker refused it."""
+    refused: list[str] = []
+
+    async def note(error: Exception) -> None:
+        refused.append(str(error))
+
+    one = login(role)
+    client = await nats.connect(
+        url,
+        user=one.user,
+        password=one.password,
+        error_cb=note,
+        inbox_prefix=inbox_of(one.user),
+    )
+    try:
+        yield client, refused
+    finally:
+        await client.close()
+
+
+async def refusals(bus: NatsBus, number: int) -> None:
+    """Waits until the broker has refused this many things."""
+    async with asyncio.timeout(FAILSAFE_SECONDS):
+        while bus.statistics().num_forbidden < number:
+            await bus.flush()
+
+
+FORGED = [
+    pytest.param(LOCAL.beat("prefill", "prefill-1"), id="a beat of another role"),
+    pytest.param(LOCAL.life("router", "router-1", "r1", "finished"), id="a router's event"),
+    pytest.param(DRAIN, id="an order"),
+    pytest.param(f"$JS.API.STREAM.PURGE.{STREAM}", id="the purge of the log"),
+    pytest.param(f"$JS.API.STREAM.DELETE.{STREAM}", id="its removal"),
+    pytest.param(f"$JS.API.STREAM.UPDATE.{STREAM}", id="other limits for it"),
+    pytest.param(f"$JS.API.STREAM.MSG.DELETE.{STREAM}", id="the removal of an event"),
+    pytest.param("$JS.API.STREAM.CREATE.OTHER", id="a log of its own"),
+    pytest.param("ferryman.v1.other.worker.decode.decode-1.beat", id="another cluster's beat"),
+    pytest.param("anything", id="anything else"),
+]
+
+
+@pytest.mark.parametrize("subject", FORGED)
+async def test_a_worker_cannot_publish_what_is_not_its_own(url: str, subject: str) -> None:
+    async with connected(url, ROUTER, DECODE) as (router, decode):
+        before = await router.history(LOCAL.all_life, max_events=100)
+        decode.publish(subject, b"{}")
+        await refusals(decode, 1)
+        assert await router.history(LOCAL.all_life, max_events=100) == before
+
+
+async def test_a_refusal_is_counted_and_warned_of(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(url, DECODE) as (decode,):
+        for _ in range(3):
+            decode.offer(DRAIN, b"")
+        await refusals(decode, 3)
+    said = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
+    assert len(said) == 1, "the same refusal is told once"
+    assert DRAIN in said[0]
+
+
+@pytest.mark.parametrize("user", ["", "router", "decode", "default"])
+async def test_a_stranger_gets_no_connection(
+    url: str, user: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody without credentials hears a subject, neither with another cluster's password."""
+    strangers = credentials_of(STRANGERS_KEY, ROUTER).nats.password
+    options = NatsOptions(url, "stranger", Login(user, strangers) if user else None)
+    async with nats_bus(options) as bus, asyncio.timeout(FAILSAFE_SECONDS):
+        while not bus.statistics().num_forbidden:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not bus.is_connected
+    assert "the broker refuses this process" in caplog.text
+
+
+@pytest.mark.parametrize("role", [*SERVICES, OBSERVER])
+@pytest.mark.parametrize("pattern", [">", "_INBOX.>", f"{inbox_of('router')}.>", "$JS.>"])
+async def test_nobody_hears_answers_to_others(url: str, role: ClusterRole, pattern: str) -> None:
+    async with connected(url, role) as (bus,), bus.subscribed(pattern):
+        await refusals(bus, 1)
+
+
+async def test_a_worker_hears_neither_beats_nor_events_of_others(url: str) -> None:
+    async with connected(url, DECODE) as (bus,):
+        async with bus.subscribed(LOCAL.all_life), bus.subscribed(LOCAL.all_beats):
+            await refusals(bus, 2)
+
+
+async def test_an_observer_publishes_nothing(url: str) -> None:
+    async with connected(url, OBSERVER) as (bus,):
+        for subject in (DRAIN, LOCAL.life("router", "router-1", "r1", "finished")):
+            bus.publish(subject, b"{}")
+        await refusals(bus, 2)
+
+
+async def test_an_acknowledgement_sent_to_an_order_s_subject_is_no_order(url: str) -> None:
+    """The broker itself sends it there, so its permissions do not help."""
+    obeyed: list[BusMessage] = []
+    life = LOCAL.life("prefill", "prefill-1", "r1", "queued")
+
+    async def obey(message: BusMessage) -> bytes:
+        obeyed.append(message)
+        return b""
+
+    async with (
+        connected(url, ROUTER, DECODE, OBSERVER) as (router, decode, observer),
+        raw_client(url, ClusterRole.PREFILL) as (attacker, refused),
+        decode.answering(LOCAL.all_control_of("decode-1"), obey),
+        observer.subscribed(DRAIN) as sent,
+    ):
+        await attacker.publish(life, b"{}", reply=DRAIN)
+        assert b"LIFECYCLE" in (await anext(sent)).payload, "the fault took effect"
+        await router.request(DRAIN, b"real", timeout_seconds=FAILSAFE_SECONDS)
+    assert [message.payload for message in obeyed] == [b"real"]
+    assert refused == []
+
+
+@pytest.mark.parametrize("role", SERVICES)
+async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: ClusterRole) -> None:
+    name = f"{role}-1"
+    life = LOCAL.life(role, name, "r1", "admitted")
+
+    async def obey(message: BusMessage) -> bytes:
+        return b"did " + message.payload
+
+    async with (
+        connected(url, ROUTER, role, OBSERVER) as (router, service, observer),
+        router.subscribed(LOCAL.all_beats) as beats,
+        router.subscribed(LOCAL.all_cache) as changes,
+        observer.subscribed("ferryman.>") as seen,
+        service.answering(LOCAL.all_control_of(name), obey),
+        service.discoverable(Discoverable(f"ferryman-{role}", "0.1.0", "a service")),
+    ):
+        service.offer(LOCAL.beat(role, name), b"beat")
+        assert (await anext(beats)).payload == b"beat"
+        if role in WORKERS:
+            service.publish(LOCAL.cache(name, 7), b"change")
+            assert (await anext(changes)).payload == b"change"
+        service.publish(life, b"{}")
+        while service.statistics().num_recorded < 1:
+            await service.flush()
+        subject = LOCAL.control(name, "flush")
+        said = await router.request(subject, b"it", timeout_seconds=FAILSAFE_SECONDS)
+        assert said == b"did it"
+        ping = f"$SRV.PING.ferryman-{role}"
+        pong = await observer.request(ping, b"", timeout_seconds=FAILSAFE_SECONDS)
+        assert b"ping_response" in pong
+        assert LOCAL.beat(role, name) == (await anext(seen)).subject
+        for reader in (router, observer):
+            pattern = LOCAL.all_life_of("r1")
+            log = await reader.history(pattern, max_events=100)
+            assert life in {each.subject for each in log}
+        for bus in (router, service, observer):
+            assert bus.statistics().num_forbidden == 0
+
+
+async def test_an_observer_s_url_is_all_that_a_tool_needs(url: str) -> None:
+    async with nats_bus(NatsOptions(with_login(url, login(OBSERVER)))) as bus:
+        async with asyncio.timeout(FAILSAFE_SECONDS), bus.subscribed("ferryman.>"):
+            await bus.connected()
+            await bus.flush()
+    assert bus.statistics().num_forbidden == 0
+
+
+def test_the_configuration_is_its_owner_s_alone(tmp_path: Path) -> None:
+    access = write_server_access(tmp_path, KEY, "local")
+    for path in (access.nats_config, access.redis_acl):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert KEY.text not in path.read_text()
