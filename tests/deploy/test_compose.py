@@ -41,6 +41,12 @@ def environment(service: str) -> dict[str, str]:
     return {**given, **assigned}
 
 
+def size_of(text: str) -> int:
+    size = parse_size(text)
+    assert isinstance(size, (int, str))
+    return int(size)
+
+
 def role_of(service: str) -> str:
     return service.replace("-", "")
 
@@ -166,3 +172,29 @@ def test_the_image_runs_as_the_user_who_owns_its_volumes() -> None:
     assert user is not None
     assert f"uid={user[1]},gid={user[2]}" in compose()["volumes"]["arena"]["driver_opts"]["o"]
     assert compose()["services"]["prefill"]["user"] == f"{user[1]}:{user[2]}"
+
+
+@pytest.mark.parametrize("service", ["nats", "redis", *SETTINGS])
+def test_every_container_has_limits_that_hold_what_it_is_told_to_take(service: str) -> None:
+    described = compose()["services"][service]
+    limit = size_of(CHOICE.sub(r"\2", described["mem_limit"]).upper())
+    told = environment(service) if service in SETTINGS else {}
+    sizes = [told.get(f"FERRYMAN_{name}", "0") for name in ("MEMORY_BYTES", "HOST_MEMORY")]
+    assert limit >= 2 * sum(map(size_of, sizes))
+    assert limit >= 512 << 20
+    assert 0 < described["pids_limit"] <= 4096
+
+
+@pytest.mark.parametrize("service", WORKERS)
+def test_the_file_for_cards_reserves_one_and_says_so_to_the_worker(service: str) -> None:
+    over = cast(dict[str, Any], yaml.safe_load((ROOT / "compose.gpu.yaml").read_text()))
+    assert set(over["services"]) == set(WORKERS)
+    (device,) = over["services"][service]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+    told = over["services"][service]["environment"]
+    ours = {name for name in told if name.startswith("FERRYMAN_")}
+    assert ours == {"FERRYMAN_DEVICE"}
+    assert {name.removeprefix("FERRYMAN_").lower() for name in ours} <= names_of(service)
+    assert told["TRITON_CACHE_DIR"].startswith("/var/cache/ferryman/")
+    assert "compiled:/var/cache/ferryman" in compose()["services"][service]["volumes"]
