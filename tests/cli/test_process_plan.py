@@ -299,6 +299,13 @@ def test_nodes_share_what_there_is(choices: UpOptions, tmp_path: Path) -> None:
         pytest.param(TierOptions(), "", 0, id="no storage without being asked"),
         pytest.param(TierOptions(storage_bytes=5 << 20), "/s/storage", 5 << 20, id="a size"),
         pytest.param(TierOptions(storage_dir="/d"), "/d", 1 << 30, id="a folder"),
+        pytest.param(TierOptions(storage_dir="s3://b/p"), "s3://b/p", 1 << 30, id="a bucket"),
+        pytest.param(
+            TierOptions(storage_dir="s3://b/p?region=r", num_nodes=2),
+            "s3://b/p/local?region=r",
+            1 << 29,
+            id="a bucket of two nodes",
+        ),
     ],
 )
 def test_the_storage_tier_is_in_the_state_folder_unless_said_otherwise(

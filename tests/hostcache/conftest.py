@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, Protocol
 
 import pytest
 from tests.cluster_keys import key_file_in
-from tests.hostcache.stored import Place
+from tests.hostcache.object_server import BUCKET, s3_server
+from tests.hostcache.stored import Bucket, Place
 from tests.servers import nats_server, redis_server
 
 from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
@@ -89,9 +91,34 @@ async def host_cache(start_host_cache: StartHostCache) -> AsyncIterator[RunningH
         yield service
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    """An S3 server with a bucket."""
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A prefix of its own in a bucket, with credentials as other tools know them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    prefix = uuid.uuid4().hex
+    return Bucket(f"s3://{BUCKET}/{prefix}?endpoint={s3_url}&region=us-east-1")
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where a storage tier keeps its blobs."""
+    if request.param == "s3":
+        bucket: Bucket = request.getfixturevalue("bucket")
+        return bucket
+    return tmp_path / "storage" if request.param == "file" else BlobMedium()
+
+
+@pytest.fixture(params=["file", "memory"])
+def breakable_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """One that a test can break and mend."""
     return tmp_path / "storage" if request.param == "file" else BlobMedium()
 
 

@@ -20,11 +20,19 @@ from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlobStore
 from ferryman.tiers.values import UnitName
 from ferryman_hostcache.storage.blob_store import BlobStore
 from ferryman_hostcache.storage.extent import EXTENT_SUFFIX
-from ferryman_hostcache.storage.factory import open_storage, storage_over
+from ferryman_hostcache.storage.factory import open_blobs, open_storage, storage_over
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
 from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 
-Place = Path | BlobMedium  # where blobs outlive their store
+
+@dataclass(frozen=True)
+class Bucket:
+    """The address of a prefix of its own in an object store."""
+
+    url: str
+
+
+Place = Path | BlobMedium | Bucket  # where blobs outlive their store
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def opened(
     if isinstance(place, BlobMedium):
         chosen = StorageSettings.model_validate(settings)
         return storage_over(MemoryBlobStore(place), chosen, key, clock=clock)
-    folder = str(place) if place.name else ""
+    folder = place.url if isinstance(place, Bucket) else str(place) if place.name else ""
     return open_storage(
         StorageSettings.model_validate({"folder": folder, **settings}), key, clock=clock
     )
@@ -76,13 +84,22 @@ def opened(
 
 def blobs_at(place: Place) -> BlobStore:
     """The blob store below a storage tier, for tests of the blob store alone."""
+    if isinstance(place, Bucket):
+        return open_blobs(place.url)
     return MemoryBlobStore(place) if isinstance(place, BlobMedium) else FileBlobStore(place)
+
+
+def has_holes(place: Place) -> bool:
+    """Whether a dropped unit's room comes back before its extent's."""
+    return not isinstance(place, Bucket)
 
 
 def extents_at(place: Place) -> list[str]:
     """The names of all extents, in order."""
     if isinstance(place, BlobMedium):
         return sorted(name for name in place.blobs if name.endswith(EXTENT_SUFFIX))
+    if isinstance(place, Bucket):
+        return sorted(name for name in _objects(place) if name.endswith(EXTENT_SUFFIX))
     return sorted(path.name for path in place.glob(f"*{EXTENT_SUFFIX}"))
 
 
@@ -90,7 +107,20 @@ def bytes_at(place: Place) -> int:
     """The bytes that all extents take, without their holes."""
     if isinstance(place, BlobMedium):
         return sum(place.blobs[name].used_bytes for name in extents_at(place))
+    if isinstance(place, Bucket):
+        sizes = _objects(place)
+        return sum(sizes[name] for name in extents_at(place))
     return sum((place / name).stat().st_blocks * 512 for name in extents_at(place))
+
+
+def _objects(place: Bucket) -> dict[str, int]:
+    """The lengths of objects, seen past the owner."""
+    import obstore
+
+    from ferryman_hostcache.storage.object_address import objects_at
+
+    found = obstore.list(objects_at(place.url)).collect()
+    return {each["path"]: each["size"] for each in found}
 
 
 async def read_all(

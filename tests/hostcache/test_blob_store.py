@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 import xxhash
-from tests.hostcache.stored import Place, blobs_at
+from tests.hostcache.stored import Place, blobs_at, has_holes
 
 from ferryman.errors import ConfigError
 from ferryman.tiers.extents import ALIGNMENT
@@ -112,6 +112,7 @@ def test_a_blob_takes_the_place_of_the_one_that_had_its_name(blobs: BlobStore) -
 
 def test_what_is_punched_is_zeros_and_takes_no_room_and_the_rest_stays(place: Place) -> None:
     content = bytearray(random_bytes(4 * ALIGNMENT))
+    freed = 2 * ALIGNMENT if has_holes(place) else 0
     with closing(blobs_at(place)) as blobs:
         put(blobs, NAME, bytes(content))
         used = blobs.statistics().used_bytes
@@ -120,9 +121,9 @@ def test_what_is_punched_is_zeros_and_takes_no_room_and_the_rest_stays(place: Pl
         content[ALIGNMENT : 3 * ALIGNMENT] = bytes(2 * ALIGNMENT)
         assert whole(blobs, NAME) == content
         assert blobs.scan() == {NAME: 4 * ALIGNMENT}
-        assert blobs.statistics().used_bytes == used - 2 * ALIGNMENT
+        assert blobs.statistics().used_bytes == used - freed
         blobs.punch(NAME, [(ALIGNMENT, 2 * ALIGNMENT)])
-        assert blobs.statistics().used_bytes == used - 2 * ALIGNMENT
+        assert blobs.statistics().used_bytes == used - freed
     with closing(blobs_at(place)) as blobs:
         assert whole(blobs, NAME) == content
 

@@ -141,6 +141,7 @@ def break_down(place: Place) -> None:
     if isinstance(place, BlobMedium):
         place.errors.update(put=errno.ENOENT, read=errno.ENOENT, punch=errno.ENOENT)
     else:
+        assert isinstance(place, Path)
         shutil.move(place, place.with_name("away"))
 
 
@@ -149,15 +150,16 @@ def mend(place: Place) -> None:
         assert place.num_failed["put"], "nothing failed"
         place.errors.clear()
     else:
+        assert isinstance(place, Path)
         shutil.move(place.with_name("away"), place)
 
 
-async def test_after_failures_in_a_row_the_folder_is_left_alone(place: Place) -> None:
+async def test_after_failures_in_a_row_the_folder_is_left_alone(breakable_place: Place) -> None:
     clock = StorageClock()
-    async with opened(place, clock=clock, rest_seconds=30.0) as storage:
+    async with opened(breakable_place, clock=clock, rest_seconds=30.0) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
-        break_down(place)
+        break_down(breakable_place)
         for _ in range(MAX_FAILURES_IN_A_ROW):
             assert not storage.statistics().is_resting
             await storage.store(OTHER.keys, OTHER.offers())
@@ -167,7 +169,7 @@ async def test_after_failures_in_a_row_the_folder_is_left_alone(place: Place) ->
         assert storage.lookup(PROMPT.keys).usable_pages == 0
         assert storage.lease("reader", PROMPT.keys, PROMPT.units) == ()
         assert await storage.store(OTHER.keys, OTHER.offers()) == NOTHING_STORED
-        mend(place)
+        mend(breakable_place)
         clock.now += 30.0
         assert await read_all(storage, PROMPT) == PROMPT.units
         assert (await storage.store(OTHER.keys, OTHER.offers())).num_stored
@@ -175,18 +177,18 @@ async def test_after_failures_in_a_row_the_folder_is_left_alone(place: Place) ->
 
 @pytest.mark.parametrize("success", ["read", "store"])
 async def test_a_success_between_failures_keeps_the_folder_in_use(
-    success: str, place: Place
+    success: str, breakable_place: Place
 ) -> None:
     """Failures in a row are meant: a disk that works now and then is asked now and then."""
-    async with opened(place, clock=StorageClock(), rest_seconds=30.0) as storage:
+    async with opened(breakable_place, clock=StorageClock(), rest_seconds=30.0) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
         for number in range(4):
-            break_down(place)
+            break_down(breakable_place)
             for _ in range(MAX_FAILURES_IN_A_ROW - 1):
                 await storage.store(OTHER.keys, OTHER.offers())
             assert len(failures(storage)) == MAX_FAILURES_IN_A_ROW - 1
-            mend(place)
+            mend(breakable_place)
             if success == "read":
                 assert await read_all(storage, PROMPT) == PROMPT.units
             else:

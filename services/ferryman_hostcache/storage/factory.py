@@ -1,4 +1,4 @@
-"""Opens a storage tier: over a folder, over another blob store, or none."""
+"""Opens a storage tier: over a folder, an object store, any other blob store, or none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cluster_key import MacKey
+from ferryman.errors import ConfigError
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.storage_values import NOTHING_STORED, StorageStatistics, StoredGroup, TierEffect
 from ferryman.tiers.values import Residency, StoredUnit, UnitName, UnitStored
@@ -75,14 +77,35 @@ async def open_storage(
     """A storage tier for the length of a block; units become visible with `attach`, except units
     that were not sealed with `key`.
 
-    Raises ConfigError when the folder cannot be used or belongs to another process.
+    Raises ConfigError when the place cannot be used or belongs to another process.
     """
     if not settings.folder:
         yield NoStorage()
         return
-    blobs = await asyncio.to_thread(FileBlobStore, Path(settings.folder))
+    blobs = await asyncio.to_thread(open_blobs, settings.folder)
     async with storage_over(blobs, settings, key, clock=clock) as storage:
         yield storage
+
+
+def open_blobs(place: str) -> BlobStore:
+    """The blobs in a folder, given as a path or a `file:` URL, or under an `s3:` URL. Blocking.
+    Raises ConfigError."""
+    parts = urlsplit(place)
+    if parts.scheme == "s3":
+        return _open_objects(place)
+    if parts.scheme == "file" and not parts.netloc:
+        return FileBlobStore(Path(unquote(parts.path)))
+    if "://" in place:
+        raise ConfigError(f"storage {parts.scheme}://{parts.netloc}: no such kind of storage")
+    return FileBlobStore(Path(place))
+
+
+def _open_objects(url: str) -> BlobStore:
+    try:
+        from ferryman_hostcache.storage.object_address import open_object_store
+    except ModuleNotFoundError as error:
+        raise ConfigError("object storage needs obstore: pip install 'ferryman[s3]'") from error
+    return open_object_store(url)
 
 
 @asynccontextmanager

@@ -82,12 +82,20 @@ class TierOptions(TierPolicySettings):
         """Of one node; empty without a storage tier."""
         if not self.has_storage:
             return ""
+        if "://" in self.storage_dir:
+            return self.storage_dir if self.num_nodes == 1 else _of_node(self.storage_dir, node)
         folder = Path(self.storage_dir) if self.storage_dir else state_folder / STORAGE_NAME
         return str((folder if self.num_nodes == 1 else folder / node).absolute())
 
     def nodes(self) -> list[str]:
         """Their names in the index."""
         return ["local"] if self.num_nodes == 1 else list(_numbered(self.num_nodes))
+
+
+def _of_node(url: str, node: str) -> str:
+    """The place of one node's blobs under the URL of all; the options stay at its end."""
+    place, *options = url.partition("?")
+    return "".join((place.rstrip("/"), "/", node, *options))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class StorageSettings(BaseModel):
 
     model_config = GROUP
     folder: str = ""
-    """The storage tier's, on a local disk; without one, no storage tier."""
+    """The storage tier's, on a local disk, or `s3://bucket/prefix`; without, no storage tier."""
     capacity_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
     """Of all files in it, other models' included: those go first."""
     max_reads: Fixed[Count] = 4

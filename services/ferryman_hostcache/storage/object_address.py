@@ -1,0 +1,64 @@
+"""Opens the object store that a URL names: `s3://bucket/prefix?endpoint=…&region=…`.
+
+Credentials and all that the URL does not say come from `AWS_*`, as for other tools.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, S3Store
+
+from ferryman.errors import ConfigError
+from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
+from ferryman_hostcache.storage.object_owner import ObjectOwner
+
+REQUEST_SECONDS, CONNECT_SECONDS, RETRY_SECONDS = 10.0, 3.0, 10.0
+MAX_RETRIES = 3
+OPTIONS = ("endpoint", "region")
+
+
+def open_object_store(url: str) -> ObjectBlobStore:
+    """Blobs at `url`, owned. Raises ConfigError when the URL, the store or its owner refuse."""
+    place, objects = url.partition("?")[0], objects_at(url)
+    return ObjectBlobStore(objects, place, ObjectOwner(objects, place))
+
+
+def objects_at(url: str) -> ObjectStore:
+    """A client of the store at `url`, with deadlines. Raises ConfigError for a wrong URL."""
+    parts = urlsplit(url)
+    place = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    return _connected(place, parts.netloc, parts.path.strip("/"), _options(place, parts.query))
+
+
+def _options(place: str, query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise ConfigError(f"object storage {place}: unknown option {unknown[0]!r}")
+    return options
+
+
+def _connected(place: str, bucket: str, prefix: str, options: dict[str, str]) -> ObjectStore:
+    if not bucket or not prefix:
+        raise ConfigError(f"object storage {place}: needs s3://bucket/prefix")
+    config: Any = options  # a TypedDict there; the names are checked already
+    try:
+        return S3Store(
+            bucket,
+            prefix=prefix,
+            config=config,
+            client_options={
+                "allow_http": options.get("endpoint", "").startswith("http://"),
+                "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+            },
+            retry_config={
+                "max_retries": MAX_RETRIES,
+                "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            },
+        )
+    except BaseError as error:
+        raise ConfigError(f"object storage {place}: {error}") from error

@@ -1,0 +1,179 @@
+"""Blobs as objects under one prefix of an object store: one owner, each put whole or not at all.
+
+An object store shows an object when all of its bytes have come, so the name needs no detour. It has
+no holes: dropping a unit writes its object anew, and the room comes back with the whole object.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import obstore
+import xxhash
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore
+
+from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
+from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
+
+REQUEST_BYTES = 8 << 20  # of one ranged read, so that each ends within a request's deadline
+LISTED_AT_ONCE = 1000
+MAX_OBJECTS = 200_000
+
+
+class ObjectBlobStore:
+    """A `BlobStore` in an object store, under the prefix of `objects`."""
+
+    def __init__(self, objects: ObjectStore, place: str, owner: ObjectOwner) -> None:
+        """Takes the ownership. Raises ConfigError when it cannot, or another process has it."""
+        self._objects, self._place, self._owner = objects, place, owner
+        owner.take()
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    def close(self) -> None:
+        self._owner.give_back()
+
+    # Writing.
+
+    def put(self, name: str, num_bytes: int, parts: Sequence[BlobPart]) -> None:
+        content, parts = memoryview(bytearray(num_bytes)), tuple(parts)
+        for part in parts:
+            content[part.offset : part.offset + len(part.memory)] = part.memory
+        # An object is visible before it can be read back, so wrong bytes must not be put at all.
+        _verify(_part_of(content, part) for part in parts)
+        try:
+            self._upload(name, content)
+            _verify((self._part(name, part), part) for part in parts)
+        except BaseException:
+            self._give_up(name)
+            raise
+
+    def _upload(self, name: str, content: memoryview) -> None:
+        self._owner.check()
+        with _os_errors():
+            obstore.put(self._objects, name, content, chunk_size=REQUEST_BYTES)
+
+    def _part(self, name: str, part: BlobPart) -> memoryview:
+        found = memoryview(bytearray(len(part.memory)))
+        return found[: self.read(name, part.offset, found)]
+
+    def _give_up(self, name: str) -> None:
+        """Removes an object that was not put; the first failure is the one to report."""
+        try:
+            self.delete(name)
+        except OSError:
+            return
+
+    # Reading.
+
+    def read(self, name: str, begin: int, into: memoryview) -> int:
+        done = 0
+        while done < len(into):
+            wanted = min(REQUEST_BYTES, len(into) - done)
+            found = self._range(name, begin + done, wanted)
+            into[done : done + len(found)] = found
+            done += len(found)
+            if len(found) < wanted:
+                break
+        return done
+
+    def _range(self, name: str, begin: int, num_bytes: int) -> memoryview:
+        """The bytes of a range, fewer at the object's end."""
+        with _os_errors():
+            try:
+                return memoryview(
+                    obstore.get_range(self._objects, name, start=begin, length=num_bytes)
+                )
+            except BaseError:
+                # A range that begins behind the end is refused, as one that failed is.
+                if begin < obstore.head(self._objects, name)["size"]:
+                    raise
+                return memoryview(b"")
+
+    def scan(self) -> Mapping[str, int]:
+        return dict(self._blobs())
+
+    def statistics(self) -> BlobStatistics:
+        sizes = [size for _, size in self._blobs()]
+        return BlobStatistics(len(sizes), sum(sizes), 0)
+
+    def _blobs(self) -> Iterator[tuple[str, int]]:
+        """The names and lengths under the prefix, a page of the listing at a time."""
+        num_seen = 0
+        with _os_errors():
+            for page in obstore.list(self._objects, chunk_size=LISTED_AT_ONCE):
+                num_seen += len(page)
+                if num_seen > MAX_OBJECTS:
+                    # Those not seen would be counted as no room, and their numbers given again.
+                    raise OSError(errno.EFBIG, f"more than {MAX_OBJECTS} objects")
+                yield from (
+                    (found["path"], found["size"])
+                    for found in page
+                    if found["path"] != OWNER_NAME and "/" not in found["path"]
+                )
+
+    # Dropping.
+
+    def punch(self, name: str, ranges: Sequence[BlobRange]) -> None:
+        try:
+            content = self._whole(name)
+        except FileNotFoundError:
+            return
+        for begin, num_bytes in ranges:
+            hole = content[begin : begin + num_bytes]
+            hole[:] = bytes(len(hole))
+        self._upload(name, content)
+
+    def _whole(self, name: str) -> memoryview:
+        with _os_errors():
+            size = obstore.head(self._objects, name)["size"]
+        content = memoryview(bytearray(size))
+        if self.read(name, 0, content) < size:
+            raise OSError(errno.EIO, "the object became shorter while it was read")
+        return content
+
+    def delete(self, name: str) -> None:
+        self._owner.check()
+        try:
+            with _os_errors():
+                obstore.delete(self._objects, name)
+        except FileNotFoundError:
+            return
+
+
+def _part_of(content: memoryview, part: BlobPart) -> tuple[memoryview, BlobPart]:
+    """The bytes of a blob where a part is, with that part."""
+    return content[part.offset : part.offset + len(part.memory)], part
+
+
+def _verify(found: Iterator[tuple[memoryview, BlobPart]]) -> None:
+    """Raises EBADMSG unless every part has its digest."""
+    for memory, part in found:
+        if xxhash.xxh3_128_digest(memory) != part.digest:
+            raise OSError(errno.EBADMSG, "what was written does not read the same")
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Gives the library's errors the errno that a `BlobStore` must report."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno:
+            raise
+        number = _number_of(error)
+        raise OSError(number, os.strerror(number)) from error
+    except BaseError as error:
+        raise OSError(errno.EIO, str(error).partition("\n")[0]) from error
+
+
+def _number_of(error: OSError) -> int:
+    if isinstance(error, FileNotFoundError):
+        return errno.ENOENT
+    return errno.EACCES if isinstance(error, PermissionError) else errno.EIO

@@ -1,0 +1,122 @@
+"""The ownership of a prefix of an object store: an object that its owner renews.
+
+Only conditional puts decide, never a clock of another machine. A newcomer that finds the object
+watches it: renewed within a lease, it has an owner; otherwise the newcomer replaces the version
+that it saw. An owner that could not renew for half a lease writes no more.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+import uuid
+from threading import Event, Thread
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import ObjectStore
+
+from ferryman.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+OWNER_NAME = "owner.lock"
+LEASE_SECONDS = 30.0
+RENEWALS = 15  # in one lease
+
+
+class ObjectOwner:
+    """One process' claim on the objects under a prefix."""
+
+    def __init__(
+        self, objects: ObjectStore, place: str, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
+        self._objects, self._place, self._seconds = objects, place, lease_seconds
+        self._identity, self._turn = uuid.uuid4().bytes, 0
+        self._version: str | None = None
+        self._renewed = float("-inf")
+        self._ending = Event()
+        self._thread = Thread(target=self._renew, name="storage-owner", daemon=True)
+
+    def take(self) -> None:
+        """Blocks for a lease when a former owner ended without giving back. Raises ConfigError when
+        there is an owner, or the store cannot be used."""
+        try:
+            if not self._try_create():
+                self._take_over()
+        except (BaseError, OSError) as error:
+            first = str(error).partition("\n")[0]
+            raise ConfigError(f"object storage {self._place}: {first}") from error
+        self._thread.start()
+
+    def _try_create(self) -> bool:
+        try:
+            self._put("create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def _take_over(self) -> None:
+        seen = self._seen()
+        log.info("watching %s: it had an owner, for %g s", self._place, self._seconds)
+        end = time.monotonic() + self._seconds
+        while time.monotonic() < end and not self._ending.wait(self._seconds / RENEWALS):
+            if self._seen() != seen:
+                raise self._belongs_to_another()
+        try:
+            self._put({"e_tag": seen})
+        except PreconditionError as error:
+            raise self._belongs_to_another() from error
+
+    def _seen(self) -> str | None:
+        version: str | None = obstore.head(self._objects, OWNER_NAME)["e_tag"]
+        return version
+
+    def _belongs_to_another(self) -> ConfigError:
+        return ConfigError(
+            f"object storage {self._place} belongs to another host-cache that runs; give this one "
+            "a prefix of its own"
+        )
+
+    def _put(self, mode: obstore.PutMode) -> None:
+        """A new version, other than any before, while the version in `mode` is the last."""
+        began = time.monotonic()
+        self._turn += 1
+        content = self._identity + self._turn.to_bytes(8, "little")
+        try:
+            self._version = obstore.put(self._objects, OWNER_NAME, content, mode=mode)["e_tag"]
+        except (AlreadyExistsError, PreconditionError):
+            # An earlier try may have come through although its answer was lost.
+            found = obstore.get(self._objects, OWNER_NAME)
+            if not bytes(found.bytes()).startswith(self._identity):
+                raise
+            self._version = found.meta["e_tag"]
+        self._renewed = began
+
+    def _renew(self) -> None:
+        """On a thread, until the ownership is given back or lost."""
+        while not self._ending.wait(self._seconds / RENEWALS):
+            try:
+                self._put({"e_tag": self._version})
+            except (PreconditionError, FileNotFoundError):
+                log.error("another host-cache took %s over: nothing is written", self._place)
+                self._renewed = float("-inf")
+                return
+            except (BaseError, OSError) as error:
+                log.warning("cannot renew %s: %s", self._place, str(error).partition("\n")[0])
+
+    def check(self) -> None:
+        """Raises ESTALE when another process may own the objects by now."""
+        if time.monotonic() - self._renewed > self._seconds / 2:
+            raise OSError(errno.ESTALE, "another process may own the objects")
+
+    def give_back(self) -> None:
+        """The next owner needs not wait, if the store can still be reached."""
+        self._ending.set()
+        self._thread.join()
+        try:
+            self.check()
+            obstore.delete(self._objects, OWNER_NAME)
+        except (BaseError, OSError):
+            log.warning("could not give %s back; the next owner waits for it", self._place)
