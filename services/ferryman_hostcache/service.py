@@ -155,8 +155,11 @@ async def running_host_cache(
         lower_tiers = await stack.enter_async_context(
             open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access.token)
         )
+        metrics = Metrics(ROLE)
+        metrics.watch("bus", bus.statistics)
+        watch(metrics, host, publisher, lower_tiers)
         service = await _open_doors(
-            stack, settings, worker_id, host, publisher, lower_tiers, access
+            stack, settings, worker_id, host, publisher, lower_tiers, access, metrics
         )
         about = {"grpc": service.address, "worker_id": worker_id, "node": identity.node_id}
         found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
@@ -202,9 +205,8 @@ async def _open_doors(
     publisher: IndexPublisher,
     lower_tiers: LowerTiers,
     access: GrpcAccess,
+    metrics: Metrics,
 ) -> RunningHostCache:
-    metrics = Metrics(ROLE)
-    watch(metrics, host, publisher, lower_tiers)
     endpoints = {
         "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
         "/health": lambda: json_answer({"status": "ready", "index_away": publisher.is_away}),

@@ -142,6 +142,7 @@ def make_components(
         background=background,
         clock=clock,
     )
+    metrics.watch("bus", transports.bus.statistics)
     metrics.watch("", partial(_statistics, transports.index, dispatcher, requests))
     return Components(fleet, frontend, dispatcher, listener)
 

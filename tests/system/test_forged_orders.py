@@ -175,3 +175,13 @@ def _num_refused(worker: Service) -> float:
     text = httpx.get(f"http://{worker.ready['observe']}/metrics", timeout=120).text
     counts = (line.rsplit(" ", 1) for line in text.splitlines() if "_refused_calls_total{" in line)
     return sum(float(number) for name, number in counts if 'reason="Unauthenticated"' in name)
+
+
+def test_every_service_shows_how_often_the_broker_refused_it(cluster: Cluster) -> None:
+    for role in ("prefill", "decode", "hostcache"):
+        (service,) = cluster.of_role(role)
+        text = httpx.get(f"http://{service.ready['observe']}/metrics", timeout=120).text
+        assert f"ferryman_{role}_bus_forbidden 0.0" in text
+        assert f"ferryman_{role}_bus_sent " in text
+    shown = httpx.get(f"{cluster.http}/metrics", timeout=120).text
+    assert "ferryman_router_bus_forbidden 0.0" in shown

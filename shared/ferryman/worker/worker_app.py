@@ -283,6 +283,7 @@ def _moving_parts(
         parts.cache_metrics.changed(changes)
         telemetry.publish_cache_changes(changes)
 
+    parts.metrics.watch("bus", bus.statistics)
     parts.metrics.watch("logits", parts.numeric_watch.statistics)
     loop = StepLoop(parts.engine, parts.wake, service.on_events, parts.clock, on_changes=on_changes)
     parts.metrics.watch("loads", loop.pace.statistics)
