@@ -11,7 +11,6 @@ from time import clock_gettime
 from typing import Any
 
 from ferryman.client import Client
-from ferryman.credentials import ClusterRole
 from ferryman.settings.cluster import DoorOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman_launcher.process_plan import plan_processes
@@ -40,7 +39,6 @@ class RunningJobs:
     """Processes that are ready: what each said of itself by its job's name, and its pid."""
 
     nats_url: str
-    credentials: Mapping[ClusterRole, Path]
     said: Mapping[str, ReadyEvent]
     pids: Mapping[str, int]
 
@@ -58,7 +56,7 @@ async def running_jobs(
         await supervisor.start(jobs.servers)
         said = await supervisor.start(job for job in jobs.services if job.name not in without)
         pids = {name: pid for name, pid in supervisor.pids.items() if name in said}
-        yield RunningJobs(jobs.nats_url, jobs.credentials, said, pids)
+        yield RunningJobs(jobs.nats_url, said, pids)
     finally:
         await supervisor.drain(DRAIN_SECONDS)
 

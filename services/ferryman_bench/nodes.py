@@ -12,9 +12,7 @@ from time import perf_counter
 import httpx
 
 from ferryman.cache.keys import PageKey
-from ferryman.credentials import ClusterRole
 from ferryman.errors import Unavailable
-from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.life import alongside
 from ferryman.settings.cluster import UpOptions
 from ferryman.wire.codec.prefill import prefill_order_to_wire, progress_from_wire
@@ -47,15 +45,8 @@ class FirstToken:
 class Nodes:
     """Processes by name: hostcache-1, hostcache-2, prefill-1, prefill-2, decode."""
 
-    def __init__(
-        self,
-        said: Mapping[str, ReadyEvent],
-        bus: NatsBus,
-        to_workers: Channels,
-        to_caches: Channels,
-    ) -> None:
-        self._said, self._bus = said, bus
-        self._to_workers, self._to_caches = to_workers, to_caches
+    def __init__(self, said: Mapping[str, ReadyEvent], bus: NatsBus, channels: Channels) -> None:
+        self._said, self._bus, self._channels = said, bus, channels
         self._firsts: dict[str, asyncio.Future[float]] = {}
 
     def address(self, name: str) -> WorkerAddress:
@@ -67,9 +58,7 @@ class Nodes:
         decode = self.address("decode")
         asked = decode_pb2.TokensRequest(router_id=ROUTER_ID, worker_epoch=decode.epoch)
         with typed_errors():
-            async for message in DecodeServiceStub(self._to_workers.to(decode.address)).Tokens(
-                asked
-            ):
+            async for message in DecodeServiceStub(self._channels.to(decode.address)).Tokens(asked):
                 now = perf_counter()
                 for tokens in message.requests:
                     first = self._firsts.pop(tokens.request_id, None)
@@ -78,7 +67,7 @@ class Nodes:
 
     async def first_token(self, prefill: str, order: PrefillOrder) -> FirstToken:
         """Runs an order on a prefill worker. Raises the error that ended it, or Unavailable."""
-        stub = PrefillServiceStub(self._to_workers.to(self.address(prefill).address))
+        stub = PrefillServiceStub(self._channels.to(self.address(prefill).address))
         request_id = order.context.request_id
         first = self._firsts[request_id] = asyncio.get_running_loop().create_future()
         began, seconds_left = perf_counter(), order.context.deadline_seconds
@@ -108,7 +97,7 @@ class Nodes:
     async def stored(self, hostcache: str, keys: Sequence[PageKey]) -> None:
         """Waits until a host-cache holds a whole chain, in its storage tier too."""
         there = self.address(hostcache)
-        stub = HostCacheServiceStub(self._to_caches.to(there.address))
+        stub = HostCacheServiceStub(self._channels.to(there.address))
         request = hostcache_pb2.LookupRequest(epoch=there.epoch, page_keys=b"".join(keys))
         async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
             while (await stub.Lookup(request)).usable_pages < len(keys):  # noqa: ASYNC110
@@ -131,15 +120,8 @@ async def two_nodes(choices: UpOptions, folder: Path) -> AsyncIterator[Nodes]:
     """Runs two nodes for the length of a block, ready at its start; logs are in `folder`."""
     async with running_jobs(choices, folder, without=("router",)) as jobs:
         bus_options = NatsOptions(jobs.nats_url, "bench")
-        tokens = {
-            role: read_credentials(path).grpc_token for role, path in jobs.credentials.items()
-        }
-        async with (
-            nats_bus(bus_options) as bus,
-            Channels(tokens[ClusterRole.ROUTER]) as to_workers,
-            Channels(tokens[ClusterRole.HOST_CACHE]) as to_caches,
-        ):
+        async with nats_bus(bus_options) as bus, Channels() as channels:
             await bus.connected()
-            nodes = Nodes(jobs.said, bus, to_workers, to_caches)
+            nodes = Nodes(jobs.said, bus, channels)
             async with alongside(nodes.listen()):
                 yield nodes
