@@ -176,10 +176,15 @@ async def test_an_acknowledgement_sent_to_an_order_s_subject_is_no_order(url: st
     assert refused == []
 
 
+def told_as(role: ClusterRole) -> tuple[str, ...]:
+    """The roles in whose name a worker tells of its requests: one that does both has two."""
+    return ("prefill", "decode") if role is ClusterRole.BOTH else (role.value,)
+
+
 @pytest.mark.parametrize("role", SERVICES)
 async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: ClusterRole) -> None:
     name = f"{role}-1"
-    life = LOCAL.life(role, name, "r1", "admitted")
+    (life, *others) = [LOCAL.life(told, name, "r1", "admitted") for told in told_as(role)]
 
     async def obey(message: BusMessage) -> bytes:
         return b"did " + message.payload
@@ -197,8 +202,9 @@ async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: Clu
         if role in WORKERS:
             service.publish(LOCAL.cache(name, 7), b"change")
             assert (await anext(changes)).payload == b"change"
-        service.publish(life, b"{}")
-        while service.statistics().num_recorded < 1:
+        for told in (life, *others):
+            service.publish(told, b"{}")
+        while service.statistics().num_recorded < 1 + len(others):
             await service.flush()
         subject = LOCAL.control(name, "flush")
         said = await router.request(subject, b"it", timeout_seconds=FAILSAFE_SECONDS)
@@ -210,7 +216,7 @@ async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: Clu
         for reader in (router, observer):
             pattern = LOCAL.all_life_of("r1")
             log = await reader.history(pattern, max_events=100)
-            assert life in {each.subject for each in log}
+            assert {life, *others} <= {each.subject for each in log}
         for bus in (router, service, observer):
             assert bus.statistics().num_forbidden == 0
 

@@ -34,6 +34,8 @@ _READ_LOG = (
     f"$JS.FC.{STREAM}.>",
 )
 _KEEP_LOG = (f"$JS.API.STREAM.CREATE.{STREAM}", f"$JS.API.STREAM.UPDATE.{STREAM}")
+# A worker that does both tells of each part in the name of that part's role.
+_TOLD_AS = {ClusterRole.BOTH: (ClusterRole.PREFILL, ClusterRole.DECODE)}
 _WORKERS = (ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
 
 
@@ -57,7 +59,7 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     if role is ClusterRole.OBSERVER:
         return BrokerPermissions((*_DISCOVERY, *_READ_LOG), (EVERYTHING, inbox), answers=False)
     root = subjects.root
-    own = (f"{root}.life.{role.value}.*.*.*",)
+    own = tuple(f"{root}.life.{told}.*.*.*" for told in _TOLD_AS.get(role, (role,)))
     if role is ClusterRole.ROUTER:
         return BrokerPermissions(
             (*own, f"{root}.control.*.*", *_READ_LOG, *_KEEP_LOG),
