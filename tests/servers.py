@@ -6,12 +6,20 @@ with redis_server() as url: ...
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from tests.cluster_keys import KEY
+
+from ferryman.credentials import Login
 from ferryman.runtime.embedded import EmbeddedServer, nats_command, redis_command, started
+from ferryman.runtime.server_access import write_server_access
+
+TESTS = Login("tests", "of-tests")
 
 
 @contextmanager
@@ -35,6 +43,22 @@ def nats_server() -> Iterator[str]:
     """The URL of a broker with JetStream."""
     with running_nats() as server:
         yield server.url
+
+
+@contextmanager
+def locked_nats_server() -> Iterator[str]:
+    """The URL of a broker with the users and permissions of `ferryman up`, and TESTS, who may do
+    all. The cluster key is `cluster_keys.KEY`."""
+    with tempfile.TemporaryDirectory() as directory:
+        config = write_server_access(Path(directory), KEY, "local").nats_config
+        said = json.loads(config.read_text())
+        everything = {"publish": ">", "subscribe": ">"}
+        said["authorization"]["users"].append(
+            {"user": TESTS.user, "password": TESTS.password, "permissions": everything}
+        )
+        config.write_text(json.dumps(said))
+        with started(partial(nats_command, config=config), Path(directory) / "nats") as server:
+            yield server.url
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import tokenizers
 from tests.cluster_keys import KEY, key_file_in, token_of
-from tests.servers import nats_server, redis_server
+from tests.servers import TESTS, locked_nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
@@ -267,7 +267,7 @@ class Cluster:
 
     @asynccontextmanager
     async def bus(self) -> AsyncIterator[NatsBus]:
-        async with nats_bus(NatsOptions(self.nats, "tests")) as bus:
+        async with nats_bus(NatsOptions(self.nats, "tests", TESTS)) as bus:
             await bus.connected()
             yield bus
 
@@ -381,7 +381,7 @@ def running_cluster(model: Path, folder: Path, shape: ClusterShape) -> Iterator[
     """A cluster that is ready, for the length of a block; ends with every process gone."""
     compile_kernels(model, shape)
     with (
-        nats_server() as nats,
+        locked_nats_server() as nats,
         redis_server() as redis,
         started_cluster(Cluster(model, folder, shape, nats, redis)) as cluster,
     ):
