@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.cluster_keys import token_of
 from tests.hostcache.attached import source_of, worker_at
 from tests.system.cluster import (
     PAGE_SIZE,
@@ -24,6 +25,7 @@ from tests.system.test_non_finite import metrics_of
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.client import Client
+from ferryman.credentials import ClusterRole
 from ferryman.llm import Completion
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
@@ -57,7 +59,8 @@ async def poison(cluster: Cluster, manifest: StateManifest, prompt: list[int]) -
     names = [(Kind.FULL, page) for page in range(len(keys))] + [(Kind.RECURRENT, len(keys) - 1)]
     sizes = {kind: manifest.layout(kind).slot_bytes for kind in manifest.kinds}
     address = f"127.0.0.1:{cluster.hostcache_ports[0]}"
-    async with worker_at(address, manifest, "prefill-00000099") as worker:
+    token = token_of(ClusterRole.PREFILL)
+    async with worker_at(address, manifest, "prefill-00000099", token=token) as worker:
         nan = [source_of(kind, page, b"\xff" * sizes[kind]) for kind, page in names]
         assert await worker.client.store(keys, nan) == len(names)
 
