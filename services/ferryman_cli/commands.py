@@ -22,6 +22,7 @@ from ferryman_cli.endpoints import (
     GrpcAddress,
     NatsUrl,
     RequestId,
+    RouterCredentials,
     StateDir,
     grpc_address,
     nats_and_name,
@@ -57,7 +58,7 @@ ConfigFile = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
-    for command in (up, fit, config, chat, generate, trace, explain, top, events, simulate):
+    for command in (up, fit, config, chat, generate, trace, explain, top, drain, events, simulate):
         app.command()(command)
     for secret_command in (key, credentials):
         app.command()(secret_command)
@@ -225,6 +226,32 @@ def top(
     from ferryman_cli.top import run_top
 
     return run_top(nats_and_name(nats, cluster, state_dir), once=once, as_json=json)
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `top` shows it.")],
+    even_last: Annotated[
+        bool, typer.Option("--even-last", help="Though no other worker does what it does.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Give the order, and do not wait for its end.")
+    ] = False,
+    nats: NatsUrl = "",
+    cluster: ClusterName = "",
+    credentials: RouterCredentials = None,
+    state_dir: StateDir = STATE_DIR,
+    json: AsJson = False,
+) -> int:
+    """Have a worker take no new requests, finish those it has, and end.
+
+    One that `ferryman up` started is then started again. A drain that takes longer than the
+    worker's DRAIN_SECONDS is cut off, and its requests go on elsewhere.
+    """
+    from ferryman_cli.drain import DrainChoice, order_access, run_drain
+
+    access = order_access(nats, cluster, credentials, state_dir)
+    choice = DrainChoice(worker, takes_last=even_last)
+    return run_drain(access, choice, waits=not no_wait, as_json=json)
 
 
 def events(

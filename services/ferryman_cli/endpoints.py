@@ -22,6 +22,14 @@ GrpcAddress = Annotated[
 ]
 NatsUrl = Annotated[str, typer.Option("--nats", metavar="URL", help="The cluster's broker.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="The cluster's name in NATS subjects.")]
+RouterCredentials = Annotated[
+    Path | None,
+    typer.Option(
+        "--credentials",
+        metavar="FILE",
+        help="A router's credentials; by default those in the state folder.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ApiKey = Annotated[
     str,

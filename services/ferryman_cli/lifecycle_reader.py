@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
-from ferryman.errors import NotFound, Unavailable
+from ferryman.errors import NotFound, PermissionDenied, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import decode_event
@@ -14,6 +15,7 @@ from ferryman.wire.nats.bus import BusMessage, RecordedMessage
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 
+CLIENT_NAME = "ferryman-cli"
 CONNECT_SECONDS = 3.0
 MAX_EVENTS = 8192
 MAX_SEARCHED = 1 << 18  # more than the log keeps
@@ -24,13 +26,24 @@ PAUSE_SECONDS = 0.1
 @asynccontextmanager
 async def connected_bus(url: str) -> AsyncIterator[NatsBus]:
     """A bus with its broker connected. Raises Unavailable when no broker answers."""
-    async with nats_bus(NatsOptions(url, client_name="ferryman-cli")) as bus:
+    async with connected_with(NatsOptions(url, client_name=CLIENT_NAME)) as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def connected_with(options: NatsOptions) -> AsyncIterator[NatsBus]:
+    """The same, with a login or without a log. Raises PermissionDenied for a login that the broker
+    refuses."""
+    async with nats_bus(options) as bus:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await bus.connected()
                 await bus.flush()  # the log exists from now on
         except TimeoutError:
-            raise Unavailable(f"no broker answers at {url}") from None
+            at = urlsplit(options.servers[0]).netloc.rpartition("@")[2]
+            if bus.statistics().num_forbidden:
+                raise PermissionDenied(f"the broker at {at} refuses this login") from None
+            raise Unavailable(f"no broker answers at {at}") from None
         yield bus
 
 

@@ -19,7 +19,7 @@ from ferryman_launcher.child import ChildSpec
 from ferryman_launcher.cluster_locks import ClusterLocks, locked_cluster, open_cluster
 from ferryman_launcher.exec_with_parent import with_parent
 from ferryman_launcher.readiness import ready_event, ready_words
-from ferryman_launcher.state_folder import StateFolder
+from ferryman_launcher.state_folder import CREDENTIALS, StateFolder
 
 ROUTER, WORKERS, HOST_CACHE, SERVERS = range(4)
 LOOPBACK = "127.0.0.1"
@@ -60,7 +60,7 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
 
 
 def _locks(choices: UpOptions, folder: StateFolder) -> ClusterLocks:
-    key, private = read_key_file(folder.key_path), folder.private("credentials")
+    key, private = read_key_file(folder.key_path), folder.private(CREDENTIALS)
     if choices.insecure:
         return open_cluster(private, key)
     return locked_cluster(private, key, choices.cluster)

@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
 from ferryman.runtime.credentials_file import write_private_text
 
 DEFAULT = Path(".ferryman")
 NATS_URL, REDIS_URL = "nats.url", "redis.url"
+CREDENTIALS = "credentials"
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
 
 
@@ -128,6 +130,11 @@ def observer_nats_url(state_dir: Path, cluster: RunningCluster) -> str:
         return (state_dir / NATS_URL).read_text().strip()
     except OSError:
         return cluster.nats
+
+
+def credentials_path(state_dir: Path, role: ClusterRole) -> Path:
+    """The file with the credentials of a role, where there are any."""
+    return state_dir / CREDENTIALS / f"{role.value}.json"
 
 
 def _cluster_file(folder: Path) -> Path:

@@ -60,13 +60,14 @@ _SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 class NatsOptions:
     """The broker's URLs (with commas), the client's name, its login, and the limits of the log.
 
-    A broker that asks for no login is shown none; a URL that names a user counts more.
+    A broker that asks for no login is shown none; a URL that names a user counts more. Without
+    limits (None) the client leaves the log as it is, whatever its login allows.
     """
 
     url: str
     client_name: str = "ferryman"
     login: Login | None = None
-    log: LogLimits = field(default_factory=LogLimits)
+    log: LogLimits | None = field(default_factory=LogLimits)
 
     @property
     def user(self) -> str:
@@ -76,10 +77,10 @@ class NatsOptions:
         return self.login.user if self.login else ""
 
     @property
-    def keeps_log(self) -> bool:
-        """Whether it makes the log: of our roles routers alone may, and a stranger's name tells
-        nothing."""
-        return self.user not in _READERS
+    def kept_log(self) -> LogLimits | None:
+        """The limits of the log that it makes: of our roles routers alone may, and a stranger's
+        name tells nothing."""
+        return None if self.user in _READERS else self.log
 
     @property
     def servers(self) -> list[str]:
@@ -290,8 +291,8 @@ class NatsBus:
         for message in reversed(self._acks.take_outstanding()):
             self._outbox.give_back(message)
         self._has_log = True
-        if self._options.keeps_log:
-            await ensure_stream(self._client, self._options.log)
+        if (limits := self._options.kept_log) is not None:
+            await ensure_stream(self._client, limits)
 
     async def _send_waiting(self) -> None:
         while self._up.is_set():

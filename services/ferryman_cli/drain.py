@@ -1,0 +1,235 @@
+"""`ferryman drain WORKER`: has a worker take nothing new and end, and shows how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferryman.credentials import ClusterRole, Login
+from ferryman.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
+from ferryman.runtime.credentials_file import read_credentials
+from ferryman.wire.nats.bus import Messages
+from ferryman.wire.nats.heartbeat import (
+    DECODE,
+    HEARTBEAT_SECONDS,
+    PREFILL,
+    Heartbeat,
+    heartbeat_from_bytes,
+)
+from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions
+from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli.lifecycle_reader import CLIENT_NAME, connected_with
+from ferryman_launcher.state_folder import credentials_path, running_cluster
+
+# A worker that is there has sent a heartbeat in this time.
+LISTEN_SECONDS = 2.0 * HEARTBEAT_SECONDS
+ORDER_SECONDS = 5.0
+# After an outage of the broker a worker may listen again later than we do.
+MAX_UNANSWERED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAccess:
+    """The way to the workers of a cluster for somebody who gives orders."""
+
+    options: NatsOptions
+    cluster: str
+
+
+def order_access(url: str, name: str, credentials: Path | None, state_dir: Path) -> OrderAccess:
+    """The broker as a router may use it. Raises ConfigError for files that do not fit.
+
+    With a URL, the login is the one in it or in `credentials`; else the state folder has it.
+    """
+    if not url:
+        cluster = running_cluster(state_dir)
+        url, name = cluster.nats, name or cluster.name
+        # The folder of an older version has none, and then its broker asks for none.
+        kept = credentials_path(state_dir, ClusterRole.ROUTER)
+        credentials = credentials or (kept if kept.exists() else None)
+    login = _router_login(credentials) if credentials else None
+    # The log is the running router's: an order must not change its limits.
+    return OrderAccess(NatsOptions(url, CLIENT_NAME, login, log=None), name or "local")
+
+
+def _router_login(path: Path) -> Login:
+    found = read_credentials(path)
+    if found.role is not ClusterRole.ROUTER:
+        raise ConfigError(
+            f"--credentials {path}: orders need a router's, these are of role {found.role}"
+        )
+    return found.nats
+
+
+@dataclass(frozen=True, slots=True)
+class DrainChoice:
+    """The worker that shall go. `takes_last`: even when nobody is left to do its work."""
+
+    worker_id: str
+    takes_last: bool
+
+
+def check_drain(choice: DrainChoice, heard: Collection[Heartbeat]) -> None:
+    """Whether the workers heard of let it go. Raises NotFound or InvalidRequest, which later
+    heartbeats may overcome, and Unavailable for one that drains already."""
+    beat = next((beat for beat in heard if beat.worker_id == choice.worker_id), None)
+    if beat is None:
+        known = ", ".join(sorted(beat.worker_id for beat in heard)) or "none"
+        raise NotFound(f"no worker {choice.worker_id} was heard; there are: {known}")
+    if not (beat.serves(PREFILL) or beat.serves(DECODE)):
+        raise InvalidRequest(f"{beat.worker_id} is a {beat.role}: only workers drain", "worker")
+    if not beat.is_ready:
+        raise Unavailable(f"{beat.worker_id} drains already: {_load(beat)}")
+    if not choice.takes_last and (role := _orphaned_role(beat, heard)):
+        raise InvalidRequest(
+            f"{beat.worker_id} is the last ready {role} worker for its state: requests would wait"
+            " for another one, and fail when none comes (--even-last drains it all the same)",
+            "worker",
+        )
+
+
+def _orphaned_role(leaving: Heartbeat, heard: Collection[Heartbeat]) -> str:
+    """A role of the leaving worker that no other ready worker has for the same state, or ""."""
+    others = [
+        beat
+        for beat in heard
+        if beat.worker_id != leaving.worker_id and beat.is_ready and beat.state == leaving.state
+    ]
+    roles = [role for role in (DECODE, PREFILL) if leaving.serves(role)]
+    return next((role for role in roles if not any(one.serves(role) for one in others)), "")
+
+
+def _load(beat: Heartbeat) -> str:
+    return f"{beat.num_running} running, {beat.num_queued} queued"
+
+
+class DrainReport:
+    """Tells of a drain on stdout: a line for each change."""
+
+    def __init__(self, worker_id: str, *, as_json: bool) -> None:
+        self.worker_id, self._as_json = worker_id, as_json
+        self._last: tuple[int, int] | None = None
+
+    def ordered(self) -> None:
+        self._say("ordered", f"{self.worker_id} takes nothing new")
+
+    def goes_on(self, beat: Heartbeat) -> None:
+        """A heartbeat of the draining worker."""
+        load = beat.num_running, beat.num_queued
+        if load != self._last:
+            self._last = load
+            text = f"{self.worker_id} drains: {_load(beat)}"
+            self._say("draining", text, running=load[0], queued=load[1])
+
+    def ended(self) -> None:
+        self._say("ended", f"{self.worker_id} has ended")
+
+    def _say(self, state: str, text: str, **counts: int) -> None:
+        said = {"worker_id": self.worker_id, "state": state, **counts}
+        print(json.dumps(said) if self._as_json else text, flush=True)
+
+
+def run_drain(access: OrderAccess, choice: DrainChoice, *, waits: bool, as_json: bool) -> int:
+    """Orders it, and with `waits` follows it to its end."""
+    asyncio.run(_drain(access, choice, DrainReport(choice.worker_id, as_json=as_json), waits))
+    return 0
+
+
+async def _drain(
+    access: OrderAccess, choice: DrainChoice, report: DrainReport, waits: bool
+) -> None:
+    subjects = Subjects(access.cluster)
+    order = DrainOrder(subjects.control(choice.worker_id, "drain"))
+    async with (
+        connected_with(access.options) as bus,
+        bus.subscribed(subjects.all_beats) as messages,
+    ):
+        await _may_go(choice, messages)
+        await order.give(bus)
+        report.ordered()
+        if waits:
+            await _until_ended(bus, messages, order, report)
+            report.ended()
+
+
+async def _may_go(choice: DrainChoice, messages: Messages) -> None:
+    """Listens until the worker may go, or long enough to know why not. Raises `check_drain`'s
+    errors."""
+    heard: dict[str, Heartbeat] = {}
+    try:
+        async with asyncio.timeout(LISTEN_SECONDS):
+            while True:
+                beat = await _next_beat(messages)
+                heard[beat.worker_id] = beat
+                try:
+                    return check_drain(choice, heard.values())
+                except (NotFound, InvalidRequest):
+                    continue
+    except TimeoutError:
+        check_drain(choice, heard.values())
+
+
+class DrainOrder:
+    """The order to one worker. To give it again changes nothing, so it also asks whether the worker
+    is still there."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    async def give(self, bus: NatsBus) -> None:
+        """Raises Unavailable without an answer, PermissionDenied for a login that may not order."""
+        try:
+            await bus.request(self._subject, b"", timeout_seconds=ORDER_SECONDS)
+        except DeadlineExceeded:
+            if bus.statistics().num_forbidden:
+                raise PermissionDenied(
+                    "this login may not give orders: show a router's (--credentials router.json)"
+                ) from None
+            raise
+
+    async def is_answered(self, bus: NatsBus) -> bool:
+        """Whether the worker is there, or may be: while the broker is away nobody can tell, and one
+        that is late with its answer is there."""
+        try:
+            await self.give(bus)
+        except DeadlineExceeded:
+            return True
+        except Unavailable:
+            return not bus.is_connected
+        return True
+
+
+async def _until_ended(
+    bus: NatsBus, messages: Messages, order: DrainOrder, report: DrainReport
+) -> None:
+    """Reports the worker's heartbeats, until it neither beats nor answers."""
+    unanswered = 0
+    while unanswered < MAX_UNANSWERED:
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                while (beat := await _next_beat(messages)).worker_id != report.worker_id:
+                    pass
+        except TimeoutError:
+            unanswered = 0 if await order.is_answered(bus) else unanswered + 1
+        else:
+            unanswered = 0
+            report.goes_on(beat)
+
+
+async def _next_beat(messages: Messages) -> Heartbeat:
+    async for message in messages:
+        try:
+            return heartbeat_from_bytes(message.payload)
+        except InvalidRequest:
+            continue  # of another version
+    raise AssertionError("a subscription has no end of its own")
