@@ -65,13 +65,16 @@ def _check_ranks(flag: str, config: ModelConfig, num_ranks: int) -> None:
 
 
 def _check_weights_agree(choices: UpOptions) -> None:
-    """Raises ConfigError for roles whose models would differ: no hand-off would be accepted."""
-    chosen = {group.role: group.options.quantize for group in worker_groups(choices)}
-    if len(set(chosen.values())) > 1:
-        said = " and ".join(f"{quantize} for {role} workers" for role, quantize in chosen.items())
-        raise ConfigError(
-            f"quantize is {said}, whose models would differ; set it for both, as with --quantize"
-        )
+    """Raises ConfigError for roles whose models or pages would differ: no hand-off would be
+    accepted."""
+    for name, what in (("quantize", "models"), ("kv_dtype", "pages")):
+        chosen = {each.role: getattr(each.options, name) for each in worker_groups(choices)}
+        if len(set(chosen.values())) > 1:
+            said = " and ".join(f"{value} for {role} workers" for role, value in chosen.items())
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{name} is {said}, whose {what} would differ; set it for both, as with {flag}"
+            )
 
 
 def _check_adapters(choices: UpOptions) -> None:

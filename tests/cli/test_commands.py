@@ -146,14 +146,24 @@ def test_a_model_without_a_drafting_layer_is_refused_before_anything_starts() ->
         check(UpOptions(engine=options, doors=DoorOptions(http_port=0, grpc_port=0)))
 
 
-def test_roles_whose_weights_differ_are_refused_before_anything_starts() -> None:
+@pytest.mark.parametrize(
+    ("name", "one", "other", "words"),
+    [
+        ("quantize", "int8", "none", "whose models would differ"),
+        ("kv_dtype", "fp8", "auto", "whose pages would differ"),
+    ],
+)
+def test_roles_whose_state_differs_are_refused_before_anything_starts(
+    name: str, one: str, other: str, words: str
+) -> None:
     """They would start, and refuse every hand-off."""
     choices = UpOptions(
-        engine=EngineOptions(model=demo_model(), quantize="int8"),
+        engine=EngineOptions.model_validate({"model": demo_model(), name: one}),
         doors=DoorOptions(http_port=0, grpc_port=0),
-        told={"decode": {"quantize": "none"}},
+        told={"decode": {name: other}},
     )
-    with pytest.raises(ConfigError, match="quantize is int8 for prefill workers and none for dec"):
+    said = f"{name} is {one} for prefill workers and {other} for decode workers, {words}"
+    with pytest.raises(ConfigError, match=said):
         check(choices)
 
 

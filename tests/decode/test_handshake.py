@@ -34,6 +34,10 @@ OTHERS = {
         in_dtype("bfloat16"),
         f"dtype {MANIFEST.layout(Kind.FULL).sections[0].dtype} here, bfloat16 there",
     ),
+    "keys kept as codes": (
+        in_dtype("float8_e4m3fn"),
+        f"dtype {MANIFEST.layout(Kind.FULL).sections[0].dtype} here, float8_e4m3fn there",
+    ),
 }
 
 
