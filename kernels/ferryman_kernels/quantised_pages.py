@@ -9,8 +9,8 @@ bytes in whatever steps it was filled, and every query, even one of the same ste
 stored. The division and the product by a power of two are exact, and a stored value is exact in
 every dtype from bfloat16 on.
 
-Reading lays the pages of a table in order, in the dtype of the queries, for the kernels of
-attention. That is a copy: no kernel reads codes yet.
+Reading opens the pages of a table, in the dtype of the queries, for the kernels of attention. That
+is a copy: no kernel reads codes yet.
 """
 
 from __future__ import annotations
@@ -75,16 +75,25 @@ def write_coded_kv(
     write_kv(*scales, key.scales[..., None], value.scales[..., None], *where)
 
 
-def opened_pages(pages: Tensor, scales: Tensor, page_table: Tensor, dtype: torch.dtype) -> Tensor:
-    """The stored values of every page that the table [rows, pages] names, in its order: [rows ·
-    pages, kv_heads, page_size, head_dim]. A negative entry gives the values of some page."""
-    named = page_table.clamp_min(0).flatten()
-    codes = pages.view(torch.uint8).index_select(0, named).view(CODE_DTYPE)
-    return codes.to(dtype) * scales.index_select(0, named)[..., None].to(dtype)
+def opened_pages(pages: Tensor, scales: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """The stored values of the pages at `slots` [opened], in their order: [opened, kv_heads,
+    page_size, head_dim]."""
+    codes = pages.view(torch.uint8).index_select(0, slots).view(CODE_DTYPE)
+    return codes.to(dtype).mul_(scales.index_select(0, slots)[..., None].to(dtype))
 
 
-def opened_table(page_table: Tensor) -> Tensor:
-    """The table of the pages that `opened_pages` lays in order; -1 where `page_table` has it."""
-    rows, width = page_table.shape
-    places = torch.arange(rows * width, device=page_table.device).view(rows, width)
-    return torch.where(page_table < 0, -1, places)
+def named_pages(page_table: Tensor) -> tuple[Tensor, Tensor]:
+    """The slots [opened] to open for `page_table` [rows, pages], and the table of what is opened:
+    -1 where `page_table` has it.
+
+    On a CPU each slot is opened once, whatever rows share it and however short a row is beside the
+    longest. On a card that would be a wait for the device: there a slot is opened for each entry.
+    A negative entry opens the first slot.
+    """
+    named = page_table.clamp_min(0)
+    if page_table.device.type == "cpu":
+        slots, places = torch.unique(named, return_inverse=True)
+    else:
+        slots = named.flatten()
+        places = torch.arange(named.numel(), device=named.device).view(named.shape)
+    return slots, torch.where(page_table < 0, -1, places)

@@ -11,9 +11,9 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.cache.shards import over_ranks
 from ferryman.model.checkpoint import open_checkpoint
 from ferryman.model.config_fields import read_fields
-from ferryman.model.manifest import state_manifest
+from ferryman.model.manifest import attentions, state_manifest
 from ferryman.model.safetensors_header import StoredTensor
-from ferryman.model.shapes import ModelConfig
+from ferryman.model.shapes import AS_COMPUTED, ModelConfig
 from ferryman.model.weight_formats import AS_STORED
 from ferryman.settings.engine import EngineOptions
 
@@ -27,6 +27,7 @@ CARD_BYTES = 600 << 20
 GRAPH_LAYER_BYTES = 64 << 10
 # Kinds whose pages a step names, at most.
 PAGED_KINDS = 2
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 _DTYPE_NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -212,7 +213,27 @@ def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     hidden = 24 * options.chunk_tokens * trunk.hidden_dim * item
     logits = 3 * rows * trunk.vocab_size * item
     process = PROCESS_BYTES if options.device == CPU else CARD_BYTES
-    return process + hidden + logits + graph_bytes(config, options)
+    return process + hidden + logits + opened_bytes(config, options) + graph_bytes(config, options)
+
+
+def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """The bytes of the copy in `dtype` of the pages that one layer's attention reads, of one rank;
+    0 unless they are kept as codes.
+
+    Counted for all rows at a context of LEAST_CONTEXT: longer ones take more, up to what the pools
+    hold on a processor, where rows that share a page open it once.
+    """
+    if options.kv_dtype == AS_COMPUTED:
+        return 0
+    rows = options.concurrency.max_running
+    if options.device != CPU:
+        rows *= 1 + options.concurrency.drafts
+    context = min(config.trunk.max_positions, LEAST_CONTEXT)
+    pages = rows * -(-context // options.page_size)
+    ranks = options.tp_size
+    shapes = [each.shard(ranks) for each in attentions(config)]
+    numbers = max(shape.kv_heads * shape.head_dim for shape in shapes)
+    return 2 * pages * options.page_size * numbers * _ITEM_BYTES[options.dtype]
 
 
 def graph_bytes(config: ModelConfig, options: EngineOptions) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ferryman_kernels.quantised_pages import coded, opened_pages, opened_table, write_coded_kv
+from ferryman_kernels.quantised_pages import coded, named_pages, opened_pages, write_coded_kv
 
 CODES = torch.arange(256, dtype=torch.uint8)
 NUMBERS = CODES.view(torch.float8_e4m3fn).double()
@@ -67,9 +67,16 @@ def test_what_is_read_is_what_was_stored_whatever_the_page() -> None:
     state = pages_of(6)
     write_coded_kv(*state, keys, values, table, rows, positions)
     for pages, scales, given_ in zip(state[:2], state[2:], (keys, values), strict=True):
-        opened = opened_pages(pages, scales, table, torch.float64)
-        at = opened_table(table)[rows[:6], positions[:6] // 4]
+        slots, places = named_pages(table)
+        opened = opened_pages(pages, scales, slots, torch.float64)
+        at = places[rows[:6], positions[:6] // 4]
         assert opened[at, :, positions[:6] % 4].equal(coded(given_[:6]).values(torch.float64))
         assert scales[[1, 3, 4]].isnan().all(), "no other page is written"
         assert scales[0, :, 1:].isnan().all(), "nor anything for a token that pads a batch"
-    assert opened_table(table).tolist() == [[0, 1], [2, -1]]
+
+
+def test_a_page_is_opened_once_whatever_names_it() -> None:
+    """Rows share a prefix, and a short row stands beside a long one."""
+    slots, places = named_pages(torch.tensor([[4, 2, 7], [4, -1, -1]]))
+    assert sorted(slots.tolist()) == [0, 2, 4, 7], "slot 0 stands for what is not named"
+    assert torch.where(places < 0, -1, slots[places]).tolist() == [[4, 2, 7], [4, -1, -1]]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.model.mtp_checkpoint import save_with_mtp
@@ -18,13 +19,16 @@ from tests.tiny_models import save_tiny_model
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.engine import build_engine
+from ferryman.engine.slabs import Slabs
 from ferryman.errors import ConfigError
 from ferryman.machine import Card, MachineResources
 from ferryman.memory_plan import ROWS, SHARE, WANTED_CONTEXT, MemoryPlan, MemoryPlanner
 from ferryman.model.config import load_config
 from ferryman.model.footprint import weight_bytes
 from ferryman.model.load_options import LoadOptions
+from ferryman.model.manifest import state_manifest
 from ferryman.model.ranks import SingleRank
+from ferryman.model.state import state_views
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import DecodeSettings, PrefillSettings
 from ferryman.worker_size import (
@@ -33,6 +37,7 @@ from ferryman.worker_size import (
     WorkerPlan,
     graph_bytes,
     model_files,
+    opened_bytes,
     step_bytes,
 )
 
@@ -331,6 +336,25 @@ def test_a_step_of_more_tokens_takes_more(folder: Path) -> None:
     config = MemoryPlanner(files_of(folder), WITH_BFLOAT16).config(EngineOptions(model=folder))
     few, many = (EngineOptions(model=folder, chunk_tokens=n) for n in (64, 4096))
     assert step_bytes(config, few) < step_bytes(config, many)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_a_step_counts_the_pages_that_it_opens(dtype: str, tmp_path: Path) -> None:
+    """Three rows of pages that no other row has, at the model's longest context."""
+    folder = save_native(tmp_path, native_config(max_position_embeddings=256))
+    config = load_config(folder)
+    manifest = state_manifest(config, dtype, 16, "same", kv_dtype="fp8")
+    slabs = Slabs.allocate(manifest, dict.fromkeys(manifest.kinds, 3 * 16), "cpu")
+    table = torch.arange(3 * 16).view(3, 16)
+    found = []
+    for layer in state_views(manifest, slabs.tensors).attention.values():
+        pages, _ = layer.opened(table, getattr(torch, dtype))
+        found.append(pages.key_pages.nbytes + pages.value_pages.nbytes)
+    given: dict[str, Any] = {"model": folder, "page_size": 16, "dtype": dtype, "max_running": 3}
+    as_codes, as_computed = (EngineOptions(**given, kv_dtype=kv) for kv in ("fp8", "auto"))
+    assert opened_bytes(config, as_codes) == max(found) > 0
+    assert opened_bytes(config, as_computed) == 0
+    assert step_bytes(config, as_codes) - step_bytes(config, as_computed) == max(found)
 
 
 def test_a_plan_counts_weights_as_int8(folder: Path) -> None:

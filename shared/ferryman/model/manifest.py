@@ -27,7 +27,7 @@ def state_manifest(
     Raises ConfigError for heads that `num_ranks` cannot divide, and for a `kv_dtype` where no layer
     keeps keys and values.
     """
-    if kv_dtype != AS_COMPUTED and not any(_attentions(config)):
+    if kv_dtype != AS_COMPUTED and not any(attentions(config)):
         raise ConfigError(f"kv_dtype={kv_dtype}: no layer of this model keeps keys and values")
     return StateManifest(
         fingerprint=fingerprint,
@@ -52,9 +52,10 @@ def _layouts(config: ModelConfig, place: StatePlace, num_ranks: int) -> tuple[Ki
 def _window_len(config: ModelConfig) -> int:
     """The longest window or chunk: pages of the kind are freed together, behind it. A layer with a
     shorter one reads less of them."""
-    return max((shape.reach for shape in _attentions(config)), default=0)
+    return max((shape.reach for shape in attentions(config)), default=0)
 
 
-def _attentions(config: ModelConfig) -> Iterator[AttentionShape]:
+def attentions(config: ModelConfig) -> Iterator[AttentionShape]:
+    """The layers' attention over pages of keys and values; latents and indices are others."""
     for layer in config.states:
         yield from (shape for shape in layer if isinstance(shape, AttentionShape))

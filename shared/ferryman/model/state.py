@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, Section, StateManifest
 from ferryman_kernels.pages import write_kv
-from ferryman_kernels.quantised_pages import opened_pages, opened_table, write_coded_kv
+from ferryman_kernels.quantised_pages import named_pages, opened_pages, write_coded_kv
 
 T = TypeVar("T")
 
@@ -53,10 +53,11 @@ class CodedAttentionState:
         write_coded_kv(*pages, keys, values, table, rows, positions)
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
-        """As `AttentionState.opened`: a copy of the pages in the table's order."""
-        keys = opened_pages(self.key_pages, self.key_scales, table, dtype)
-        values = opened_pages(self.value_pages, self.value_scales, table, dtype)
-        return AttentionState(keys, values), opened_table(table)
+        """As `AttentionState.opened`: a copy of the pages that the table names."""
+        slots, places = named_pages(table)
+        keys = opened_pages(self.key_pages, self.key_scales, slots, dtype)
+        values = opened_pages(self.value_pages, self.value_scales, slots, dtype)
+        return AttentionState(keys, values), places
 
 
 PagedState = AttentionState | CodedAttentionState
