@@ -161,7 +161,8 @@ class Wire:
 
     async def close(self) -> None:
         self._abort()
-        await asyncio.wait(self._relays)
+        if self._relays:
+            await asyncio.wait(self._relays)
 
     def _abort(self) -> None:
         for writer in self._writers:

@@ -11,6 +11,7 @@ from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.client.calls import Deadline, Failures, typed_client_errors
 from ferryman.client.generate_call import GenerateCall, GenerateOrder
 from ferryman.client.retries import Chance, ConnectionBroken, Retries
+from ferryman.client.routers import RouterDoor, RouterDoors, addresses_of
 from ferryman.errors import Cancelled, InvalidRequest, Stopping
 from ferryman.ids import check_correlation_id, check_request_id
 from ferryman.schedule.request import SamplingParams
@@ -21,7 +22,6 @@ from ferryman.wire.codec.inference import (
     prompt_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
-from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
@@ -34,7 +34,6 @@ from ferryman.wire.public import (
     TokenPrompt,
 )
 from ferryman.wire.v1 import inference_pb2
-from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
 
 Turns = Sequence[ChatTurn] | Sequence[Mapping[str, str]]
 GivenPrompt = str | Sequence[int] | Turns | Prompt
@@ -74,9 +73,12 @@ ASK_SECONDS = 10.0
 
 
 class Client:
-    """A client of the router at `address` (host:port). Use it in `async with`, or call `close`.
+    """A client of the router at `address` (host:port), or of several with commas between. Use it in
+    `async with`, or call `close`.
 
-    With an `api_key` every call names its sender. `chance` spreads retries in time.
+    With several routers, or a name that stands for several, calls go on at another one when theirs
+    dies or ends. With an `api_key` every call names its sender. `chance` chooses the first router,
+    and spreads retries in time.
     """
 
     def __init__(
@@ -87,16 +89,15 @@ class Client:
         retries: Retries | None = None,
         chance: Chance = random.random,
     ) -> None:
-        self._channel = channel(address)
-        self._stub = InferenceServiceStub(self._channel)
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._retries, self._chance = retries or Retries(), chance
+        self._doors = RouterDoors(addresses_of(address), chance)
         self._is_closed = False
 
     async def close(self) -> None:
         """Ends all calls in progress."""
         self._is_closed = True
-        await self._channel.close()
+        await self._doors.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,14 +137,14 @@ class Client:
             deadline,
         )
         failures = Failures(self._retries, self._chance, deadline)
-        return GenerateCall(order, self._open_stream, failures).events()
+        return GenerateCall(order, self._doors, self._open_stream, failures).events()
 
     async def explain(
         self, request_id: str, *, deadline_seconds: float = ASK_SECONDS
     ) -> tuple[RouteExplanation, ...]:
         """The reasons for the routing of a request, one entry per attempt."""
         request = inference_pb2.ExplainRequest(request_id=check_correlation_id(request_id))
-        answer = await self._call(self._stub.Explain, request, deadline_seconds)
+        answer = await self._call("Explain", request, deadline_seconds)
         return tuple(explanation_from_wire(route) for route in answer.routes)
 
     async def trace(
@@ -151,13 +152,13 @@ class Client:
     ) -> tuple[LifecycleEvent, ...]:
         """The events of a request, from the lifecycle log."""
         request = inference_pb2.TraceRequest(request_id=check_correlation_id(request_id))
-        answer = await self._call(self._stub.Trace, request, deadline_seconds)
+        answer = await self._call("Trace", request, deadline_seconds)
         return tuple(lifecycle_from_wire(event) for event in answer.events)
 
     async def models(self, *, deadline_seconds: float = ASK_SECONDS) -> tuple[ModelCard, ...]:
         """The served models."""
         request = inference_pb2.ListModelsRequest()
-        answer = await self._call(self._stub.ListModels, request, deadline_seconds)
+        answer = await self._call("ListModels", request, deadline_seconds)
         return tuple(model_from_wire(model) for model in answer.models)
 
     async def tokenize(
@@ -166,25 +167,30 @@ class Client:
         """The token ids that `generate` would use."""
         given = prompt_to_wire(as_prompt(prompt))
         request = inference_pb2.TokenizeRequest(model=model, prompt=given)
-        answer = await self._call(self._stub.Tokenize, request, deadline_seconds)
+        answer = await self._call("Tokenize", request, deadline_seconds)
         return tuple(token_ids_from_bytes(answer.token_ids).tolist())
 
-    def _open_stream(self, request: inference_pb2.GenerateRequest, seconds: float) -> Any:
+    def _open_stream(
+        self, door: RouterDoor, request: inference_pb2.GenerateRequest, seconds: float
+    ) -> Any:
         self._check_open()
-        return self._stub.Generate(request, timeout=seconds, metadata=self._metadata)
+        return door.stub.Generate(request, timeout=seconds, metadata=self._metadata)
 
-    async def _call(self, method: Any, request: Any, seconds: float) -> Any:
+    async def _call(self, method: str, request: Any, seconds: float) -> Any:
         """Makes one call, and makes it again while the connection breaks."""
         deadline = Deadline(seconds)
         failures = Failures(self._retries, self._chance, deadline)
         while True:
             self._check_open()
+            door = self._doors.now
             try:
                 with typed_client_errors():
-                    return await method(
+                    call = getattr(door.stub, method)
+                    return await call(
                         request, timeout=deadline.seconds_left(), metadata=self._metadata
                     )
             except (ConnectionBroken, Stopping) as error:
+                self._doors.failed(door, error)
                 await failures.wait(error)
 
     def _check_open(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ferryman.client.calls import Deadline, Failures, typed_client_errors
 from ferryman.client.retries import ConnectionBroken, NotResumable
+from ferryman.client.routers import RouterDoor, RouterDoors
 from ferryman.errors import CorruptState, FerrymanError, NotFound, Stopping
 from ferryman.ids import make_request_id
 from ferryman.schedule.prompt_scores import PromptScores, ScoreBook, joined
@@ -89,7 +90,7 @@ class ReceivedTokens:
         return NotResumable(self.num_tokens, why)
 
 
-OpenStream = Callable[[inference_pb2.GenerateRequest, float], Any]
+OpenStream = Callable[[RouterDoor, inference_pb2.GenerateRequest, float], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,15 @@ class GenerateOrder:
 class GenerateCall:
     """Streams one answer, reopens a broken stream, and yields every token once."""
 
-    def __init__(self, order: GenerateOrder, open_stream: OpenStream, failures: Failures) -> None:
-        self._order, self._open, self._failures = order, open_stream, failures
+    def __init__(
+        self,
+        order: GenerateOrder,
+        doors: RouterDoors,
+        open_stream: OpenStream,
+        failures: Failures,
+    ) -> None:
+        self._order, self._doors = order, doors
+        self._open, self._failures = open_stream, failures
         self._request_id = order.request_id or make_request_id()
         self._num_sent = 0
         self._received = ReceivedTokens()
@@ -141,12 +149,17 @@ class GenerateCall:
             num_sent_before=self._num_sent,
         )
         self._num_sent += 1
-        call = self._open(request, order.deadline.seconds_left())
+        door, has_answered = self._doors.now, False
+        call = self._open(door, request, order.deadline.seconds_left())
         try:
             with typed_client_errors():
                 async for message in call:
+                    has_answered = True
                     for event in self._new_in(event_from_wire(message)):
                         yield event
+        except FerrymanError as error:
+            self._doors.failed(door, error, has_answered=has_answered)
+            raise
         finally:
             call.cancel()
 
