@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.embedded import redis_command, started
 from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
+from ferryman.wire.redis.permissions import index_acl
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
 
 ROUTER, HOST_CACHE, OBSERVER = ClusterRole.ROUTER, ClusterRole.HOST_CACHE, ClusterRole.OBSERVER
@@ -67,6 +69,12 @@ ATTACKS = [
     "CLIENT KILL TYPE normal",
     "PUBLISH any thing",
 ]
+
+
+def test_the_acl_names_no_subcommand_that_redis_7_0_lacks() -> None:
+    """It refused the whole file for `client|setinfo`, which is of 7.2, and did not start."""
+    rules = index_acl(credentials_of(KEY, role) for role in ClusterRole)
+    assert set(re.findall(r"\w+\|\w+", rules)) == {"client|setname", "script|load"}
 
 
 @pytest.mark.parametrize("attack", [*ATTACKS, "PING", "GET fm:nodes", "INFO"])

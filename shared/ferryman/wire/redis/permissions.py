@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ferryman.credentials import ClusterRole, Login, RoleCredentials
 
 KEYS = "~fm:*"
-_CONNECTION = "+ping +hello +auth +client|setinfo +client|setname +select"
+_CONNECTION = "+ping +hello +auth +client|setname +select"
 _SCRIPTS = "+eval +evalsha +script|load"
 _READ = "+get +mget +hget +hmget +hkeys +scard +smembers +smismember"
 # A lookup removes what earlier lives of a node said, and can add nothing.
