@@ -22,18 +22,31 @@ COPY constraints.txt pyproject.toml ./
 COPY constraints.txt whee[l]s wheels/
 RUN /opt/ferryman/bin/python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], sep='\n')" > requirements.txt \
-    && /opt/ferryman/bin/pip install --quiet --requirement requirements.txt
+print(*project['dependencies'], *project['optional-dependencies']['s3'], sep='\n')" > requirements.txt \
+    && /opt/ferryman/bin/pip install --quiet --no-compile --requirement requirements.txt
 COPY . .
-RUN /opt/ferryman/bin/pip install --quiet . \
+RUN /opt/ferryman/bin/pip install --quiet --no-compile '.[s3]' \
     && mkdir /models \
     && ln -s /opt/ferryman/lib/python3*/site-packages/ferryman_cli/demo_model /models/demo
+# Headers, test suites and pip stay behind. Bytecode is kept of the modules that services import: no
+# container can write any, and that of all modules of torch and its like is 170 MB.
+RUN cd /opt/ferryman/lib/python3*/site-packages \
+    && rm -rf pip pip-*.dist-info torch/include torch/test \
+    && find torch/bin -type f ! -name torch_shm_manager -delete \
+    && find . -type d -name tests -prune -exec rm -rf {} + \
+    && for module in router.service prefill.service decode.service both.service hostcache.service \
+        cli.app; do \
+        /opt/ferryman/bin/python -c "import ferryman_$module" || exit 1; \
+    done
 
 FROM ${BASE}
 # Numbers, so that a volume can name them; the cache folder is for loops compiled on first use.
-RUN mkdir -p /etc/ferryman /var/cache/ferryman /var/lib/ferryman \
-    && chown 10001:10001 /etc/ferryman /var/cache/ferryman /var/lib/ferryman \
-    && chmod 700 /etc/ferryman /var/lib/ferryman
+RUN for reader in key router prefill decode both hostcache observer nats redis; do \
+        mkdir -p -m 700 /etc/ferryman/$reader; \
+    done \
+    && mkdir -p -m 700 /var/lib/ferryman \
+    && mkdir -p /var/cache/ferryman \
+    && chown -R 10001:10001 /etc/ferryman /var/cache/ferryman /var/lib/ferryman
 COPY --from=build /opt/ferryman /opt/ferryman
 COPY --from=build /models /models
 ENV PATH=/opt/ferryman/bin:$PATH \

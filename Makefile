@@ -2,6 +2,7 @@
 # Choices for up go into ARGS: make up ARGS="--prefill 2 --http-port 9000"
 PYTHON ?= python3
 ARGS ?=
+BASE ?= python:3.11-slim
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
@@ -9,7 +10,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test mutants format proto clean
+.PHONY: up test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -34,6 +35,11 @@ format: $(DEV_STAMP)
 
 proto: $(DEV_STAMP)
 	$(BIN)/python proto/build.py
+
+# Fills wheels/ for an image that is built without a network (PIP_NO_INDEX=1). ARGS: mounts and variables for pip.
+wheels:
+	mkdir -p wheels
+	docker run --rm --user $$(id -u):$$(id -g) --volume "$(CURDIR):/src" --workdir /src $(ARGS) $(BASE) sh tools/wheels.sh
 
 clean:
 	rm -rf $(VENV) shared/ferryman/wire/v1
