@@ -14,6 +14,7 @@ from ferryman.settings.cluster import UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.sources import read_settings
 from ferryman_cli.bench_commands import bench_app
+from ferryman_cli.container_commands import container_credentials
 from ferryman_cli.endpoints import (
     STATE_DIR,
     ApiKey,
@@ -60,7 +61,7 @@ def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
     for command in (up, fit, config, chat, generate, trace, explain, top, drain, events, simulate):
         app.command()(command)
-    for secret_command in (key, credentials):
+    for secret_command in (key, credentials, container_credentials):
         app.command()(secret_command)
     app.add_typer(bench_app)
 

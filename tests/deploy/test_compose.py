@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel
+from tests.deploy.compose_file import (
+    CHOICE,
+    ROOT,
+    SERVERS,
+    SETTINGS,
+    WORKERS,
+    compose,
+    environment,
+    mounts,
+    role_of,
+)
 
 from ferryman.settings.declaration import parse_size
-from ferryman.settings.hostcache import HostCacheServiceSettings as HostCacheSettings
 from ferryman.settings.names import names_of
-from ferryman.settings.router import RouterSettings
 from ferryman.settings.sources import Sources, read_settings
-from ferryman.settings.workers import DecodeSettings, PrefillSettings
 
-ROOT = Path(__file__).resolve().parents[2]
-SETTINGS: dict[str, type[BaseModel]] = {
-    "host-cache": HostCacheSettings,
-    "prefill": PrefillSettings,
-    "decode": DecodeSettings,
-    "router": RouterSettings,
-}
-WORKERS = ("prefill", "decode")
-CHOICE = re.compile(r"\$\{(\w+):-([^}]*)\}")
-ASSIGNED = re.compile(r"\b(FERRYMAN_\w+)=\$\$")
-
-
-def compose() -> dict[str, Any]:
-    return cast(dict[str, Any], yaml.safe_load((ROOT / "compose.yaml").read_text()))
-
-
-def environment(service: str) -> dict[str, str]:
-    """A service's environment by compose's defaults, with variables that its command sets."""
-    described = compose()["services"][service]
-    given = {name: CHOICE.sub(r"\2", value) for name, value in described["environment"].items()}
-    assigned = dict.fromkeys(ASSIGNED.findall(" ".join(described["command"])), "a-container")
-    return {**given, **assigned}
+ONCE = "credentials"
 
 
 def size_of(text: str) -> int:
     size = parse_size(text)
     assert isinstance(size, (int, str))
     return int(size)
-
-
-def role_of(service: str) -> str:
-    return service.replace("-", "")
 
 
 @pytest.mark.parametrize("service", SETTINGS)
@@ -83,11 +64,8 @@ def test_both_workers_quantise_as_one_choice_says() -> None:
 
 @pytest.mark.parametrize("service", WORKERS)
 def test_a_worker_maps_the_arena_under_the_path_that_the_host_cache_gives(service: str) -> None:
-    services = compose()["services"]
     folder = environment("host-cache")["FERRYMAN_ARENA_FOLDER"]
-    mount = f"arena:{folder}"
-    assert mount in services[service]["volumes"]
-    assert mount in services["host-cache"]["volumes"]
+    assert mounts(service)["arena"] == mounts("host-cache")["arena"] == (folder, True)
 
 
 def test_the_arena_s_volume_holds_the_arena_twice() -> None:
@@ -121,31 +99,19 @@ def test_a_service_may_drain_before_it_is_killed(service: str, tmp_path: Path) -
     assert float(grace.removesuffix("s")) > settings.life.drain_seconds
 
 
-@pytest.mark.parametrize("service", ["nats", "redis", *SETTINGS])
-def test_every_container_is_confined_and_watched(service: str) -> None:
+@pytest.mark.parametrize("service", [ONCE, *SERVERS, *SETTINGS])
+def test_every_container_is_confined(service: str) -> None:
     described = compose()["services"][service]
     assert described["read_only"]
     assert described["cap_drop"] == ["ALL"]
     assert not described["user"].startswith(("0", "root"))
+
+
+@pytest.mark.parametrize("service", [*SERVERS, *SETTINGS])
+def test_every_container_that_stays_is_watched(service: str) -> None:
+    described = compose()["services"][service]
     assert described["restart"] == "unless-stopped"
     assert described["healthcheck"]["test"]
-
-
-def test_the_key_is_made_by_the_first_service_and_given_to_none_that_does_not_need_it() -> None:
-    services = compose()["services"]
-    paths = {
-        environment("host-cache")["FERRYMAN_CLUSTER_KEY_FILE"],
-        environment("router")["FERRYMAN_CLUSTER_KEY_FILE"],
-    }
-    (path,) = paths
-    assert f"ferryman key {path} && exec " in services["host-cache"]["command"][-1]
-    mount = f"key:{path.rpartition('/')[0]}"
-    assert mount in services["host-cache"]["volumes"]
-    assert f"{mount}:ro" in services["router"]["volumes"]
-    for worker in WORKERS:
-        assert not any("key:" in volume for volume in services[worker]["volumes"])
-        assert "host-cache" in services[worker]["depends_on"], "so it has come first"
-        assert worker in services["router"]["depends_on"]
 
 
 def test_ports_are_published_on_loopback_unless_chosen_otherwise() -> None:
@@ -174,7 +140,7 @@ def test_the_image_runs_as_the_user_who_owns_its_volumes() -> None:
     assert compose()["services"]["prefill"]["user"] == f"{user[1]}:{user[2]}"
 
 
-@pytest.mark.parametrize("service", ["nats", "redis", *SETTINGS])
+@pytest.mark.parametrize("service", [ONCE, *SERVERS, *SETTINGS])
 def test_every_container_has_limits_that_hold_what_it_is_told_to_take(service: str) -> None:
     described = compose()["services"][service]
     limit = size_of(CHOICE.sub(r"\2", described["mem_limit"]).upper())
@@ -183,18 +149,3 @@ def test_every_container_has_limits_that_hold_what_it_is_told_to_take(service: s
     assert limit >= 2 * sum(map(size_of, sizes))
     assert limit >= 512 << 20
     assert 0 < described["pids_limit"] <= 4096
-
-
-@pytest.mark.parametrize("service", WORKERS)
-def test_the_file_for_cards_reserves_one_and_says_so_to_the_worker(service: str) -> None:
-    over = cast(dict[str, Any], yaml.safe_load((ROOT / "compose.gpu.yaml").read_text()))
-    assert set(over["services"]) == set(WORKERS)
-    (device,) = over["services"][service]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert device["capabilities"] == ["gpu"]
-    told = over["services"][service]["environment"]
-    ours = {name for name in told if name.startswith("FERRYMAN_")}
-    assert ours == {"FERRYMAN_DEVICE"}
-    assert {name.removeprefix("FERRYMAN_").lower() for name in ours} <= names_of(service)
-    assert told["TRITON_CACHE_DIR"].startswith("/var/cache/ferryman/")
-    assert "compiled:/var/cache/ferryman" in compose()["services"][service]["volumes"]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from ferryman.credentials import ClusterRole, Login, RoleCredentials, credential
 from ferryman.errors import ConfigError
 from ferryman.runtime.key_file import read_private_text
 from ferryman.settings.groups import AccessSettings
+
+log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 16 << 10
 PRIVATE = 0o600
@@ -40,6 +43,7 @@ def given_credentials(access: AccessSettings, role: str) -> RoleCredentials | No
     Raises ConfigError like `read_credentials`, and for a file of another role.
     """
     if not access.credentials_file:
+        log.warning("no CREDENTIALS_FILE: this process obeys anybody who reaches its ports")
         return None
     found = read_credentials(Path(access.credentials_file))
     if found.role != role:

@@ -59,12 +59,29 @@ def make_key_file(path: Path) -> None:
     If several processes do this at the same time, one wins and all read the same key. Raises
     ConfigError if the file cannot be made.
     """
-    if path.exists():
-        return
+    if not path.exists():
+        _keep(path, ClusterKey(secrets.token_bytes(SECRET_BYTES)))
+
+
+def take_key(path: Path, given: ClusterKey) -> None:
+    """Writes a key that somebody chose, unless the file has it already.
+
+    Raises ConfigError if the file has another key: what is stored under that one would be lost.
+    """
+    if not path.exists():
+        _keep(path, given)
+    if read_key_file(path) != given:
+        raise ConfigError(
+            f"cluster key {path}: it is not the one that was given; remove the old one first, and"
+            " what is stored under it is lost"
+        )
+
+
+def _keep(path: Path, key: ClusterKey) -> None:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         # First write the whole file under another name: no reader ever sees half a key.
-        _write(draft, ClusterKey(secrets.token_bytes(SECRET_BYTES)).text + "\n")
+        _write(draft, key.text + "\n")
         try:
             with suppress(FileExistsError):
                 os.link(draft, path)

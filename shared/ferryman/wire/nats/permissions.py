@@ -72,11 +72,20 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     return BrokerPermissions((*own, *beats, *cache), heard, answers=True)
 
 
-def broker_config(credentials: Iterable[RoleCredentials], cluster: str) -> str:
+def broker_config(
+    credentials: Iterable[RoleCredentials], cluster: str, monitor: str | None = None
+) -> str:
     """A configuration file of nats-server that knows these users and nobody else. It has their
-    passwords."""
+    passwords.
+
+    `monitor` is the host:port where the server tells everybody its health and its clients'
+    subjects: nowhere, or on a loopback address.
+    """
     users = [_user(each, permissions_of(each.role, cluster)) for each in credentials]
-    return json.dumps({"authorization": {"users": users}}, indent=1) + "\n"
+    config: dict[str, Any] = {"authorization": {"users": users}}
+    if monitor is not None:
+        config["http"] = monitor
+    return json.dumps(config, indent=1) + "\n"
 
 
 def _user(credentials: RoleCredentials, may: BrokerPermissions) -> Mapping[str, Any]:

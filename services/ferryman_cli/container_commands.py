@@ -1,0 +1,80 @@
+"""The command that makes secrets for a cluster of containers, before any of them starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman.cluster_key import ClusterKey, cluster_key_from_text
+from ferryman.errors import ConfigError
+from ferryman.runtime.credential_folders import ServerUrls, write_credential_folders
+from ferryman.runtime.key_file import make_key_file, read_key_file, take_key
+from ferryman.wire.nats.subjects import check_name
+from ferryman_cli.endpoints import ClusterName
+
+GIVEN_KEY = "FERRYMAN_CLUSTER_KEY"
+
+
+def container_credentials(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders shall be.")],
+    key_file: Annotated[
+        Path, typer.Option("--key", metavar="FILE", help="Keeps the cluster key; made if missing.")
+    ],
+    nats_url: Annotated[
+        str, typer.Option("--nats-url", metavar="URL", help="NATS, as people reach it.")
+    ],
+    redis_url: Annotated[
+        str, typer.Option("--redis-url", metavar="URL", help="Redis, as people reach it.")
+    ],
+    secret: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A secret with the key to take, unless it is empty."),
+    ] = None,
+    cluster: ClusterName = "local",
+) -> None:
+    """Write each role's credentials into a folder of its own, to be mounted alone.
+
+    The key is the one in the variable FERRYMAN_CLUSTER_KEY or in --secret, else the one that is
+    kept, else a new one. compose.yaml does all this by itself.
+    """
+    check_name(cluster, "cluster")
+    given = given_key(os.environ, secret)
+    if given is None:
+        make_key_file(key_file)
+    else:
+        take_key(key_file, given)
+    write_credential_folders(
+        folder, read_key_file(key_file), ServerUrls(nats_url, redis_url, cluster)
+    )
+
+
+def given_key(environ: Mapping[str, str], secret: Path | None) -> ClusterKey | None:
+    """The key in the environment or in a secret's file; None when both are empty or missing.
+
+    Raises ConfigError, which repeats nothing of it, when either is no key, or both are given.
+    """
+    said = {GIVEN_KEY: environ.get(GIVEN_KEY, "")}
+    if secret is not None:
+        said[f"--secret {secret}"] = _text_of(secret)
+    found = {place: text for place, text in said.items() if text.strip()}
+    if len(found) > 1:
+        raise ConfigError(f"a cluster key is given by {' and by '.join(found)}: give it once")
+    for place, text in found.items():
+        try:
+            return cluster_key_from_text(text)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
+    return None
+
+
+def _text_of(secret: Path) -> str:
+    # It may be a device without content, which stands for no secret.
+    try:
+        with secret.open("rb") as file:
+            return file.read(4096).decode("ascii", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"--secret {secret}: {error.strerror}") from None

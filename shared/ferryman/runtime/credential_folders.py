@@ -1,0 +1,61 @@
+"""Credentials for containers: a folder for each reader, so that it can be mounted alone.
+
+<folder>/ROLE/ROLE.json     the credentials of a role
+<folder>/nats/nats.conf     what locks nats-server; redis/redis.acl: what locks Redis
+<folder>/observer/nats.url  by which people and their tools may listen; redis.url: may read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferryman.cluster_key import ClusterKey
+from ferryman.credentials import ClusterRole, credentials_of
+from ferryman.errors import ConfigError
+from ferryman.runtime.credentials_file import write_credentials, write_private_text
+from ferryman.runtime.server_access import with_login
+from ferryman.wire.nats.permissions import broker_config
+from ferryman.wire.redis.permissions import index_acl
+
+PRIVATE = 0o700
+NATS, REDIS = "nats", "redis"
+READERS = (*(role.value for role in ClusterRole), NATS, REDIS)
+# Asked by the health check inside the container; from elsewhere it would tell strangers subjects.
+MONITOR = "127.0.0.1:8222"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUrls:
+    """The servers of a cluster, as people reach them, and the cluster's name in subjects."""
+
+    nats: str
+    redis: str
+    cluster: str
+
+
+def write_credential_folders(folder: Path, key: ClusterKey, servers: ServerUrls) -> None:
+    """Writes every file anew, readable by its owner alone, into folders that may exist. Raises
+    ConfigError."""
+    places = {reader: _private_folder(folder / reader) for reader in READERS}
+    of_roles = {role: credentials_of(key, role) for role in ClusterRole}
+    for role, credentials in of_roles.items():
+        write_credentials(places[role.value] / f"{role.value}.json", credentials)
+    config = broker_config(of_roles.values(), servers.cluster, MONITOR)
+    write_private_text(places[NATS] / "nats.conf", config)
+    write_private_text(places[REDIS] / "redis.acl", index_acl(of_roles.values()))
+    observer = of_roles[ClusterRole.OBSERVER]
+    urls = {
+        "nats.url": with_login(servers.nats, observer.nats),
+        "redis.url": with_login(servers.redis, observer.redis),
+    }
+    for name, url in urls.items():
+        write_private_text(places[observer.role.value] / name, url + "\n")
+
+
+def _private_folder(path: Path) -> Path:
+    try:
+        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return path
