@@ -90,7 +90,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Explain(
         self, request: inference_pb2.ExplainRequest, context: Context
     ) -> inference_pb2.ExplainResponse:
-        tenant, name = self._caller("", context).tenant, check_correlation_id(request.request_id)
+        tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
         runner = self._frontend.requests.find_for(tenant, name)
         if runner is not None:
             routes = [shown_route(one) for one in runner.explanations]
@@ -102,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Trace(
         self, request: inference_pb2.TraceRequest, context: Context
     ) -> inference_pb2.TraceResponse:
-        tenant, name = self._caller("", context).tenant, check_correlation_id(request.request_id)
+        tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
         found = await self._history(tenant, name)
         events = [lifecycle_to_wire(self._event(one)) for one in found]
         return inference_pb2.TraceResponse(events=events)
@@ -110,7 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        self._caller("", context)
+        self._reader(context)
         names = self._frontend.ctx.model.names
         cards = [model_to_wire(self._card(name)) for name in names]
         return inference_pb2.ListModelsResponse(models=cards)
@@ -118,7 +118,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        caller = self._caller("", context)
+        caller = self._reader(context)
         self._frontend.ctx.model.check_name(request.model)
         prompt = prompt_from_wire(request.prompt)
         with self._memory.holding() as grow:
@@ -134,6 +134,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             headers["x-request-id"] = check_request_id(request_id)
         caller = self._callers.authenticate(headers)
         return replace(caller, deadline_seconds=remaining_seconds(context, caller.deadline_seconds))
+
+    def _reader(self, context: Context) -> Caller:
+        """The caller of a method other than Generate; one that is refused is counted."""
+        try:
+            return self._caller("", context)
+        except FerrymanError as error:
+            self._frontend.ctx.metrics.responses.labels("grpc", error.code).inc()
+            raise
 
     async def _history(self, tenant: Tenant, name: str) -> tuple[RecordedMessage, ...]:
         """The log's events of this tenant's request of that name, or of that id. NotFound also for

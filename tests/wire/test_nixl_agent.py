@@ -176,3 +176,23 @@ def test_a_write_that_landed_has_landed_though_it_cannot_be_released() -> None:
     landed: Future[None] = Future()
     assert _Write(Handle(), "DONE", landed).has_ended(None)
     assert landed.result(timeout=0) is None
+
+
+@needs_nixl
+async def test_who_was_given_no_metadata_writes_nothing(sides: tuple[Side, Side]) -> None:
+    """Not even by the name of an agent, and the address of its memory: `Reserve` gives the rest."""
+    stranger, receiver = sides
+    stolen = WriteRun(stranger.address, receiver.address, NUM_BYTES)
+    namesake = np.zeros(NUM_BYTES, np.uint8)
+    there = MemoryRegion(int(namesake.ctypes.data), NUM_BYTES)
+    with receiver.agent.listening(), nixl_agent("receiver", [there]) as fake:
+        with pytest.raises(Unavailable):
+            await landed(stranger, "receiver", [stolen])
+        peer = await stranger.agent.add_peer(fake.metadata)
+        with pytest.raises(Unavailable):
+            await landed(stranger, peer, [stolen])
+        assert not receiver.memory.any()
+        await stranger.agent.remove_peer(peer)
+        peer = await stranger.agent.add_peer(receiver.agent.metadata)
+        await landed(stranger, peer, [stolen])
+    assert (receiver.memory == stranger.memory).all(), "with the metadata it does"

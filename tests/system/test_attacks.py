@@ -1,0 +1,260 @@
+"""Attacks on a cluster of `ferryman up` with its defaults: by a stranger who knows every address,
+and by somebody with the credentials of one role. Each is refused and counted, and an answer under
+way beside it ends right. Each works for those who may, or on servers without locks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import httpx
+import nats.errors
+import pytest
+from nats.aio.msg import Msg
+from redis.exceptions import AuthenticationError, NoPermissionError
+from tests.processes import addresses_of
+from tests.system.attacked_cluster import (
+    FAILSAFE_SECONDS,
+    LEAKED,
+    SUBJECTS,
+    AttackedCluster,
+    look_at,
+    refusals,
+    strangers,
+)
+from tests.system.forged_calls import CALLS, TOKENS, ForgedCalls, forge_units, method_of
+from tests.system.test_up import API_KEY, up
+
+from ferryman.client import Client
+from ferryman.credentials import ClusterRole, Login
+from ferryman.errors import LeaseLost, PermissionDenied, Unauthenticated
+from ferryman.schedule.request import SamplingParams
+from ferryman.wire.grpc.role_tokens import ALLOWED
+from ferryman.wire.nats.lifecycle_log import STREAM
+from ferryman.wire.public import GenerateFinished
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+ROUTER, PREFILL, DECODE = ClusterRole.ROUTER, ClusterRole.PREFILL, ClusterRole.DECODE
+ENDLESS = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
+HOST_CACHE, OBSERVER = ClusterRole.HOST_CACHE, ClusterRole.OBSERVER
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedCluster]:
+    with up(tmp_path_factory.mktemp("up"), FERRYMAN_API_KEYS=API_KEY) as running:
+        yield asyncio.run(look_at(running))
+
+
+def calls_by(cluster: AttackedCluster, token: str, request_id: str) -> ForgedCalls:
+    return ForgedCalls(token, cluster.beats, request_id, cluster.router_id)
+
+
+async def test_a_stranger_gives_no_worker_an_order(cluster: AttackedCluster) -> None:
+    before = cluster.refused_calls("Unauthenticated")
+    async with cluster.stream_beside() as request_id:
+        for token in ("", strangers(ROUTER).grpc_token):
+            for call in CALLS:
+                with pytest.raises(Unauthenticated):
+                    await getattr(calls_by(cluster, token, request_id), call)()
+    assert cluster.refused_calls("Unauthenticated") - before == dict.fromkeys(CALLS, 2)
+
+
+async def test_a_leaked_token_gives_no_order_of_another_role(cluster: AttackedCluster) -> None:
+    before, tried = cluster.refused_calls("PermissionDenied"), Counter[str]()
+    async with cluster.stream_beside() as request_id:
+        for role in LEAKED:
+            calls = calls_by(cluster, cluster.leaked(role).grpc_token, request_id)
+            for call in CALLS:
+                if role not in ALLOWED[method_of(call)]:
+                    with pytest.raises(PermissionDenied):
+                        await getattr(calls, call)()
+                    tried[call] += 1
+    assert set(tried) == set(CALLS)
+    assert cluster.refused_calls("PermissionDenied") - before == tried
+
+
+async def test_a_leaked_writer_cannot_touch_a_hand_off_of_another(cluster: AttackedCluster) -> None:
+    """A reservation is known by 96 random bits, which only its writer was told."""
+    before = cluster.metric("decode", "reservations_refused ")
+    async with cluster.stream_beside() as request_id:
+        calls = calls_by(cluster, cluster.leaked(PREFILL).grpc_token, request_id)
+        for touch in (calls.renew, calls.write_pages, calls.commit):
+            with pytest.raises(LeaseLost):
+                await touch()
+        await calls.abort_writing()
+        with pytest.raises(PermissionDenied, match="role router"):
+            await calls.abort()
+    assert cluster.metric("decode", "reservations_refused ") >= before + 3
+
+
+async def test_a_router_s_token_would_do_it_all(cluster: AttackedCluster) -> None:
+    """The same calls, by the one who may."""
+    may = cluster.leaked(ROUTER).grpc_token
+    async with cluster.stream_beside() as request_id:
+        await calls_by(cluster, may, request_id).prefill()
+        await calls_by(cluster, may, request_id).read_tokens()
+    async with cluster.running(ENDLESS) as (request_id, _, _):
+        await calls_by(cluster, may, request_id).abort()
+
+
+# NATS. A worker may say nothing but what is its role's: its beats, events and caches.
+LOGIN_REFUSED, REFUSED = "authentication error", "Publish Violation"
+DRAIN = SUBJECTS.control("decode-00000000", "drain")
+FORGED = {
+    SUBJECTS.beat("router", "router-00000000"): set(LEAKED),
+    SUBJECTS.beat("prefill", "prefill-00000000"): {DECODE, HOST_CACHE, OBSERVER},
+    SUBJECTS.beat("decode", "decode-00000000"): {PREFILL, HOST_CACHE, OBSERVER},
+    SUBJECTS.life("router", "router-00000000", "r1", "finished"): set(LEAKED),
+    DRAIN: set(LEAKED),
+    f"$JS.API.STREAM.PURGE.{STREAM}": set(LEAKED) | {ROUTER},
+    f"$JS.API.STREAM.DELETE.{STREAM}": set(LEAKED) | {ROUTER},
+    f"$JS.API.STREAM.MSG.DELETE.{STREAM}": set(LEAKED) | {ROUTER},
+}
+
+
+async def test_a_stranger_is_not_let_in_by_the_broker(cluster: AttackedCluster) -> None:
+    before = cluster.log("nats").count(LOGIN_REFUSED)
+    async with cluster.stream_beside():
+        for login in (Login("", ""), Login("router", ""), strangers(ROUTER).nats):
+            with pytest.raises(nats.errors.Error):
+                async with cluster.nats_client(login):
+                    pass
+    cluster.await_logged(LOGIN_REFUSED, before + 3)
+
+
+async def test_a_leaked_login_says_nothing_of_others_on_the_broker(
+    cluster: AttackedCluster,
+) -> None:
+    before, tried = cluster.log("nats").count(REFUSED), 0
+    async with cluster.stream_beside():
+        logged = await cluster.num_logged()
+        for role in {*LEAKED, ROUTER}:
+            async with cluster.nats_client(cluster.leaked(role).nats) as (attacker, refused):
+                subjects = [subject for subject, roles in FORGED.items() if role in roles]
+                for subject in subjects:
+                    await attacker.publish(subject, b"{}")
+                await refusals(attacker, refused, len(subjects))
+                tried += len(subjects)
+        assert await cluster.num_logged() >= logged, "nothing was purged"
+    cluster.await_logged(REFUSED, before + tried)
+    assert cluster.metric("router", "lost_workers_total") == 0
+
+
+@pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])
+async def test_a_leaked_login_does_not_hear_the_others(
+    cluster: AttackedCluster, role: ClusterRole
+) -> None:
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    async with cluster.nats_client(cluster.leaked(role).nats) as (attacker, refused):
+        for pattern in (">", SUBJECTS.all_life, SUBJECTS.all_beats, "_INBOX.>", "$JS.>"):
+            await attacker.subscribe(pattern, cb=hear)
+        async with cluster.stream_beside():
+            pass
+        await refusals(attacker, refused, 5)
+    assert heard == []
+
+
+# Redis.
+FLUSHES = ("FLUSHALL", "FLUSHDB", "KEYS *", "CONFIG GET *", "SET other 1", "SHUTDOWN NOSAVE")
+
+
+async def test_a_stranger_and_workers_are_not_let_in_by_the_index(
+    cluster: AttackedCluster,
+) -> None:
+    logins = [
+        None,
+        strangers(HOST_CACHE).redis,
+        *(cluster.leaked(r).redis for r in (PREFILL, DECODE)),
+    ]
+    before = await cluster.redis_refusals()
+    async with cluster.stream_beside():
+        for login in logins:
+            async with cluster.redis_client(login) as attacker:
+                with pytest.raises(AuthenticationError):
+                    await attacker.execute_command("FLUSHALL")
+    assert await cluster.redis_refusals() >= before + len(logins)
+
+
+@pytest.mark.parametrize("role", [HOST_CACHE, OBSERVER, ROUTER])
+async def test_a_leaked_login_flushes_no_index(cluster: AttackedCluster, role: ClusterRole) -> None:
+    before = await cluster.redis_refusals()
+    async with (
+        cluster.stream_beside(),
+        cluster.redis_client(cluster.leaked(role).redis) as attacker,
+    ):
+        for order in FLUSHES:
+            with pytest.raises(NoPermissionError):
+                await attacker.execute_command(*order.split())
+    assert await cluster.redis_refusals() == before + len(FLUSHES)
+
+
+async def test_a_leaked_login_tells_the_index_nothing_that_is_believed(
+    cluster: AttackedCluster,
+) -> None:
+    """It may write, but the cluster's key is in another file."""
+    login, forged = cluster.leaked(HOST_CACHE).redis, cluster.metric("router", "index_forged ")
+    await forge_units(cluster.up.said["redis"], login, cluster.beats, cluster.tenant_salt)
+    async with asyncio.timeout(FAILSAFE_SECONDS):
+        while cluster.metric("router", "index_forged ") == forged:  # it looks once a second
+            async with cluster.stream_beside():
+                pass
+    async with Client(cluster.up.said["grpc"], api_key=API_KEY) as client:
+        events = [each async for each in client.generate(TOKENS, SamplingParams(max_tokens=1))]
+    assert isinstance(events[-1], GenerateFinished)
+    assert events[-1].usage.cached.total == 0
+
+
+# HTTP, the public gRPC, and what is told to everybody.
+ASKED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]},
+    "/tokenize": {"prompt": "Hello"},
+    "/v1/models": None,
+}
+
+
+@pytest.mark.parametrize("key", ["", f"{API_KEY}x"])
+async def test_nobody_asks_without_a_key(cluster: AttackedCluster, key: str) -> None:
+    doors = [rf'responses_total{{door="{door}",status="(401|UNAUTH)' for door in ("http", "grpc")]
+    before = [cluster.metric("router", one) for one in doors]
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with cluster.stream_beside() as request_id:
+        async with httpx.AsyncClient(base_url=cluster.up.said["http"], headers=headers) as web:
+            for path, body in ASKED.items():
+                method = "POST" if body else "GET"
+                answer = await web.request(method, path, json=body, timeout=FAILSAFE_SECONDS)
+                assert answer.status_code == 401
+        async with Client(cluster.up.said["grpc"], api_key=key) as client:
+            asks = (client.trace, client.explain, client.tokenize)
+            for call in (*(partial(ask, request_id) for ask in asks), client.models):
+                with pytest.raises(Unauthenticated):
+                    await call()
+            with pytest.raises(Unauthenticated):
+                await anext(client.generate("Hello"))
+    after = [cluster.metric("router", one) for one in doors]
+    assert after == [before[0] + len(ASKED), before[1] + 5]
+
+
+async def test_metrics_tell_numbers_and_no_secret(cluster: AttackedCluster) -> None:
+    async with cluster.stream_beside() as request_id:
+        told = "".join(cluster.metrics(r) for r in ("router", "prefill", "decode", "hostcache"))
+    secrets = [API_KEY, request_id, "kite", "Oslo"]
+    for role in ClusterRole:
+        found = cluster.leaked(role)
+        secrets += [found.grpc_token, found.nats.password, found.redis.password]
+    assert not [secret for secret in secrets if secret in told]
+
+
+def test_nothing_of_it_listens_to_other_machines(cluster: AttackedCluster) -> None:
+    listening = {name: addresses_of(pid) for name, pid in cluster.up.pids.items()}
+    assert all(listening.values()), "each has a door"
+    assert {one for found in listening.values() for one in found} == {"127.0.0.1"}
