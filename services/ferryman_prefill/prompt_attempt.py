@@ -39,10 +39,9 @@ from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.hostcache.client import HostLease
 from ferryman.wire.values import PrefillOrder, PrefillProgress, Usage
 from ferryman.worker.cache_metrics import CacheMetrics
+from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.host import HostTier
 from ferryman.worker.summary import plan_facts, prefetch_facts, prompt_usage
-from ferryman_prefill.handoff_transport import HandoffTransport
-from ferryman_prefill.send_leases import SendLeases
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,7 @@ class PrefillContext:
     cache_metrics: CacheMetrics
     lifecycle: LifecyclePublisher
     run_limit: asyncio.Semaphore
-    send_leases: SendLeases
-    transport: HandoffTransport
+    sending: SendingSide
     clock: Callable[[], float]
 
 

@@ -16,15 +16,16 @@ from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wir
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.v1 import prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import PrefillOrder, WorkerAddress
+from ferryman.worker.decode_client import DecodeClient
+from ferryman.worker.handoff_transport import HandoffTransport
+from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.loop import hear_each
 from ferryman.worker.order_check import OrderCheck
+from ferryman.worker.send_leases import SendLeases
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_prefill.attempt import PrefillAttempt
-from ferryman_prefill.decode_client import DecodeClient
-from ferryman_prefill.handoff_transport import HandoffTransport
 from ferryman_prefill.prompt_attempt import AttemptOver, PrefillContext, PromptAttempt
-from ferryman_prefill.send_leases import SendLeases
 
 SERVICE = "ferryman.wire.v1.PrefillService"
 # How long a call that asks for a stop waits; then decode asks again.
@@ -38,6 +39,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         limits = parts.engine.scheduler.limits
         writer = WriterId(parts.worker_id, parts.epoch)
         self._transport = HandoffTransport(parts.planes, writer, parts.clock)
+        self._send_leases = SendLeases(parts.engine.scheduler, parts.clock)
         self._ctx = PrefillContext(
             engine=parts.engine,
             wake=parts.wake,
@@ -45,8 +47,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             cache_metrics=parts.cache_metrics,
             lifecycle=parts.lifecycle,
             run_limit=asyncio.Semaphore(limits.concurrency.max_running),
-            send_leases=SendLeases(parts.engine.scheduler, parts.clock),
-            transport=self._transport,
+            sending=SendingSide(
+                parts.engine, parts.wake, self._send_leases, self._transport, parts.clock
+            ),
             clock=parts.clock,
         )
         self._channels = parts.channels
@@ -108,7 +111,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         # Before the answer to Reserve has come, an attempt does not know its reservation's id.
         if attempt := self._attempts.get(f"{request.request_id}.{request.attempt}"):
             attempt.refuse(request.reservation_id)
-        word = await self._ctx.send_leases.stop_and_report(request.reservation_id, STOP_SECONDS)
+        word = await self._send_leases.stop_and_report(request.reservation_id, STOP_SECONDS)
         return prefill_pb2.StopWritingResponse(
             is_stopped=word.is_stopped,
             has_failed_writes=word.has_failed_writes,
@@ -162,7 +165,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Jobs beside the servers. Attempts have tasks and deadlines of their own."""
-        return (self._ctx.send_leases.expiring(), self._transport.run())
+        return (self._send_leases.expiring(), self._transport.run())
 
     async def drain(self) -> None:
         """Refuses new orders, and waits until every attempt has ended."""

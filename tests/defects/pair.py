@@ -42,13 +42,14 @@ from ferryman.wire.values import (
     WorkerAddress,
 )
 from ferryman.worker.cache_metrics import CacheMetrics
+from ferryman.worker.decode_client import DecodeClient
+from ferryman.worker.handoff_transport import HandoffTransport
+from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.host import HostTier, NoHostTier
+from ferryman.worker.send_leases import SendLeases, WriterStatus
 from ferryman_decode.handoff_receiver import HandoffReceiver
 from ferryman_prefill.attempt import PrefillAttempt
-from ferryman_prefill.decode_client import DecodeClient
-from ferryman_prefill.handoff_transport import HandoffTransport
 from ferryman_prefill.prompt_attempt import PrefillContext
-from ferryman_prefill.send_leases import SendLeases, WriterStatus
 
 EPOCH = 9
 PREFILL = WorkerAddress("prefill-00000001", "", 4)
@@ -173,9 +174,12 @@ class StampedPair:
                 MemoryBus(), Subjects("local"), Publisher("prefill", "prefill-00000001", 4)
             ),
             run_limit=asyncio.Semaphore(4),
-            send_leases=self.send_leases,
-            transport=HandoffTransport(
-                GrpcOnly(), WriterId(PREFILL.worker_id, 4), lambda: self.now
+            sending=SendingSide(
+                self.engine,
+                asyncio.Event(),
+                self.send_leases,
+                HandoffTransport(GrpcOnly(), WriterId(PREFILL.worker_id, 4), lambda: self.now),
+                lambda: self.now,
             ),
             clock=lambda: self.now,
         )

@@ -11,8 +11,8 @@ from tests.worker.fake_engine import request
 from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
 
 from ferryman.wire.v1 import decode_pb2
+from ferryman.worker import handoff_writer
 from ferryman_decode.server import DecodeServicer
-from ferryman_prefill import attempt
 
 PROMPT = [3] * 21
 NUM_LEASES = 3
@@ -38,7 +38,7 @@ async def let_leases_pass(pair: WorkerPair) -> None:
             side.clock.ahead += PATIENT_SECONDS / 2
         # Prefill asks for the second renewal after the answer to the first.
         await until(decode.has_renewed(decode.num_renewed + 2))
-        pair.prefill.service._ctx.send_leases.expire()
+        pair.prefill.service._send_leases.expire()
         table = decode._receiver.table
         decode._receiver.carry_out(table.expire(pair.decode.clock()))
 
@@ -46,7 +46,7 @@ async def let_leases_pass(pair: WorkerPair) -> None:
 async def test_a_prompt_that_is_computed_for_longer_than_the_lease_is_handed_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt, "RENEWALS_PER_LEASE", 100 * PATIENT_SECONDS)
+    monkeypatch.setattr(handoff_writer, "RENEWALS_PER_LEASE", 100 * PATIENT_SECONDS)
     async with pair_of_workers(CountsRenewals) as pair:
         pair.prefill.hold()
         asked = request("r1", PROMPT)

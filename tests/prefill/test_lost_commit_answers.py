@@ -16,9 +16,9 @@ from ferryman.errors import CorruptState, Stale, Unavailable
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.handoff.planes import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
+from ferryman.worker import decode_client
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.server import DecodeServicer
-from ferryman_prefill import decode_client
 
 PROMPT = [3] * 21
 PLANES = [

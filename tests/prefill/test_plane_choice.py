@@ -26,10 +26,10 @@ from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice
+from ferryman.worker.handoff_transport import APART_SECONDS
 from ferryman.worker.planes import AgentMaker, MakeAgent, NixlSide, plane_side
 from ferryman_decode import nixl_receiver
 from ferryman_decode.server import DecodeServicer
-from ferryman_prefill.handoff_transport import APART_SECONDS
 from ferryman_prefill.server import PrefillServicer
 
 pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")

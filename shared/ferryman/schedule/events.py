@@ -60,6 +60,16 @@ class SequenceHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceDetached:
+    """A decoding request stands still between two steps; its slots stay until `release_held`.
+
+    They hold the state of all its tokens but the last, which was drawn and is not consumed.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The request has its last token; `num_generated` counts its output tokens."""
 
@@ -142,6 +152,7 @@ Event = (
     | PromptScored
     | Drawn
     | SequenceHeld
+    | SequenceDetached
     | Finished
     | RequestFailed
     | Retracted

@@ -28,6 +28,7 @@ from ferryman.schedule.events import (
     LoadsDone,
     PromptScored,
     SequenceAdmitted,
+    SequenceDetached,
     SequenceHeld,
 )
 from ferryman.schedule.prompt_copies import drop_ends, freeze_end
@@ -115,7 +116,7 @@ class Postprocessor:
         trim(self._allocator, sequence)
         if sequence.goal is Goal.DECODE:
             self._append_token(sequence, first, now)
-            self._go_back_if_due(sequence, now)
+            self._leave_if_due(sequence, now)
         else:
             sequence.phase = Phase.HELD
             self._events.append(SequenceHeld(sequence.request_id, first))
@@ -155,8 +156,8 @@ class Postprocessor:
                     self._append_token(sequence, outcome.sampled[index], now)
             except Exception as error:  # any error goes to the caller of the request
                 self._isolation.fail(sequence.request_id, error)
-            if sequence.phase is Phase.RETRACTING:
-                self._isolation.run(sequence.request_id, self._go_back_if_due, sequence, now)
+            if sequence.phase in (Phase.RETRACTING, Phase.DETACHING):
+                self._isolation.run(sequence.request_id, self._leave_if_due, sequence, now)
 
     def _verified(
         self,
@@ -169,9 +170,21 @@ class Postprocessor:
         for sampled in self._settled(sequence, plan, outcome, index):
             self._append_token(sequence, sampled, now)
 
-    def _go_back_if_due(self, sequence: RunningSequence, now: float) -> None:
-        if sequence.phase is Phase.RETRACTING and not sequence.in_flight:
+    def detach(self, sequence: RunningSequence, now: float) -> None:
+        """Has a decoding request stand still, at once or after its last step."""
+        self._sequences.stop_decoding(sequence)
+        sequence.phase = Phase.DETACHING
+        self._leave_if_due(sequence, now)
+
+    def _leave_if_due(self, sequence: RunningSequence, now: float) -> None:
+        """A step in flight may still write the slots, and its token counts."""
+        if sequence.in_flight:
+            return
+        if sequence.phase is Phase.RETRACTING:
             self._retraction.push_back(sequence, now)
+        elif sequence.phase is Phase.DETACHING:
+            sequence.phase = Phase.HELD
+            self._events.append(SequenceDetached(sequence.request_id))
 
     def _settled(
         self, sequence: RunningSequence, plan: DecodeStep, outcome: StepOutcome, index: int
@@ -225,7 +238,7 @@ class Postprocessor:
 
     def finish(self, sequence: RunningSequence, reason: FinishReason, now: float) -> None:
         """Ends a request that holds slots; its computed state stays in the tree."""
-        if sequence.phase in (Phase.DECODING, Phase.RETRACTING):
+        if sequence.phase in (Phase.DECODING, Phase.RETRACTING, Phase.DETACHING):
             self._publisher.donate(sequence, now)
         self._sequences.leave(sequence)
         counts = sequence.counts

@@ -130,6 +130,12 @@ class SequenceTable:
             if sequence.phase is Phase.DECODING:
                 self.decoding.append(sequence)
 
+    def stop_decoding(self, sequence: RunningSequence) -> None:
+        """No further step is planned for a request; it keeps its slots."""
+        for group in (self.decoding, self.newly_adopted):
+            if sequence in group:
+                group.remove(sequence)
+
     def leave(self, sequence: RunningSequence) -> None:
         """Ends a request. Its slots go back once no step in flight uses them."""
         sequence.phase = Phase.DONE

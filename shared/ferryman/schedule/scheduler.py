@@ -198,8 +198,23 @@ class Scheduler:
         pages = range(first, end)
         return [(page, own.get(page) or tree.slot(kind, sequence.keys[page])) for page in pages]
 
+    def detach(self, request_id: str, now: float) -> bool:
+        """Has a decoding request stand still between two steps, to be handed off: it draws nothing
+        more, and `SequenceDetached` follows once no step holds it. Its state is that of all its
+        tokens but the last, until `release_held`.
+
+        False for a request that cannot be stopped yet: it has drawn no token, waits for slots, or
+        its first step has to copy state into them.
+        """
+        sequence = self.sequences.by_id.get(request_id)
+        if sequence is None or sequence.phase is not Phase.DECODING:
+            return False
+        if sequence.opening or not sequence.drawn:
+            return False
+        return self.isolate(request_id, self._postprocessor.detach, sequence, now)
+
     def release_held(self, request_id: str, now: float) -> None:
-        """Gives the slots of a held prompt back: decode has acknowledged it, or never will."""
+        """Gives the slots of a held request back: decode has acknowledged it, or never will."""
         sequence = self.sequences.running(request_id)
         self.isolate(request_id, self._postprocessor.finish, sequence, FinishReason.STOP, now)
 

@@ -31,6 +31,7 @@ class Phase(Enum):
     HELD = auto()
     DECODING = auto()
     RETRACTING = auto()
+    DETACHING = auto()
     DONE = auto()
 
 

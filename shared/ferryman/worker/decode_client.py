@@ -37,8 +37,8 @@ from ferryman.wire.values import (
     WorkerAddress,
     WriterAbort,
 )
-from ferryman_prefill.handoff_transport import HandoffTransport
-from ferryman_prefill.send_leases import WriterStatus
+from ferryman.worker.handoff_transport import HandoffTransport
+from ferryman.worker.send_leases import WriterStatus
 
 CALL_SECONDS = 10.0
 ABORT_SECONDS = 2.0
