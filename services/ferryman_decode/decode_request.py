@@ -59,6 +59,16 @@ class DecodeRequest:
     def is_over(self) -> bool:
         return not isinstance(self.ending, StreamContinues)
 
+    @property
+    def usage(self) -> Usage:
+        """The account of its prompt, as prefill gave it."""
+        return self._usage
+
+    @property
+    def last(self) -> Sampled:
+        """The token drawn last. Raises IndexError before the first."""
+        return Sampled(self._token_ids[-1], self._logprobs[-1])
+
     def committed(self, usage: Usage) -> None:
         """Stores prefill's account of the prompt."""
         self._usage = usage

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.units import HostUnit
-from ferryman.errors import Cancelled, DeadlineExceeded, Stale
+from ferryman.errors import Cancelled, DeadlineExceeded, NotFound, RequestDetached, Stale
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import (
     Cached,
@@ -22,6 +22,7 @@ from ferryman.schedule.events import (
     Finished,
     RequestFailed,
     Retracted,
+    SequenceDetached,
 )
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags
@@ -32,6 +33,7 @@ from ferryman.worker.preempted import PreemptedRequests
 from ferryman.worker.summary import tier_of
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.decode_request import DecodeRequest, name_of
+from ferryman_decode.departures import Departures
 from ferryman_decode.token_streams import RouterStreams
 
 LINGER_SECONDS = 60.0
@@ -41,9 +43,12 @@ PROGRESS_TOKENS = 64
 class Requests:
     """Turns events of the schedule into frames and lifecycle events."""
 
-    def __init__(self, parts: WorkerContext, outlets: RouterStreams) -> None:
+    def __init__(
+        self, parts: WorkerContext, outlets: RouterStreams, departures: Departures
+    ) -> None:
         self._parts = parts
         self._streams = outlets
+        self._departures = departures
         self._preempted = PreemptedRequests(
             parts.host, parts.engine.scheduler, parts.background.start, parts.wake.set
         )
@@ -138,6 +143,17 @@ class Requests:
             self._parts.wake.set()
         return bool(found)
 
+    def detach(self, request_id: str, attempt: int, router_id: str) -> None:
+        """Has a request of that router stand still, to leave this worker; for one that does so
+        already this changes nothing. Raises NotFound for a request that does not decode here."""
+        request = self._by_name.get(name_of(request_id, attempt))
+        if request is not None and request.router_id == router_id:
+            if not request.is_over:
+                return self._departures.detach(request)
+            if self._departures.has(request):
+                return None
+        raise NotFound(f"attempt {attempt} of {request_id} does not decode here")
+
     def _end(self, request: DecodeRequest, cause: str) -> None:
         """Ends with a failure, never a finish, so that a router that did not ask for it tries
         again."""
@@ -211,6 +227,7 @@ class Requests:
                 scheduler.fail(name, error)
         told.clear()
         self._streams.flush()
+        self._departures.retry()
 
     def _hear(self, event: Event) -> None:
         request = self._by_name.get(event.request_id)
@@ -250,6 +267,10 @@ class Requests:
                 request.finish(reason, drafts)
                 self._say(request, "finished", reason=str(reason), tokens=request.num_tokens)
                 self._parts.host.ended(request.name, _tags(request))
+            case SequenceDetached():
+                request.fail(failure_of(RequestDetached("it goes on at another decode worker")))
+                self._say(request, "detached", tokens=request.num_tokens)
+                self._departures.detached(request)
             case Retracted(num_generated=num_generated):
                 self._say(request, "retracted", tokens=num_generated)
 

@@ -30,6 +30,8 @@ from ferryman.wire.codec.handoff import (
     ReserveAnswer,
     abort_order_from_wire,
     commit_order_from_wire,
+    hand_off_order_from_wire,
+    hand_off_progress_to_wire,
     reserve_answer_to_wire,
     reserve_order_from_wire,
 )
@@ -40,12 +42,19 @@ from ferryman.wire.handoff.nixl_writer import landed_from_bytes
 from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer
 from ferryman.wire.hostcache.client import HostLease
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
-from ferryman.wire.values import ReserveOrder, RouterAbort, WriterAbort
+from ferryman.wire.values import (
+    PrefillAdmitted,
+    PrefillQueued,
+    ReserveOrder,
+    RouterAbort,
+    WriterAbort,
+)
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.aborts import Aborts, Quarantine
 from ferryman_decode.decode_request import DecodeRequest
+from ferryman_decode.departures import Departures
 from ferryman_decode.handoff_receiver import LEASE_SECONDS, HandoffReceiver
 from ferryman_decode.host_loads import LOAD_FAILED, HostLoads
 from ferryman_decode.local_handoffs import LocalHandoffs
@@ -68,7 +77,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, parts: WorkerContext) -> None:
         self._parts = parts
         self._streams = RouterStreams(parts.epoch)
-        self._requests = Requests(parts, self._streams)
+        self._order_check = OrderCheck(parts.engine)
+        self._departures = Departures(parts, self._order_check)
+        self._requests = Requests(parts, self._streams, self._departures)
         self._host_loads = HostLoads(parts, self._requests.loaded, self._load_failed)
         self._receiver = HandoffReceiver(
             parts.engine,
@@ -79,6 +90,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             self._host_loads.when_over,
         )
         parts.metrics.watch("reservations", self._receiver.table.statistics)
+        parts.metrics.watch("departures", self._departures.statistics)
         self._nixl_receiver = NixlReceiver(
             parts.planes,
             f"{parts.worker_id}.{parts.epoch}",
@@ -86,7 +98,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             self._receiver.writer_died,
         )
         self._quarantine = Quarantine(self._receiver, self._nixl_receiver, parts.channels)
-        self._order_check = OrderCheck(parts.engine)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
         self._aborts = Aborts(self._requests, self._receiver, self._quarantine, parts.clock)
         # For a worker that prefills, too; one that only decodes never asks it.
@@ -196,8 +207,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             raise Unavailable("this decode worker is draining")
         if order.context.deadline_seconds <= 0:
             raise DeadlineExceeded("the deadline had passed when decode was asked")
-        manifest = self._parts.engine.manifest
-        if order.manifest_digest != manifest.digest:
+        if order.manifest_digest != self._parts.engine.manifest.digest:
             raise ManifestMismatch(_differences(self._parts, order))
         asked = order.context
         request = self._order_check.checked(order.request, asked.tenant_salt, asked.adapter)
@@ -246,9 +256,33 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 check_caller(ClusterRole.ROUTER)
                 return self._aborts.by_router(order)
             case WriterAbort() as order:
-                check_caller(ClusterRole.PREFILL)
+                check_caller(ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH)
                 self._check_epoch(order.fence.epoch)
                 return await self._aborts.by_writer(order)
+
+    # Requests that leave.
+
+    async def Detach(
+        self, request: decode_pb2.DetachRequest, context: Any
+    ) -> decode_pb2.DetachResponse:
+        self._check_epoch(request.worker_epoch)
+        self._requests.detach(request.request_id, request.attempt, request.router_id)
+        return decode_pb2.DetachResponse()
+
+    async def HandOff(
+        self, request: decode_pb2.HandOffRequest, context: Any
+    ) -> AsyncIterator[decode_pb2.HandOffResponse]:
+        departure = self._departures.begin(hand_off_order_from_wire(request))
+        running = asyncio.create_task(departure.run(), name="hand-off")
+        # A callback, because a second cancellation would skip the `finally` below.
+        running.add_done_callback(lambda _: self._departures.ended(departure))
+        try:
+            yield hand_off_progress_to_wire(PrefillQueued())
+            yield hand_off_progress_to_wire(PrefillAdmitted(departure.usage))
+            yield hand_off_progress_to_wire(await asyncio.shield(running))
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
 
     # Tokens.
 
@@ -291,6 +325,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Refuses new reservations; waits until running requests have ended and are read."""
         self._is_draining = True
         await self._requests.idle()
+        await self._departures.idle()
         self._streams.close(Unavailable("this decode worker has drained"))
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
@@ -321,6 +356,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             now = self._parts.clock()
             self._receiver.carry_out(self._receiver.table.expire(now))
             self._parts.engine.scheduler.reservations.expire(now)
+            self._departures.expire(now)
             for context in self._requests.expire(now):
                 self._aborts.free_reservation(context.request_id, context.attempt)
             self._streams.flush()

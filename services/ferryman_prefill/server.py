@@ -58,6 +58,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._max_queued = limits.max_waiting
         self._order_check = OrderCheck(parts.engine)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
+        # By their names, in the order in which they came: the place in it is told as `queued`.
         self._attempts: dict[str, PromptAttempt] = {}
         self._idle = asyncio.Event()
         self._idle.set()

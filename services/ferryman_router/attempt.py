@@ -19,6 +19,7 @@ from ferryman_router.attempt_result import (
     LostAttempt,
     NoCapacity,
     Verdict,
+    WorkerDrains,
     WorkerGone,
     WorkerLost,
     classify,
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PATIENCE_SECONDS = 1.0
 MAX_PATIENCE_SECONDS = 16.0
+LEAVE_AGAIN_SECONDS = 1.0
 # A hand-off whose tokens have come already has this long to be told as one.
 FAREWELL_SECONDS = 5.0
 
@@ -42,6 +44,9 @@ class RouterAttempt:
     `is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
     decode has been heard of: from then on the prefill worker may go. `planned` is what prefill
     has said of the prompt so far.
+
+    One that `is_move` has the decode worker that drains in the place of prefill. `is_leaving` once
+    its own decode worker was asked to let it go on elsewhere; not before `leave_from`.
     """
 
     name: str
@@ -50,6 +55,9 @@ class RouterAttempt:
     decode: WorkerName
     begun: float
     verdict: asyncio.Future[Verdict]
+    is_move: bool = False
+    is_leaving: bool = False
+    leave_from: float = 0.0
     is_taken: bool = False
     has_begun: bool = False
     is_handed_off: bool = False
@@ -58,11 +66,13 @@ class RouterAttempt:
     planned: Usage | None = None
 
     @classmethod
-    def begin(cls, request_id: str, number: int, chosen: RouteChoice, now: float) -> RouterAttempt:
+    def begin(
+        cls, request_id: str, number: int, chosen: RouteChoice, now: float, *, is_move: bool = False
+    ) -> RouterAttempt:
         """The attempt with this pair of workers, sent to them now."""
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         name = attempt_name(request_id, number)
-        return cls(name, number, chosen.prefill, chosen.decode, now, verdict)
+        return cls(name, number, chosen.prefill, chosen.decode, now, verdict, is_move)
 
     @property
     def refused_by(self) -> WorkerName:
@@ -80,6 +90,15 @@ class RouterAttempt:
             return False
         self.last_news, self.patience = now, min(MAX_PATIENCE_SECONDS, 2 * self.patience)
         return True
+
+    def may_leave(self, now: float) -> bool:
+        """Whether decode may be asked to let it go on elsewhere."""
+        is_decoding = self.is_handed_off and not self.verdict.done()
+        return is_decoding and not self.is_leaving and now >= self.leave_from
+
+    def stays(self, now: float) -> None:
+        """Decode could not let it go; it may later."""
+        self.is_leaving, self.leave_from = False, now + LEAVE_AGAIN_SECONDS
 
     def settle(self, verdict: Verdict) -> None:
         """The first verdict counts."""
@@ -137,7 +156,7 @@ class PrefillCall:
         else:
             self._task.cancel()
         ctx.fleet.release(attempt.decode, attempt.name)
-        if not attempt.is_settled_as((AttemptFinished, NoCapacity)):
+        if not attempt.is_settled_as((AttemptFinished, NoCapacity, WorkerDrains)):
             if attempt.is_settled_as((AttemptStopped,)):
                 cause = "stop"
             elif attempt.verdict.done() and not attempt.verdict.cancelled():
@@ -153,9 +172,10 @@ class PrefillCall:
 
     async def _follow(self, order: PrefillOrder) -> None:
         """Until the hand-off; a failure counts unless decode has been heard of already."""
-        attempt, fleet = self._attempt, self._ctx.fleet
+        attempt, fleet, workers = self._attempt, self._ctx.fleet, self._ctx.workers
+        call = workers.hand_off if attempt.is_move else workers.prefill
         try:
-            async for progress in self._ctx.workers.prefill(attempt.prefill, order):
+            async for progress in call(attempt.prefill, order):
                 self._heard(progress)
             error: FerrymanError = Unavailable("prefill ended without a hand-off")
         except FerrymanError as caught:

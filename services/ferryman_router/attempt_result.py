@@ -4,6 +4,7 @@ Pure.
 Retryable      something is wrong with this one attempt      charged to the retry budget
 CutOff         a connection broke, and both ends live        not charged
 WorkerLost     the worker died: one event for all it had     not charged
+WorkerDrains   it goes on elsewhere, with its state           not charged
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ferryman.errors import (
     InvalidRequest,
     ManifestMismatch,
     NotFound,
+    RequestDetached,
     Unavailable,
     Unreachable,
 )
@@ -82,13 +84,20 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDrains:
+    """The decode worker has stopped the request, as the router asked, and keeps its state."""
+
+    error: RequestDetached
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """Every attempt would end like this."""
 
     error: FerrymanError
 
 
-LostAttempt = NoCapacity | Retryable | CutOff | WorkerLost | Fatal
+LostAttempt = NoCapacity | Retryable | CutOff | WorkerLost | WorkerDrains | Fatal
 Verdict = AttemptFinished | AttemptStopped | LostAttempt
 
 _HOPELESS = (InvalidRequest, ManifestMismatch, NotFound)
@@ -104,6 +113,8 @@ def classify(error: FerrymanError) -> Verdict:
         return NoCapacity(error)
     if isinstance(error, Unreachable):
         return CutOff(error)
+    if isinstance(error, RequestDetached):
+        return WorkerDrains(error)
     return Fatal(error) if isinstance(error, _HOPELESS) else Retryable(error)
 
 

@@ -22,6 +22,7 @@ from ferryman_router.attempt_result import (
     NoCapacity,
     RetriesExhausted,
     Retryable,
+    WorkerDrains,
     WorkerLost,
 )
 from ferryman_router.context import RouterContext
@@ -33,17 +34,22 @@ from ferryman_router.routing_policy import Explanation, RoutingRequest
 log = logging.getLogger(__name__)
 
 MAX_AVOID_SECONDS = 1.0
+# Tries to hand a request off by the worker that drains, before its tokens are computed again.
+MAX_MOVES = 3
 # Workers keep clocks of their own: so much earlier than here a deadline may have passed there.
 DEADLINE_MARGIN_SECONDS = 1.0
 
 
 class RequestPlacement:
     """Of one request. `chains` are the keys of the prompt, and of what was generated when its
-    latest attempt was placed; `tries` is what it has been through."""
+    latest attempt was placed; `tries` is what it has been through. `kept_by` is the decode worker
+    that drains and keeps its state."""
 
     def __init__(self, asked: TokenizedRequest, ctx: RouterContext) -> None:
         self._asked, self._ctx = asked, ctx
         self.tries = AttemptCount()
+        self.kept_by: WorkerName | None = None
+        self._num_moves = 0
         self._excluded: dict[WorkerName, float] = {}
         self._standing = self._placed_as = QueuePosition.NEW
         self.chains = PageKeyCache(asked.token_ids, asked.key_salt, asked.adapter)
@@ -61,7 +67,8 @@ class RequestPlacement:
             share=self._ctx.quotas.share(asked.tenant.name),
         )
         computes_all = asked.params.prompt_logprobs is not None and not len(generated)
-        cache_index = {} if computes_all else await self._cache_index()
+        is_kept = self.kept_by is not None
+        cache_index = {} if computes_all or is_kept else await self._cache_index()
         asking = RoutingRequest(
             self.chains,
             len(self.chains.token_ids),
@@ -69,6 +76,7 @@ class RequestPlacement:
             cache_index=cache_index,
             excluded=self._still_excluded,
             shared_by=asked.sharing.decode,
+            kept_by=self.kept_by,
             computes_all=computes_all,
         )
         # A request that comes here again was accepted by a worker, unless it was turned away.
@@ -111,7 +119,15 @@ class RequestPlacement:
         """Prepares the next attempt, behind so many tokens; raises the error of a request that
         shall have none. `attempt` is None where a worker had left before it was asked."""
         has_begun = attempt is not None and attempt.has_begun
+        if attempt is not None and attempt.is_move and not attempt.is_handed_off:
+            return self._move_failed(verdict, attempt)
+        # Another worker had the state since, and only that one's word counts now.
+        self.kept_by = None
         match verdict:
+            case WorkerDrains():
+                assert attempt is not None, "a worker was asked"
+                self.kept_by, self._num_moves = attempt.decode, 0
+                self._ctx.metrics.retries.labels("drained").inc()
             case NoCapacity(error):
                 assert attempt is not None, "a worker was asked"
                 self._no_capacity(attempt.refused_by, error)
@@ -131,6 +147,20 @@ class RequestPlacement:
                 self._not_reached(explanation)
             case Fatal(error):
                 raise error
+
+    def _move_failed(self, verdict: LostAttempt, attempt: RouterAttempt) -> None:
+        """Nothing is lost: the state is kept for another try, or the tokens are computed again.
+
+        Not counted for the request: a worker that drains is no failure of its own.
+        """
+        self._num_moves += 1
+        log.warning("a request was not moved attempt=%s: %s", attempt.name, verdict.error)
+        if isinstance(verdict, NoCapacity):
+            wait = min(MAX_AVOID_SECONDS, verdict.error.retry_after_seconds)
+            self._ctx.fleet.avoid(attempt.refused_by, self._ctx.clock() + wait)
+        elif isinstance(verdict, Retryable | Fatal) or self._num_moves >= MAX_MOVES:
+            self.kept_by = None
+        self._ctx.metrics.retries.labels("not_moved").inc()
 
     def _is_nearly_over(self) -> bool:
         """Whether a worker may have seen the caller's own deadline pass."""

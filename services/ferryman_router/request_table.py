@@ -6,7 +6,7 @@ no answer tells a tenant whether another tenant has used an id.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from ferryman_router.generate_request import PUBLIC, Caller, Tenant
 from ferryman_router.request_runner import RequestRunner
 
 MAX_ENDED = 2048
+MAX_LEAVING = 4  # requests of one worker that drains, at once
 ENDED_SECONDS = 60.0
 MAX_NAMES = 1 << 16  # as many as a busy router is given while the lifecycle log keeps their events
 
@@ -130,7 +131,17 @@ class RequestTable:
         """Looks after everyone; called now and then."""
         for runner in self:
             runner.check_stalled(now)
+        self._empty_draining()
         self.forget(now)
+
+    def _empty_draining(self) -> None:
+        """Has decode workers that drain let their requests go. Few at a time: those that wait for
+        their turn go on decoding meanwhile."""
+        leaving = Counter(runner.leaves for runner in self)
+        for runner in self:
+            name = runner.decode_worker
+            if leaving[name] < MAX_LEAVING and runner.try_leave():
+                leaving[name] += 1
 
     def on_worker_lost(self, name: WorkerName, cause: str) -> None:
         for runner in self:

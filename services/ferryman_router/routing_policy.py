@@ -14,7 +14,7 @@ a second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.usage import CachedTokens
@@ -60,8 +60,9 @@ class RoutingRequest:
 
     `excluded` is asked at each try: who failed this request is given another chance in time.
     `shared_by` is the decode worker that holds the whole prompt, from another answer to it: cache
-    events may not have said so yet, and they never speak of its end. A prompt that is to be scored
-    `computes_all` of its tokens at prefill, whatever is cached there.
+    events may not have said so yet, and they never speak of its end. `kept_by` is the decode worker
+    that drains and keeps the state of all tokens but the last: only it can hand them off.
+    A prompt that is to be scored `computes_all` of its tokens at prefill, whatever is cached there.
     """
 
     chains: PageKeyCache
@@ -70,6 +71,7 @@ class RoutingRequest:
     cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
     excluded: Callable[[], frozenset[WorkerName]] = frozenset
     shared_by: WorkerName | None = None
+    kept_by: WorkerName | None = None
     computes_all: bool = False
 
 
@@ -120,24 +122,62 @@ def choose(
     fleet: Fleet, asking: RoutingRequest, *, attempt: int, costs: RoutingCosts, now: float
 ) -> Explanation | None:
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
+    if asking.kept_by is not None and (source := fleet.get(asking.kept_by)) is not None:
+        return _best(attempt, _moves(fleet, source, asking, costs, now))
     prefills = [one for one in fleet.usable(PREFILL, now) if _starts_soon(one, costs)]
     decodes = [one for one in fleet.usable(DECODE, now) if _has_row(one)]
     if not prefills or not decodes:
         return None  # as a rule while requests wait, so it is seen before anything is reckoned
     excluded = asking.excluded()
-    candidates = sorted(
-        (
-            _candidate(prefill, decode, arrival, asking, costs)
-            for prefill, arrival in _arrivals(prefills, fleet.host_caches(), asking, costs)
-            for decode in decodes
-            if excluded.isdisjoint((prefill.name, decode.name))
-            and _may_serve(prefill, decode, asking)
-        ),
-        key=lambda c: (c.total_seconds, c.prefill.worker_id, c.decode.worker_id),
+    candidates = (
+        _candidate(prefill, decode, arrival, asking, costs)
+        for prefill, arrival in _arrivals(prefills, fleet.host_caches(), asking, costs)
+        for decode in decodes
+        if excluded.isdisjoint((prefill.name, decode.name)) and _may_serve(prefill, decode, asking)
     )
-    if not candidates:
+    return _best(attempt, candidates)
+
+
+def _best(attempt: int, candidates: Iterable[RouteChoice]) -> Explanation | None:
+    ordered = sorted(
+        candidates, key=lambda c: (c.total_seconds, c.prefill.worker_id, c.decode.worker_id)
+    )
+    if not ordered:
         return None
-    return Explanation(attempt, candidates[0], tuple(candidates[1:MAX_EXPLAINED]))
+    return Explanation(attempt, ordered[0], tuple(ordered[1:MAX_EXPLAINED]))
+
+
+def takers(fleet: Fleet, leaving: FleetWorker, prompt_len: int, now: float) -> list[FleetWorker]:
+    """The decode workers with room to which a draining one could hand off a request of so many
+    tokens."""
+    return [
+        decode
+        for decode in fleet.usable(DECODE, now)
+        if decode.name != leaving.name
+        and decode.beat.state == leaving.beat.state
+        and prompt_len <= decode.beat.max_len
+        and _has_row(decode)
+    ]
+
+
+def _moves(
+    fleet: Fleet,
+    source: FleetWorker,
+    asking: RoutingRequest,
+    costs: RoutingCosts,
+    now: float,
+) -> Iterator[RouteChoice]:
+    """Hand-offs by the worker that keeps the state: nothing waits there, and nothing is
+    computed."""
+    kept = asking.prompt_len - 1
+    arrival = best_prefix_fetch(
+        PrefixReach(kept, kept, kept, kept, kept), _rates(source.beat, None, costs)
+    )
+    excluded = asking.excluded()
+    for decode in takers(fleet, source, asking.prompt_len, now):
+        if decode.name not in excluded:
+            choice = _candidate(source, decode, arrival, asking, costs)
+            yield replace(choice, queue_seconds=0.0, prefill_seconds=0.0, plane=GRPC)
 
 
 def longest_request(fleet: Fleet) -> int:

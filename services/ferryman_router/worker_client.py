@@ -12,14 +12,24 @@ import grpc.aio
 from ferryman.cache.resume import max_resume_pages
 from ferryman.errors import FerrymanError
 from ferryman.schedule.request import Request
-from ferryman.wire.codec.handoff import abort_order_to_wire
+from ferryman.wire.codec.handoff import (
+    abort_order_to_wire,
+    hand_off_order_to_wire,
+    hand_off_progress_from_wire,
+)
 from ferryman.wire.codec.prefill import prefill_order_to_wire, progress_from_wire
 from ferryman.wire.codec.request import context_to_wire
 from ferryman.wire.codec.scalars import keys_to_bytes
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import is_unexplained, typed
 from ferryman.wire.nats.heartbeat import Heartbeat
-from ferryman.wire.v1 import decode_pb2_grpc, hostcache_pb2, hostcache_pb2_grpc, prefill_pb2_grpc
+from ferryman.wire.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    hostcache_pb2,
+    hostcache_pb2_grpc,
+    prefill_pb2_grpc,
+)
 from ferryman.wire.values import (
     PrefillOrder,
     PrefillProgress,
@@ -35,6 +45,7 @@ from ferryman_router.metrics import RouterMetrics
 log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 2.0
+DETACH_SECONDS = 2.0
 MAX_PREFETCHES = 64  # under way at once, of all requests
 PREFETCH_SECONDS = 1.0
 _MARGIN_SECONDS = 1.0
@@ -114,6 +125,34 @@ class WorkerClient:
             raise classify_rpc_error(error, name) from error
         finally:
             call.cancel()
+
+    async def hand_off(
+        self, name: WorkerName, order: PrefillOrder
+    ) -> AsyncIterator[PrefillProgress]:
+        """The same, by the decode worker that keeps the request's state."""
+        stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
+        timeout = order.context.deadline_seconds + _MARGIN_SECONDS
+        call = stub.HandOff(hand_off_order_to_wire(order), timeout=timeout)
+        try:
+            async for message in call:
+                yield hand_off_progress_from_wire(message)
+        except grpc.aio.AioRpcError as error:
+            raise classify_rpc_error(error, name) from error
+        finally:
+            call.cancel()
+
+    async def detach(self, name: WorkerName, request_id: str, attempt: int, router: str) -> bool:
+        """Has a decode worker let a request go on elsewhere; False when it was not to be had."""
+        request = decode_pb2.DetachRequest(
+            request_id=request_id, attempt=attempt, router_id=router, worker_epoch=name.epoch
+        )
+        try:
+            stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
+            await stub.Detach(request, timeout=DETACH_SECONDS)
+        except (grpc.aio.AioRpcError, WorkerGone) as error:
+            log.debug("not detached id=%s worker=%s: %s", request_id, name.worker_id, error)
+            return False
+        return True
 
     async def abort(self, name: WorkerName, order: RouterAbort) -> None:
         """Tells decode; a worker that cannot be told is gone, or will notice by its lease."""

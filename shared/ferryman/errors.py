@@ -22,6 +22,7 @@
     │   ├── Unreachable    the called process did not answer
     │   ├── NoWorker       a role has no worker, and none came in time
     │   ├── Stopping       this process ends; its successor may serve the call
+    │   ├── RequestDetached   the worker drains, and keeps the request's state for a while
     │   ├── Suspect        do not send it again: workers died while they ran it
     │   └── NonFiniteLogits   the named worker computes NaN or infinity
     ├── CorruptState       recompute, and report it                   DATA_LOSS            503
@@ -171,6 +172,10 @@ class NoWorker(Unavailable):
 
 class Stopping(Unavailable):
     """This process is ending: it cannot serve the call, or cannot finish it."""
+
+
+class RequestDetached(Unavailable):
+    """The worker stopped the request between two steps, so that it goes on at another one."""
 
 
 class Suspect(Unavailable):

@@ -37,6 +37,16 @@ ROUTER = said("router", "received", "routed", "finished")
 PREFILL = said("prefill", "queued", "admitted", "chunk", "chunk", "handed_off")
 DECODE = said("decode", "reserved", "verified", "first_token", "progress", "finished")
 WHOLE = [*ROUTER, *PREFILL, *DECODE]
+TAKER = said("decode", "reserved", "verified", "first_token", "finished", attempt=2)
+# The request leaves its decode worker, which hands it off in the next attempt.
+MOVED = [
+    *said("router", "received", "routed"),
+    *said("router", "migrated", "routed", "finished", attempt=2, first_seq=3),
+    *PREFILL,
+    *said("decode", "reserved", "verified", "first_token", "detached"),
+    *said("decode", "moving", "handed_off", attempt=2, first_seq=5),
+    *(replace(event, worker_id="decode-2") for event in TAKER),
+]
 
 
 def rules(events: list[LifecycleEntry]) -> list[str]:
@@ -76,6 +86,15 @@ def test_a_migrated_request_is_legal_though_its_first_worker_died_unheard() -> N
     second = [replace(event, attempt=2, seq=event.seq + 5) for event in PREFILL]
     decode = [replace(event, attempt=2, worker_id="decode-2") for event in DECODE]
     assert check([*router, *PREFILL, *second, *decode]) == []
+
+
+def test_a_request_that_left_its_worker_with_its_state_is_legal() -> None:
+    assert check(MOVED) == []
+
+
+def test_a_request_that_has_left_draws_nothing_more() -> None:
+    late = LifecycleEntry("decode", "decode-1", 5, "req-1", 1, 9, "progress", {})
+    assert "illegal_order" in rules([*MOVED, gap("decode", 7, 8), late])
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
@@ -127,7 +146,8 @@ def test_a_repeated_number_is_named() -> None:
 def test_an_event_without_its_cause_is_named(
     event: tuple[str, str], needs: tuple[tuple[str, str], ...]
 ) -> None:
-    log = [one for one in WHOLE if (one.role, one.name) not in needs]
+    whole = WHOLE if any((one.role, one.name) == event for one in WHOLE) else MOVED
+    log = [one for one in whole if (one.role, one.name) not in needs]
     found = [violation for violation in check(log) if violation.rule == "missing_cause"]
     assert any(violation.detail.startswith(".".join(event)) for violation in found)
 

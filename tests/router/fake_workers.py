@@ -20,7 +20,10 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import (
     DeadlineExceeded,
     Exhausted,
+    LeaseLost,
+    NotFound,
     OutOfSlots,
+    RequestDetached,
     Stale,
     Unavailable,
     WrongEpoch,
@@ -37,13 +40,15 @@ from ferryman.wire.codec.handoff import (
     abort_order_from_wire,
     commit_order_from_wire,
     commit_order_to_wire,
+    hand_off_order_from_wire,
+    hand_off_progress_to_wire,
     reserve_order_from_wire,
     reserve_order_to_wire,
 )
 from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wire
 from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
 from ferryman.wire.grpc.rpc import channel, listening
-from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.grpc.status import failure_of, typed_errors
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
 from ferryman.wire.nats.subjects import Subjects
@@ -65,6 +70,7 @@ from ferryman.wire.values import (
     Usage,
     WorkerAddress,
 )
+from ferryman_decode.departure import without_last
 
 PAGE_SIZE = 16
 STATE = ServedState("f" * 32, PAGE_SIZE, "d" * 32, (Kind.FULL, Kind.RECURRENT))
@@ -76,7 +82,8 @@ MAX_LEN = 512
 class Faults:
     """The faults of a worker. `happened` counts what did; `gate` holds tokens back until it is set,
     `last_word` what prefill says behind its commit. At the offset `give_up_at` decode ends a
-    request unasked, with the ending `give_up_as`: once, or always."""
+    request unasked, with the ending `give_up_as`: once, or always. `hand_off_error` is what a
+    draining worker answers to the order to hand a request off, once."""
 
     refuse_reserve: int = 0
     refuse_prefill: int = 0
@@ -93,6 +100,9 @@ class Faults:
     spoil_scores: Callable[[list[PromptScores]], list[PromptScores]] | None = None
     die_behind_scores: bool = False
     scores_behind_commit: bool = False
+    refuse_detach: int = 0
+    hand_off_error: Exception | None = None
+    die_of_hand_off: bool = False
     gate: asyncio.Event | None = None
     last_word: asyncio.Event | None = None
     happened: Counter[str] = field(default_factory=Counter)
@@ -185,6 +195,8 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         self.reserved: dict[str, ReserveOrder] = {}
         self.running: dict[str, RunningFake] = {}
         self.over: dict[str, RunningFake] = {}
+        self.kept: dict[str, RunningFake] = {}
+        self.moved: list[PrefillOrder] = []
         self.aborted: list[tuple[str, int, str]] = []
         self.aborts = asyncio.Condition()
         self.out: dict[str, asyncio.Queue[list[RequestTokens]]] = {}
@@ -227,6 +239,58 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
             self.aborted.append((order.request_id, order.attempt, order.cause))
             self.aborts.notify_all()
         return decode_pb2.AbortResponse(was_known=was_known)
+
+    async def Detach(self, request: Any, context: Any) -> decode_pb2.DetachResponse:
+        if self.faults.refuse_detach:
+            self.faults.refuse_detach -= 1
+            self.faults.happened["refuse_detach"] += 1
+            raise NotFound("the fake does not find it")
+        running = self.running.pop(request.request_id)
+        assert (running.attempt, running.router_id) == (request.attempt, request.router_id)
+        self.over[request.request_id] = self.kept[request.request_id] = running
+        offset = running.request.num_generated + len(running.made)
+        why = failure_of(RequestDetached("the fake drains"))
+        entry = self._ended(running, offset, why)
+        self._queue(running.router_id).put_nowait([entry, entry])  # told twice: it counts once
+        return decode_pb2.DetachResponse()
+
+    async def HandOff(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        order = hand_off_order_from_wire(request)
+        self.moved.append(order)
+        if (error := self.faults.hand_off_error) is not None:
+            self.faults.hand_off_error = None
+            self.faults.happened["hand_off_error"] += 1
+            raise error
+        if self.faults.die_of_hand_off:
+            self.die("die_of_hand_off")
+            await asyncio.Event().wait()
+        kept = self.kept.get(order.context.request_id)
+        if kept is None:
+            raise LeaseLost("the fake keeps nothing of it")
+        made = [*kept.request.token_ids.tolist(), *kept.made]
+        assert order.request.token_ids.tolist() == made, "all tokens that the router was told"
+        shorter = without_last(order, PAGE_SIZE)
+        yield hand_off_progress_to_wire(PrefillQueued())
+        yield hand_off_progress_to_wire(PrefillAdmitted(kept.usage))
+        async with channel(order.decode.address) as to_decode:
+            stub = decode_pb2_grpc.DecodeServiceStub(to_decode)
+            with typed_errors():
+                reserved = await stub.Reserve(
+                    reserve_order_to_wire(_reserve(shorter, self)), timeout=120
+                )
+                first = Sampled(made[-1], {})
+                commit = CommitOrder(
+                    order.context,
+                    reserved.reservation_id,
+                    reserved.epoch,
+                    (),
+                    (),
+                    first,
+                    kept.usage,
+                )
+                await stub.Commit(commit_order_to_wire(commit), timeout=120)
+        del self.kept[order.context.request_id]
+        yield hand_off_progress_to_wire(PrefillHandedOff(kept.usage, 1024, 0.001))
 
     async def until_aborted(self, request_id: str) -> str:
         """Waits for the router's word; returns the cause."""
@@ -295,12 +359,16 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
         if not self.faults.gives_up_always:
             self.faults.give_up_at = None
         self.faults.happened["give_up"] += 1
-        made = [self.script[index % len(self.script)] for index in range(offset)]
-        frame = TokenFrame(running.attempt, offset, (), extend_hash(EMPTY_HASH, made))
         request_id = running.request.request_id
         self.over[request_id] = self.running.pop(request_id)
-        entry = RequestTokens(request_id, frame, (), self.faults.give_up_as)
+        entry = self._ended(running, offset, self.faults.give_up_as)
         self._queue(running.router_id).put_nowait([entry])
+
+    def _ended(self, running: RunningFake, offset: int, ending: Ending) -> RequestTokens:
+        """An end without a token, behind those before `offset`."""
+        made = [self.script[index % len(self.script)] for index in range(offset)]
+        frame = TokenFrame(running.attempt, offset, (), extend_hash(EMPTY_HASH, made))
+        return RequestTokens(running.request.request_id, frame, (), ending)
 
     def _send(self, router_id: str, entry: RequestTokens, offset: int) -> None:
         if offset in self.faults.drop_offsets:
@@ -432,7 +500,7 @@ def _usage(order: PrefillOrder) -> Usage:
     return Usage(prompt_len, 0, CachedTokens(device=cached), uncached)
 
 
-def _reserve(order: PrefillOrder, writer: FakePrefill) -> ReserveOrder:
+def _reserve(order: PrefillOrder, writer: FakeRouterWorker) -> ReserveOrder:
     return ReserveOrder(
         order.context,
         order.decode.epoch,

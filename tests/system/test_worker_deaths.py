@@ -9,7 +9,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,12 @@ from tests.system.cluster import (
     save_served_model,
     wait_until,
 )
-from tests.system.exact import one_process
+from tests.system.many_streams import (
+    Streams,
+    answers_though_disturbed,
+    sampling_of,
+    undisturbed,
+)
 
 from ferryman.client import Client
 from ferryman.credentials import ClusterRole
@@ -32,15 +37,11 @@ from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.nats.subjects import Subjects
-from ferryman.wire.public import TokenChunk
 from ferryman_cli.app import run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 NUM_STREAMS = 64
-# Long enough that many streams are still under way when half of them have begun.
-MAX_TOKENS = 96
-Prompts = Sequence[Sequence[int]]
 
 
 @pytest.fixture(scope="module")
@@ -50,65 +51,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     shape = ClusterShape(num_prefill=2, num_decode=2, max_running=40, memory_bytes=192 << 20)
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
-
-
-def sampling_of(number: int) -> SamplingParams:
-    """Every other one is drawn at random, each with a seed of its own."""
-    if number % 2:
-        return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.9, seed=number, ignore_eos=True)
-    return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
-
-
-def undisturbed(cluster: Cluster, prompts: Prompts) -> list[list[int]]:
-    """The answers of one process without a cache."""
-    with one_process(cluster.model, memory_bytes=1 << 28) as llm:
-        samplings = [sampling_of(number) for number in range(len(prompts))]
-        return [list(one.token_ids) for one in llm.generate(list(prompts), samplings)]
-
-
-@dataclass
-class Streams:
-    """Answers as they come. `many` is set once `wanted` of them, if any, have `far` tokens."""
-
-    wanted: int = 0
-    far: int = 1
-    many: asyncio.Event = field(default_factory=asyncio.Event)
-    _num_far: int = 0
-
-    async def read(
-        self, client: Client, prompt: Sequence[int], sampling: SamplingParams, request_id: str
-    ) -> list[int]:
-        token_ids: list[int] = []
-        async for event in client.generate(list(prompt), sampling, request_id=request_id):
-            if isinstance(event, TokenChunk):
-                assert event.offset == len(token_ids), "each token once and in order"
-                before = len(token_ids)
-                token_ids += event.token_ids
-                self._count(before, len(token_ids))
-        return token_ids
-
-    def _count(self, before: int, after: int) -> None:
-        self._num_far += before < self.far <= after
-        if self._num_far >= self.wanted > 0:
-            self.many.set()
-
-
-async def answers_though_disturbed(
-    cluster: Cluster, disturb: Callable[[], None], prompts: Prompts, streams: Streams
-) -> tuple[list[list[int]], int]:
-    """All answers, and how many requests needed a further attempt."""
-    name = make_request_id()
-    async with Client(cluster.grpc) as client:
-        reading = [
-            asyncio.create_task(streams.read(client, prompt, sampling_of(n), f"{name}-{n}"))
-            for n, prompt in enumerate(prompts)
-        ]
-        async with asyncio.timeout(300):
-            await streams.many.wait()
-        disturb()
-        answers = await asyncio.gather(*reading)
-        routes = [await client.explain(f"{name}-{n}") for n in range(len(prompts))]
-    return answers, sum(len(each) > 1 for each in routes)
 
 
 async def test_the_streams_of_a_killed_decode_worker_all_go_on_elsewhere(cluster: Cluster) -> None:

@@ -111,13 +111,15 @@ class PairWorker:
 
 @dataclass(frozen=True, slots=True)
 class PairAnswer:
-    """A request's answer so far: tokens, and log probabilities if it asked for some."""
+    """A request's answer so far, from offset `base` on: tokens, and log probabilities if it asked
+    for some."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Mapping[int, float]] = field(default_factory=list)
+    base: int = 0
 
     def take(self, tokens: RequestTokens) -> None:
-        known = len(self.token_ids) - tokens.frame.offset
+        known = self.base + len(self.token_ids) - tokens.frame.offset
         self.token_ids.extend(tokens.frame.token_ids[known:])
         self.logprobs.extend(tokens.logprobs[known:])
 
@@ -174,17 +176,17 @@ class WorkerPair:
                 return [progress async for progress in call]
 
     async def read_tokens(
-        self, request_id: str, attempt: int = 1
+        self, request_id: str, attempt: int = 1, base: int = 0
     ) -> tuple[list[int], RequestTokens]:
         """Tokens of a request to its end, and the last that was said of it."""
-        answer, last = await self.read_answer(request_id, attempt)
+        answer, last = await self.read_answer(request_id, attempt, base)
         return answer.token_ids, last
 
     async def read_answer(
-        self, request_id: str, attempt: int = 1
+        self, request_id: str, attempt: int = 1, base: int = 0
     ) -> tuple[PairAnswer, RequestTokens]:
         """As `read_tokens`, with their log probabilities."""
-        found = PairAnswer()
+        found = PairAnswer(base=base)
         asked = decode_pb2.TokensRequest(router_id="router-1", worker_epoch=self.decode.parts.epoch)
         asked.resume.add(request_id=request_id, attempt=attempt, offset=0)
         with ending(self.decode_stub.Tokens(asked)) as call:

@@ -20,11 +20,11 @@ START = ""
 
 _ROUTER_ENDS = ("failed", "cancelled")
 _HOSTCACHE_ANY = ("loaded", "stored", "corrupt", "evicted_under_lease_refused", "storage_failed")
-_DECODE_GOES_ON = ("progress", "retracted", "finished", "aborted")
+_DECODE_GOES_ON = ("progress", "retracted", "detached", "finished", "aborted")
 
 # An empty tuple is an end. The router's order covers all attempts of a request; the other roles'
 # order covers one attempt. A prefill that was retracted, or that met a corrupt load, is admitted
-# again.
+# again. A decode worker that drains detaches a request, and hands it off in the next attempt.
 # fmt: off
 FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ROUTER: {
@@ -49,7 +49,7 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "cancelled":   (),
     },
     DECODE: {
-        START:         ("reserved",),
+        START:         ("reserved", "moving"),
         "reserved":    ("loaded", "verified", "aborted"),
         "loaded":      ("verified", "aborted"),
         "verified":    ("first_token", "retracted", "aborted"),
@@ -57,6 +57,11 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "progress":    _DECODE_GOES_ON,
         "retracted":   ("resumed", "aborted"),
         "resumed":     ("first_token", *_DECODE_GOES_ON),
+        "detached":    (),
+        "moving":      ("handed_off", "failed", "cancelled"),
+        "handed_off":  (),
+        "failed":      (),
+        "cancelled":   (),
         "finished":    (),
         "aborted":     (),
     },
@@ -74,8 +79,10 @@ FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 # (role, event) → at least one of these exists for the same attempt, from any publisher.
 NEEDS: Mapping[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (PREFILL, "queued"): ((ROUTER, "routed"),),
-    (DECODE, "reserved"): ((PREFILL, "queued"),),
-    (DECODE, "verified"): ((PREFILL, "chunk"), (PREFILL, "handed_off")),
+    (DECODE, "reserved"): ((PREFILL, "queued"), (DECODE, "moving")),
+    (DECODE, "verified"): ((PREFILL, "chunk"), (PREFILL, "handed_off"), (DECODE, "moving")),
+    (DECODE, "moving"): ((ROUTER, "routed"),),
+    (DECODE, "handed_off"): ((DECODE, "verified"),),
     (PREFILL, "handed_off"): ((DECODE, "verified"),),
     (ROUTER, "finished"): ((DECODE, "first_token"),),
 }

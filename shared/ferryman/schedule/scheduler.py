@@ -20,7 +20,7 @@ from itertools import count
 from typing import ParamSpec
 
 from ferryman.cache.capacity import prompt_points
-from ferryman.cache.keys import PageKey
+from ferryman.cache.keys import PageKey, TokenIds
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import TreeChange
 from ferryman.cache.placement import Placement
@@ -200,8 +200,8 @@ class Scheduler:
 
     def detach(self, request_id: str, now: float) -> bool:
         """Has a decoding request stand still between two steps, to be handed off: it draws nothing
-        more, and `SequenceDetached` follows once no step holds it. Its state is that of all its
-        tokens but the last, until `release_held`.
+        more, and `SequenceDetached` follows once no step holds it. Its slots hold the state of all
+        its tokens but the last, until `cancel`.
 
         False for a request that cannot be stopped yet: it has drawn no token, waits for slots, or
         its first step has to copy state into them.
@@ -212,6 +212,10 @@ class Scheduler:
         if sequence.opening or not sequence.drawn:
             return False
         return self.isolate(request_id, self._postprocessor.detach, sequence, now)
+
+    def known_tokens(self, request_id: str) -> TokenIds:
+        """All tokens of a request with slots, the last drawn too. Raises NotFound."""
+        return self.sequences.running(request_id).token_ids()
 
     def release_held(self, request_id: str, now: float) -> None:
         """Gives the slots of a held request back: decode has acknowledged it, or never will."""

@@ -54,9 +54,10 @@ class HandoffDone:
 class HandoffSource:
     """The request whose state is handed off, as its owner offers it.
 
-    `held_as` is its name in the schedule, `deadline` the time by the worker's clock. `fill` has its units sent as they are ready, and returns
-    the token behind them; `usage` says then what their tokens were made from. `leave` frees all
-    that the request has here, but for slots being sent. `done` is called once, at the hand-off.
+    `held_as` is its name in the schedule, `deadline` the time by the worker's clock. `fill` has its
+    units sent as they are ready, and returns the token behind them; `usage` says then what their
+    tokens were made from. `leave` frees all that the request has here, but for slots being sent.
+    `done` is called once, at the hand-off.
     """
 
     held_as: str

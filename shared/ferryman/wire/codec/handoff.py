@@ -10,6 +10,12 @@ from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
 from ferryman.ids import check_request_id
 from ferryman.wire.codec.message_table import At, Codec, Within, each, same, table
+from ferryman.wire.codec.prefill import (
+    prefill_order_from_wire,
+    prefill_order_to_wire,
+    progress_from_wire,
+    progress_to_wire,
+)
 from ferryman.wire.codec.request import ADDRESS, CONTEXT, REQUEST, SAMPLED, USAGE
 from ferryman.wire.codec.scalars import (
     KIND,
@@ -21,7 +27,15 @@ from ferryman.wire.codec.scalars import (
 )
 from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, NixlOffer, Plane, PlaneOffer
 from ferryman.wire.v1 import decode_pb2, types_pb2
-from ferryman.wire.values import AbortOrder, CommitOrder, ReserveOrder, RouterAbort, WriterAbort
+from ferryman.wire.values import (
+    AbortOrder,
+    CommitOrder,
+    PrefillOrder,
+    PrefillProgress,
+    ReserveOrder,
+    RouterAbort,
+    WriterAbort,
+)
 
 RANGE = table(PageRange, types_pb2.PageRange, kind=KIND, first="first_page", end="end_page")
 range_to_wire, range_from_wire = RANGE
@@ -170,3 +184,24 @@ def abort_order_from_wire(message: decode_pb2.AbortRequest) -> AbortOrder:
             fence = WriteFence(writer.epoch, writer.reservation_id, message.attempt)
             return WriterAbort(request_id, fence, message.cause, writer.has_failed_writes)
     raise InvalidRequest("an abort says who asks for it", "caller")
+
+
+# A request that leaves its decode worker: prefill's order and progress, in messages of decode's.
+
+
+def hand_off_order_to_wire(order: PrefillOrder) -> decode_pb2.HandOffRequest:
+    return decode_pb2.HandOffRequest(order=prefill_order_to_wire(order))
+
+
+def hand_off_order_from_wire(message: decode_pb2.HandOffRequest) -> PrefillOrder:
+    """Raises InvalidRequest."""
+    return prefill_order_from_wire(message.order)
+
+
+def hand_off_progress_to_wire(progress: PrefillProgress) -> decode_pb2.HandOffResponse:
+    return decode_pb2.HandOffResponse(progress=progress_to_wire(progress))
+
+
+def hand_off_progress_from_wire(message: decode_pb2.HandOffResponse) -> PrefillProgress:
+    """Raises InvalidRequest for a message that says nothing."""
+    return progress_from_wire(message.progress)

@@ -33,20 +33,23 @@ Pairs = Sequence[tuple[str, str | bytes]]
 
 _WORKERS = frozenset({ClusterRole.PREFILL, ClusterRole.DECODE, ClusterRole.BOTH})
 _ROUTER = frozenset({ClusterRole.ROUTER})
-_PREFILL = frozenset({ClusterRole.PREFILL})
 _DECODE = frozenset({ClusterRole.DECODE})
+# A decode worker hands off the requests that leave it, as prefill does its prompts.
+_WRITERS = _WORKERS
 _HOSTCACHE = frozenset({ClusterRole.HOST_CACHE})
 _OBSERVER = frozenset({ClusterRole.OBSERVER})
 
 ALLOWED: Mapping[str, frozenset[ClusterRole]] = {
     "/ferryman.wire.v1.PrefillService/Prefill": _ROUTER,
     "/ferryman.wire.v1.PrefillService/StopWriting": _DECODE,
-    "/ferryman.wire.v1.DecodeService/Reserve": _PREFILL,
-    "/ferryman.wire.v1.DecodeService/Renew": _PREFILL,
-    "/ferryman.wire.v1.DecodeService/WritePages": _PREFILL,
-    "/ferryman.wire.v1.DecodeService/Commit": _PREFILL,
-    "/ferryman.wire.v1.DecodeService/Abort": _PREFILL | _ROUTER,
+    "/ferryman.wire.v1.DecodeService/Reserve": _WRITERS,
+    "/ferryman.wire.v1.DecodeService/Renew": _WRITERS,
+    "/ferryman.wire.v1.DecodeService/WritePages": _WRITERS,
+    "/ferryman.wire.v1.DecodeService/Commit": _WRITERS,
+    "/ferryman.wire.v1.DecodeService/Abort": _WRITERS | _ROUTER,
     "/ferryman.wire.v1.DecodeService/Tokens": _ROUTER,
+    "/ferryman.wire.v1.DecodeService/Detach": _ROUTER,
+    "/ferryman.wire.v1.DecodeService/HandOff": _ROUTER,
     "/ferryman.wire.v1.HostCacheService/Attach": _WORKERS,
     "/ferryman.wire.v1.HostCacheService/Acquire": _WORKERS,
     "/ferryman.wire.v1.HostCacheService/Renew": _WORKERS,
@@ -82,13 +85,14 @@ def role_in(credentials: RoleCredentials, metadata: Pairs) -> ClusterRole | None
     return credentials.role_of(values[0].removeprefix(SCHEME))
 
 
-def check_caller(role: ClusterRole) -> None:
-    """For an order that only `role` may give, in a method that others may call too.
+def check_caller(*roles: ClusterRole) -> None:
+    """For an order that only `roles` may give, in a method that others may call too.
 
     Raises PermissionDenied when the running call came from another role of a locked cluster.
     """
-    if _caller.get() not in (None, role):
-        raise PermissionDenied(f"only a process of role {role} may give this order")
+    if _caller.get() not in (None, *roles):
+        allowed = " or ".join(roles)
+        raise PermissionDenied(f"only a process of role {allowed} may give this order")
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):

@@ -1,0 +1,169 @@
+"""Requests that leave this worker with their state, because it drains.
+
+    decoding ──Detach──► detached ──HandOff──► handed off
+                            └── no order in time, or it failed: the slots are freed
+
+Between two steps a request of n tokens has consumed n - 1 of them. So it leaves as any prompt of
+n - 1 tokens is handed off whose first token is the last one drawn (docs/decisions/0084). Nothing of
+it is computed again. The router orders both steps, because attempts are numbered by it alone; if
+it does not come for the state, another attempt computes the request as after a worker's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ferryman.errors import LeaseLost, ManifestMismatch, Stale, WrongEpoch
+from ferryman.handoff.effects import WriterId
+from ferryman.wire.handoff.planes import GrpcOnly
+from ferryman.wire.values import PrefillOrder
+from ferryman.worker.handoff_transport import HandoffTransport
+from ferryman.worker.handoff_writer import SendingSide
+from ferryman.worker.order_check import OrderCheck
+from ferryman.worker.send_leases import SendLeases
+from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode.decode_request import DecodeRequest
+from ferryman_decode.departure import Departure
+
+# How long a detached request's state waits for the order to hand it off.
+HOLD_SECONDS = 10.0
+NO_NIXL = GrpcOnly("a request that leaves its decode worker goes by gRPC")
+
+
+@dataclass(frozen=True, slots=True)
+class DepartureStatistics:
+    """Counts for the gauges. `held` wait now; the others are since the start."""
+
+    held: int
+    detached: int
+    handed_off: int
+    given_up: int
+
+
+@dataclass(slots=True)
+class _DetachedState:
+    request: DecodeRequest
+    until: float
+    is_taken: bool = False
+
+
+class Departures:
+    """The requests of one worker that are about to leave it, by request id."""
+
+    def __init__(self, parts: WorkerContext, order_check: OrderCheck) -> None:
+        self._parts = parts
+        self._order_check = order_check
+        self._wanted: dict[str, DecodeRequest] = {}
+        self._held: dict[str, _DetachedState] = {}
+        self._num_detached = self._num_handed_off = self._num_given_up = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.send_leases = SendLeases(parts.engine.scheduler, parts.clock)
+        me = WriterId(parts.worker_id, parts.epoch)
+        transport = HandoffTransport(NO_NIXL, me, parts.clock)
+        self._side = SendingSide(parts.engine, parts.wake, self.send_leases, transport, parts.clock)
+
+    # Detaching.
+
+    def detach(self, request: DecodeRequest) -> None:
+        """Has the request stand still as soon as it can; `detached` follows."""
+        if request.context.request_id not in self._held:
+            self._wanted[request.name] = request
+            self._idle.clear()
+            self.retry()
+
+    def retry(self) -> None:
+        """Called behind each step: a request may have to run one more before it can stop."""
+        scheduler, now = self._parts.engine.scheduler, self._parts.clock()
+        for name, request in tuple(self._wanted.items()):
+            if request.is_over or scheduler.detach(name, now):
+                del self._wanted[name]
+                self._parts.wake.set()
+        self._ring_if_idle()
+
+    def detached(self, request: DecodeRequest) -> None:
+        """The request stands still. Its state is kept until an order comes for it, or too late."""
+        until = self._parts.clock() + HOLD_SECONDS
+        self._held[request.context.request_id] = _DetachedState(request, until)
+        self._num_detached += 1
+        self._idle.clear()
+
+    def expire(self, now: float) -> None:
+        """Gives up requests for which no order came in time, and sends that nobody renews."""
+        self.send_leases.expire()
+        late = [held for held in self._held.values() if now >= held.until and not held.is_taken]
+        for held in late:
+            self._num_given_up += 1
+            self._leave(held)
+
+    def has(self, request: DecodeRequest) -> bool:
+        """Whether the state of a request that stands still is kept here."""
+        held = self._held.get(request.context.request_id)
+        return held is not None and held.request is request
+
+    async def idle(self) -> None:
+        """Waits until no request is about to leave."""
+        await self._idle.wait()
+
+    def statistics(self) -> DepartureStatistics:
+        return DepartureStatistics(
+            len(self._held), self._num_detached, self._num_handed_off, self._num_given_up
+        )
+
+    # Handing off.
+
+    def begin(self, order: PrefillOrder) -> Departure:
+        """The hand-off of a detached request by its router's order.
+
+        Raises LeaseLost when its state is no longer kept; Stale when it is that of other tokens or
+        of another router's request, or an attempt for it runs; and as prefill for an order that is
+        not for this worker and its model.
+        """
+        held = self._held.get(order.context.request_id)
+        if held is None:
+            raise LeaseLost(f"the state of {order.context.request_id} is not kept here")
+        name = held.request.name
+        if held.is_taken or order.context.attempt <= held.request.context.attempt:
+            raise Stale(f"attempt {order.context.attempt} comes too late for {name}")
+        order = self._checked(order)
+        # The order's tokens become the other worker's: it would go on behind them, from this state.
+        known = self._parts.engine.scheduler.known_tokens(name)
+        is_same = np.array_equal(known, order.request.token_ids)
+        if not is_same or held.request.router_id != order.router_id:
+            raise Stale(f"{name} has other tokens here, or another router, than in the order")
+        held.is_taken = True
+        return Departure(order, held.request, self._side, self._parts)
+
+    def _checked(self, order: PrefillOrder) -> PrefillOrder:
+        asked, epoch = order.context, self._parts.epoch
+        if order.worker_epoch != epoch:
+            raise WrongEpoch(f"this is epoch {epoch}, not {order.worker_epoch}")
+        digest = self._parts.engine.manifest.digest
+        if order.manifest_digest != digest:
+            raise ManifestMismatch((f"digest: {digest} here, {order.manifest_digest} there",))
+        request = self._order_check.checked(order.request, asked.tenant_salt, asked.adapter)
+        return replace(order, request=request)
+
+    def ended(self, departure: Departure) -> None:
+        """The attempt is over. If it failed, the state is as it was, and another one may come."""
+        held = self._held[departure.order.context.request_id]
+        if departure.is_handed_off:
+            self._num_handed_off += 1
+            self._leave(held)
+        else:
+            held.is_taken, held.until = False, self._parts.clock() + HOLD_SECONDS
+
+    def _leave(self, held: _DetachedState) -> None:
+        """Frees its slots, but for those that are still being sent."""
+        del self._held[held.request.context.request_id]
+        # It is not here any more if an error of its own has ended it.
+        self._parts.engine.scheduler.cancel(held.request.name, self._parts.clock())
+        self._parts.wake.set()
+        self._ring_if_idle()
+
+    def _ring_if_idle(self) -> None:
+        if not (self._wanted or self._held):
+            self._idle.set()

@@ -1,0 +1,230 @@
+"""A draining worker's requests leave it with their state: nothing is computed again.
+
+Each order is tried in time, late, twice, and forged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from tests.worker.fake_engine import MANIFEST, PAGE_SIZE, request
+from tests.worker.pair import (
+    PairWorker,
+    WorkerPair,
+    expected,
+    pair_of_workers,
+    paired,
+    until,
+    worker,
+)
+
+from ferryman.cache.keys import page_keys, root_key
+from ferryman.errors import InvalidRequest, LeaseLost, NotFound, OutOfSlots, Stale, WrongEpoch
+from ferryman.wire.codec.handoff import hand_off_order_to_wire, hand_off_progress_from_wire
+from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.v1 import decode_pb2
+from ferryman.wire.values import (
+    Failure,
+    PrefillHandedOff,
+    PrefillOrder,
+    PrefillProgress,
+    RequestContext,
+    RouterAbort,
+    WorkerAddress,
+)
+from ferryman_decode import departures
+from ferryman_decode.server import DecodeServicer
+
+PROMPT = [3] * 21
+ASKED = request("r1", PROMPT, max_tokens=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A request that decodes at `pair.decode`, and the worker that shall go on with it."""
+
+    pair: WorkerPair
+    taker: PairWorker
+    taken: WorkerPair
+
+    @property
+    def source(self) -> PairWorker:
+        return self.pair.decode
+
+    async def detach(self, *, attempt: int = 1, router: str = "router-1", epoch: int = 0) -> None:
+        message = decode_pb2.DetachRequest(
+            request_id="r1",
+            attempt=attempt,
+            router_id=router,
+            worker_epoch=epoch or self.source.parts.epoch,
+        )
+        with typed_errors():
+            await self.pair.decode_stub.Detach(message)
+
+    async def detached(self) -> list[int]:
+        """The tokens that were drawn before the request stood still."""
+        await self.detach()
+        self.source.go_on()
+        tokens, last = await self.pair.read_tokens("r1")
+        assert isinstance(last.ending, Failure)
+        assert last.ending.reason == "RequestDetached"
+        return tokens
+
+    def order(self, tokens: list[int], attempt: int = 2) -> PrefillOrder:
+        """The router's order behind all tokens it was told."""
+        ids = np.array([*PROMPT, *tokens], dtype="<u4")
+        keys = page_keys(root_key(MANIFEST), ids, PAGE_SIZE)
+        asked = replace(ASKED, token_ids=ids, keys=keys, num_generated=len(tokens))
+        parts = self.taker.parts
+        where = WorkerAddress(parts.worker_id, self.taker.address, parts.epoch)
+        epoch, digest = self.source.parts.epoch, self.pair.digest
+        return PrefillOrder(
+            RequestContext("r1", attempt, 60.0), epoch, where, "router-1", asked, digest
+        )
+
+    async def hand_off(self, order: PrefillOrder) -> list[PrefillProgress]:
+        with typed_errors():
+            call = self.pair.decode_stub.HandOff(hand_off_order_to_wire(order))
+            return [hand_off_progress_from_wire(message) async for message in call]
+
+    async def answer_at_taker(self, tokens: list[int]) -> None:
+        """All tokens, the source's and the taker's, are those of one undisturbed process."""
+        rest, _ = await self.taken.read_tokens("r1", attempt=2, base=len(tokens) - 1)
+        # The token behind the hand-off is told again, as the first of the taker's.
+        assert rest[0] == tokens[-1]
+        assert [*tokens[:-1], *rest] == expected(ASKED)
+
+    async def nothing_is_kept(self) -> None:
+        for side in (self.source, self.taker):
+            await until(lambda side=side: not side.leased())  # type: ignore[misc]
+            side.engine.scheduler.check_integrity()
+
+
+@asynccontextmanager
+async def leaving(*, num_slots: int = 60) -> AsyncIterator[Leaving]:
+    """A request under way; its steps wait for `go_on`."""
+    async with AsyncExitStack() as stack:
+        pair = await stack.enter_async_context(pair_of_workers())
+        taker = await stack.enter_async_context(worker("decode", DecodeServicer, num_slots))
+        taken = await stack.enter_async_context(paired(pair.prefill, taker))
+        pair.decode.hold()
+        await pair.run_prefill(pair.order(ASKED))
+        yield Leaving(pair, taker, taken)
+
+
+async def test_a_request_goes_on_elsewhere_and_nothing_is_computed_again() -> None:
+    async with leaving() as moved:
+        tokens = await moved.detached()
+        assert 1 <= len(tokens) < 30
+        progress = await moved.hand_off(moved.order(tokens))
+        assert isinstance(progress[-1], PrefillHandedOff)
+        assert progress[-1].num_bytes > 0
+        await moved.answer_at_taker(tokens)
+        statistics = moved.taker.engine.scheduler.statistics()
+        assert (statistics.prefill_steps, statistics.decode_steps > 0) == (0, True)
+        assert moved.source.engine.scheduler.statistics().prefill_steps == 0
+        await moved.nothing_is_kept()
+        assert [fact["tokens"] for fact in moved.source.facts("detached")] == [len(tokens)]
+        assert len(moved.source.facts("handed_off")) == 1
+
+
+async def test_a_worker_that_drains_waits_for_requests_that_leave() -> None:
+    async with leaving() as moved:
+        tokens = await moved.detached()
+        draining = moved.source.parts.background.start(moved.source.service.drain())
+        for _ in range(10):  # as long as it would take without a request that leaves
+            await asyncio.sleep(0)
+        assert not draining.done()
+        await moved.hand_off(moved.order(tokens))
+        await draining
+        await moved.answer_at_taker(tokens)
+
+
+async def test_an_order_that_comes_twice_moves_the_request_once() -> None:
+    async with leaving() as moved:
+        await moved.detach()
+        tokens = await moved.detached()
+        await moved.detach()
+        await moved.hand_off(moved.order(tokens))
+        with pytest.raises(LeaseLost):
+            await moved.hand_off(moved.order(tokens, attempt=3))
+        await moved.answer_at_taker(tokens)
+        await moved.nothing_is_kept()
+
+
+async def test_state_for_which_no_order_comes_is_freed() -> None:
+    async with leaving() as moved:
+        tokens = await moved.detached()
+        assert moved.source.leased()
+        moved.source.clock.ahead += departures.HOLD_SECONDS
+        await until(lambda: not moved.source.leased())
+        with pytest.raises(LeaseLost):
+            await moved.hand_off(moved.order(tokens))
+        await moved.source.service.drain()
+        statistics = moved.source.service._departures.statistics()
+        assert (statistics.held, statistics.given_up, statistics.handed_off) == (0, 1, 0)
+
+
+async def test_an_order_that_fails_leaves_the_state_for_another_one() -> None:
+    async with leaving(num_slots=4) as moved:
+        tokens = await moved.detached()
+        with pytest.raises((OutOfSlots, InvalidRequest)):
+            await moved.hand_off(moved.order(tokens))
+        assert moved.source.service._departures.statistics().held == 1
+        async with (
+            worker("decode", DecodeServicer) as other,
+            paired(moved.pair.prefill, other) as taken,
+        ):
+            again = Leaving(moved.pair, other, taken)
+            await again.hand_off(again.order(tokens))
+            await again.answer_at_taker(tokens)
+
+
+async def test_only_its_own_router_may_have_a_request_leave() -> None:
+    async with leaving() as moved:
+        for forged in ({"router": "router-2"}, {"attempt": 2}):
+            with pytest.raises(NotFound):
+                await moved.detach(**forged)
+        with pytest.raises(WrongEpoch):
+            await moved.detach(epoch=1)
+        assert moved.source.engine.scheduler.statistics().decoding == 1
+
+
+@pytest.mark.parametrize(
+    ("forged", "error"),
+    [
+        (lambda order: replace(order, router_id="router-2"), Stale),
+        (lambda order: replace(order, worker_epoch=1), WrongEpoch),
+        (lambda order: replace(order, context=replace(order.context, attempt=1)), Stale),
+    ],
+    ids=["another router", "another life", "an attempt that was"],
+)
+async def test_a_forged_order_takes_nothing_away(forged, error) -> None:  # type: ignore[no-untyped-def]
+    async with leaving() as moved:
+        tokens = await moved.detached()
+        with pytest.raises(error):
+            await moved.hand_off(forged(moved.order(tokens)))
+        await moved.hand_off(moved.order(tokens))
+        await moved.answer_at_taker(tokens)
+
+
+async def test_an_order_with_other_tokens_is_refused() -> None:
+    async with leaving() as moved:
+        tokens = await moved.detached()
+        with pytest.raises(Stale, match="other tokens"):
+            await moved.hand_off(moved.order([*tokens[:-1], (tokens[-1] + 1) % 7]))
+        await moved.hand_off(moved.order(tokens))
+        await moved.answer_at_taker(tokens)
+
+
+async def test_a_late_abort_of_the_attempt_that_was_leaves_its_state_alone() -> None:
+    async with leaving() as moved:
+        tokens = await moved.detached()
+        await moved.pair.abort(RouterAbort("r1", 1, "attempt_lost", "router-1"))
+        await moved.hand_off(moved.order(tokens))
+        await moved.answer_at_taker(tokens)
