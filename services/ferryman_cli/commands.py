@@ -29,7 +29,7 @@ from ferryman_cli.endpoints import (
     nats_and_name,
 )
 from ferryman_cli.flags import with_flags
-from ferryman_cli.key_commands import credentials, key
+from ferryman_cli.key_commands import certs, credentials, key
 from ferryman_cli.simulate_commands import simulate
 from ferryman_launcher.model_places import locate
 from ferryman_launcher.options import UP_DEFAULTS, check_model_folder, up_options, up_sources
@@ -61,7 +61,7 @@ def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
     for command in (up, fit, config, chat, generate, trace, explain, top, drain, events, simulate):
         app.command()(command)
-    for secret_command in (key, credentials, container_credentials):
+    for secret_command in (key, credentials, container_credentials, certs):
         app.command()(secret_command)
     app.add_typer(bench_app)
 

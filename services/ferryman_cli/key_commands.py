@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.certificates import certificate_specs, write_certificates
 from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.runtime.server_access import write_server_access
+from ferryman.runtime.tls_folder import utc_now
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
 
@@ -28,6 +30,27 @@ def key(
     read_key_file(path)
 
 
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files shall be.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name or address that clients use; several times."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long certificates are valid.")] = 365,
+    new_ca: Annotated[
+        bool, typer.Option("--new-ca", help="A new authority; the earlier one stays trusted.")
+    ] = False,
+) -> None:
+    """Make a development authority and a certificate for each role, for TLS_DIR and --tls-dir.
+
+    Again in the same folder it replaces all certificates, which running processes notice. A service
+    needs ca.crt and the two files of its role, the router those of `door`, too; ca.key stays here.
+    """
+    specs = certificate_specs(host or ())
+    _made_folder(folder)
+    write_certificates(folder, specs, days, utc_now(), new_ca=new_ca)
+
+
 def credentials(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files shall be.")],
     key_file: Annotated[
@@ -42,10 +65,14 @@ def credentials(
     """
     check_name(cluster, "cluster")
     make_key_file(key_file)
+    _made_folder(folder)
+    made = read_key_file(key_file)
+    write_all_credentials(folder, made)
+    write_server_access(folder, made, cluster)
+
+
+def _made_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
-    made = read_key_file(key_file)
-    write_all_credentials(folder, made)
-    write_server_access(folder, made, cluster)

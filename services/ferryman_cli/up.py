@@ -17,6 +17,7 @@ from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
+from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.load_display import LoadDisplay, load_display
@@ -181,7 +182,7 @@ class _Up:
         caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
         observer = read_credentials(self._process_plan.credentials[ClusterRole.OBSERVER])
         self._plans = await host_plans(
-            caches, self._choices.tiers.node_storage_bytes, observer.grpc_token
+            caches, self._choices.tiers.node_storage_bytes, GrpcAccess(observer)
         )
         self._write()
 

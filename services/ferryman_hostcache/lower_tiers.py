@@ -13,6 +13,7 @@ from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.prefetch import PrefetchPlanner, Truncate
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
 from ferryman.tiers.writeback import WritebackBacklog
+from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import CallTags, Channels
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman_hostcache.fetches import Fetches
@@ -50,12 +51,12 @@ async def open_lower_tiers(
     has_backlog: asyncio.Event,
     index: PrefixIndex,
     seals: PeerSeals,
-    token: str,
+    access: GrpcAccess,
 ) -> AsyncIterator[LowerTiers]:
     """The parts for the length of a block; at its end running transfers are ended and freed. Calls
-    to other nodes carry `token`."""
+    to other nodes show the role of `access`."""
     wish = PrefetchOptions(PrefetchPolicy(settings.prefetch_policy), settings.prefetch_threshold)
-    async with Channels(token) as channels, Background() as background:
+    async with Channels(access) as channels, Background() as background:
         peers = PeerClient(channels, seals, lookup_seconds=settings.peer_lookup_seconds)
         prefetching = PrefetchRunner(
             host,

@@ -21,6 +21,7 @@ from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
+from ferryman.runtime.tls_folder import given_tls
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
 from ferryman.tiers.write_policy import write_policy_named
@@ -114,7 +115,7 @@ async def running_host_cache(
     """A host-cache for the length of a block."""
     key = read_key_file(settings.cluster_key_file)
     credentials = given_credentials(settings.access, ROLE)
-    access = GrpcAccess(credentials)
+    access = GrpcAccess(credentials, given_tls(settings.access, ROLE))
     worker_id, identity = make_worker_id(ROLE), NodeLife(settings.node, make_epoch())
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
@@ -153,7 +154,7 @@ async def running_host_cache(
         )
         seals = PeerSeals(key)
         lower_tiers = await stack.enter_async_context(
-            open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access.token)
+            open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access)
         )
         metrics = Metrics(ROLE)
         metrics.watch("bus", bus.statistics)
@@ -228,7 +229,7 @@ async def _open_doors(
         register,
         grace=GRPC_GRACE_SECONDS,
         services=(SERVICE,),
-        interceptors=access.locks(refused_calls(metrics)),
+        locks=access.locks(refused_calls(metrics)),
     )
     listening = await stack.enter_async_context(door)
     where = f"{settings.advertise}:{listening.port}"

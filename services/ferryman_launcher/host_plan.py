@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ferryman.errors import FerrymanError
 from ferryman.settings.declaration import size_text
 from ferryman.wire.codec.scalars import kind_from_wire
+from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.v1 import hostcache_pb2
@@ -35,14 +36,14 @@ class HostPlan:
 
 
 async def host_plans(
-    addresses: Iterable[str], storage_bytes: int, token: str
+    addresses: Iterable[str], storage_bytes: int, access: GrpcAccess
 ) -> tuple[HostPlan, ...]:
-    """Asks every host-cache, with an observer's `token`, until a worker has attached, for
+    """Asks every host-cache, with an observer's `access`, until a worker has attached, for
     PATIENCE_SECONDS at most.
 
     `storage_bytes` is the storage of each node. Nodes that do not answer are left out.
     """
-    async with Channels(token) as channels:
+    async with Channels(access) as channels:
         stubs = [HostCacheServiceStub(channels.to(address)) for address in addresses]
         found = [await _split(stub) for stub in stubs]
     return tuple(_plan(said, storage_bytes) for said in found if said.node_id)

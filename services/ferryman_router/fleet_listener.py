@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
+
 from ferryman.errors import FerrymanError
 from ferryman.runtime.background import Background
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
-from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
@@ -39,18 +40,19 @@ SNAPSHOT_RETRY_SECONDS = 1.0
 
 class Liveness:
     """Found out once for all who ask. `patience` seconds are given to a worker to answer; `lost`
-    is told of one that does not."""
+    is told of one that does not. `connect` makes a channel to an address."""
 
     def __init__(
         self,
         fleet: Fleet,
         *,
         patience: float,
+        connect: Callable[[str], grpc.aio.Channel],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         lost: Callable[[WorkerName, str], None],
     ) -> None:
         self._fleet, self._patience, self._start = fleet, patience, start
-        self.lost = lost
+        self._connect, self.lost = connect, lost
         self._probes: dict[WorkerName, asyncio.Task[None]] = {}
 
     async def is_alive(self, name: WorkerName) -> bool:
@@ -90,7 +92,7 @@ class Liveness:
     async def _answers(self, address: str) -> bool:
         """By a connection of its own: the one that broke may not have noticed yet."""
         try:
-            async with channel(address) as fresh, asyncio.timeout(self._patience):
+            async with self._connect(address) as fresh, asyncio.timeout(self._patience):
                 await fresh.channel_ready()
         except TimeoutError:
             return False

@@ -23,12 +23,14 @@ from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.tls_folder import DOOR, given_tls
 from ferryman.settings.adapters import folders_of
 from ferryman.settings.router import LimitSettings, RouterSettings
 from ferryman.text.tool_calls.formats import OutputSyntax
-from ferryman.wire.grpc.role_tokens import GrpcAccess
+from ferryman.wire.grpc.role_tokens import OPEN_SERVER, GrpcAccess, ServerLocks
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.rpc import listening as grpc_listening
+from ferryman.wire.grpc.tls import door_credentials
 from ferryman.wire.nats.bus import Bus, Discoverable
 from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.nats.subjects import Subjects
@@ -112,7 +114,13 @@ def make_components(
         metrics=metrics,
         patience=patience,
     )
-    liveness = Liveness(fleet, patience=patience, start=background.start, lost=streams.lose)
+    liveness = Liveness(
+        fleet,
+        patience=patience,
+        connect=transports.channels.fresh,
+        start=background.start,
+        lost=streams.lose,
+    )
     ctx = RouterContext(
         router_id=router_id,
         model=model,
@@ -220,7 +228,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     """A router for the length of a block, with both doors open."""
     key = read_key_file(settings.cluster_key_file)
     credentials = given_credentials(settings.access, "router")
-    access = GrpcAccess(credentials)
+    access = GrpcAccess(credentials, given_tls(settings.access, "router"))
     model = await asyncio.to_thread(_served_model, settings)
     worker_id, epoch = make_worker_id("router"), make_epoch()
     subjects = Subjects(settings.bus.cluster)
@@ -236,7 +244,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
                 lookup_seconds=settings.index.lookup_seconds,
             )
         )
-        channels = await stack.enter_async_context(Channels(access.token))
+        channels = await stack.enter_async_context(Channels(access))
         background = await stack.enter_async_context(Background())
         lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))
         transports = Transports(bus, subjects, channels, lifecycle, index)
@@ -292,6 +300,7 @@ async def _open_doors(
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
     address = f"{settings.grpc.host}:{settings.grpc.port}"
+    door_tls = given_tls(settings.access, DOOR)
     listening = await stack.enter_async_context(
         grpc_listening(
             address,
@@ -300,6 +309,7 @@ async def _open_doors(
             services=(SERVICE,),
             max_fields=MAX_MESSAGE_FIELDS,
             max_connections=within_file_limit(settings.limits.max_connections),
+            locks=ServerLocks(credentials=door_credentials(door_tls)) if door_tls else OPEN_SERVER,
         )
     )
     where = {"http": str(http_port), "grpc": str(listening.port), "worker_id": life[0]}

@@ -15,6 +15,7 @@ from ferryman.cluster_key import SECRET_BYTES, ClusterKey
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.wire.grpc.role_tokens import (
     ALLOWED,
+    OPEN_SERVER,
     GrpcAccess,
     check_caller,
 )
@@ -77,7 +78,7 @@ async def locked() -> AsyncIterator[tuple[str, Refusals]]:
     refusals = Refusals()
     of_any = credentials_of(KEY, ClusterRole.DECODE)
     locks = GrpcAccess(of_any).locks(refusals.add)
-    async with listening("127.0.0.1:0", register, grace=0, interceptors=locks) as server:
+    async with listening("127.0.0.1:0", register, grace=0, locks=locks) as server:
         yield f"127.0.0.1:{server.port}", refusals
 
 
@@ -185,11 +186,11 @@ async def test_an_order_is_taken_from_its_role_alone(
 
     path = "/ferryman.wire.v1.DecodeService/Abort"
     locks = GrpcAccess(credentials_of(KEY, ClusterRole.DECODE)).locks(Refusals().add)
-    async with listening("127.0.0.1:0", for_routers, grace=0, interceptors=locks) as server:
+    async with listening("127.0.0.1:0", for_routers, grace=0, locks=locks) as server:
         async with channel(f"127.0.0.1:{server.port}", TOKENS[role]) as way:
             assert await status_of_call(way, path, inner_methods()[path]) is code
 
 
 async def test_an_open_cluster_asks_nobody() -> None:
-    assert GrpcAccess(None).locks(Refusals().add) == ()
+    assert GrpcAccess(None).locks(Refusals().add) == OPEN_SERVER
     check_caller(ClusterRole.ROUTER)

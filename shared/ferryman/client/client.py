@@ -22,6 +22,7 @@ from ferryman.wire.codec.inference import (
     prompt_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
+from ferryman.wire.grpc.tls import PLAINTEXT, DoorTls
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,
@@ -77,8 +78,8 @@ class Client:
     `async with`, or call `close`.
 
     With several routers, or a name that stands for several, calls go on at another one when theirs
-    dies or ends. With an `api_key` every call names its sender. `chance` chooses the first router,
-    and spreads retries in time.
+    dies or ends. With an `api_key` every call names its sender. `tls` is for routers with TLS.
+    `chance` chooses the first router, and spreads retries in time.
     """
 
     def __init__(
@@ -86,12 +87,13 @@ class Client:
         address: str,
         *,
         api_key: str = "",
+        tls: DoorTls | None = None,
         retries: Retries | None = None,
         chance: Chance = random.random,
     ) -> None:
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._retries, self._chance = retries or Retries(), chance
-        self._doors = RouterDoors(addresses_of(address), chance)
+        self._doors = RouterDoors(addresses_of(address), chance, tls or PLAINTEXT)
         self._is_closed = False
 
     async def close(self) -> None:

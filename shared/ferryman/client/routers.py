@@ -9,6 +9,7 @@ from __future__ import annotations
 from ferryman.client.retries import Chance, ConnectionBroken
 from ferryman.errors import FerrymanError, InvalidRequest, NoWorker, Stopping
 from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.grpc.tls import ChannelSecurity
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
 
 
@@ -26,9 +27,9 @@ def addresses_of(given: str) -> tuple[str, ...]:
 class RouterDoor:
     """The gRPC door of one router."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: ChannelSecurity) -> None:
         self.address = address
-        self._channel = channel(address)
+        self._channel = channel(address, security=security)
         self.stub = InferenceServiceStub(self._channel)
 
     async def close(self) -> None:
@@ -43,8 +44,10 @@ class RouterDoors:
     A name with several IP addresses is one door here; gRPC goes through them by itself.
     """
 
-    def __init__(self, addresses: tuple[str, ...], chance: Chance) -> None:
-        self._doors = [RouterDoor(address) for address in addresses]
+    def __init__(
+        self, addresses: tuple[str, ...], chance: Chance, security: ChannelSecurity
+    ) -> None:
+        self._doors = [RouterDoor(address, security) for address in addresses]
         self._now = int(chance() * len(addresses)) % len(addresses)
 
     @property

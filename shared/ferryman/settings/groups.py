@@ -38,6 +38,9 @@ class AccessSettings(BaseModel):
     credentials_file: str = ""
     """The credentials of its role for NATS, Redis and gRPC, one of the files that `ferryman
     credentials` writes; empty: an open cluster, for networks that strangers do not reach."""
+    tls_dir: str = ""
+    """A folder of certificates, as `ferryman certs` makes it: gRPC between services by TLS at both
+    ends, the router's gRPC door by TLS; empty: none of it. Wants CREDENTIALS_FILE."""
 
 
 class ListenSettings(BaseModel):

@@ -28,6 +28,7 @@ from ferryman.runtime.life import (
 )
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import Metrics, refused_calls
+from ferryman.runtime.tls_folder import given_tls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import ShellSettings
@@ -117,6 +118,7 @@ async def serve_worker(
 ) -> None:
     """Serves until `stopping` is set (or a drain is ordered) and all requests have ended."""
     credentials = given_credentials(settings.access, role)
+    access = GrpcAccess(credentials, given_tls(settings.access, role))
     async with AsyncExitStack() as stack:
         # A load may take minutes, and a stop ends it: so it runs beside the loop.
         engine = await run_unless_stopped(
@@ -127,7 +129,7 @@ async def serve_worker(
         to_broker = NatsOptions(settings.bus.url, worker_id, login)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         watch = NumericWatch(worker_id, stopping.set)
-        who, access = (role, worker_id, epoch), GrpcAccess(credentials)
+        who = (role, worker_id, epoch)
         parts = await _parts(stack, settings, engine, bus, who, watch, access)
         service = make(parts)
         await _serve(stack, settings, parts, service, service_names, bus, stopping)
@@ -159,16 +161,14 @@ async def _parts(
     wake = asyncio.Event()
     subjects = Subjects(settings.bus.cluster)
     metrics = Metrics(who[0])
-    host = await stack.enter_async_context(
-        _host_tier(settings, engine, who, wake, metrics, access.token)
-    )
+    host = await stack.enter_async_context(_host_tier(settings, engine, who, wake, metrics, access))
     return WorkerContext(
         *who,
         engine=engine,
         wake=wake,
         host=host,
         lifecycle=LifecyclePublisher(bus, subjects, Publisher(*who)),
-        channels=await stack.enter_async_context(Channels(access.token)),
+        channels=await stack.enter_async_context(Channels(access)),
         background=await stack.enter_async_context(Background()),
         metrics=metrics,
         cache_metrics=CacheMetrics(engine.manifest, metrics),
@@ -193,7 +193,7 @@ async def _host_tier(
     who: tuple[str, str, int],
     wake: asyncio.Event,
     metrics: Metrics,
-    token: str,
+    access: GrpcAccess,
 ) -> AsyncIterator[HostTier]:
     if not settings.hostcache.address:
         yield NoHostTier()
@@ -211,7 +211,8 @@ async def _host_tier(
         who[2],
         call_seconds=chosen.call_seconds,
         prefetch=wish,
-        token=token,
+        token=access.token,
+        security=access.security,
     )
     async with (
         host_cache_client(options, engine.manifest, attach) as client,
@@ -238,7 +239,7 @@ async def _serve(
             service.register,
             grace=GRACE_SECONDS,
             services=service_names,
-            interceptors=parts.access.locks(refused_calls(parts.metrics)),
+            locks=parts.access.locks(refused_calls(parts.metrics)),
         )
     )
     address = f"{settings.advertise}:{listening.port}"

@@ -116,6 +116,8 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Check = Callable[[str, Context], None]
+"""Raises a FerrymanError for a caller, known by the context, that may not call the method."""
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
@@ -123,11 +125,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Turns FerrymanErrors into their statuses, and anything else into INTERNAL with a log entry.
 
     Cancellation passes through: a client that leaves is ordinary. Bytes that are no message are
-    INVALID_ARGUMENT, and so is a message of more than `max_fields` fields.
+    INVALID_ARGUMENT, and so is a message of more than `max_fields` fields. `check` is asked before
+    the servicer is.
     """
 
-    def __init__(self, max_fields: int | None = None) -> None:
-        self._max_fields = max_fields
+    def __init__(self, max_fields: int | None = None, check: Check | None = None) -> None:
+        self._max_fields, self._check = max_fields, check or _everybody
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -138,10 +141,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if handler.response_streaming:
             behaviour = handler.stream_stream or handler.unary_stream
-            guarded: Any = _guarded_stream(behaviour, method)
+            guarded: Any = _guarded_stream(behaviour, method, self._check)
         else:
             behaviour = handler.stream_unary or handler.unary_unary
-            guarded = _guarded_call(behaviour, method)
+            guarded = _guarded_call(behaviour, method, self._check)
         return _MAKERS[handler.request_streaming, handler.response_streaming](
             guarded,
             tolerant(handler.request_deserializer, self._max_fields),
@@ -157,9 +160,14 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
 }
 
 
-def _guarded_call(behaviour: Any, method: str) -> Any:
+def _everybody(_method: str, _context: Context) -> None:
+    """Refuses no caller."""
+
+
+def _guarded_call(behaviour: Any, method: str, check: Check) -> Any:
     async def call(request: Any, context: Context) -> Any:
         try:
+            check(method, context)
             return await behaviour(_checked(request), context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
@@ -169,12 +177,13 @@ def _guarded_call(behaviour: Any, method: str) -> Any:
     return call
 
 
-def _guarded_stream(behaviour: Any, method: str) -> Any:
+def _guarded_stream(behaviour: Any, method: str, check: Check) -> Any:
     if not inspect.isasyncgenfunction(behaviour):  # health's Watch writes through the context
-        return _guarded_call(behaviour, method)
+        return _guarded_call(behaviour, method, check)
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            check(method, context)
             async with aclosing(behaviour(_checked(request), context)) as responses:
                 async for response in responses:
                     yield response

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +18,16 @@ import grpc.aio
 
 from ferryman.credentials import ClusterRole, RoleCredentials
 from ferryman.errors import FerrymanError, PermissionDenied, Unauthenticated
+from ferryman.wire.grpc.interceptor import Check, Context
 from ferryman.wire.grpc.status import failure_of, status_of
+from ferryman.wire.grpc.tls import (
+    PLAINTEXT,
+    ChannelSecurity,
+    MutualTls,
+    TlsSource,
+    certified_name,
+    mutual_credentials,
+)
 
 log = logging.getLogger(__name__)
 
@@ -120,23 +129,62 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         return _refusing(error)
 
 
+def certificate_check(refused: Refused) -> Check:
+    """Refuses a caller whose certificate is not of the role that its token says.
+
+    A token that was read elsewhere is of no use without the certificate, and a certificate of none
+    without the token.
+    """
+
+    def check(method: str, context: Context) -> None:
+        role = _caller.get()
+        if role is None or certified_name(context) == role:
+            return
+        refused(method if method in ALLOWED else UNKNOWN, PermissionDenied.__name__)
+        raise PermissionDenied(f"the certificate is not one of role {role}, which the token says")
+
+    return check
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLocks:
+    """A server's questions to its callers: the connection's `credentials` (None: no TLS), then the
+    `interceptors`, then the `check`, which sees the certificate."""
+
+    interceptors: tuple[grpc.aio.ServerInterceptor, ...] = ()
+    credentials: grpc.ServerCredentials | None = None
+    check: Check | None = None
+
+
+OPEN_SERVER = ServerLocks()
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcAccess:
     """A process's way of showing others its role, and of asking theirs. Without `credentials` it
-    shows nothing and asks nobody: an open cluster."""
+    shows nothing and asks nobody: an open cluster. With `tls`, too, both ends show certificates."""
 
     credentials: RoleCredentials | None
+    tls: TlsSource | None = field(default=None, repr=False)
 
     @property
     def token(self) -> str:
         """The token of its own calls."""
         return self.credentials.grpc_token if self.credentials else NO_TOKEN
 
-    def locks(self, refused: Refused) -> tuple[TokenInterceptor, ...]:
+    @property
+    def security(self) -> ChannelSecurity:
+        """Of its own connections."""
+        return MutualTls(self.tls) if self.tls else PLAINTEXT
+
+    def locks(self, refused: Refused) -> ServerLocks:
         """Its server asks these before it takes a call."""
         if self.credentials is None:
-            return ()
-        return (TokenInterceptor(self.credentials, refused),)
+            return OPEN_SERVER
+        interceptors = (TokenInterceptor(self.credentials, refused),)
+        if self.tls is None:
+            return ServerLocks(interceptors)
+        return ServerLocks(interceptors, mutual_credentials(self.tls), certificate_check(refused))
 
 
 OPEN_TO_ALL = GrpcAccess(None)

@@ -19,7 +19,15 @@ from grpc_reflection.v1alpha import reflection
 from ferryman.errors import ConfigError, DeadlineExceeded
 from ferryman.wire.grpc.interceptor import Context as Context
 from ferryman.wire.grpc.interceptor import StatusInterceptor
-from ferryman.wire.grpc.role_tokens import NO_TOKEN, TokenChannel
+from ferryman.wire.grpc.role_tokens import (
+    NO_TOKEN,
+    OPEN_SERVER,
+    OPEN_TO_ALL,
+    GrpcAccess,
+    ServerLocks,
+    TokenChannel,
+)
+from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity
 from ferryman.wire.values import RequestContext
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -59,24 +67,31 @@ CHANNEL_OPTIONS: Options = (
 )
 
 
-def channel(address: str, token: str = NO_TOKEN) -> grpc.aio.Channel:
+def channel(
+    address: str, token: str = NO_TOKEN, security: ChannelSecurity = PLAINTEXT
+) -> grpc.aio.Channel:
     """A connection to host:port, made when first used; close it, or use it in `async with`. Its
     calls carry `token`."""
-    inner = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    inner = security.open(address, CHANNEL_OPTIONS)
     return cast(grpc.aio.Channel, TokenChannel(inner, token)) if token else inner
 
 
 class Channels:
-    """One channel for each address in use, closed together. Their calls carry `token`."""
+    """One channel for each address in use, closed together. Their calls show the role of
+    `access`."""
 
-    def __init__(self, token: str = NO_TOKEN) -> None:
-        self._token = token
+    def __init__(self, access: GrpcAccess = OPEN_TO_ALL) -> None:
+        self._access = access
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def to(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = channel(address, self._token)
+            self._channels[address] = self.fresh(address)
         return self._channels[address]
+
+    def fresh(self, address: str) -> grpc.aio.Channel:
+        """One more channel, which the caller closes: it tells whether an address answers now."""
+        return channel(address, self._access.token, self._access.security)
 
     async def drop(self, address: str) -> None:
         """Drops the channel to a process that is gone: its calls end, and the next ones connect
@@ -121,17 +136,17 @@ async def listening(
     services: Sequence[str] = (),
     max_fields: int | None = None,
     max_connections: int | None = None,
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    locks: ServerLocks = OPEN_SERVER,
 ) -> AsyncIterator[GrpcServer]:
     """Serve at host:port (port 0: a free one) for the length of the block, with health.
 
     `services` are full names for health and reflection; without any, reflection is off. Leaving the
     block refuses further calls and gives running ones `grace` seconds. On a public port
-    `max_fields` bounds a message and `max_connections` the connections. `interceptors` see a call
-    first. ConfigError: port is taken.
+    `max_fields` bounds a message and `max_connections` the connections. `locks` ask callers who
+    they are. ConfigError: port is taken.
     """
     server = grpc.aio.server(
-        interceptors=(*interceptors, StatusInterceptor(max_fields)),
+        interceptors=(*locks.interceptors, StatusInterceptor(max_fields, locks.check)),
         options=(*SERVER_OPTIONS, *_connection_options(max_connections)),
         maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
     )
@@ -142,7 +157,7 @@ async def listening(
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     if services:
         reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
-    port = _bound(server, address)
+    port = _bound(server, address, locks.credentials)
     await server.start()
     try:
         yield GrpcServer(port, servicer)
@@ -162,9 +177,14 @@ def _connection_options(max_connections: int | None) -> Options:
     )
 
 
-def _bound(server: grpc.aio.Server, address: str) -> int:
+def _bound(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None
+) -> int:
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {address}; is the port taken?") from error
     if port == 0:

@@ -31,6 +31,7 @@ from ferryman.wire.codec.scalars import keys_to_bytes, kind_to_wire
 from ferryman.wire.grpc.role_tokens import NO_TOKEN
 from ferryman.wire.grpc.rpc import CallTags, channel
 from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity
 from ferryman.wire.hostcache.arena import MappedArena
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import types_pb2
@@ -62,6 +63,7 @@ class HostCacheOptions:
     max_stores: int = 8
     prefetch: PrefetchOptions = DEFAULT_WISH
     token: str = field(default=NO_TOKEN, repr=False)
+    security: ChannelSecurity = PLAINTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class HostAttachment:
         self, options: HostCacheOptions, manifest: StateManifest, on_attach: OnAttach
     ) -> None:
         self._options, self._manifest, self._on_attach = options, manifest, on_attach
-        self._channel: grpc.aio.Channel = channel(options.address, options.token)
+        self._channel: grpc.aio.Channel = channel(options.address, options.token, options.security)
         self.stub = HostCacheServiceStub(self._channel)
         self._link: Link | None = None
         self._is_suspect = False
