@@ -1,0 +1,210 @@
+"""Launches of all Triton kernels on CPU tensors of real sizes, for `compile_kernels.py`.
+
+Each function launches the kernels of one kind of layer. Stacks of experts are tensors without
+bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels._grouped_product_triton import (
+    FP4,
+    FP8,
+    INT4,
+    grouped_codes_triton,
+    grouped_floats_triton,
+)
+from ferryman_kernels._latent_attention_triton import latent_attention_triton
+from ferryman_kernels._paged_attention_triton import (
+    paged_attention_decode_triton,
+    paged_attention_prefill_triton,
+)
+from ferryman_kernels._sparse_index_triton import index_scores_triton
+from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
+from ferryman_kernels.channel_delta_scan import channel_delta_runs_triton
+from ferryman_kernels.delta_decode import delta_decode_triton
+from ferryman_kernels.latent_pages import write_latents_triton
+from ferryman_kernels.pages import write_kv_triton
+from ferryman_kernels.rms_norm import gated_rms_norm_triton, rms_norm_triton
+from ferryman_kernels.rotary import apply_rotary_triton
+from ferryman_kernels.selective_scan import selective_runs_triton
+from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
+from ferryman_kernels.ssd_decode import selective_state_update_triton
+
+FEW_AND_MANY = (8, 1 << 16)
+"""Pairs of a token and an expert on either side of where a grouped product changes its tiles."""
+
+BLOCK = 128
+"""Columns that share a scale, in FP8 and in four bits."""
+
+
+def launch_norms(dtype: torch.dtype, dim: int) -> None:
+    """The norm of a row of `dim` channels."""
+    rms_norm_triton(torch.zeros(8, dim, dtype=dtype), torch.zeros(dim, dtype=dtype), 1e-5)
+
+
+def launch_gated_norm(dtype: torch.dtype, dim: int, groups: int) -> None:
+    """The gated norm behind a recurrence."""
+    rows = torch.zeros(8, dim, dtype=dtype)
+    gated_rms_norm_triton(rows, rows, torch.zeros(dim, dtype=dtype), 1e-5, groups)
+
+
+def launch_slots() -> None:
+    """Copies and clears of slots, which know no shape."""
+    slab, index = torch.zeros(2, 1 << 16, dtype=torch.uint8), torch.zeros(8, dtype=torch.int64)
+    copy_slots_triton(slab, index, index)
+    clear_slots_triton(slab, index)
+
+
+def launch_conv(
+    dtype: torch.dtype, dim: int, width: int, has_bias: bool, activates: bool = True
+) -> None:
+    """A short convolution over a chunk, and over a token of each request."""
+    index, x = torch.zeros(8, dtype=torch.int64), torch.zeros(128, dim, dtype=dtype)
+    weight = torch.zeros(dim, width, dtype=dtype)
+    bias = torch.zeros(dim, dtype=dtype) if has_bias else None
+    conv = torch.zeros(9, dim, width - 1, dtype=dtype), weight, bias
+    causal_conv_prefill_triton(x, *conv, ((0, 128),), index[:1], (), activates)
+    causal_conv_decode_triton(x[:8], *conv, index, index, activates)
+
+
+def launch_attention(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, has_sinks: bool, cap: float
+) -> None:
+    """Writing, decode and prefill; `heads` are those of queries and of keys."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    q = torch.zeros(8, heads[0], head_dim, dtype=dtype)
+    pages = torch.zeros(4, heads[1], 64, head_dim, dtype=dtype)
+    rows = torch.zeros(8, heads[1], head_dim, dtype=dtype)
+    write_kv_triton(pages, pages, rows, rows, table, index, index)
+    seen = (0.1, 0, torch.zeros(heads[0]) if has_sinks else None, cap)
+    paged_attention_decode_triton(q, pages, pages, table, index, *seen)
+    paged_attention_prefill_triton(q, pages, pages, table[:1], ((0, 8),), *seen)
+
+
+def launch_rotation(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, rotary_dim: int
+) -> None:
+    """The rotation of queries and keys."""
+    q, k = (torch.zeros(8, each, head_dim, dtype=dtype) for each in heads)
+    index = torch.zeros(8, dtype=torch.int64)
+    apply_rotary_triton(q, k, index, torch.zeros(rotary_dim // 2))
+
+
+def launch_latents(dtype: torch.dtype, heads: int, latent_dim: int, rope_dim: int) -> None:
+    """Attention to latents at chosen places."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    row_dim = latent_dim + rope_dim
+    pages = torch.zeros(4, 64, row_dim, dtype=dtype)
+    write_latents_triton(pages, pages[0, :8], table, index, index)
+    places = torch.zeros(8, 2048, dtype=torch.int64)
+    q = torch.zeros(8, heads, row_dim, dtype=dtype)
+    latent_attention_triton(q, pages, places, latent_dim, 0.1)
+
+
+def launch_index(dtype: torch.dtype, heads: int, head_dim: int) -> None:
+    """The scores of sparse attention's index."""
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    pages, q = torch.zeros(4, 64, head_dim, dtype=dtype), torch.zeros(8, heads, head_dim)
+    q = q.to(dtype)
+    write_latents_triton(pages, pages[0, :8], table, index, index)
+    index_scores_triton(q, q[:, :, 0], pages, table, index, index)
+
+
+def launch_mamba(dtype: torch.dtype, heads: int, head_dim: int, groups: int, state: int) -> None:
+    """The scan and the step of a Mamba-2 layer."""
+    states, A = torch.zeros(2, heads, head_dim, state), torch.zeros(heads)
+    x, dt = torch.zeros(128, heads, head_dim, dtype=dtype), torch.zeros(128, heads)
+    B, index = torch.zeros(128, groups, state, dtype=dtype), torch.zeros(8, dtype=torch.int64)
+    selective_state_update_triton(states, x[:8], dt[:8], A, B[:8], B[:8], A, index, index)
+    chunk_scan_triton(x, dt, A, B, B, A, states, ((0, 128),), index[:1], (), 64)
+
+
+def launch_mamba1(dtype: torch.dtype, inner_dim: int, state_dim: int) -> None:
+    """The scan of a Mamba-1 layer, which is its step too."""
+    x, B = torch.zeros(128, inner_dim, dtype=dtype), torch.zeros(128, state_dim, dtype=dtype)
+    dt, A, D = (
+        torch.zeros(128, inner_dim),
+        torch.zeros(inner_dim, state_dim),
+        torch.zeros(inner_dim),
+    )
+    runs, states = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, inner_dim, state_dim)
+    selective_runs_triton((x, dt, A, B, B, D), states, runs, torch.zeros(128, inner_dim))
+
+
+def launch_delta_rule(dtype: torch.dtype, heads: tuple[int, int], k_dim: int, v_dim: int) -> None:
+    """The scan and the step of a gated delta net; `heads` are those of keys and of values."""
+    q = torch.zeros(128, heads[0], k_dim, dtype=dtype)
+    v, rates = torch.zeros(128, heads[1], v_dim, dtype=dtype), torch.zeros(128, heads[1])
+    states, index = torch.zeros(2, heads[1], k_dim, v_dim), torch.zeros(8, dtype=torch.int64)
+    delta_decode_triton(states, q[:8], q[:8], v[:8], rates[:8], rates[:8], index, index)
+    delta_chunk_scan_triton(
+        q.float(), q.float(), v, rates, rates, states, ((0, 128),), index[:1], (), 64
+    )
+
+
+def launch_kimi_delta(dtype: torch.dtype, heads: int, head_dim: int) -> None:
+    """The scan of a Kimi Delta layer, which is its step too."""
+    keys, v = torch.zeros(64, heads, head_dim), torch.zeros(64, heads, head_dim, dtype=dtype)
+    given = keys, keys, v, keys, torch.zeros(64, heads)
+    states = torch.zeros(2, heads, head_dim, head_dim)
+    runs = torch.zeros(2, 5, dtype=torch.int64)
+    channel_delta_runs_triton(given, states, runs, torch.zeros(64, heads, head_dim))
+
+
+def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int) -> None:
+    """One product of all experts, of few and of many pairs: in floats, in FP8 and four bits by
+    blocks, and in MXFP4 with a bias (gpt-oss)."""
+    starts = torch.zeros(num_experts + 1, dtype=torch.int64)
+    weight = torch.empty(num_experts, out_dim, in_dim, dtype=dtype, device="meta")
+    bias = torch.empty(num_experts, out_dim, dtype=dtype, device="meta")
+
+    def codes(columns: int) -> Tensor:
+        return torch.empty(num_experts, out_dim, columns, dtype=torch.uint8, device="meta")
+
+    def scaled(length: int, dtype: torch.dtype, zeros: bool = False) -> Any:
+        scales = torch.empty(num_experts, out_dim, -(-in_dim // length), device="meta")
+        groups = torch.empty(num_experts, in_dim, dtype=torch.int32, device="meta")
+        return scales.to(dtype), scales.to(torch.int8) if zeros else None, groups, length
+
+    for pairs in FEW_AND_MANY:
+        x = torch.zeros(pairs, in_dim, dtype=dtype, device="meta")
+        routed = torch.zeros(pairs, dtype=torch.int64), starts
+        grouped_floats_triton(x, weight, None, *routed)
+        grouped_floats_triton(x, weight, bias, *routed)
+        fp8, four = (codes(in_dim), FP8), codes(in_dim // 2)
+        grouped_codes_triton(x, fp8, scaled(BLOCK, torch.float32), None, *routed)
+        grouped_codes_triton(x, (four, INT4), scaled(BLOCK, dtype, zeros=True), None, *routed)
+        grouped_codes_triton(x, (four, FP4), scaled(32, torch.uint8), bias, *routed)
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    """Launches everything once, in the shapes of a Granite 4 H layer and of other families."""
+    launch_norms(dtype, 2048)
+    launch_gated_norm(dtype, 4096, 1)
+    launch_rotation(dtype, (32, 8), 128, 128)
+    launch_slots()
+    launch_conv(dtype, 4352, 4, has_bias=True)
+    launch_mamba(dtype, 64, 64, 1, 128)
+    launch_mamba1(dtype, 8192, 16)
+    launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
+    launch_attention(dtype, (32, 8), 128, has_sinks=True, cap=0.0)
+    launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=50.0)
+    launch_delta_rule(dtype, (16, 32), 128, 128)
+    launch_latents(dtype, 128, 512, 64)
+    launch_index(dtype, 64, 128)
+    launch_experts(dtype, 32, 2880, 5760)
+    launch_kimi_delta(dtype, 32, 128)
+
+
+def launch_wide(dtype: torch.dtype) -> None:
+    """The largest tiles: states of 128 × 256 (Falcon-H1), heads of 256 and 512 (Gemma, Gemma 4)."""
+    launch_mamba(dtype, 24, 128, 1, 256)
+    launch_attention(dtype, (8, 4), 256, has_sinks=False, cap=0.0)
+    launch_attention(dtype, (16, 2), 512, has_sinks=False, cap=0.0)

@@ -1,0 +1,107 @@
+"""The launches that the layers of a published model need, by their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ferryman.model.attention_shapes import AttentionShape, IndexShape, LatentShape, NoPositions
+from ferryman.model.delta_shapes import DeltaShape, KimiDeltaShape
+from ferryman.model.families.nemotron_h import ExpertsShape
+from ferryman.model.feed_forward_shapes import MoeShape
+from ferryman.model.recurrent_shapes import (
+    LightningShape,
+    Mamba1Shape,
+    MambaShape,
+    ShortConvShape,
+)
+from ferryman.model.shapes import ModelConfig
+from tools.kernel_launches import (
+    launch_attention,
+    launch_conv,
+    launch_delta_rule,
+    launch_experts,
+    launch_gated_norm,
+    launch_index,
+    launch_kimi_delta,
+    launch_latents,
+    launch_mamba,
+    launch_mamba1,
+    launch_norms,
+    launch_rotation,
+)
+
+Launch = tuple[Any, ...]
+"""A function of `kernel_launches`, and what it takes behind the dtype."""
+
+
+def launches_of(config: ModelConfig) -> Iterator[Launch]:
+    """The launches of a model's layers and norms."""
+    hidden_dim = config.trunk.hidden_dim
+    yield launch_norms, hidden_dim
+    for shape in _values(config):
+        yield from _attending(shape)
+        yield from _recurrent(shape)
+        if isinstance(shape, ExpertsShape) and shape.latent_dim:
+            yield from _products(shape.routed, shape.latent_dim)
+        if isinstance(shape, MoeShape):
+            yield from _products(shape, hidden_dim)
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """A config's shapes, wherever they lie in it."""
+    yield value
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _values(getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _values(part)
+
+
+def _attending(shape: Any) -> Iterator[Launch]:
+    match shape:
+        case AttentionShape():
+            heads = shape.q_heads, shape.kv_heads
+            yield launch_attention, heads, shape.head_dim, shape.has_sinks, shape.score_cap
+            yield launch_norms, shape.head_dim
+            if not isinstance(shape.positions, NoPositions):
+                yield launch_rotation, heads, shape.head_dim, shape.positions.rotary_dim
+        case LatentShape():
+            yield launch_latents, shape.q_heads, shape.latent_dim, shape.rope_dim
+            yield launch_rotation, (shape.q_heads, 1), shape.rope_dim, shape.rope_dim
+        case IndexShape():
+            yield launch_index, shape.heads, shape.head_dim
+
+
+def _recurrent(shape: Any) -> Iterator[Launch]:
+    match shape:
+        case MambaShape():
+            sizes = shape.ssm_heads, shape.ssm_head_dim, shape.ssm_groups, shape.ssm_state
+            yield launch_mamba, *sizes
+            yield launch_gated_norm, shape.inner_dim, shape.ssm_groups
+            yield launch_conv, shape.conv_dim, shape.conv_width, shape.has_conv_bias
+        case Mamba1Shape():
+            yield launch_mamba1, shape.inner_dim, shape.ssm_state
+            yield launch_conv, shape.inner_dim, shape.conv_width, shape.has_conv_bias
+        case DeltaShape():
+            yield launch_delta_rule, (shape.k_heads, shape.v_heads), shape.k_dim, shape.v_dim
+            yield launch_gated_norm, shape.v_dim, 1
+            yield launch_norms, shape.k_dim
+            channels = 2 * shape.k_heads * shape.k_dim + shape.v_heads * shape.v_dim
+            yield launch_conv, channels, shape.conv_width, False
+        case KimiDeltaShape():
+            yield launch_kimi_delta, shape.heads, shape.head_dim
+            yield launch_conv, 3 * shape.heads * shape.head_dim, shape.conv_width, False
+        case LightningShape():
+            yield launch_mamba, shape.heads, shape.head_dim, shape.heads, shape.head_dim
+        case ShortConvShape():
+            yield launch_conv, shape.dim, shape.conv_width, shape.has_bias, False
+
+
+def _products(shape: MoeShape, in_dim: int) -> Iterator[Launch]:
+    """Gate and up, joined and apart, and down."""
+    for out_dim in (2 * shape.inner_dim, shape.inner_dim):
+        yield launch_experts, shape.num_experts, in_dim, out_dim
+    yield launch_experts, shape.num_experts, shape.inner_dim, in_dim
