@@ -6,17 +6,6 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ferryman.model.attention_shapes import AttentionShape, IndexShape, LatentShape, NoPositions
-from ferryman.model.delta_shapes import DeltaShape, KimiDeltaShape
-from ferryman.model.families.nemotron_h import ExpertsShape
-from ferryman.model.feed_forward_shapes import MoeShape
-from ferryman.model.recurrent_shapes import (
-    LightningShape,
-    Mamba1Shape,
-    MambaShape,
-    ShortConvShape,
-)
-from ferryman.model.shapes import ModelConfig
 from tools.kernel_launches import (
     launch_attention,
     launch_conv,
@@ -31,6 +20,18 @@ from tools.kernel_launches import (
     launch_norms,
     launch_rotation,
 )
+
+from ferryman.model.attention_shapes import AttentionShape, IndexShape, LatentShape, NoPositions
+from ferryman.model.delta_shapes import DeltaShape, KimiDeltaShape
+from ferryman.model.families.nemotron_h import ExpertsShape
+from ferryman.model.feed_forward_shapes import MoeShape
+from ferryman.model.recurrent_shapes import (
+    LightningShape,
+    Mamba1Shape,
+    MambaShape,
+    ShortConvShape,
+)
+from ferryman.model.shapes import ModelConfig
 
 Launch = tuple[Any, ...]
 """A function of `kernel_launches`, and what it takes behind the dtype."""

@@ -12,7 +12,9 @@ from ferryman_kernels._paged_attention_triton import MAX_SPLITS, SPLIT_KEYS, _de
 from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, tl
 
 BLOCK_HEADS = 16
-BLOCK_KEYS = 32
+BLOCK_KEYS = {torch.bfloat16: 32}
+"""Keys at once; float32, which no matrix unit multiplies, has registers for FLOAT32_KEYS."""
+FLOAT32_KEYS = 16
 TOKENS = 256
 """Tokens with partial results in memory at once."""
 
@@ -99,7 +101,8 @@ def latent_attention_triton(
 def _attend(q: Tensor, pages: Tensor, places: Tensor, scale: float, out: Tensor) -> None:
     tokens, heads, latent_dim = out.shape
     width, rope_dim = places.shape[1], q.shape[2] - latent_dim
-    split_keys = max(SPLIT_KEYS, cdiv(cdiv(width, MAX_SPLITS), BLOCK_KEYS) * BLOCK_KEYS)
+    keys = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS)
+    split_keys = max(SPLIT_KEYS, cdiv(cdiv(width, MAX_SPLITS), keys) * keys)
     splits = cdiv(width, split_keys)
     partial = torch.empty(tokens, heads, splits, latent_dim, device=q.device)
     weight = torch.empty(tokens, heads, splits, device=q.device)
@@ -109,7 +112,8 @@ def _attend(q: Tensor, pages: Tensor, places: Tensor, scale: float, out: Tensor)
         pages.stride(0), places.stride(0), split_keys, width, pages.shape[1],
         heads, latent_dim, rope_dim, scale,
         HEADS=BLOCK_HEADS, BLOCK_LATENT=block_latent,
-        BLOCK_ROPE=max(16, next_power_of_two(rope_dim)), KEYS=BLOCK_KEYS, NARROW=dot_type(q),
+        BLOCK_ROPE=max(16, next_power_of_two(rope_dim)), KEYS=keys, NARROW=dot_type(q),
+        num_warps=4 if q.dtype == torch.bfloat16 else 8,
     )  # fmt: skip
     _decode_join_kernel[tokens * heads,](
         partial, weight, out, out, splits, heads, latent_dim,

@@ -26,7 +26,8 @@ BLOCK_KEYS = 64
 # By the widest head: queries of prefill, keys of prefill, keys of decode, warps of prefill. Chosen
 # by registers, spills and shared memory as compiled for sm_90a, not by time.
 _TILES = {128: (64, 64, 64, 4), 256: (64, 32, 32, 4), 512: (32, 16, 16, 8)}
-_WIDE_FLOAT32 = (16, 16, 16, 8)
+# float32 is multiplied without the card's matrix units, out of registers: larger tiles spill 19 kB.
+_FLOAT32_TILES = {128: (32, 32, 16, 8), 256: (16, 16, 16, 8), 512: (16, 16, 16, 8)}
 
 SPLIT_KEYS = 512
 """The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS."""
@@ -286,15 +287,14 @@ def paged_attention_prefill_triton(
         GROUP=q_heads // kv_heads, QUERIES=queries, KEYS=keys,
         BLOCK_DIM=block_dim, NARROW=dot_type(q),
         HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0,
-        num_warps=warps if q.dtype == torch.bfloat16 else 8,
+        num_warps=warps,
     )  # fmt: skip
     return out
 
 
 def _tile_of(q: Tensor, block_dim: int) -> tuple[int, int, int, int]:
-    if q.dtype != torch.bfloat16 and block_dim > 128:
-        return _WIDE_FLOAT32
-    return next(tile for widest, tile in _TILES.items() if block_dim <= widest)
+    tiles = _TILES if q.dtype == torch.bfloat16 else _FLOAT32_TILES
+    return next(tile for widest, tile in tiles.items() if block_dim <= widest)
 
 
 def _tiles(spans: Sequence[Span], queries: int) -> tuple[tuple[int, ...], ...]:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, tl
 
-BLOCK_KEYS = 64
+BLOCK_KEYS = {torch.bfloat16: 64}
+"""Keys at once; float32, which no matrix unit multiplies, has registers for FLOAT32_KEYS."""
+FLOAT32_KEYS = 16
 
 
 @Kernel
@@ -67,10 +69,11 @@ def index_scores_triton(
     assert page_table.stride(1) == rows.stride(0) == positions.stride(0) == 1, page_table.stride()
     reach = page_table.shape[1] * page_size
     scores = torch.empty(tokens, reach, device=q.device)
-    _index_scores_kernel[tokens, cdiv(reach, BLOCK_KEYS)](
+    block = BLOCK_KEYS.get(q.dtype, FLOAT32_KEYS)
+    _index_scores_kernel[tokens, cdiv(reach, block)](
         q.contiguous(), weights.contiguous(), index_pages, page_table, rows, positions, scores,
         index_pages.stride(0), page_table.stride(0), reach, page_size, heads, dim,
         BLOCK_HEADS=max(16, next_power_of_two(heads)),
-        BLOCK_DIM=max(16, next_power_of_two(dim)), KEYS=BLOCK_KEYS, NARROW=dot_type(q),
+        BLOCK_DIM=max(16, next_power_of_two(dim)), KEYS=block, NARROW=dot_type(q),
     )  # fmt: skip
     return scores
