@@ -37,7 +37,7 @@ async def _follow(nats: tuple[str, str], request_id: str, *, as_json: bool) -> N
 def event_line(event: LifecycleEntry) -> Text:
     """One line: milliseconds, worker, request, event, and its facts."""
     line = Text(f"{event.elapsed_ms:9.1f} ms  ")
-    line.append(f"{event.worker_id:<18} ", COLOURS.get(event.role, "white"))
+    line.append(f"{event.worker_id:<26} ", COLOURS.get(event.role, "white"))
     line.append(f"{event.request_id}#{event.attempt} ", "bold")
     line.append(f"{event.name:<12} ")
     return line.append(facts_text(event.facts), "dim")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ferryman.cluster_key import Purpose
 from ferryman.errors import InvalidRequest
-from ferryman.ids import make_epoch, make_worker_id
+from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.http_server import HttpAnswer, json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
@@ -116,12 +116,13 @@ async def running_host_cache(
     key = read_key_file(settings.cluster_key_file)
     credentials = given_credentials(settings.access, ROLE)
     access = GrpcAccess(credentials, given_tls(settings.access, ROLE))
-    worker_id, identity = make_worker_id(ROLE), NodeLife(settings.node, make_epoch())
+    secret, identity = make_life_secret(), NodeLife(settings.node, make_epoch())
+    worker_id = worker_id_of(ROLE, secret)
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         arena = await stack.enter_async_context(_arena(settings, identity))
         login = credentials.nats if credentials else None
-        to_broker = NatsOptions(settings.bus.url, worker_id, login)
+        to_broker = NatsOptions(settings.bus.url, worker_id, login, life_secret=secret)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(

@@ -14,12 +14,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
+from prometheus_client import Counter
 
-from ferryman.errors import FerrymanError
+from ferryman.errors import FerrymanError, PermissionDenied
 from ferryman.runtime.background import Background
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_router.fleet import (
     UNREACHABLE,
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.25
 SNAPSHOT_SECONDS = 2.0
 SNAPSHOT_RETRY_SECONDS = 1.0
+MAX_NAMED = 64  # forged names that are warned of
 
 
 class Liveness:
@@ -99,6 +102,29 @@ class Liveness:
         return True
 
 
+class SenderChecks:
+    """Whether messages come from the worker whose name they bear; others are counted, and warned of
+    once a name."""
+
+    def __init__(self, check: CheckSender, forged: Counter) -> None:
+        self._check, self._forged = check, forged
+        self._named: set[str] = set()
+
+    def is_from(self, message: BusMessage, subject: str, worker_id: str) -> bool:
+        """Whether it came on the one `subject` for it, from that worker."""
+        try:
+            if message.subject != subject:
+                raise PermissionDenied(f"{worker_id} does not speak on {message.subject}")
+            self._check(message, worker_id)
+        except PermissionDenied as error:
+            self._forged.inc()
+            if worker_id not in self._named and len(self._named) < MAX_NAMED:
+                self._named.add(worker_id)
+                log.warning("forged subject=%s: %s", message.subject, error)
+            return False
+        return True
+
+
 class FleetListener:
     """Turns messages into what the fleet hears. `happened` is told what the fleet makes of it."""
 
@@ -110,12 +136,14 @@ class FleetListener:
         liveness: Liveness,
         *,
         happened: Callable[[Effect], None],
+        senders: SenderChecks,
         background: Background,
         clock: Callable[[], float],
     ) -> None:
         self._bus, self._subjects = bus, subjects
         self._fleet, self._liveness = fleet, liveness
         self._happened, self._background, self._clock = happened, background, clock
+        self._senders = senders
         self._asking: set[WorkerName] = set()
 
     @asynccontextmanager
@@ -153,19 +181,25 @@ class FleetListener:
         self.apply(self._fleet.welcome(beat, self._clock()))
 
     async def _each(
-        self, messages: AsyncIterator[BusMessage], hear: Callable[[bytes], None]
+        self, messages: AsyncIterator[BusMessage], hear: Callable[[BusMessage], None]
     ) -> None:
         async for message in messages:
             try:
-                hear(message.payload)
+                hear(message)
             except FerrymanError as error:
                 log.warning("not understood subject=%s: %s", message.subject, error)
 
-    def _on_heartbeat(self, payload: bytes) -> None:
-        self.apply(self._fleet.on_heartbeat(heartbeat_from_bytes(payload), self._clock()))
+    def _on_heartbeat(self, message: BusMessage) -> None:
+        beat = heartbeat_from_bytes(message.payload)
+        subject = self._subjects.beat(beat.role, beat.worker_id)
+        if self._senders.is_from(message, subject, beat.worker_id):
+            self.apply(self._fleet.on_heartbeat(beat, self._clock()))
 
-    def _on_cache_change(self, payload: bytes) -> None:
-        event = cache_event_from_bytes(payload)
+    def _on_cache_change(self, message: BusMessage) -> None:
+        event = cache_event_from_bytes(message.payload)
+        subject = self._subjects.cache(event.worker_id, event.epoch)
+        if not self._senders.is_from(message, subject, event.worker_id):
+            return
         name = WorkerName(event.worker_id, event.epoch)
         change = CacheUpdate(event.sequence, event.removed, event.stored)
         self.apply(self._fleet.on_cache_change(name, change))

@@ -82,6 +82,7 @@ class RouterMetrics(Metrics):
         self.retries = counter("retries", "Attempts after the first, by cause.", ["cause"])
         self.prefetches = counter("prefetches", "Prefetches, by how they began.", ["outcome"])
         self.lost_workers = counter("lost_workers", "Workers lost.", ["role", "cause"])
+        self.forged_messages = counter("forged_messages", "Beats and others in a false name.")
         self.refused_tokens = counter("refused_token_frames", "Frames not taken.", ["why"])
 
     def _buckets(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Buckets:

@@ -33,6 +33,7 @@ from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.grpc.tls import door_credentials
 from ferryman.wire.nats.bus import Bus, Discoverable
 from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.sender_proof import CheckSender, believe_all, check_sender
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index
@@ -42,7 +43,7 @@ from ferryman_router.attempt_result import RetryBudget
 from ferryman_router.context import RouterContext
 from ferryman_router.dispatcher import Dispatcher
 from ferryman_router.fleet import SERVING, Fleet
-from ferryman_router.fleet_listener import FleetListener, Liveness
+from ferryman_router.fleet_listener import FleetListener, Liveness, SenderChecks
 from ferryman_router.frontend import Frontend
 from ferryman_router.grpc_server import SERVICE, InferenceServicer
 from ferryman_router.http.auth import Authenticator
@@ -76,13 +77,14 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """How the router reaches others."""
+    """How the router reaches others, and whom of them it believes."""
 
     bus: Bus
     subjects: Subjects
     channels: Channels
     lifecycle: LifecyclePublisher
     index: PrefixIndex
+    check_sender: CheckSender
 
 
 def make_components(
@@ -147,6 +149,7 @@ def make_components(
         fleet,
         liveness,
         happened=streams.on_fleet_effect,
+        senders=SenderChecks(transports.check_sender, metrics.forged_messages),
         background=background,
         clock=clock,
     )
@@ -247,7 +250,8 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         channels = await stack.enter_async_context(Channels(access))
         background = await stack.enter_async_context(Background())
         lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))
-        transports = Transports(bus, subjects, channels, lifecycle, index)
+        believed = check_sender if credentials else believe_all
+        transports = Transports(bus, subjects, channels, lifecycle, index, believed)
         reader = ReaderProcess.for_model(settings.model, model.model_id)
         intake = stack.enter_context(closing(Intake(stack.enter_context(closing(reader)))))
         quotas = Quotas()

@@ -1,5 +1,8 @@
 """The names of processes, requests and reservations.
 
+A worker's id is made from a secret of its life, by a hash: by showing the secret a process proves
+that the id is its own, and nobody who merely knows the id can.
+
 Every name except an epoch is one NATS token and needs no escaping in a URL, a log line or a file
 name. The makers take their source of randomness as an argument, so that a test can choose the
 result.
@@ -7,6 +10,8 @@ result.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import secrets
 from collections.abc import Callable
@@ -19,7 +24,10 @@ MAX_REQUEST_ID_LEN = 64
 MAX_CORRELATION_BYTES = 128
 NO_REQUEST = "_"  # the request id of events that belong to no request
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_REQUEST_ID_LEN}}}")
-_WORKER_ID = re.compile(r"[a-z]+-[0-9a-f]{8}")
+NO_SECRET = ""
+_SECRET_BITS = 128
+_ID_BYTES = 8  # to find another secret for an id takes some 2**64 hashes
+_WORKER_ID = re.compile(rf"[a-z]+-[0-9a-f]{{{2 * _ID_BYTES}}}")
 
 
 def make_epoch(random_bits: RandomBits = secrets.randbits) -> int:
@@ -27,9 +35,28 @@ def make_epoch(random_bits: RandomBits = secrets.randbits) -> int:
     return random_bits(63) or 1
 
 
+def make_life_secret(random_bits: RandomBits = secrets.randbits) -> str:
+    """The secret of one life of a process: 32 hex digits."""
+    return f"{random_bits(_SECRET_BITS):032x}"
+
+
 def make_worker_id(role: str, random_bits: RandomBits = secrets.randbits) -> str:
-    """`<role>-<8 hex digits>`; the role is lower-case letters."""
-    return _checked_worker_id(f"{role}-{random_bits(32):08x}")
+    """An id for a process that never has to prove it."""
+    return worker_id_of(role, make_life_secret(random_bits))
+
+
+def worker_id_of(role: str, life_secret: str) -> str:
+    """`<role>-<16 hex digits>`; the role is lower-case letters."""
+    digest = hashlib.blake2b(life_secret.encode(), digest_size=_ID_BYTES, person=b"worker id")
+    return _checked_worker_id(f"{role}-{digest.hexdigest()}")
+
+
+def proves(life_secret: str, worker_id: str) -> bool:
+    """Whether the worker id was made from this secret."""
+    role, _, _ = worker_id.partition("-")
+    if not _WORKER_ID.fullmatch(worker_id) or not life_secret:
+        return False
+    return hmac.compare_digest(worker_id_of(role, life_secret), worker_id)
 
 
 def make_request_id(random_bits: RandomBits = secrets.randbits) -> str:

@@ -20,6 +20,7 @@ from ferryman.settings.router import LimitSettings
 from ferryman.testing.memory_bus import MemoryBus
 from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.nats.sender_proof import believe_all
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk, TokenPrompt
 from ferryman.wire.values import Usage
@@ -51,7 +52,7 @@ async def frontend(folder: Path) -> AsyncIterator[Frontend]:
     lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", "router-1", make_epoch()))
     model = ServedModel.load(folder, "tiny", 0)
     async with Channels() as channels, Background() as background:
-        ways = Transports(bus, subjects, channels, lifecycle, MemoryIndex())
+        ways = Transports(bus, subjects, channels, lifecycle, MemoryIndex(), believe_all)
         with closing(Intake(ReaderProcess(()))) as intake:
             parts = (model, "router-1", ways, background, intake, Quotas())
             yield make_components(LIMITS, *parts).frontend

@@ -7,9 +7,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 
-import httpx
 import nats.errors
 import pytest
 from nats.aio.msg import Msg
@@ -24,7 +23,9 @@ from tests.system.attacked_cluster import (
     refusals,
     strangers,
 )
+from tests.system.cluster import wait_until
 from tests.system.forged_calls import CALLS, TOKENS, ForgedCalls, forge_units, method_of
+from tests.system.public_doors import errors_over_grpc, statuses_over_http
 from tests.system.test_up import API_KEY, up
 
 from ferryman.client import Client
@@ -32,7 +33,9 @@ from ferryman.credentials import ClusterRole, Login
 from ferryman.errors import LeaseLost, PermissionDenied, Unauthenticated
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.grpc.role_tokens import ALLOWED
+from ferryman.wire.nats.heartbeat import heartbeat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
+from ferryman.wire.nats.sender_proof import LIFE_HEADER
 from ferryman.wire.public import GenerateFinished
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -144,6 +147,34 @@ async def test_a_leaked_login_says_nothing_of_others_on_the_broker(
 
 
 @pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])
+async def test_a_leaked_login_beats_in_no_other_s_name(
+    cluster: AttackedCluster, role: ClusterRole
+) -> None:
+    """The broker lets it publish there; routers ask for the secret of the life that has the id."""
+    beat, forged = cluster.beats[role], cluster.metric("router", "forged_messages_total")
+    lies = [
+        replace(beat, is_ready=False),
+        replace(beat, address="127.0.0.1:1"),
+        replace(beat, epoch=1),
+        replace(beat, role="decode" if role is PREFILL else "prefill"),
+    ]
+    async with (
+        cluster.stream_beside(),
+        cluster.nats_client(cluster.leaked(role).nats) as (nats_, _),
+    ):
+        for lie in lies:
+            subject = SUBJECTS.beat(role, beat.worker_id)
+            await nats_.publish(subject, heartbeat_to_bytes(lie), headers={LIFE_HEADER: 32 * "0"})
+        await nats_.flush(FAILSAFE_SECONDS)
+    wait_until(
+        lambda: cluster.metric("router", "forged_messages_total") >= forged + len(lies),
+        "forged beats",
+        seconds=FAILSAFE_SECONDS,
+    )
+    assert cluster.metric("router", "lost_workers_total") == 0
+
+
+@pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])
 async def test_a_leaked_login_does_not_hear_the_others(
     cluster: AttackedCluster, role: ClusterRole
 ) -> None:
@@ -211,37 +242,28 @@ async def test_a_leaked_login_tells_the_index_nothing_that_is_believed(
     assert events[-1].usage.cached.total == 0
 
 
-# HTTP, the public gRPC, and what is told to everybody.
-ASKED = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
-    "/v1/completions": {"prompt": "Hello"},
-    "/v1/responses": {"input": "Hello"},
-    "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]},
-    "/tokenize": {"prompt": "Hello"},
-    "/v1/models": None,
-}
+# The public doors, and what is told to everybody.
 
 
 @pytest.mark.parametrize("key", ["", f"{API_KEY}x"])
 async def test_nobody_asks_without_a_key(cluster: AttackedCluster, key: str) -> None:
     doors = [rf'responses_total{{door="{door}",status="(401|UNAUTH)' for door in ("http", "grpc")]
     before = [cluster.metric("router", one) for one in doors]
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     async with cluster.stream_beside() as request_id:
-        async with httpx.AsyncClient(base_url=cluster.up.said["http"], headers=headers) as web:
-            for path, body in ASKED.items():
-                method = "POST" if body else "GET"
-                answer = await web.request(method, path, json=body, timeout=FAILSAFE_SECONDS)
-                assert answer.status_code == 401
-        async with Client(cluster.up.said["grpc"], api_key=key) as client:
-            asks = (client.trace, client.explain, client.tokenize)
-            for call in (*(partial(ask, request_id) for ask in asks), client.models):
-                with pytest.raises(Unauthenticated):
-                    await call()
-            with pytest.raises(Unauthenticated):
-                await anext(client.generate("Hello"))
+        statuses = await statuses_over_http(cluster.up.said["http"], key)
+        errors = await errors_over_grpc(cluster.up.said["grpc"], key, request_id)
+    assert set(statuses.values()) == {401}
+    assert {type(error) for error in errors.values()} == {Unauthenticated}
     after = [cluster.metric("router", one) for one in doors]
-    assert after == [before[0] + len(ASKED), before[1] + 5]
+    assert after == [before[0] + len(statuses), before[1] + len(errors)]
+
+
+async def test_with_a_key_they_do_answer(cluster: AttackedCluster) -> None:
+    async with cluster.stream_beside() as request_id:
+        statuses = await statuses_over_http(cluster.up.said["http"], API_KEY)
+        errors = await errors_over_grpc(cluster.up.said["grpc"], API_KEY, request_id)
+    assert set(statuses.values()) == {200}
+    assert set(errors.values()) == {None}
 
 
 async def test_metrics_tell_numbers_and_no_secret(cluster: AttackedCluster) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.wire import strategies as draw
 
 from ferryman.errors import InvalidRequest
-from ferryman.ids import make_worker_id
 from ferryman.wire.nats.subjects import (
     BeatSubject,
     CacheSubject,
@@ -60,9 +59,9 @@ def test_another_cluster_is_another_tree() -> None:
 
 
 def test_worker_ids_and_the_documented_spelling() -> None:
-    worker_id = make_worker_id("decode", lambda bits: 255)
+    worker_id = "decode-00000000000000ff"
     assert LOCAL.life("decode", worker_id, "Req_1", "verified") == (
-        "ferryman.v1.local.life.decode.decode-000000ff.Req_1.verified"
+        "ferryman.v1.local.life.decode.decode-00000000000000ff.Req_1.verified"
     )
-    assert LOCAL.beat("decode", worker_id) == "ferryman.v1.local.worker.decode.decode-000000ff.beat"
+    assert LOCAL.beat("decode", worker_id) == f"ferryman.v1.local.worker.decode.{worker_id}.beat"
     assert LOCAL.all_life_of("Req_1") == "ferryman.v1.local.life.*.*.Req_1.*"

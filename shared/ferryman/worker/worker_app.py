@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine, build_engine
-from ferryman.ids import make_epoch, make_worker_id
+from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.memory_plan import complete_options
 from ferryman.model.load_progress import LoadProgress
 from ferryman.runtime.background import Background
@@ -124,9 +124,10 @@ async def serve_worker(
         engine = await run_unless_stopped(
             lambda: stack.enter_context(_loaded_engine(options, role)), stopping
         )
-        worker_id, epoch = make_worker_id(role), make_epoch()
+        secret, epoch = make_life_secret(), make_epoch()
+        worker_id = worker_id_of(role, secret)
         login = credentials.nats if credentials else None
-        to_broker = NatsOptions(settings.bus.url, worker_id, login)
+        to_broker = NatsOptions(settings.bus.url, worker_id, login, life_secret=secret)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         watch = NumericWatch(worker_id, stopping.set)
         who = (role, worker_id, epoch)

@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 
 from ferryman.credentials import ClusterRole, Login
 from ferryman.errors import ConfigError, DeadlineExceeded, InvalidRequest, Unavailable
+from ferryman.ids import NO_SECRET
 from ferryman.wire.nats.bus import (
     DEADLINE_HEADER,
     MAX_PAYLOAD_BYTES,
@@ -44,6 +45,7 @@ from ferryman.wire.nats.lifecycle_log import (
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
 from ferryman.wire.nats.permissions import BrokerRefusals, inbox_of
 from ferryman.wire.nats.replies import answer_from, answer_to
+from ferryman.wire.nats.sender_proof import proof_for
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +63,15 @@ class NatsOptions:
     """The broker's URLs (with commas), the client's name, its login, and the limits of the log.
 
     A broker that asks for no login is shown none; a URL that names a user counts more. Without
-    limits (None) the client leaves the log as it is, whatever its login allows.
+    limits (None) the client leaves the log as it is, whatever its login allows. A worker proves by
+    its `life_secret` that messages come from it.
     """
 
     url: str
     client_name: str = "ferryman"
     login: Login | None = None
     log: LogLimits | None = field(default_factory=LogLimits)
+    life_secret: str = field(default=NO_SECRET, repr=False)
 
     @property
     def user(self) -> str:
@@ -155,12 +159,12 @@ class NatsBus:
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
         checked_payload(payload, self._max_payload)
-        self._outbox.keep(OutboundMessage(check_subject(subject), payload, headers or {}))
+        self._outbox.keep(self._outbound(subject, payload, headers))
         self._wake.set()
 
     def offer(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         checked_payload(payload, self._max_payload)
-        self._outbox.offer(OutboundMessage(check_subject(subject), payload, headers or {}))
+        self._outbox.offer(self._outbound(subject, payload, headers))
         self._wake.set()
 
     @asynccontextmanager
@@ -261,6 +265,12 @@ class NatsBus:
     @property
     def _max_payload(self) -> int:
         return self._client.max_payload if self.is_connected else MAX_PAYLOAD_BYTES
+
+    def _outbound(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None
+    ) -> OutboundMessage:
+        proof = proof_for(check_subject(subject), self._options.life_secret)
+        return OutboundMessage(subject, payload, {**(headers or {}), **proof})
 
     async def _connect(self) -> None:
         # The library would prefer this login to one that the URL names.

@@ -16,6 +16,7 @@ from ferryman.ids import NO_REQUEST, check_request_id
 
 PREFIX = "ferryman.v1"
 EVERYTHING = "ferryman.>"
+ALL_BEATS, ALL_CACHE = f"{PREFIX}.*.worker.*.*.beat", f"{PREFIX}.*.cache.*.*"
 MAX_NAME_LEN = 64
 
 _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MAX_NAME_LEN - 1}}}")

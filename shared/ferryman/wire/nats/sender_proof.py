@@ -1,0 +1,36 @@
+"""The proof that a message on which others act comes from the worker whose name it bears.
+
+The broker knows roles, not processes: it lets a worker publish under the id of another one of its
+role. So beats and cache events carry the secret of their sender's life in a header, and a worker's
+id is made from that secret (`ferryman.ids`). Workers may not hear them, so none learns another's
+secret; routers and observers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ferryman.errors import PermissionDenied
+from ferryman.ids import NO_SECRET, proves
+from ferryman.wire.nats.bus import BusMessage, matches
+from ferryman.wire.nats.subjects import ALL_BEATS, ALL_CACHE
+
+LIFE_HEADER = "Ferryman-Life"
+
+CheckSender = Callable[[BusMessage, str], None]
+
+
+def proof_for(subject: str, life_secret: str) -> Mapping[str, str]:
+    """The headers to send on a subject: none where nobody asks for a proof."""
+    is_asked = matches(ALL_BEATS, subject) or matches(ALL_CACHE, subject)
+    return {LIFE_HEADER: life_secret} if life_secret and is_asked else {}
+
+
+def believe_all(message: BusMessage, worker_id: str) -> None:
+    """For an open cluster, where anybody may say anything."""
+
+
+def check_sender(message: BusMessage, worker_id: str) -> None:
+    """Raises PermissionDenied for a message that does not prove to come from this worker."""
+    if not proves(message.headers.get(LIFE_HEADER, NO_SECRET), worker_id):
+        raise PermissionDenied(f"this does not come from {worker_id}")
