@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 from tests.cluster_keys import key_file_in
-from tests.hostcache.object_server import BUCKET, s3_server
+from tests.hostcache.object_server import BUCKET, ObjectFaults, S3Server, s3_server
 from tests.hostcache.stored import Bucket, Place
 from tests.servers import nats_server, redis_server
 
@@ -92,39 +92,42 @@ async def host_cache(start_host_cache: StartHostCache) -> AsyncIterator[RunningH
 
 
 @pytest.fixture(scope="session")
-def s3_url() -> Iterator[str]:
+def s3() -> Iterator[S3Server]:
     """An S3 server with a bucket."""
-    with s3_server() as url:
-        yield url
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture
-def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A prefix of its own in a bucket, with credentials as other tools know them."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     prefix = uuid.uuid4().hex
-    return Bucket(f"s3://{BUCKET}/{prefix}?endpoint={s3_url}&region=us-east-1")
+    faults = s3.faults[prefix] = ObjectFaults()
+    yield Bucket(f"s3://{BUCKET}/{prefix}?endpoint={s3.url}&region=us-east-1", faults)
+    faults.is_quick.set()
+    faults.is_flowing.set()
+    del s3.faults[prefix]
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where a storage tier keeps its blobs."""
+    """Where a storage tier keeps its blobs; a test can break and mend it."""
     if request.param == "s3":
         bucket: Bucket = request.getfixturevalue("bucket")
         return bucket
     return tmp_path / "storage" if request.param == "file" else BlobMedium()
 
 
-@pytest.fixture(params=["file", "memory"])
-def breakable_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """One that a test can break and mend."""
-    return tmp_path / "storage" if request.param == "file" else BlobMedium()
-
-
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "s3"])
 def small_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """One with room for 128 KiB."""
+    if request.param == "s3":
+        bucket: Bucket = request.getfixturevalue("bucket")
+        bucket.faults.capacity_bytes = 128 << 10
+        yield bucket
+        return
     if request.param == "memory":
         yield BlobMedium(capacity_bytes=128 << 10)
         return

@@ -1,15 +1,14 @@
-"""Ways in which a file of the storage tier may come to hold something else than was written."""
+"""Ways in which a blob of the storage tier may come to hold something else than was written."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import xxhash
 from tests.cluster_keys import STORED, STRANGERS_STORED
-from tests.hostcache.stored import bytes_of
+from tests.hostcache.stored import Place, bytes_of, content_at, remove_at, spoil_at
 from tests.tiers.state_shapes import manifest_of
 
 from ferryman.cache.keys import PageKey
@@ -21,6 +20,7 @@ from ferryman.tiers.values import StoredUnit
 from ferryman_hostcache.storage.extent import (
     ExtentSeals,
     entry_offset,
+    extent_name,
     header_from_bytes,
     header_to_bytes,
     key_id_of,
@@ -35,20 +35,19 @@ class Scene:
 
     rng: random.Random
     manifest: StateManifest
-    folder: Path
+    place: Place
     unit: StoredUnit
     neighbour: StoredUnit
     stranger: StoredUnit
     older: bytes
 
-    def path(self, unit: StoredUnit) -> Path:
-        return self.folder / f"{unit.generation:016x}.extent"
-
     def file(self, unit: StoredUnit) -> bytearray:
-        return bytearray(self.path(unit).read_bytes())
+        content = content_at(self.place, extent_name(unit.generation))
+        assert content is not None
+        return content
 
     def save(self, data: bytes | bytearray) -> None:
-        self.path(self.unit).write_bytes(data)
+        spoil_at(self.place, extent_name(self.unit.generation), data)
 
 
 def payload(unit: StoredUnit) -> slice:
@@ -192,7 +191,7 @@ def be_marked_dead(scene: Scene) -> None:
 
 
 def vanish(scene: Scene) -> None:
-    scene.path(scene.unit).unlink()
+    remove_at(scene.place, extent_name(scene.unit.generation))
 
 
 Corruption = Callable[[Scene], None]

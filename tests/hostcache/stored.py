@@ -6,17 +6,19 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 from tests.cluster_keys import STORED
+from tests.hostcache.object_server import ObjectFaults
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
-from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlobStore
+from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
 from ferryman.tiers.values import UnitName
 from ferryman_hostcache.storage.blob_store import BlobStore
 from ferryman_hostcache.storage.extent import EXTENT_SUFFIX
@@ -24,12 +26,16 @@ from ferryman_hostcache.storage.factory import open_blobs, open_storage, storage
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
 from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
 
 @dataclass(frozen=True)
 class Bucket:
-    """The address of a prefix of its own in an object store."""
+    """The address of a prefix of its own in an object store, and the faults of it."""
 
     url: str
+    faults: ObjectFaults = field(default_factory=ObjectFaults)
 
 
 Place = Path | BlobMedium | Bucket  # where blobs outlive their store
@@ -117,10 +123,51 @@ def _objects(place: Bucket) -> dict[str, int]:
     """The lengths of objects, seen past the owner."""
     import obstore
 
+    return {each["path"]: each["size"] for each in obstore.list(_client(place)).collect()}
+
+
+def _client(place: Bucket) -> ObjectStore:
     from ferryman_hostcache.storage.object_address import objects_at
 
-    found = obstore.list(objects_at(place.url)).collect()
-    return {each["path"]: each["size"] for each in found}
+    return objects_at(place.url)
+
+
+def content_at(place: Place, name: str) -> bytearray | None:
+    """The bytes of a blob, seen past its owner; None if it is gone."""
+    try:
+        if isinstance(place, BlobMedium):
+            return bytearray(place.blobs[name].content)
+        if isinstance(place, Bucket):
+            import obstore
+
+            return bytearray(obstore.get(_client(place), name).bytes())
+        return bytearray((place / name).read_bytes())
+    except (FileNotFoundError, KeyError):
+        return None
+
+
+def spoil_at(place: Place, name: str, content: bytes | bytearray) -> None:
+    """Puts other bytes in the place of a blob's, past its owner."""
+    if isinstance(place, BlobMedium):
+        place.blobs[name] = MemoryBlob(bytearray(content))
+    elif isinstance(place, Bucket):
+        import obstore
+
+        obstore.put(_client(place), name, bytes(content))
+    else:
+        (place / name).write_bytes(content)
+
+
+def remove_at(place: Place, name: str) -> None:
+    """Removes a blob past its owner."""
+    if isinstance(place, BlobMedium):
+        del place.blobs[name]
+    elif isinstance(place, Bucket):
+        import obstore
+
+        obstore.delete(_client(place), name)
+    else:
+        (place / name).unlink()
 
 
 async def read_all(

@@ -9,10 +9,8 @@ from contextlib import closing
 import obstore
 import pytest
 import xxhash
-from tests.hostcache.stored import Bucket, blobs_at, opened, prompt_with, read_all
-from tests.tiers.state_shapes import chain, manifest_of
+from tests.hostcache.stored import Bucket, blobs_at
 
-from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
 from ferryman.tiers.storage_values import BlobPart
 from ferryman_hostcache.storage.factory import open_blobs
@@ -20,38 +18,31 @@ from ferryman_hostcache.storage.object_address import objects_at
 from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
 from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
 
-HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 WAIT_SECONDS = 120.0
-PROMPT = prompt_with(HYBRID, chain(1, 2, 3), snapshots=[2])
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut short", "gone", "another object"])
-async def test_an_object_that_is_not_what_was_stored_is_never_served(
-    bucket: Bucket, damage: str
+@pytest.mark.parametrize(
+    ("status", "code", "number"),
+    [
+        (403, "AccessDenied", errno.EACCES),
+        (403, "QuotaExceeded", errno.ENOSPC),
+        (404, "NoSuchBucket", errno.ENOENT),
+        (409, "OperationAborted", errno.EIO),
+        (507, "XMinioStorageFull", errno.ENOSPC),
+    ],
+)
+def test_an_answer_is_told_as_the_errno_that_a_disk_would_give(
+    bucket: Bucket, status: int, code: str, number: int
 ) -> None:
-    objects = objects_at(bucket.url)
-    async with opened(bucket) as storage:
-        storage.attach(HYBRID)
-        await storage.store(PROMPT.keys, PROMPT.offers())
-        assert await read_all(storage, PROMPT) == PROMPT.units
-        (name,) = (each["path"] for each in obstore.list(objects).collect() if _is_extent(each))
-        content = bytes(obstore.get(objects, name).bytes())
-        match damage:
-            case "flipped":
-                obstore.put(objects, name, bytes(each ^ 1 for each in content))
-            case "cut short":
-                obstore.put(objects, name, content[:100])
-            case "gone":
-                obstore.delete(objects, name)
-            case "another object":
-                obstore.put(objects, name, b"a note of the operator's" * 9000)
-        assert await read_all(storage, PROMPT) == {}
-        counts = storage.statistics()
-        assert counts.num_failures + sum(kind.num_corrupt for kind in counts.kinds.values()) > 0
-
-
-def _is_extent(found: obstore.ObjectMeta) -> bool:
-    return str(found["path"]).endswith(".extent")
+    content = b"content"
+    part = BlobPart(0, memoryview(content), xxhash.xxh3_128_digest(content))
+    with closing(blobs_at(bucket)) as blobs:
+        bucket.faults.refusals["PUT"] = (status, code)
+        with pytest.raises(OSError) as failed:  # noqa: PT011
+            blobs.put("1.extent", len(content), [part])
+        assert bucket.faults.num_met["PUT"], "nothing was refused"
+        assert failed.value.errno == number
+        assert blobs.scan() == {}
 
 
 def test_an_owner_that_was_replaced_writes_nothing_more(bucket: Bucket) -> None:

@@ -1,4 +1,4 @@
-"""Folders that fail: a miss or nothing stored, always reported, never an error to the caller."""
+"""Media that fail: a miss or nothing stored, always reported, never an error to the caller."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.hostcache.stored import (
+    Bucket,
     Place,
     bytes_at,
     extents_at,
@@ -140,6 +141,9 @@ def break_down(place: Place) -> None:
     """Everything fails as if it were gone, until `mend`."""
     if isinstance(place, BlobMedium):
         place.errors.update(put=errno.ENOENT, read=errno.ENOENT, punch=errno.ENOENT)
+    elif isinstance(place, Bucket):
+        gone = (404, "NoSuchBucket")
+        place.faults.refusals.update(PUT=gone, GET=gone, HEAD=gone, DELETE=gone)
     else:
         assert isinstance(place, Path)
         shutil.move(place, place.with_name("away"))
@@ -149,17 +153,20 @@ def mend(place: Place) -> None:
     if isinstance(place, BlobMedium):
         assert place.num_failed["put"], "nothing failed"
         place.errors.clear()
+    elif isinstance(place, Bucket):
+        assert place.faults.num_met["PUT"], "nothing failed"
+        place.faults.refusals.clear()
     else:
         assert isinstance(place, Path)
         shutil.move(place.with_name("away"), place)
 
 
-async def test_after_failures_in_a_row_the_folder_is_left_alone(breakable_place: Place) -> None:
+async def test_after_failures_in_a_row_the_folder_is_left_alone(place: Place) -> None:
     clock = StorageClock()
-    async with opened(breakable_place, clock=clock, rest_seconds=30.0) as storage:
+    async with opened(place, clock=clock, rest_seconds=30.0) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
-        break_down(breakable_place)
+        break_down(place)
         for _ in range(MAX_FAILURES_IN_A_ROW):
             assert not storage.statistics().is_resting
             await storage.store(OTHER.keys, OTHER.offers())
@@ -169,7 +176,7 @@ async def test_after_failures_in_a_row_the_folder_is_left_alone(breakable_place:
         assert storage.lookup(PROMPT.keys).usable_pages == 0
         assert storage.lease("reader", PROMPT.keys, PROMPT.units) == ()
         assert await storage.store(OTHER.keys, OTHER.offers()) == NOTHING_STORED
-        mend(breakable_place)
+        mend(place)
         clock.now += 30.0
         assert await read_all(storage, PROMPT) == PROMPT.units
         assert (await storage.store(OTHER.keys, OTHER.offers())).num_stored
@@ -177,18 +184,18 @@ async def test_after_failures_in_a_row_the_folder_is_left_alone(breakable_place:
 
 @pytest.mark.parametrize("success", ["read", "store"])
 async def test_a_success_between_failures_keeps_the_folder_in_use(
-    success: str, breakable_place: Place
+    success: str, place: Place
 ) -> None:
     """Failures in a row are meant: a disk that works now and then is asked now and then."""
-    async with opened(breakable_place, clock=StorageClock(), rest_seconds=30.0) as storage:
+    async with opened(place, clock=StorageClock(), rest_seconds=30.0) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
         for number in range(4):
-            break_down(breakable_place)
+            break_down(place)
             for _ in range(MAX_FAILURES_IN_A_ROW - 1):
                 await storage.store(OTHER.keys, OTHER.offers())
             assert len(failures(storage)) == MAX_FAILURES_IN_A_ROW - 1
-            mend(breakable_place)
+            mend(place)
             if success == "read":
                 assert await read_all(storage, PROMPT) == PROMPT.units
             else:

@@ -168,7 +168,7 @@ class StorageSpoiler:
         return Scene(
             rng=self.rng,
             manifest=self.manifest,
-            folder=self.folder,
+            place=self.folder,
             unit=unit,
             neighbour=self.rng.choice(neighbours or [unit]),
             stranger=self.rng.choice(strangers or [unit]),

@@ -22,6 +22,13 @@ from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
 REQUEST_BYTES = 8 << 20  # of one ranged read, so that each ends within a request's deadline
 LISTED_AT_ONCE = 1000
 MAX_OBJECTS = 200_000
+# phrases of the library's errors; a full store answers with 507, or with 403 and its reason
+SAID = (
+    ("status code: 507", errno.ENOSPC),
+    ("<Code>QuotaExceeded</Code>", errno.ENOSPC),
+    ("status code: 403", errno.EACCES),
+    ("status code: 401", errno.EACCES),
+)
 
 
 class ObjectBlobStore:
@@ -49,7 +56,7 @@ class ObjectBlobStore:
         _verify(_part_of(content, part) for part in parts)
         try:
             self._upload(name, content)
-            _verify((self._part(name, part), part) for part in parts)
+            _verify(self._read_back(name, parts))
         except BaseException:
             self._give_up(name)
             raise
@@ -59,9 +66,16 @@ class ObjectBlobStore:
         with _os_errors():
             obstore.put(self._objects, name, content, chunk_size=REQUEST_BYTES)
 
-    def _part(self, name: str, part: BlobPart) -> memoryview:
-        found = memoryview(bytearray(len(part.memory)))
-        return found[: self.read(name, part.offset, found)]
+    def _read_back(
+        self, name: str, parts: Sequence[BlobPart]
+    ) -> Iterator[tuple[memoryview, BlobPart]]:
+        """The stored bytes of each part; a request for many small ones together."""
+        for run in _runs(parts):
+            begin = run[0].offset
+            found = memoryview(bytearray(_end(run[-1]) - begin))
+            found = found[: self.read(name, begin, found)]
+            for part in run:
+                yield found[part.offset - begin :][: len(part.memory)], part
 
     def _give_up(self, name: str) -> None:
         """Removes an object that was not put; the first failure is the one to report."""
@@ -147,6 +161,22 @@ class ObjectBlobStore:
             return
 
 
+def _runs(parts: Sequence[BlobPart]) -> Iterator[Sequence[BlobPart]]:
+    """Parts in the order of their offsets, each run within one request or one part long."""
+    run: list[BlobPart] = []
+    for part in sorted(parts, key=lambda part: part.offset):
+        if run and _end(part) - run[0].offset > REQUEST_BYTES:
+            yield run
+            run = []
+        run.append(part)
+    if run:
+        yield run
+
+
+def _end(part: BlobPart) -> int:
+    return part.offset + len(part.memory)
+
+
 def _part_of(content: memoryview, part: BlobPart) -> tuple[memoryview, BlobPart]:
     """The bytes of a blob where a part is, with that part."""
     return content[part.offset : part.offset + len(part.memory)], part
@@ -170,7 +200,14 @@ def _os_errors() -> Iterator[None]:
         number = _number_of(error)
         raise OSError(number, os.strerror(number)) from error
     except BaseError as error:
-        raise OSError(errno.EIO, str(error).partition("\n")[0]) from error
+        said = str(error).partition("\n")[0]
+        raise OSError(_number_said(said), said) from error
+
+
+def _number_said(said: str) -> int:
+    """The errno of an answer that the library has no built-in error for."""
+    numbers = (number for phrase, number in SAID if phrase in said)
+    return next(numbers, errno.EIO)
 
 
 def _number_of(error: OSError) -> int:
