@@ -23,7 +23,6 @@ from ferryman_cli.endpoints import (
     GrpcAddress,
     NatsUrl,
     RequestId,
-    RouterCredentials,
     StateDir,
     grpc_address,
     nats_and_name,
@@ -31,6 +30,7 @@ from ferryman_cli.endpoints import (
 from ferryman_cli.flags import with_flags
 from ferryman_cli.key_commands import certs, credentials, key
 from ferryman_cli.simulate_commands import simulate
+from ferryman_cli.worker_commands import drain, roll, top
 from ferryman_launcher.model_places import locate
 from ferryman_launcher.options import UP_DEFAULTS, check_model_folder, up_options, up_sources
 
@@ -59,8 +59,10 @@ ConfigFile = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Makes all commands known."""
-    for command in (up, fit, config, chat, generate, trace, explain, top, drain, events, simulate):
+    for command in (up, fit, config, chat, generate, trace, explain, events, simulate):
         app.command()(command)
+    for worker_command in (top, drain, roll):
+        app.command()(worker_command)
     for secret_command in (key, credentials, container_credentials, certs):
         app.command()(secret_command)
     app.add_typer(bench_app)
@@ -214,45 +216,6 @@ def explain(
 
     address = grpc_address(grpc, state_dir)
     return run_explain(address, request_id, api_key=api_key, as_json=json)
-
-
-def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
-    nats: NatsUrl = "",
-    cluster: ClusterName = "",
-    state_dir: StateDir = STATE_DIR,
-    json: AsJson = False,
-) -> int:
-    """Show all workers, live."""
-    from ferryman_cli.top import run_top
-
-    return run_top(nats_and_name(nats, cluster, state_dir), once=once, as_json=json)
-
-
-def drain(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `top` shows it.")],
-    even_last: Annotated[
-        bool, typer.Option("--even-last", help="Though no other worker does what it does.")
-    ] = False,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Give the order, and do not wait for its end.")
-    ] = False,
-    nats: NatsUrl = "",
-    cluster: ClusterName = "",
-    credentials: RouterCredentials = None,
-    state_dir: StateDir = STATE_DIR,
-    json: AsJson = False,
-) -> int:
-    """Have a worker take no new requests, finish those it has, and end.
-
-    One that `ferryman up` started is then started again. A drain that takes longer than the
-    worker's DRAIN_SECONDS is cut off, and its requests go on elsewhere.
-    """
-    from ferryman_cli.drain import DrainChoice, order_access, run_drain
-
-    access = order_access(nats, cluster, credentials, state_dir)
-    choice = DrainChoice(worker, takes_last=even_last)
-    return run_drain(access, choice, waits=not no_wait, as_json=json)
 
 
 def events(

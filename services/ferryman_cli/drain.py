@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +158,7 @@ async def _drain(
         await order.give(bus)
         report.ordered()
         if waits:
-            await _until_ended(bus, messages, order, report)
+            await until_ended(bus, messages, order, choice.worker_id, report.goes_on)
             report.ended()
 
 
@@ -169,7 +169,7 @@ async def _may_go(choice: DrainChoice, messages: Messages) -> None:
     try:
         async with asyncio.timeout(LISTEN_SECONDS):
             while True:
-                beat = await _next_beat(messages)
+                beat = await next_beat(messages)
                 heard[beat.worker_id] = beat
                 try:
                     return check_drain(choice, heard.values())
@@ -209,24 +209,29 @@ class DrainOrder:
         return True
 
 
-async def _until_ended(
-    bus: NatsBus, messages: Messages, order: DrainOrder, report: DrainReport
+async def until_ended(
+    bus: NatsBus,
+    messages: Messages,
+    order: DrainOrder,
+    worker_id: str,
+    goes_on: Callable[[Heartbeat], None],
 ) -> None:
-    """Reports the worker's heartbeats, until it neither beats nor answers."""
+    """Tells of the worker's heartbeats, until it neither beats nor answers."""
     unanswered = 0
     while unanswered < MAX_UNANSWERED:
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
-                while (beat := await _next_beat(messages)).worker_id != report.worker_id:
+                while (beat := await next_beat(messages)).worker_id != worker_id:
                     pass
         except TimeoutError:
             unanswered = 0 if await order.is_answered(bus) else unanswered + 1
         else:
             unanswered = 0
-            report.goes_on(beat)
+            goes_on(beat)
 
 
-async def _next_beat(messages: Messages) -> Heartbeat:
+async def next_beat(messages: Messages) -> Heartbeat:
+    """The next heartbeat that can be read."""
     async for message in messages:
         try:
             return heartbeat_from_bytes(message.payload)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState
+from ferryman.wire.nats.heartbeat import DECODE, HOSTCACHE, PREFILL, Heartbeat, ServedState
 from ferryman_router.prefix_sources import CacheSnapshotUpdate, CacheUpdate, WorkerCacheIndex
 
 SERVING = (PREFILL, DECODE)
-HOSTCACHE = "hostcache"
 UNREACHABLE = "unreachable"
 # Beats that came while this process stood still longer than this are not read yet.
 MAX_DEAF_SECONDS = 1.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,18 +25,13 @@ from tests.system.cluster import (
 from tests.system.many_streams import (
     Streams,
     answers_though_disturbed,
-    sampling_of,
     undisturbed,
 )
 
-from ferryman.client import Client
-from ferryman.credentials import ClusterRole
-from ferryman.ids import make_request_id
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.nats.subjects import Subjects
-from ferryman_cli.app import run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -108,40 +102,6 @@ async def test_the_prompts_of_a_killed_prefill_worker_are_all_computed_elsewhere
     cluster.start("prefill").await_ready()
     cluster.await_workers(prefill=2, decode=2)
     cluster.assert_ledgers_balance()
-
-
-async def test_under_load_a_drained_decode_worker_ends_well_and_no_client_notices(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Prompts are asked again and again until it has gone, so some are under way all the time."""
-    prompts = [[(3 * i + 7 * n) % 120 + 3 for i in range(20 + n)] for n in range(6)]
-    wanted = undisturbed(cluster, prompts)
-    victim, router = cluster.of_role("decode")[0], cluster.credentials[ClusterRole.ROUTER]
-    worker_id = str(victim.ready["worker_id"])
-    line = ["drain", worker_id, "--nats", cluster.nats, "--credentials", str(router), "--json"]
-    answers: list[tuple[int, list[int]]] = []
-    is_gone, routed_to = asyncio.Event(), Counter[str]()
-
-    async def ask_again(client: Client, n: int) -> None:
-        while not is_gone.is_set():
-            name = make_request_id()
-            answers.append((n, await Streams().read(client, prompts[n], sampling_of(n), name)))
-            routed_to.update(one.chosen.decode_worker_id for one in await client.explain(name))
-
-    async with Client(cluster.grpc) as client, asyncio.timeout(300):
-        asking = [asyncio.create_task(ask_again(client, n)) for n in range(len(prompts))]
-        while not routed_to[worker_id]:
-            await asyncio.wait(asking, timeout=0.1)
-        status = await asyncio.to_thread(run, line)
-        assert victim.process.wait(timeout=120) == 0, "all it had ended in time"
-        is_gone.set()
-        await asyncio.gather(*asking)
-    assert status == 0
-    assert all(answer == wanted[n] for n, answer in answers)
-    states = [json.loads(said)["state"] for said in capsys.readouterr().out.splitlines()]
-    assert (states[0], states[-1]) == ("ordered", "ended")
-    cluster.start("decode").await_ready()
-    cluster.await_workers(prefill=2, decode=2)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.errors import InvalidRequest
 
 VERSION = 1
-PREFILL, DECODE, BOTH = "prefill", "decode", "both"
+PREFILL, DECODE, BOTH, HOSTCACHE = "prefill", "decode", "both", "hostcache"
 HEARTBEAT_SECONDS = 1.0
 
 

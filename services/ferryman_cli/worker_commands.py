@@ -1,0 +1,80 @@
+"""Commands about the workers of a running cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ferryman_cli.endpoints import (
+    STATE_DIR,
+    AsJson,
+    ClusterName,
+    NatsUrl,
+    RouterCredentials,
+    StateDir,
+    nats_and_name,
+)
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    nats: NatsUrl = "",
+    cluster: ClusterName = "",
+    state_dir: StateDir = STATE_DIR,
+    json: AsJson = False,
+) -> int:
+    """Show all workers, live."""
+    from ferryman_cli.top import run_top
+
+    return run_top(nats_and_name(nats, cluster, state_dir), once=once, as_json=json)
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `top` shows it.")],
+    even_last: Annotated[
+        bool, typer.Option("--even-last", help="Though no other worker does what it does.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Give the order, and do not wait for its end.")
+    ] = False,
+    nats: NatsUrl = "",
+    cluster: ClusterName = "",
+    credentials: RouterCredentials = None,
+    state_dir: StateDir = STATE_DIR,
+    json: AsJson = False,
+) -> int:
+    """Have a worker take no new requests, finish those it has, and end.
+
+    One that `ferryman up` started is then started again. A drain that takes longer than the
+    worker's DRAIN_SECONDS is cut off, and its requests go on elsewhere.
+    """
+    from ferryman_cli.drain import DrainChoice, order_access, run_drain
+
+    access = order_access(nats, cluster, credentials, state_dir)
+    choice = DrainChoice(worker, takes_last=even_last)
+    return run_drain(access, choice, waits=not no_wait, as_json=json)
+
+
+def roll(
+    even_last: Annotated[
+        bool, typer.Option("--even-last", help="Also workers without another one of their role.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="How long one may take to come back.")
+    ] = 600.0,
+    nats: NatsUrl = "",
+    cluster: ClusterName = "",
+    credentials: RouterCredentials = None,
+    state_dir: StateDir = STATE_DIR,
+    json: AsJson = False,
+) -> int:
+    """Restart all workers and host-caches, one at a time, while requests go on.
+
+    Each is drained; whatever had started it starts it again. Routers are left alone.
+    """
+    from ferryman_cli.drain import order_access
+    from ferryman_cli.roll import RollChoice, run_roll
+
+    access = order_access(nats, cluster, credentials, state_dir)
+    return run_roll(access, RollChoice(even_last, seconds), as_json=json)

@@ -1,0 +1,76 @@
+"""`ferryman roll`: the order, and when it does not begin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ferryman.cache.manifest import Kind
+from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
+from ferryman_cli.app import run
+from ferryman_cli.roll import RollChoice, rolled
+from ferryman_launcher.state_folder import RunningCluster, StateFolder
+
+STATE = ServedState("f", 16, "d", (Kind.FULL,))
+CAREFUL, BOLD = RollChoice(takes_last=False, patience=1.0), RollChoice(True, 1.0)
+
+
+def beat(role: str, number: int) -> Heartbeat:
+    return Heartbeat(role, f"{role}-{number}", 1, f"h:{number}", True, STATE, 4096)
+
+
+WHOLE = [beat(role, number) for number in (1, 2) for role in ("hostcache", "prefill", "decode")]
+ALONE = [beat("hostcache", 1), beat("prefill", 1), beat("decode", 1), beat("decode", 2)]
+
+
+def test_decode_workers_go_first_and_host_caches_last() -> None:
+    names = [one.worker_id for one in rolled(WHOLE, CAREFUL)]
+    assert names == ["decode-1", "decode-2", "prefill-1", "prefill-2", "hostcache-1", "hostcache-2"]
+
+
+def test_a_host_cache_may_be_the_only_one() -> None:
+    assert [one.role for one in rolled([beat("hostcache", 1)], CAREFUL)] == ["hostcache"]
+
+
+@pytest.mark.parametrize(
+    ("heard", "error", "words"),
+    [
+        pytest.param([], NotFound, "no worker was heard", id="nobody"),
+        pytest.param(ALONE, InvalidRequest, "prefill-1 is the last ready prefill", id="alone"),
+        pytest.param(
+            [*WHOLE[:-1], replace(WHOLE[-1], is_ready=False)],
+            InvalidRequest,
+            "decode-1 is the last ready decode",
+            id="the other one drains",
+        ),
+    ],
+)
+def test_it_does_not_begin(
+    heard: Sequence[Heartbeat], error: type[FerrymanError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        rolled(heard, CAREFUL)
+
+
+def test_the_last_ones_go_when_that_was_asked_for() -> None:
+    assert len(rolled(ALONE, BOLD)) == len(ALONE)
+    with pytest.raises(Unavailable, match="drains already"):
+        rolled([replace(one, is_ready=False) for one in ALONE], BOLD)
+
+
+def test_without_a_broker_nothing_is_said_to_have_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StateFolder(tmp_path).write(
+        RunningCluster(
+            "http://h:1", "h:2", "nats://127.0.0.1:1", "redis://h:4", "b", "m", os.getpid()
+        )
+    )
+    assert run(["roll", "--state-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.startswith("error: ")) == ("", True)
