@@ -1,17 +1,26 @@
-"""The locks of a cluster: which files its servers and services get, and observers' URLs."""
+"""The locks of a cluster: the files that its servers, its services and its observers get.
+
+Observers have URLs, and a context for the NATS command line. That tool looks for
+`$XDG_CONFIG_HOME/nats/context/NAME.json`, and for the name of the one to use in `nats/context.txt`.
+Source: https://github.com/nats-io/jsm.go/blob/main/natscontext/context.go
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import ClusterRole, credentials_of
-from ferryman.runtime.credentials_file import write_all_credentials
+from ferryman.runtime.credentials_file import write_all_credentials, write_private_text
 from ferryman.runtime.server_access import with_login, write_server_access
+from ferryman.wire.nats.permissions import inbox_of
 
 REDIS_DEFAULT_USER = "default"
+CONTEXT_NAME = "ferryman"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +87,28 @@ def locked_cluster(folder: Path, key: ClusterKey, cluster: str) -> LockedCluster
     access = write_server_access(folder, key, cluster)
     credentials = write_all_credentials(folder, key)
     return LockedCluster(key, credentials, access.nats_config, access.redis_acl)
+
+
+def nats_context(url: str, description: str) -> str:
+    """The content of a context file. `url` may be several with commas; the login in the first is
+    that of all."""
+    parts = [urlsplit(one.strip()) for one in url.split(",")]
+    bare = [urlunsplit(each._replace(netloc=each.netloc.rpartition("@")[2])) for each in parts]
+    user, password = unquote(parts[0].username or ""), unquote(parts[0].password or "")
+    said = {
+        "description": description,
+        "url": ",".join(bare),
+        "user": user,
+        "password": password,
+        "inbox_prefix": inbox_of(user),
+    }
+    return json.dumps(said, indent=1) + "\n"
+
+
+def write_nats_context(folder: Path, url: str, description: str) -> None:
+    """Writes it into a private folder that is called `nats`, and selects it. Raises ConfigError,
+    and OSError when the folder inside cannot be made."""
+    contexts = folder / "context"
+    contexts.mkdir(mode=0o700, exist_ok=True)
+    write_private_text(contexts / f"{CONTEXT_NAME}.json", nats_context(url, description))
+    write_private_text(folder / "context.txt", CONTEXT_NAME)

@@ -16,7 +16,12 @@ from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
 from ferryman_launcher.child import ChildSpec
-from ferryman_launcher.cluster_locks import ClusterLocks, locked_cluster, open_cluster
+from ferryman_launcher.cluster_locks import (
+    ClusterLocks,
+    locked_cluster,
+    open_cluster,
+    write_nats_context,
+)
 from ferryman_launcher.exec_with_parent import with_parent
 from ferryman_launcher.readiness import ready_event, ready_words
 from ferryman_launcher.state_folder import CREDENTIALS, StateFolder
@@ -54,7 +59,10 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
         servers.append(_server(command, folder))
         redis_url = index_url = command.url
         observer_redis = locks.observer_redis(redis_url)
-    folder.write_observer_urls(locks.observer_nats(nats_url), observer_redis)
+    observer_nats = locks.observer_nats(nats_url)
+    folder.write_observer_urls(observer_nats, observer_redis)
+    described = f"Cluster {choices.cluster} of Ferryman, to observe"
+    write_nats_context(folder.private("nats"), observer_nats, described)
     services = _Services(choices, folder, nats_url, index_url, _nodes(choices), locks).all()
     return ProcessPlan(tuple(servers), services, nats_url, redis_url, locks.credentials)
 

@@ -6,7 +6,7 @@
 <state-dir>/credentials    made from the key: those of each role, ROLE.json, and the servers' files
 <state-dir>/nats.url       by which people and their tools may listen; redis.url: may read
 <state-dir>/logs/NAME.log   what each process says
-<state-dir>/nats, redis     what the embedded servers keep
+<state-dir>/nats, redis     what the embedded servers keep; nats/context: for `nats --context`
 
 A state folder that is made here, and all its contents, are private to its owner.
 """

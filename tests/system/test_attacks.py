@@ -5,6 +5,7 @@ way beside it ends right. Each works for those who may, or on servers without lo
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tests.system.attacked_cluster import (
     SUBJECTS,
     AttackedCluster,
     look_at,
+    raw_nats_client,
     refusals,
     strangers,
 )
@@ -35,6 +37,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.wire.grpc.role_tokens import ALLOWED
 from ferryman.wire.nats.heartbeat import heartbeat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
+from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.sender_proof import LIFE_HEADER
 from ferryman.wire.public import GenerateFinished
 
@@ -190,6 +193,23 @@ async def test_a_leaked_login_does_not_hear_the_others(
             pass
         await refusals(attacker, refused, 5)
     assert heard == []
+
+
+async def test_people_observe_by_the_context_of_their_tool(cluster: AttackedCluster) -> None:
+    """As `nats --context` does: it hears all events, asks for the log, and changes nothing."""
+    path = cluster.up.state_dir / "nats" / "context" / "ferryman.json"
+    said = json.loads(path.read_text())
+    assert said["url"] == cluster.up.said["nats"]
+    login = Login(said["user"], said["password"])
+    async with raw_nats_client(said["url"], login) as (tool, refused):
+        heard = await tool.subscribe("ferryman.>")
+        async with cluster.stream_beside():
+            assert (await heard.next_msg(FAILSAFE_SECONDS)).subject.startswith("ferryman.v1.local.")
+        assert said["inbox_prefix"] == inbox_of(login.user)
+        assert (await tool.jetstream().stream_info(STREAM)).state.messages > 0
+        assert refused == []
+        await tool.publish(DRAIN, b"{}")
+        await refusals(tool, refused, 1)
 
 
 # Redis.
