@@ -8,7 +8,6 @@ tokens. Late and repeated attempts are refused as at Reserve.
 
 from __future__ import annotations
 
-from ferryman.errors import Stale
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.schedule.events import Drawn, Event, SequenceAdmitted
@@ -33,11 +32,10 @@ class LocalHandoffs:
         """Takes a request before its prompt is scheduled. An earlier attempt ends: its tokens are
         not read any more. Raises Stale for an attempt that was ended, or is known already."""
         context = order.context
-        if self._requests.is_of_another(context.request_id, order.router_id):
-            raise Stale(f"request {context.request_id} is one of another router here")
+        self._requests.check_owner(context, order.router_id)
         self._table.check_new(context.request_id, context.attempt, self._parts.clock())
         self._requests.check_new(context)
-        self._requests.abort(context.request_id, context.attempt - 1, "superseded")
+        self._requests.supersede(context, order.router_id)
         self._usage[name_of(context.request_id, context.attempt)] = Usage(order.request.prompt_len)
         self._requests.reserved(DecodeRequest(order, grammar), {"path": LOCAL})
 

@@ -12,7 +12,15 @@ from contextlib import suppress
 
 from ferryman.cache.resume import ResumePlan
 from ferryman.cache.units import HostUnit
-from ferryman.errors import Cancelled, DeadlineExceeded, NotFound, RequestDetached, Stale
+from ferryman.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FerrymanError,
+    NotFound,
+    RequestDetached,
+    Stale,
+    TakenOver,
+)
 from ferryman.runtime.lifecycle import Fact
 from ferryman.schedule.events import (
     Cached,
@@ -34,10 +42,11 @@ from ferryman.worker.summary import tier_of
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.decode_request import DecodeRequest, name_of
 from ferryman_decode.departures import Departures
-from ferryman_decode.token_streams import RouterStreams
+from ferryman_decode.token_streams import OrphanWatch, RouterStreams
 
 LINGER_SECONDS = 60.0
 PROGRESS_TOKENS = 64
+TAKEN_OVER = "taken_over"  # the cause of an abort by another router than the request's
 
 
 class Requests:
@@ -58,6 +67,7 @@ class Requests:
         self._deadlines: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._told: dict[str, int] = {}
+        self._orphan_watch = OrphanWatch(outlets.is_open)
         self._idle, self._busy = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
@@ -124,9 +134,40 @@ class Requests:
     # Requests ending.
 
     def is_of_another(self, request_id: str, router_id: str) -> bool:
-        """Whether a request of that id belongs to another router than this one."""
-        routers = {request.router_id for request in self._attempts.get(request_id, ())}
-        return bool(routers) and router_id not in routers
+        """Whether a request of that id belongs to another router than this one: the router of its
+        latest attempt has it."""
+        latest = self._latest(request_id)
+        return latest is not None and latest.router_id != router_id
+
+    def check_owner(self, context: RequestContext, router_id: str) -> None:
+        """Raises Stale unless a router may begin this attempt: the request is its own, or new here,
+        or taken over from another router by an attempt after all that are known.
+
+        Routers do not know each other's ids. With one id for two requests the second would get the
+        reservation of the first, and the first caller the answer of the second.
+        """
+        latest = self._latest(context.request_id)
+        if latest is None or latest.router_id == router_id:
+            return
+        if not context.taken_from or context.attempt <= latest.context.attempt:
+            raise Stale(f"request {context.request_id} is one of another router here")
+
+    def _latest(self, request_id: str) -> DecodeRequest | None:
+        attempts = self._attempts.get(request_id, ())
+        return max(attempts, key=lambda request: request.context.attempt, default=None)
+
+    def supersede(self, context: RequestContext, router_id: str) -> None:
+        """Ends attempts before this one, because their tokens are not read any more. Another router
+        that reads them hears that the request was taken over."""
+        for request in self._attempts.get(context.request_id, ()):
+            if request.router_id != router_id and not request.is_over:
+                self._taken_over(request)
+        self.abort(context.request_id, context.attempt - 1, "superseded")
+
+    def _taken_over(self, request: DecodeRequest) -> None:
+        error = TakenOver(f"another router goes on with {request.context.request_id}")
+        self._fail_aloud(request, error, TAKEN_OVER)
+        self._streams.flush()
 
     def abort(self, request_id: str, attempt: int, cause: str) -> bool:
         """Ends this attempt and all before it; returns whether there was one to end."""
@@ -136,6 +177,9 @@ class Requests:
             if request.context.attempt <= attempt and not request.is_over
         ]
         for request in found:
+            if cause == TAKEN_OVER:
+                self._taken_over(request)
+                continue
             self._end(request, cause or "aborted")
             self._parts.engine.scheduler.cancel(request.name, self._parts.clock())
             self._close(request)
@@ -161,18 +205,28 @@ class Requests:
         self._say(request, "aborted", reason=cause)
 
     def expire(self, now: float) -> list[RequestContext]:
-        """Ends requests after their deadline and returns them; forgets requests that ended long
-        ago."""
+        """Ends requests after their deadline, and those whose router is gone, and returns them;
+        forgets requests that ended long ago."""
         overdue = [self._by_name[name] for name, end in self._deadlines.items() if now >= end]
         for request in overdue:
-            self._overdue(request)
+            late = DeadlineExceeded("the deadline passed while decoding")
+            self._fail_aloud(request, late, "deadline")
+        orphans = self._orphans(now)
+        for request in orphans:
+            self.abort(request.context.request_id, request.context.attempt, "orphaned")
         for name in [name for name, end in self._ended.items() if now >= end]:
             self._forget(name)
-        return [request.context for request in overdue]
+        return [request.context for request in (*overdue, *orphans)]
 
-    def _overdue(self, request: DecodeRequest) -> None:
-        request.fail(failure_of(DeadlineExceeded("the deadline passed while decoding")))
-        self._say(request, "aborted", reason="deadline")
+    def _orphans(self, now: float) -> list[DecodeRequest]:
+        under_way = [self._by_name[name] for name in self._deadlines]
+        gone = self._orphan_watch.gone({request.router_id for request in under_way}, now)
+        return [request for request in under_way if request.router_id in gone]
+
+    def _fail_aloud(self, request: DecodeRequest, error: FerrymanError, cause: str) -> None:
+        """Ends a request whose router did not ask for it, and may still read."""
+        request.fail(failure_of(error))
+        self._say(request, "aborted", reason=cause)
         self._parts.engine.scheduler.cancel(request.name, self._parts.clock())
         self._streams.gather(request.router_id, request.tokens_from(request.num_tokens))
         self._close(request)

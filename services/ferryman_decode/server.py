@@ -16,7 +16,6 @@ from ferryman.errors import (
     FerrymanError,
     InvalidRequest,
     ManifestMismatch,
-    Stale,
     Unavailable,
     WrongEpoch,
 )
@@ -142,10 +141,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _promised(self, order: ReserveOrder) -> Reservation | None:
         """The earlier promise for this attempt, if any; looked up in the same tick as the
         answer."""
-        # Routers do not know each other's ids. With one id for two requests the second would get
-        # the reservation of the first, and the first caller the answer of the second.
-        if self._requests.is_of_another(order.context.request_id, order.router_id):
-            raise Stale(f"request {order.context.request_id} is one of another router here")
+        self._requests.check_owner(order.context, order.router_id)
         return self._receiver.table.reserved(order.context.request_id, order.context.attempt)
 
     async def _reserved(
@@ -196,7 +192,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if num_copied := reservations.num_copied(reservation.reservation_id):
             chosen["copied"] = num_copied
         context = order.context
-        self._requests.abort(context.request_id, context.attempt - 1, "superseded")
+        self._requests.supersede(context, order.router_id)
         self._requests.reserved(DecodeRequest(order, grammar), chosen)
         return reservation
 

@@ -7,6 +7,7 @@ the offset from which it lacks them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 from ferryman.errors import QueueFull, Stale
 from ferryman.wire.codec.tokens import request_tokens_to_wire
@@ -15,6 +16,9 @@ from ferryman.wire.v1.decode_pb2 import TokensResponse
 from ferryman.wire.values import RequestTokens
 
 MAX_WAITING_FRAMES = 1024
+# A router that loses this worker goes on elsewhere after two seconds; one that was stopped for a
+# while, and comes back within this time, finds its requests as they were.
+ORPHAN_SECONDS = 30.0
 
 
 class RouterStream:
@@ -80,6 +84,10 @@ class RouterStreams:
             del self._open[router_id]
             self._gathered.pop(router_id, None)
 
+    def is_open(self, router_id: str) -> bool:
+        """Whether this router reads its tokens."""
+        return router_id in self._open
+
     def gather(self, router_id: str, tokens: RequestTokens) -> None:
         """Adds tokens to the frame that `flush` sends."""
         if router_id in self._open:
@@ -97,3 +105,19 @@ class RouterStreams:
         """Ends all streams, because the worker ends."""
         for outlet in self._open.values():
             outlet.close(why)
+
+
+class OrphanWatch:
+    """Since when each router that has requests here has had no stream for their tokens. A router
+    that is gone does not come back to end them."""
+
+    def __init__(self, has_stream: Callable[[str], bool]) -> None:
+        self._has_stream = has_stream
+        self._silent_since: dict[str, float] = {}
+
+    def gone(self, routers: Iterable[str], now: float) -> frozenset[str]:
+        """Those of the routers of all requests that have had no stream for ORPHAN_SECONDS."""
+        silent = {one for one in routers if not self._has_stream(one)}
+        self._silent_since = {one: self._silent_since.get(one, now) for one in silent}
+        since = self._silent_since.items()
+        return frozenset(one for one, begun in since if now - begun >= ORPHAN_SECONDS)

@@ -19,6 +19,7 @@ from ferryman.errors import (
     ManifestMismatch,
     NotFound,
     RequestDetached,
+    TakenOver,
     Unavailable,
     Unreachable,
 )
@@ -100,7 +101,7 @@ class Fatal:
 LostAttempt = NoCapacity | Retryable | CutOff | WorkerLost | WorkerDrains | Fatal
 Verdict = AttemptFinished | AttemptStopped | LostAttempt
 
-_HOPELESS = (InvalidRequest, ManifestMismatch, NotFound)
+_HOPELESS = (InvalidRequest, ManifestMismatch, NotFound, TakenOver)
 
 
 def classify(error: FerrymanError) -> Verdict:

@@ -24,6 +24,7 @@ from ferryman_router.request_runner import RequestRunner
 from ferryman_router.request_table import RequestTable
 from ferryman_router.response import OutputLog
 from ferryman_router.routing_policy import longest_request
+from ferryman_router.takeover import check_goes_on
 
 TURN_BYTES = 32  # what a turn of a chat takes beside its words
 
@@ -46,11 +47,12 @@ class Frontend:
         self.is_draining = False
 
     async def open(self, ask: GenerateRequest) -> RequestRunner:
-        """Starts a request; raises InvalidRequest, QueueFull, RateLimited or Stopping before it
-        begins."""
+        """Starts a request; raises InvalidRequest, NotFound (it cannot be taken over), QueueFull,
+        RateLimited or Stopping before it begins."""
         self.check_room()
         asked = await self.check(ask)
         self.check_room()  # others came while this one was tokenized
+        check_goes_on(asked, self.ctx.model.vocab)
         runner = RequestRunner(asked, self.ctx)
         self.requests.check_free(asked.request_id)
         self.ctx.quotas.admit(asked.tenant.name, asked.prompt_len, self.ctx.clock())
@@ -90,6 +92,7 @@ class Frontend:
             name,
             model.adapters.get(name, ""),
             ask.sharing,
+            ask.past,
         )
 
     async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenIds:

@@ -100,6 +100,21 @@ ALONE = PromptSharing()
 
 
 @dataclass(frozen=True, slots=True)
+class PastLife:
+    """A request's life at another router, up to where its client lost it. `attempt` is the latest
+    that is known, `decode` the id of its decode worker, `token_ids` are those that the client
+    has."""
+
+    router_id: str
+    attempt: int
+    decode: str
+    token_ids: tuple[int, ...]
+
+
+NO_PAST = PastLife("", 0, "", ())
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt, ready to be tokenized. `model` may be empty: the one that is served.
 
@@ -114,6 +129,7 @@ class GenerateRequest:
     text: TextOptions = PLAIN_TEXT
     options: PromptOptions = WHOLE_PROMPT
     sharing: PromptSharing = ALONE
+    past: PastLife = NO_PAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,7 @@ class TokenizedRequest:
     model: str = ""
     adapter: str = ""
     sharing: PromptSharing = ALONE
+    past: PastLife = NO_PAST
 
     @property
     def request_id(self) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound
-from ferryman.handoff import lifecycle as handoff_lifecycle
-from ferryman.handoff.lifecycle import LifecycleEntry
-from ferryman.ids import check_correlation_id, check_request_id, is_request_id
-from ferryman.runtime.lifecycle import decode_event
+from ferryman.ids import check_correlation_id, check_request_id
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.inference import (
     event_to_wire,
@@ -21,7 +18,7 @@ from ferryman.wire.codec.inference import (
     prompt_from_wire,
 )
 from ferryman.wire.codec.request import sampling_from_wire
-from ferryman.wire.codec.scalars import token_ids_to_bytes
+from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.grpc.rpc import Context, remaining_seconds
 from ferryman.wire.grpc.status import OFFSET, RETRYABLE, STAGE
 from ferryman.wire.nats.bus import Bus, RecordedMessage
@@ -34,22 +31,15 @@ from ferryman.wire.public import (
 )
 from ferryman.wire.v1 import inference_pb2, inference_pb2_grpc
 from ferryman_router.frontend import Frontend
-from ferryman_router.generate_request import Caller, GenerateRequest, RequestedSampling, Tenant
+from ferryman_router.generate_request import Caller, GenerateRequest, RequestedSampling
 from ferryman_router.http.auth import Authenticator
 from ferryman_router.intake import BodyMemory
 from ferryman_router.request_history import past_routes, shown_route
+from ferryman_router.request_log import RequestLog, decoded
 from ferryman_router.request_runner import RequestRunner
 from ferryman_router.response import OutputFailed
 
-
-def belongs_to(events: Sequence[LifecycleEntry], tenant: str) -> bool:
-    """Whether these are the events of a request of this tenant. Where the event that says so was
-    lost, they belong to no tenant."""
-    return any(one.name == "received" and one.facts.get("tenant") == tenant for one in events)
-
-
 SERVICE = "ferryman.wire.v1.InferenceService"
-MAX_TRACE_EVENTS = 4096
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -64,7 +54,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         subjects: Subjects,
     ) -> None:
         self._frontend, self._callers, self._memory = frontend, callers, memory
-        self._bus, self._subjects = bus, subjects
+        self._subjects = subjects
+        self._log = RequestLog(frontend.requests, bus, subjects)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -95,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if runner is not None:
             routes = [shown_route(one) for one in runner.explanations]
         else:
-            routes = past_routes(_decoded(await self._history(tenant, name)))
+            routes = past_routes(decoded(await self._log.of(tenant, name)))
         shown = [explanation_to_wire(one) for one in routes]
         return inference_pb2.ExplainResponse(request_id=request.request_id, routes=shown)
 
@@ -103,7 +94,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TraceRequest, context: Context
     ) -> inference_pb2.TraceResponse:
         tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
-        found = await self._history(tenant, name)
+        found = await self._log.of(tenant, name)
         events = [lifecycle_to_wire(self._event(one)) for one in found]
         return inference_pb2.TraceResponse(events=events)
 
@@ -143,18 +134,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             self._frontend.ctx.metrics.responses.labels("grpc", error.code).inc()
             raise
 
-    async def _history(self, tenant: Tenant, name: str) -> tuple[RecordedMessage, ...]:
-        """The log's events of this tenant's request of that name, or of that id. NotFound also for
-        another tenant's: it must not be told apart from what never was."""
-        request_id = self._frontend.requests.id_of(tenant, name)
-        found: tuple[RecordedMessage, ...] = ()
-        if is_request_id(request_id):
-            pattern = self._subjects.all_life_of(request_id)
-            found = await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS)
-        if not belongs_to(_decoded(found), tenant.name):
-            raise NotFound(f"the lifecycle log has nothing of {name}")
-        return found
-
     async def _runner(
         self, request: inference_pb2.GenerateRequest, caller: Caller
     ) -> RequestRunner:
@@ -169,13 +148,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         ask = GenerateRequest(
             caller, request.model, prompt_from_wire(request.prompt), sampling, arrived
         )
-        if known is None:
-            if request.resume_from_offset:
-                raise NotFound(
-                    f"there is no request {request.request_id} to resume: only the router that"
-                    " began an answer can take it up again, and only for a moment"
-                )
+        if known is None and not request.resume_from_offset:
             return await self._frontend.open(replace(ask, caller=requests.named(caller)))
+        if known is None:
+            try:
+                return await self._frontend.open(await self._taken_over(request, ask))
+            except InvalidRequest:
+                # Its caller may have sent it twice: then the other one was first by now.
+                known = requests.find_for(caller.tenant, request.request_id)
+                if known is None:
+                    raise
         # The request does not end for want of readers while this one is being checked.
         with self._frontend.listening(known, asyncio.Event()):
             asked = await self._frontend.check(ask)
@@ -183,6 +165,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             message = f"request id {request.request_id} was used for something else"
             raise InvalidRequest(message, "request_id")
         return known
+
+    async def _taken_over(
+        self, request: inference_pb2.GenerateRequest, ask: GenerateRequest
+    ) -> GenerateRequest:
+        """The ask as that of a request which began at another router. Raises NotFound when it
+        cannot go on here: its caller may begin it anew."""
+        held = tuple(token_ids_from_bytes(request.held_token_ids).tolist())
+        if len(held) != request.resume_from_offset:
+            raise NotFound(
+                f"there is no request {request.request_id} to resume here: another router needs the"
+                " tokens that the caller has"
+            )
+        request_id = check_request_id(request.started_request_id or request.request_id)
+        tenant, fleet = ask.caller.tenant, self._frontend.ctx.fleet
+        past = await self._log.past_life(tenant, request_id, held, fleet)
+        return replace(ask, caller=replace(ask.caller, request_id=request_id), past=past)
 
     async def _events(self, runner: RequestRunner, offset: int) -> AsyncIterator[GenerateEvent]:
         """Raises the request's failure after what there is; leaving early is noticed."""
@@ -236,10 +234,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             ctx.model.created_unix_seconds,
             ctx.model.vocab,
         )
-
-
-def _decoded(recorded: Iterable[RecordedMessage]) -> list[handoff_lifecycle.LifecycleEntry]:
-    return [decode_event(one.payload) for one in recorded]
 
 
 def _sampling(

@@ -28,13 +28,14 @@ from ferryman_router.routing_policy import Explanation, RouteChoice
 class RequestHistory:
     """How far one request has come by the lifecycle law, and the events that tell of it.
 
-    `attempt` is the number of the latest attempt; 0 before the first.
+    `attempt` is the number of the latest attempt; 0 before the first. A request that began at
+    another router has one from there.
     """
 
-    def __init__(self, caller: Caller, lifecycle: LifecyclePublisher) -> None:
+    def __init__(self, caller: Caller, lifecycle: LifecyclePublisher, attempt: int = 0) -> None:
         self._caller, self._lifecycle = caller, lifecycle
         self.state = RequestState.RECEIVED
-        self.attempt = 0
+        self.attempt = attempt
 
     def enter(self, event: RequestEvent) -> None:
         self.state = next_state(self.state, event)
@@ -46,11 +47,16 @@ class RequestHistory:
     def received(
         self, asked: TokenizedRequest, chains: PageKeyCache, state: ServedState | None
     ) -> None:
+        past, facts = asked.past, dict[str, Fact]()
+        if past.router_id:
+            facts = {"from": past.router_id, "offset": len(past.token_ids)}
         self._publish(
-            "received",
+            "taken_over" if past.router_id else "received",
+            **facts,
             tokens=asked.prompt_len,
             tenant=asked.tenant.name,
             deadline_ms=int(asked.caller.deadline_seconds * 1000),
+            state=state_mark(state),
             **name_facts(asked.caller),
             **chain_facts(chains, state),
         )
@@ -92,6 +98,11 @@ class RequestHistory:
             traceparent=self._caller.traceparent,
             **facts,
         )
+
+
+def state_mark(state: ServedState | None) -> str:
+    """Short words for the state that is served: another model, or another layout, has others."""
+    return state.digest[:8] if state is not None else ""
 
 
 def routed_facts(explanation: Explanation) -> dict[str, Fact]:

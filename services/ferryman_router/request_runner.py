@@ -17,6 +17,7 @@ from ferryman.errors import (
     DeadlineExceeded,
     FerrymanError,
     Stopping,
+    TakenOver,
 )
 from ferryman.handoff import request as events
 from ferryman.handoff.offsets import Accepted, Diverged, Dropped, Lacking
@@ -34,6 +35,7 @@ from ferryman.wire.values import (
     PrefillOrder,
     PrefillProgress,
     RequestTokens,
+    RouterAbort,
     StreamFinished,
     TokenCursor,
     Usage,
@@ -73,7 +75,7 @@ class RequestRunner:
         self.asked = asked
         self.explanations: list[Explanation] = []
         self._ctx = ctx
-        self.history = RequestHistory(asked.caller, ctx.lifecycle)
+        self.history = RequestHistory(asked.caller, ctx.lifecycle, asked.past.attempt)
         self._answer = ResponseStream(asked, ctx.model.tokenizer, ctx.metrics, ctx.clock)
         self._score_gate = PromptScoreGate(asked)
         self._placement = RequestPlacement(asked, ctx)
@@ -90,9 +92,10 @@ class RequestRunner:
 
     @property
     def was_abandoned(self) -> bool:
-        """Whether it was cancelled: no client can read the rest of it."""
+        """Whether it was cancelled, or goes on at another router: no client can read the rest of
+        it here."""
         end = self.output_log.end
-        return isinstance(end, OutputFailed) and isinstance(end.error, Cancelled)
+        return isinstance(end, OutputFailed) and isinstance(end.error, Cancelled | TakenOver)
 
     def is_decoded_by(self, name: WorkerName) -> bool:
         return self._attempt is not None and self._attempt.decode == name
@@ -108,6 +111,7 @@ class RequestRunner:
         """Serves the request until its end; the output log is closed when this returns."""
         asked, clock = self.asked, self._ctx.clock
         self.history.received(asked, self._placement.chains, self._ctx.fleet.state())
+        self._end_past()
         try:
             async with asyncio.timeout(max(0.0, asked.deadline - clock())):
                 verdict = await self._serve()
@@ -127,6 +131,17 @@ class RequestRunner:
             self._ctx.budget.give_back(asked.request_id)
             if self.output_log.end is None:
                 self._break(events.Failed("Internal"), FerrymanError("internal error"))
+
+    def _end_past(self) -> None:
+        """Has the latest decode worker of the router before this one end what it does for that
+        one: nobody shall read it."""
+        past, fleet = self.asked.past, self._ctx.fleet
+        for worker in fleet:
+            if worker.beat.worker_id == past.decode:
+                abort = RouterAbort(
+                    self.asked.request_id, past.attempt, "taken_over", past.router_id
+                )
+                self._ctx.outlive(self._ctx.workers.abort(worker.name, abort))
 
     def set_cancel_cause(self, cause: str) -> None:
         """Says why the task is about to be cancelled."""

@@ -7,11 +7,21 @@ and only that reaches the output log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferryman.errors import FerrymanError, InvalidRequest, Suspect
-from ferryman.handoff.offsets import Acceptance, Accepted, Diverged, Dropped, Lacking, TokenLedger
+from ferryman.handoff.offsets import (
+    EMPTY_HASH,
+    Acceptance,
+    Accepted,
+    Diverged,
+    Dropped,
+    Lacking,
+    TokenFrame,
+    TokenLedger,
+    extend_hash,
+)
 from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason
 from ferryman.text.stops import Released, StopStrings
@@ -115,6 +125,9 @@ class ResponseStream:
         self._includes_stop = asked.text.includes_stop
         self._min_tokens = asked.params.rules.min_tokens
         self._metrics, self._clock = metrics, clock
+        if held := asked.past.token_ids:
+            self._ledger.accept(TokenFrame(0, 0, held, extend_hash(EMPTY_HASH, held)))
+            self._write(0, held, ())
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -136,23 +149,7 @@ class ResponseStream:
             case Accepted(offset, token_ids):
                 self._measure(len(token_ids))
                 logprobs = tokens.logprobs[-len(token_ids) :] if tokens.logprobs else ()
-                # With stop strings one token at a time: the answer ends behind the one that
-                # completes a stop, wherever the worker has cut its frames.
-                size = 1 if self._stops.is_watching else len(token_ids)
-                for at in range(0, len(token_ids), size):
-                    if self.has_stopped:
-                        break  # whatever comes after a stop was under way already
-                    some = token_ids[at : at + size]
-                    new = self._detokenizer.feed(some)
-                    # A stop string ends no answer that has not its least length.
-                    is_early = offset + at < self._min_tokens and self._stops.is_watching
-                    released = Released(new) if is_early else self._stops.feed(new)
-                    self.has_stopped = released.stop is not None
-                    self._matched_stop = released.stop or ""
-                    text = self._shown(released)
-                    self.output_log.add(
-                        TokenChunk(offset + at, some, text, logprobs[at : at + size])
-                    )
+                self._write(offset, token_ids, logprobs)
             case Dropped(is_stale=True):
                 self._metrics.refused_tokens.labels("stale").inc()
             case Lacking():
@@ -160,6 +157,27 @@ class ResponseStream:
             case Diverged():
                 self._metrics.refused_tokens.labels("diverged").inc()
         return taken
+
+    def _write(
+        self, offset: int, token_ids: tuple[int, ...], logprobs: Sequence[Mapping[int, float]]
+    ) -> None:
+        # With stop strings one token at a time: the answer ends behind the one that completes a
+        # stop, wherever the worker has cut its frames.
+        size = 1 if self._stops.is_watching else len(token_ids)
+        for at in range(0, len(token_ids), size):
+            if self.has_stopped:
+                break  # whatever comes after a stop was under way already
+            some = token_ids[at : at + size]
+            new = self._detokenizer.feed(some)
+            # A stop string ends no answer that has not its least length.
+            is_early = offset + at < self._min_tokens and self._stops.is_watching
+            released = Released(new) if is_early else self._stops.feed(new)
+            self.has_stopped = released.stop is not None
+            self._matched_stop = released.stop or ""
+            chunk = TokenChunk(
+                offset + at, some, self._shown(released), tuple(logprobs[at : at + size])
+            )
+            self.output_log.add(chunk)
 
     def _shown(self, released: Released) -> str:
         return released.text + (released.stop or "" if self._includes_stop else "")

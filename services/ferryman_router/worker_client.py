@@ -84,6 +84,7 @@ def prefill_order(
         traceparent=asked.caller.traceparent,
         tenant_salt=asked.key_salt,
         adapter=asked.adapter,
+        taken_from=asked.past.router_id,
     )
     address = WorkerAddress(decode.worker_id, decode.address, decode.epoch)
     return PrefillOrder(context, prefill.epoch, address, router, request, prefill.state.digest)

@@ -16,7 +16,8 @@
     │   └── Overloaded     the answer would come after the caller's deadline
     ├── Stale              start again one level up                   ABORTED              503
     │   ├── LeaseLost      the lease or reservation is gone
-    │   └── WrongEpoch     the message is for an earlier process
+    │   ├── WrongEpoch     the message is for an earlier process
+    │   └── TakenOver      another router goes on with the request
     ├── ManifestMismatch   do not retry; model or layout differ       FAILED_PRECONDITION  503
     ├── Unavailable        same call, other worker                    UNAVAILABLE          503
     │   ├── Unreachable    the called process did not answer
@@ -142,6 +143,10 @@ class LeaseLost(Stale):
 
 class WrongEpoch(Stale):
     """The message is for an earlier life of this process."""
+
+
+class TakenOver(Stale):
+    """Another router goes on with the request, because its client asked that one to."""
 
 
 class ManifestMismatch(FerrymanError):

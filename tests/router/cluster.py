@@ -47,6 +47,7 @@ class RouterCluster:
     http: httpx.AsyncClient
     stub: Any
     script: tuple[int, ...]
+    settings: RouterSettings
 
     @property
     def fleet(self) -> Fleet:
@@ -178,10 +179,26 @@ async def cluster(
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=120))
         to_router = await stack.enter_async_context(channel(f"127.0.0.1:{router.grpc_port}"))
         made = RouterCluster(
-            router, bus, subjects, prefills, decodes, http, InferenceServiceStub(to_router), script
+            router,
+            bus,
+            subjects,
+            prefills,
+            decodes,
+            http,
+            InferenceServiceStub(to_router),
+            script,
+            settings,
         )
         await made.until_joined(*prefills, *decodes)
         yield made
+
+
+@asynccontextmanager
+async def another_router(made: RouterCluster) -> AsyncIterator[Any]:
+    """A stub of a second router of the cluster."""
+    async with running(made.settings) as router:
+        async with channel(f"127.0.0.1:{router.grpc_port}") as way:
+            yield InferenceServiceStub(way)
 
 
 def frames(text: str) -> list[Any]:

@@ -121,6 +121,7 @@ class FakeRouterWorker:
         self.address = ""
         self.is_ready = True
         self.is_silent = False
+        self.state = STATE
         self.node = ""
         self.seconds_per_token = 0.0
         self.max_running = 64
@@ -134,7 +135,7 @@ class FakeRouterWorker:
             self.epoch,
             self.address,
             self.is_ready,
-            STATE,
+            self.state,
             MAX_LEN,
             max_running=self.max_running,
             node=self.node,
@@ -234,7 +235,10 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
     async def Abort(self, request: Any, context: Any) -> decode_pb2.AbortResponse:
         order = abort_order_from_wire(request)
         assert isinstance(order, RouterAbort)
-        was_known = self.running.pop(order.request_id, None) is not None
+        running = self.running.get(order.request_id)
+        was_known = running is not None and running.attempt <= order.attempt
+        if was_known:
+            del self.running[order.request_id]
         async with self.aborts:
             self.aborted.append((order.request_id, order.attempt, order.cause))
             self.aborts.notify_all()

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.client.calls import Deadline, Failures, typed_client_errors
 from ferryman.client.retries import ConnectionBroken, NotResumable
 from ferryman.client.routers import RouterDoor, RouterDoors
@@ -16,6 +17,7 @@ from ferryman.schedule.prompt_scores import PromptScores, ScoreBook, joined
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.inference import event_from_wire
 from ferryman.wire.codec.request import sampling_to_wire
+from ferryman.wire.codec.scalars import token_ids_to_bytes
 from ferryman.wire.public import (
     GenerateEvent,
     GenerateFinished,
@@ -47,6 +49,11 @@ class ReceivedTokens:
     def num_tokens(self) -> int:
         """The number of tokens that the caller has."""
         return len(self._token_ids)
+
+    @property
+    def held(self) -> TokenIds:
+        """The tokens up to the stream's place: a router that does not know them needs them."""
+        return as_token_ids(self._token_ids[: self.reached])
 
     def restart(self) -> None:
         """Notes that the next chunk is the first of the answer."""
@@ -139,18 +146,10 @@ class GenerateCall:
                 await self._prepare_retry(error)
 
     async def _one_stream(self) -> AsyncGenerator[GenerateEvent, None]:
-        order = self._order
-        request = inference_pb2.GenerateRequest(
-            request_id=self._request_id,
-            model=order.model,
-            prompt=order.prompt,
-            sampling=sampling_to_wire(self._sampling),
-            resume_from_offset=self._received.reached,
-            num_sent_before=self._num_sent,
-        )
+        request = self._request()
         self._num_sent += 1
         door, has_answered = self._doors.now, False
-        call = self._open(door, request, order.deadline.seconds_left())
+        call = self._open(door, request, self._order.deadline.seconds_left())
         try:
             with typed_client_errors():
                 async for message in call:
@@ -162,6 +161,20 @@ class GenerateCall:
             raise
         finally:
             call.cancel()
+
+    def _request(self) -> inference_pb2.GenerateRequest:
+        """The request as it is sent next: with what a router must know that never saw it."""
+        order = self._order
+        return inference_pb2.GenerateRequest(
+            request_id=self._request_id,
+            model=order.model,
+            prompt=order.prompt,
+            sampling=sampling_to_wire(self._sampling),
+            resume_from_offset=self._received.reached,
+            num_sent_before=self._num_sent,
+            held_token_ids=token_ids_to_bytes(self._received.held),
+            started_request_id=self._started[0].request_id if self._received.reached else "",
+        )
 
     def _new_in(self, event: GenerateEvent) -> Iterator[GenerateEvent]:
         match event:

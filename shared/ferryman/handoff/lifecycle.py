@@ -28,8 +28,9 @@ _DECODE_GOES_ON = ("progress", "retracted", "detached", "finished", "aborted")
 # fmt: off
 FOLLOWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ROUTER: {
-        START:         ("received",),
+        START:         ("received", "taken_over"),
         "received":    ("routed", "rejected", *_ROUTER_ENDS),
+        "taken_over":  ("routed", "rejected", *_ROUTER_ENDS),
         "routed":      ("routed", "migrated", "finished", "rejected", *_ROUTER_ENDS),
         "migrated":    ("routed", *_ROUTER_ENDS),
         "rejected":    (),
@@ -144,8 +145,12 @@ def check(events: Iterable[LifecycleEntry]) -> list[Violation]:
 
 
 def is_over(events: Iterable[LifecycleEntry]) -> bool:
-    """Whether the router has ended the one request of these events."""
-    return any(event.role == ROUTER and not _row(event) for event in events if _is_known(event))
+    """Whether the router that has the one request of these events has ended it. The end of one from
+    which it was taken over is not the request's."""
+    known = [event for event in events if _is_known(event) and event.role == ROUTER]
+    taken = [event for event in known if event.name == "taken_over"]
+    has_it = max(taken, key=lambda event: event.attempt).publisher if taken else None
+    return any(not _row(event) for event in known if has_it in (None, event.publisher))
 
 
 def _check_request(log: list[LifecycleEntry]) -> list[Violation]:

@@ -21,7 +21,8 @@ from ferryman.wire.handoff.planes import GrpcOnly, PlaneOffer
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """The context that travels with a request to all its workers. `attempt` counts from 1.
-    `adapter` is the hex digest of a LoRA adapter; empty for the model alone."""
+    `adapter` is the hex digest of a LoRA adapter; empty for the model alone. `taken_from` is the
+    router that had the request before this one; empty for none."""
 
     request_id: str
     attempt: int
@@ -30,6 +31,7 @@ class RequestContext:
     traceparent: str = ""
     tenant_salt: bytes = b""
     adapter: str = ""
+    taken_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""A request that began at one router goes on at another, and is its tenant's alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from tests.router.cluster import SENTENCE, RouterCluster, another_router, cluster
+from tests.router.fake_workers import STATE
+
+from ferryman.cache.keys import as_token_ids
+from ferryman.errors import NotFound
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
+from ferryman.wire.v1 import inference_pb2 as pb
+from ferryman_router.generate_request import PastLife
+from ferryman_router.takeover import past_life
+
+MAX_TOKENS = 12
+KEY = (("authorization", "Bearer one"),)
+
+
+@dataclass
+class Begun:
+    """An answer that one router has begun, of which its client has the first token."""
+
+    made: RouterCluster
+    call: Any
+    request_id: str
+    seed: int
+    token_ids: list[int]
+
+    def again(self, **more: Any) -> pb.GenerateRequest:
+        """The request as its client sends it to the next router."""
+        held = as_token_ids(self.token_ids)
+        fields: dict[str, Any] = {
+            "request_id": "mine",
+            "prompt": pb.Prompt(text=SENTENCE),
+            "sampling": {"max_tokens": MAX_TOKENS, "seed": self.seed},
+            "resume_from_offset": len(held),
+            "num_sent_before": 1,
+            "held_token_ids": token_ids_to_bytes(held),
+            "started_request_id": self.request_id,
+        }
+        return pb.GenerateRequest(**(fields | more))
+
+    @property
+    def whole(self) -> list[int]:
+        script = self.made.script
+        return [script[index % len(script)] for index in range(MAX_TOKENS)]
+
+
+async def read(call: Any) -> tuple[list[int], str]:
+    """The tokens of a stream and the id that it says."""
+    found, request_id = list[int](), ""
+    async for event in call:
+        if event.HasField("tokens"):
+            found += token_ids_from_bytes(event.tokens.token_ids).tolist()
+        request_id = event.started.request_id or request_id
+    return found, request_id
+
+
+@pytest.fixture
+async def begun(nats_url: str, folder: Path) -> AsyncIterator[Begun]:
+    async with cluster(nats_url, folder, api_keys="one, two", num_decodes=2) as made:
+        gate = asyncio.Event()
+        for decode in made.decodes:
+            decode.faults.gate = gate
+        request = pb.GenerateRequest(
+            request_id="mine",
+            prompt=pb.Prompt(text=SENTENCE),
+            sampling={"max_tokens": MAX_TOKENS},
+        )
+        call = made.stub.Generate(request, metadata=KEY)
+        started, first = (await call.read()).started, (await call.read()).tokens
+        token_ids = token_ids_from_bytes(first.token_ids).tolist()
+        assert len(token_ids) == 1, "the others are held back"
+        for decode in made.decodes:
+            decode.faults.gate = None
+        yield Begun(made, call, started.request_id, started.seed, token_ids)
+        gate.set()
+        call.cancel()
+
+
+async def test_it_goes_on_by_the_next_attempt_behind_the_tokens_that_the_client_has(
+    begun: Begun,
+) -> None:
+    async with another_router(begun.made) as stub:
+        found, request_id = await read(stub.Generate(begun.again(), metadata=KEY))
+    assert (begun.token_ids + found, request_id) == (begun.whole, begun.request_id)
+    before, order = begun.made.prefills[0].orders
+    (decode,) = (d for d in begun.made.decodes if d.worker_id == before.decode.worker_id)
+    assert await decode.until_aborted(begun.request_id) == "taken_over"
+    assert (order.context.attempt, order.request.num_generated) == (2, 1)
+    assert order.context.taken_from == begun.made.router.worker_id
+
+
+async def test_a_client_that_sends_it_twice_to_the_second_router_reads_one_request(
+    begun: Begun,
+) -> None:
+    async with another_router(begun.made) as stub:
+        calls = [read(stub.Generate(begun.again(), metadata=KEY)) for _ in range(2)]
+        answers = await asyncio.gather(*calls)
+        answers.append(await read(stub.Generate(begun.again(), metadata=KEY)))
+    assert answers == [(begun.whole[1:], begun.request_id)] * 3
+    assert len(begun.made.prefills[0].orders) == 2, "it was taken over once"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "more"),
+    [
+        pytest.param("two", {}, id="another tenant's"),
+        pytest.param("one", {"started_request_id": "never"}, id="never was"),
+        pytest.param("one", {"held_token_ids": b""}, id="tokens not shown"),
+        pytest.param("one", {"sampling": {"max_tokens": 1}}, id="whole already"),
+        pytest.param("one", {"held_token_ids": b"\xff\xff\0\0"}, id="tokens of another model"),
+        pytest.param(
+            "one", {"sampling": {"max_tokens": 9, "prompt_logprobs": 1}}, id="with a scored prompt"
+        ),
+    ],
+)
+async def test_it_cannot_go_on_if_it_is(begun: Begun, tenant: str, more: dict[str, Any]) -> None:
+    async with another_router(begun.made) as stub:
+        metadata = (("authorization", f"Bearer {tenant}"),)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(stub.Generate(begun.again(**more), metadata=metadata))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert len(begun.made.prefills[0].orders) == 1
+    assert not any(decode.aborted for decode in begun.made.decodes)
+
+
+def told(*names: str, router: str = "router-1", attempt: int = 1, **facts: object) -> list[Any]:
+    facts = {"tenant": "one", "state": STATE.digest[:8], "decode": "decode-1", **facts}
+    return [
+        LifecycleEntry("router", router, 1, "r", attempt, seq, name, facts)
+        for seq, name in enumerate(names, 1)
+    ]
+
+
+RUNNING = told("received", "routed")
+
+
+def test_the_latest_router_and_attempt_count() -> None:
+    assert past_life(RUNNING, (5,), STATE) == PastLife("router-1", 1, "decode-1", (5,))
+    second = told("taken_over", "routed", router="router-2", attempt=2, decode="decode-2")
+    lost = told("failed", reason="TakenOver")
+    log = [*RUNNING, *second, *lost]
+    assert past_life(log, (5, 6), STATE) == PastLife("router-2", 2, "decode-2", (5, 6))
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param([], id="empty"),
+        pytest.param([*RUNNING, *told("failed", reason="Suspect")], id="failed"),
+        pytest.param([*RUNNING, *told("rejected", reason="QueueFull")], id="rejected"),
+        pytest.param(told("received", state="eeeeeeee"), id="another model's"),
+    ],
+)
+def test_what_ended_or_was_another_models_has_no_next_attempt(
+    log: Sequence[LifecycleEntry],
+) -> None:
+    with pytest.raises(NotFound):
+        past_life(log, (5,), STATE)
+
+
+def test_a_router_that_ended_said_nothing_about_the_answer() -> None:
+    log = [*RUNNING, *told("failed", reason="Stopping")]
+    assert past_life(log, (5,), STATE).attempt == 1
+    assert past_life(log, (5,), replace(STATE, page_size=8)).router_id == "router-1"
