@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test mutants format proto wheels clean
+.PHONY: up test compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
@@ -21,6 +21,10 @@ test: $(DEV_STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Runs compose.yaml itself, on this machine's container engine or one that it starts; some minutes.
+compose-test: $(DEV_STAMP)
+	$(BIN)/pytest -q -rs -s --containers tests/compose $(ARGS)
 
 # Plants the defects of tools/mutants and says which of them the tests catch.
 mutants: $(DEV_STAMP)
