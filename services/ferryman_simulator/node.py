@@ -10,6 +10,7 @@ from itertools import count
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
+from ferryman.tiers.extents import ExtentTable
 from ferryman.tiers.prefetch import (
     PrefetchGrant,
     PrefetchPlanner,
@@ -52,7 +53,8 @@ class SimulatedNode:
         self._manifest, self._costs = setup.manifest, setup.costs
         limits = StoreLimits(lease_seconds=math.inf)
         self.store = HostStore(setup.manifest, setup.arena, limits)
-        self.storage = StorageStore(setup.manifest, StorageLimits(setup.storage_bytes, math.inf))
+        of_storage = StorageLimits(setup.storage_bytes, math.inf)
+        self.storage = StorageStore(setup.manifest, of_storage, ExtentTable())
         self.has_storage = setup.storage_bytes > 0
         self.num_truncated = 0
         self._life = WorkerLife("node", 1)

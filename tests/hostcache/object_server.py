@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 BUCKET = "ferryman"
+FIRST_BYTES = 65536  # so few that the rest of megabytes is still with the client
 WAIT_SECONDS = 120.0
 
 Environ = dict[str, Any]
@@ -26,8 +27,9 @@ class ObjectFaults:
     """The faults of one prefix; its owner's object has none.
 
     `refusals` are status and error code by HTTP method. `capacity_bytes` bounds the objects put. A
-    request waits until `is_quick` is set. A put whose body is half read waits until `is_flowing` is
-    set, and sets `is_under_way` before. `num_met` counts the requests that met a fault, by method.
+    request waits until `is_quick` is set. A put of which FIRST_BYTES are read waits until
+    `is_flowing` is set, and sets `is_under_way` before. `num_met` counts the requests that met a
+    fault, by method, and as `cut` the puts whose client went away; it sets `was_cut` then.
     """
 
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class ObjectFaults:
     is_quick: Event = field(default_factory=Event)
     is_flowing: Event = field(default_factory=Event)
     is_under_way: Event = field(default_factory=Event)
+    was_cut: Event = field(default_factory=Event)
     num_met: Counter[str] = field(default_factory=Counter)
     sizes: dict[str, int] = field(default_factory=dict)
 
@@ -42,9 +45,10 @@ class ObjectFaults:
         self.is_quick.set()
         self.is_flowing.set()
 
-    def refusal(self, environ: Environ) -> tuple[int, str] | None:
-        """The status and code that refuse this request, if any."""
+    def refusal(self, environ: Environ, names: str) -> tuple[int, str] | None:
+        """The status and code that refuse this request for the objects in `names`, if any."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        method = "DELETE" if environ.get("QUERY_STRING") == "delete" else method
         if not self.is_quick.is_set():
             self.num_met[method] += 1
             self.is_quick.wait(WAIT_SECONDS)
@@ -53,19 +57,21 @@ class ObjectFaults:
             refusal = self._taken(environ, path)
         self.num_met[method] += refusal is not None
         if method == "DELETE" and not refusal:
-            self.sizes.pop(path, None)
+            self.sizes = {at: n for at, n in self.sizes.items() if at.split("/")[-1] not in names}
         return refusal
 
     def _taken(self, environ: Environ, path: str) -> tuple[int, str] | None:
         """Reads an object's body; refuses it when it is cut off, or finds no room."""
         length, incoming = int(environ["CONTENT_LENGTH"]), environ["wsgi.input"]
-        body = incoming.read(length // 2)
+        body = incoming.read(min(length, FIRST_BYTES))
         if not self.is_flowing.is_set():
             self.num_met["PUT"] += 1
             self.is_under_way.set()
             self.is_flowing.wait(WAIT_SECONDS)
-        body += incoming.read(length - len(body))
+        body += _rest(incoming, length - len(body))
         if len(body) < length:
+            self.num_met["cut"] += 1
+            self.was_cut.set()
             return 400, "IncompleteBody"
         others = sum(size for name, size in self.sizes.items() if name != path)
         if others + length > self.capacity_bytes:
@@ -73,6 +79,14 @@ class ObjectFaults:
         self.sizes[path] = length
         environ["wsgi.input"] = io.BytesIO(body)
         return None
+
+
+def _rest(incoming: Any, num_bytes: int) -> bytes:
+    """The rest of a body, or what its client sent of it."""
+    try:
+        return bytes(incoming.read(num_bytes))
+    except OSError:
+        return b""
 
 
 @dataclass
@@ -98,11 +112,20 @@ class FaultyObjects:
         return [f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()]
 
     def _refusal(self, environ: Environ) -> tuple[int, str] | None:
-        path = environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", "")
+        names = environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", "")
+        if environ["REQUEST_METHOD"] == "POST" and environ["QUERY_STRING"] == "delete":
+            names = _names_to_delete(environ)
         for prefix, faults in list(self._faults.items()):
-            if prefix in path and "owner.lock" not in path:
-                return faults.refusal(environ)
+            if prefix in names and "owner.lock" not in names:
+                return faults.refusal(environ, names)
         return None
+
+
+def _names_to_delete(environ: Environ) -> str:
+    """The body of a request that deletes several objects, which clients send for one, too."""
+    body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+    environ["wsgi.input"] = io.BytesIO(body)
+    return str(body.decode())
 
 
 @contextmanager

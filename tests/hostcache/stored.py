@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlo
 from ferryman.tiers.values import UnitName
 from ferryman_hostcache.storage.blob_store import BlobStore
 from ferryman_hostcache.storage.extent import EXTENT_SUFFIX
-from ferryman_hostcache.storage.factory import open_blobs, open_storage, storage_over
+from ferryman_hostcache.storage.factory import open_storage, storage_over
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
 from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 
@@ -36,6 +37,7 @@ class Bucket:
 
     url: str
     faults: ObjectFaults = field(default_factory=ObjectFaults)
+    lease_seconds: float = 30.0
 
 
 Place = Path | BlobMedium | Bucket  # where blobs outlive their store
@@ -82,16 +84,33 @@ def opened(
     if isinstance(place, BlobMedium):
         chosen = StorageSettings.model_validate(settings)
         return storage_over(MemoryBlobStore(place), chosen, key, clock=clock)
-    folder = place.url if isinstance(place, Bucket) else str(place) if place.name else ""
+    if isinstance(place, Bucket):
+        chosen = StorageSettings.model_validate(settings)
+        return _over_objects(place, chosen, key, clock)
+    folder = str(place) if place.name else ""
     return open_storage(
         StorageSettings.model_validate({"folder": folder, **settings}), key, clock=clock
     )
 
 
+@asynccontextmanager
+async def _over_objects(
+    place: Bucket, settings: StorageSettings, key: MacKey, clock: Callable[[], float]
+) -> AsyncIterator[StorageTier]:
+    blobs = await asyncio.to_thread(blobs_at, place)
+    async with storage_over(blobs, settings, key, clock=clock) as storage:
+        yield storage
+
+
 def blobs_at(place: Place) -> BlobStore:
     """The blob store below a storage tier, for tests of the blob store alone."""
     if isinstance(place, Bucket):
-        return open_blobs(place.url)
+        from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
+        from ferryman_hostcache.storage.object_owner import ObjectOwner
+
+        objects = _client(place)
+        owner = ObjectOwner(objects, "bucket", place.lease_seconds)
+        return ObjectBlobStore(objects, "bucket", owner)
     return MemoryBlobStore(place) if isinstance(place, BlobMedium) else FileBlobStore(place)
 
 
@@ -171,15 +190,19 @@ def remove_at(place: Place, name: str) -> None:
 
 
 async def read_all(
-    storage: StorageTier, prompt: StoredChain, names: Sequence[UnitName] = ()
+    storage: StorageTier,
+    prompt: StoredChain,
+    names: Sequence[UnitName] = (),
+    *,
+    reader: str = "reader",
 ) -> dict[UnitName, bytes]:
     """The bytes of a prompt's units that can be read back."""
-    units = storage.lease("reader", prompt.keys, names or list(prompt.units))
+    units = storage.lease(reader, prompt.keys, names or list(prompt.units))
     reads = [UnitRead(unit, memoryview(bytearray(unit.num_bytes))) for unit in units]
     try:
         brought = set(await storage.read(reads))
     finally:
-        storage.release("reader")
+        storage.release(reader)
     return {
         (read.unit.kind, read.unit.page_index): bytes(read.memory)
         for read in reads

@@ -9,16 +9,19 @@ from contextlib import closing
 import obstore
 import pytest
 import xxhash
-from tests.hostcache.stored import Bucket, blobs_at
+from tests.hostcache.stored import Bucket, blobs_at, bytes_at, opened, prompt_with
+from tests.tiers.state_shapes import chain, manifest_of
 
+from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
-from ferryman.tiers.storage_values import BlobPart
+from ferryman.tiers.storage_values import BlobPart, StorageFailed
 from ferryman_hostcache.storage.factory import open_blobs
 from ferryman_hostcache.storage.object_address import objects_at
 from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
 from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
 
 WAIT_SECONDS = 120.0
+HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,25 @@ def test_an_answer_is_told_as_the_errno_that_a_disk_would_give(
         assert bucket.faults.num_met["PUT"], "nothing was refused"
         assert failed.value.errno == number
         assert blobs.scan() == {}
+
+
+async def test_no_object_is_put_while_one_that_gave_its_room_is_still_there(bucket: Bucket) -> None:
+    """The objects stay within the capacity although none of them can be removed for a while."""
+    capacity, num_stored = 1 << 20, list[int]()
+    async with opened(bucket, capacity_bytes=capacity, rest_seconds=1e-6) as storage:
+        storage.attach(HYBRID)
+        for first in range(9):
+            if first == 3:
+                bucket.faults.refusals["DELETE"] = (403, "AccessDenied")
+            if first == 6:
+                assert bucket.faults.num_met["DELETE"] > 0, "nothing was kept from being removed"
+                bucket.faults.refusals.clear()
+            prompt = prompt_with(HYBRID, chain(first, *range(60)), snapshots=[60])
+            num_stored.append((await storage.store(prompt.keys, prompt.offers())).num_stored)
+            assert bytes_at(bucket) <= capacity
+        told = [e for e in storage.drain_effects() if isinstance(e, StorageFailed)]
+        assert StorageFailed("store", "EACCES") in told
+    assert [number > 0 for number in num_stored] == [True] * 3 + [False] * 3 + [True] * 3
 
 
 def test_an_owner_that_was_replaced_writes_nothing_more(bucket: Bucket) -> None:

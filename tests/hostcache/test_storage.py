@@ -12,7 +12,6 @@ from tests.hostcache.stored import (
     Place,
     bytes_at,
     extents_at,
-    has_holes,
     opened,
     prompt_with,
     read_all,
@@ -107,8 +106,7 @@ async def test_row_36_all_files_together_stay_within_the_capacity(place: Place) 
         counts = storage.statistics()
         assert sum(each.num_evicted for each in counts.kinds.values()) > 0
     assert counts.used_bytes <= capacity
-    if has_holes(place):
-        assert counts.used_bytes == bytes_at(place)
+    assert counts.used_bytes == bytes_at(place)
 
 
 async def test_a_group_that_does_not_fit_is_stored_up_to_a_resume_point(place: Place) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -204,20 +205,32 @@ async def test_a_success_between_failures_keeps_the_folder_in_use(
             assert not storage.statistics().is_resting
 
 
-async def test_a_slow_medium_is_waited_for_and_a_reader_that_gave_up_is_left_alone() -> None:
-    medium = BlobMedium()
-    async with opened(medium) as storage:
+@pytest.fixture(params=["memory", "s3"])
+def slow_place(request: pytest.FixtureRequest) -> tuple[Place, threading.Event]:
+    """A medium, and what its requests wait for."""
+    if request.param == "memory":
+        medium = BlobMedium()
+        return medium, medium.is_quick
+    bucket: Bucket = request.getfixturevalue("bucket")
+    return bucket, bucket.faults.is_quick
+
+
+async def test_a_slow_medium_is_waited_for_and_a_reader_that_gave_up_is_left_alone(
+    slow_place: tuple[Place, threading.Event],
+) -> None:
+    place, is_quick = slow_place
+    async with opened(place) as storage:
         storage.attach(HYBRID)
         await storage.store(PROMPT.keys, PROMPT.offers())
         units = storage.lease("reader", PROMPT.keys, PROMPT.units)
         reads = [UnitRead(unit, memoryview(bytearray(unit.num_bytes))) for unit in units]
-        medium.is_quick.clear()
+        is_quick.clear()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await storage.read(reads)
         assert storage.statistics().num_in_flight > 0, "nothing was slow"
         storage.release("reader")
-        medium.is_quick.set()
+        is_quick.set()
         assert await read_all(storage, PROMPT) == PROMPT.units
     assert not any(any(read.memory) for read in reads)
 

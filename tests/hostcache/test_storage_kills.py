@@ -17,18 +17,28 @@ from pathlib import Path
 
 from tests.cluster_keys import STORED
 from tests.hostcache import doomed_storage
-from tests.hostcache.stored import bytes_of, opened
+from tests.hostcache.stored import (
+    Bucket,
+    Place,
+    bytes_of,
+    content_at,
+    extents_at,
+    opened,
+    remove_at,
+)
 
 from ferryman.tiers.storage_values import FoundExtent, StorageFailed, UnitCorrupt
-from ferryman_hostcache.storage.extent import header_from_bytes
+from ferryman_hostcache.storage.extent import generation_of, header_from_bytes
 from ferryman_hostcache.storage.interface import StorageTier, UnitRead
+from ferryman_hostcache.storage.object_owner import OWNER_NAME
 
 HYBRID = doomed_storage.HYBRID
 
 
 @contextmanager
-def nursery(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", doomed_storage.__name__, str(folder)]
+def nursery(place: Place) -> Iterator[subprocess.Popen[str]]:
+    where = place.url if isinstance(place, Bucket) else str(place)
+    command = [sys.executable, "-m", doomed_storage.__name__, where]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
@@ -44,28 +54,30 @@ def live_and_die(process: subprocess.Popen[str], seed: int) -> None:
     assert int(process.stdout.readline()) == signal.SIGKILL
 
 
-async def check_what_is_left(folder: Path) -> Counter[str]:
+async def check_what_is_left(place: Place) -> Counter[str]:
     """Every unit that the next life shows is read, and is what it should be."""
-    unfinished = set(named(folder, ".writing"))
-    async with opened(folder, capacity_bytes=doomed_storage.CAPACITY_BYTES) as storage:
+    unfinished = unfinished_at(place)
+    if isinstance(place, Bucket) and content_at(place, OWNER_NAME) is not None:
+        remove_at(place, OWNER_NAME)  # its owner is dead for sure: nobody needs to wait for that
+    async with opened(place, capacity_bytes=doomed_storage.CAPACITY_BYTES) as storage:
         storage.attach(HYBRID)
         counts = storage.statistics()
         assert counts.num_removed_at_start == len(unfinished), "a file with its name was not whole"
         assert counts.used_bytes <= doomed_storage.CAPACITY_BYTES
-        num_units = await check_every_unit(storage, folder)
+        num_units = await check_every_unit(storage, place)
         effects = storage.drain_effects()
         assert not [e for e in effects if isinstance(e, (UnitCorrupt, StorageFailed))]
-    assert not named(folder, ".writing")
+    assert not unfinished_at(place)
     return Counter(units=num_units, extents=counts.num_extents, unfinished=len(unfinished))
 
 
-def named(folder: Path, suffix: str) -> list[Path]:
-    return sorted(folder.glob(f"*{suffix}"))
+def unfinished_at(place: Place) -> list[Path]:
+    return sorted(place.glob("*.writing")) if isinstance(place, Path) else []
 
 
-async def check_every_unit(storage: StorageTier, folder: Path) -> int:
+async def check_every_unit(storage: StorageTier, place: Place) -> int:
     found = set()
-    for keys in {scanned(path).keys for path in named(folder, ".extent")}:
+    for keys in {scanned(place, name).keys for name in extents_at(place)}:
         names = [(kind, page) for kind in HYBRID.kinds for page in range(len(keys))]
         units = storage.lease("look", keys, names)
         storage.release("look")
@@ -79,22 +91,27 @@ async def check_every_unit(storage: StorageTier, folder: Path) -> int:
     return len(found)
 
 
-def scanned(path: Path) -> FoundExtent:
-    data = path.read_bytes()
-    return header_from_bytes(data, STORED, generation=int(path.stem, 16), file_bytes=len(data))
+def scanned(place: Place, name: str) -> FoundExtent:
+    data = bytes(content_at(place, name) or b"")
+    return header_from_bytes(data, STORED, generation=generation_of(name), file_bytes=len(data))
 
 
-async def kill(folder: Path, times: int) -> Counter[str]:
+async def kill(place: Place, times: int) -> Counter[str]:
     found: Counter[str] = Counter()
-    with nursery(folder) as process:
+    with nursery(place) as process:
         for seed in range(times):
             live_and_die(process, seed)
-            found += await check_what_is_left(folder)
+            found += await check_what_is_left(place)
     return found
 
 
 async def test_what_a_killed_process_leaves_is_whole(tmp_path: Path) -> None:
     found = await kill(tmp_path, 20)
+    assert found["units"] > 0
+
+
+async def test_what_a_killed_process_leaves_in_a_bucket_is_whole(bucket: Bucket) -> None:
+    found = await kill(bucket, 5)
     assert found["units"] > 0
 
 

@@ -8,7 +8,7 @@ from tests.tiers.test_store import WORKER, store_with
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.tiers.extents import lay_out_extent
+from ferryman.tiers.extents import ExtentTable, lay_out_extent
 from ferryman.tiers.prefetch import (
     AllOrNothing,
     PrefetchPlanner,
@@ -106,7 +106,7 @@ def test_a_group_on_its_way_to_storage_does_not_evict_what_it_reuses_there() -> 
     second = lay_out_extent(6, [manifest.layout(kind).slot_bytes for kind, _ in later])
     for missing, is_stored in ((0, True), (1, False)):
         capacity = first.file_bytes + second.file_bytes - missing
-        store = StorageStore(manifest, StorageLimits(capacity))
+        store = StorageStore(manifest, StorageLimits(capacity), ExtentTable())
         plan = store.plan(KEYS, dict.fromkeys(units, b"d" * 16), 0.0)
         assert plan is not None
         store.commit(plan.generation, 0.0)

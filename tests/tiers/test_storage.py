@@ -10,7 +10,7 @@ from tests.tiers.state_shapes import chain, manifest_of
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.errors import LeaseLost, QueueFull
-from ferryman.tiers.extents import RemoveExtent, aligned
+from ferryman.tiers.extents import ExtentTable, RemoveExtent, aligned
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import (
     ExtentPlan,
@@ -27,7 +27,8 @@ PAGE = 4096  # what a small unit takes on disk, and a small header
 
 
 def make(num_blocks: int, max_leases: int = 10) -> StorageStore:
-    return StorageStore(HYBRID, StorageLimits(num_blocks * PAGE, 5.0, max_leases))
+    limits = StorageLimits(num_blocks * PAGE, 5.0, max_leases)
+    return StorageStore(HYBRID, limits, ExtentTable())
 
 
 def named(num_pages: int, snapshots: Sequence[int] = ()) -> dict[UnitName, bytes]:
@@ -55,7 +56,9 @@ def found(plan: ExtentPlan, units: Sequence[StoredUnit]) -> FoundExtent:
     header = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
     size = header + sum(aligned(unit.num_bytes) for unit in units)
     digest = HYBRID.digest
-    return FoundExtent(plan.generation, digest, plan.keys, tuple(units), header, size)
+    return FoundExtent(
+        plan.generation, digest, plan.keys, tuple(units), header, size, plan.file_bytes
+    )
 
 
 def test_what_is_leased_stays_although_there_is_no_room_for_anything_else() -> None:

@@ -17,7 +17,7 @@ from tests.tiers.state_shapes import chain, manifest_of
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.tiers.extents import DropUnit, aligned
+from ferryman.tiers.extents import DropUnit, ExtentTable, WholeExtentTable, aligned
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import ExtentPlan, Flaw, FoundExtent, StorageLimits, UnitCorrupt
 from ferryman.tiers.values import StoredUnit, UnitForgotten, UnitName, UnitStored
@@ -58,11 +58,11 @@ class StorageTierMachine(RuleBasedStateMachine):
         self.manifest = manifest_of(*kinds)
         self.limits = StorageLimits(num_pages * 4096, lease_seconds=5.0)
         for generation in range(1, num_foreign + 1):
-            self.disk[generation] = FoundExtent(generation, "other", (), (), 4096, 8192)
+            self.disk[generation] = FoundExtent(generation, "other", (), (), 4096, 8192, 12288)
         self.start()
 
     def start(self) -> None:
-        self.store = StorageStore(self.manifest, self.limits)
+        self.store = StorageStore(self.manifest, self.limits, self.table())
         self.visible.clear()
         self.readers.clear()
         self.writing.clear()
@@ -94,6 +94,12 @@ class StorageTierMachine(RuleBasedStateMachine):
                 self.disk[each.generation] = self.shrunk(extent, units)
             else:
                 del self.disk[each.generation]
+
+    def table(self) -> ExtentTable:
+        return ExtentTable()
+
+    def on_disk(self) -> int:
+        return sum(extent.num_bytes for extent in self.disk.values())
 
     def shrunk(self, extent: FoundExtent, units: tuple[StoredUnit, ...]) -> FoundExtent:
         num_bytes = extent.header_bytes + sum(aligned(unit.num_bytes) for unit in units)
@@ -165,7 +171,7 @@ class StorageTierMachine(RuleBasedStateMachine):
         size = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
         digest = self.manifest.digest
         self.disk[plan.generation] = FoundExtent(
-            plan.generation, digest, plan.keys, plan.units, size, plan.file_bytes
+            plan.generation, digest, plan.keys, plan.units, size, plan.file_bytes, plan.file_bytes
         )
 
     @rule(pages=chains)
@@ -245,12 +251,30 @@ class StorageTierMachine(RuleBasedStateMachine):
     def catch_up(self) -> None:
         """With all work done, what is charged is just what is on disk."""
         self.work()
-        on_disk = sum(extent.num_bytes for extent in self.disk.values())
+        on_disk = self.on_disk()
         reserved = sum(plan.file_bytes for plan in self.writing.values())
         counts = self.store.statistics()
         assert counts.used_bytes == on_disk + reserved
         assert counts.num_extents == len(self.disk)
 
 
+class WholeExtentsMachine(StorageTierMachine):
+    """The same on a medium without holes: a file has its length until it is removed."""
+
+    def table(self) -> ExtentTable:
+        return WholeExtentTable()
+
+    def on_disk(self) -> int:
+        return sum(extent.file_bytes for extent in self.disk.values())
+
+    def write(self, plan: ExtentPlan) -> None:
+        """A file is written when all work decided before is done."""
+        self.work()
+        super().write(plan)
+        assert self.on_disk() <= self.limits.capacity_bytes
+
+
 TestStorageTier = StorageTierMachine.TestCase
 TestStorageTier.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWholeExtents = WholeExtentsMachine.TestCase
+TestWholeExtents.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -15,6 +15,7 @@ from tests.tiers.test_store import store_with
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
+from ferryman.tiers.extents import ExtentTable
 from ferryman.tiers.prefetch import (
     AllOrNothing,
     PrefetchPlanner,
@@ -55,7 +56,7 @@ def names_of(keys: tuple[PageKey, ...]) -> list[UnitName]:
 
 
 def filled_storage(host: HostStore, chains: list[tuple[PageKey, ...]]) -> StorageStore:
-    storage = StorageStore(host.manifest, StorageLimits(1 << 30))
+    storage = StorageStore(host.manifest, StorageLimits(1 << 30), ExtentTable())
     for keys in chains:
         plan = storage.plan(keys, dict.fromkeys(names_of(keys), DIGEST), 0.0)
         assert plan is not None

@@ -115,7 +115,7 @@ class BlobStorage:
         """Extents of another model are not read, so restoring is quick if the model has changed."""
         if self._prepared is not None and self._prepared.manifest.digest == manifest.digest:
             return self._prepared
-        store = StorageStore(manifest, self._limits)
+        store = StorageStore(manifest, self._limits, self._blobs.extent_table())
         store.restore(self._scanned.extents, self._clock())
         return store
 

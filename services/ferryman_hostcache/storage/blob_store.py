@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ferryman.tiers.extents import ALIGNMENT, aligned
+from ferryman.tiers.extents import ALIGNMENT, ExtentTable, aligned
 from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
 
 
@@ -57,6 +57,10 @@ class BlobStore(Protocol):
 
     def statistics(self) -> BlobStatistics:
         """The number and size of the blobs."""
+
+    def extent_table(self) -> ExtentTable:
+        """An empty table, which charges extents as this medium does. It gives them numbers that no
+        former owner can give any more, if one that only seemed dead may still write."""
 
     def close(self) -> None:
         """Releases the ownership: another process may own the blobs now. No other call is allowed

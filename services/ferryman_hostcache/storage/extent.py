@@ -198,6 +198,7 @@ def header_from_bytes(
         units=tuple(alive),
         header_bytes=length,
         num_bytes=length + sum(aligned(unit.num_bytes) for unit in alive),
+        file_bytes=file_bytes,
     )
 
 

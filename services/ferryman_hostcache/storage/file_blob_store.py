@@ -21,7 +21,7 @@ from typing import TypeVar
 import xxhash
 
 from ferryman.errors import ConfigError
-from ferryman.tiers.extents import ALIGNMENT
+from ferryman.tiers.extents import ALIGNMENT, ExtentTable
 from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
 from ferryman_hostcache.storage.blob_store import AlignedBuffer
 
@@ -68,6 +68,9 @@ class FileBlobStore:
     @property
     def place(self) -> str:
         return str(self._path)
+
+    def extent_table(self) -> ExtentTable:
+        return ExtentTable()
 
     def close(self) -> None:
         os.close(self._lock)

@@ -2,6 +2,8 @@
 
 An object store shows an object when all of its bytes have come, so the name needs no detour. It has
 no holes: dropping a unit writes its object anew, and the room comes back with the whole object.
+The high bits of an extent's generation are the term of the owner that wrote it. An object that
+could not be removed is tried again before the next one is put: so all stay within the room.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import xxhash
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
+from ferryman.tiers.extents import ExtentTable, WholeExtentTable
 from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
+from ferryman_hostcache.storage.extent import BadExtent, generation_of
 from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
 
 REQUEST_BYTES = 8 << 20  # of one ranged read, so that each ends within a request's deadline
 LISTED_AT_ONCE = 1000
 MAX_OBJECTS = 200_000
+TERM_SHIFT = 32
 # phrases of the library's errors; a full store answers with 507, or with 403 and its reason
 SAID = (
     ("status code: 507", errno.ENOSPC),
@@ -37,7 +42,11 @@ class ObjectBlobStore:
     def __init__(self, objects: ObjectStore, place: str, owner: ObjectOwner) -> None:
         """Takes the ownership. Raises ConfigError when it cannot, or another process has it."""
         self._objects, self._place, self._owner = objects, place, owner
-        owner.take()
+        self._unwanted: dict[str, None] = {}
+        owner.take(self._last_term)
+
+    def _last_term(self) -> int:
+        return max((_term_of(name) for name, _ in self._blobs()), default=0)
 
     @property
     def place(self) -> str:
@@ -49,6 +58,7 @@ class ObjectBlobStore:
     # Writing.
 
     def put(self, name: str, num_bytes: int, parts: Sequence[BlobPart]) -> None:
+        self._remove_unwanted()
         content, parts = memoryview(bytearray(num_bytes)), tuple(parts)
         for part in parts:
             content[part.offset : part.offset + len(part.memory)] = part.memory
@@ -57,6 +67,7 @@ class ObjectBlobStore:
         try:
             self._upload(name, content)
             _verify(self._read_back(name, parts))
+            self._owner.check()  # it may have been lost meanwhile: then nobody is to know of it
         except BaseException:
             self._give_up(name)
             raise
@@ -132,6 +143,9 @@ class ObjectBlobStore:
                     if found["path"] != OWNER_NAME and "/" not in found["path"]
                 )
 
+    def extent_table(self) -> ExtentTable:
+        return WholeExtentTable(self._owner.term << TERM_SHIFT)
+
     # Dropping.
 
     def punch(self, name: str, ranges: Sequence[BlobRange]) -> None:
@@ -153,12 +167,27 @@ class ObjectBlobStore:
         return content
 
     def delete(self, name: str) -> None:
+        self._unwanted[name] = None
         self._owner.check()
         try:
             with _os_errors():
                 obstore.delete(self._objects, name)
         except FileNotFoundError:
-            return
+            pass
+        del self._unwanted[name]
+
+    def _remove_unwanted(self) -> None:
+        """Removes the objects that could not be removed before. Raises OSError."""
+        for name in tuple(self._unwanted):
+            self.delete(name)
+
+
+def _term_of(name: str) -> int:
+    """The term in an extent's generation; 0 for another object."""
+    try:
+        return generation_of(name) >> TERM_SHIFT
+    except BadExtent:
+        return 0
 
 
 def _runs(parts: Sequence[BlobPart]) -> Iterator[Sequence[BlobPart]]:

@@ -2,15 +2,19 @@
 
 Only conditional puts decide, never a clock of another machine. A newcomer that finds the object
 watches it: renewed within a lease, it has an owner; otherwise the newcomer replaces the version
-that it saw. An owner that could not renew for half a lease writes no more.
+that it saw. An owner that could not renew for half a lease writes no more. Each owner has a term of
+its own, above those of all former ones, so what one that only seemed dead still writes has a name
+that no later owner gives.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import struct
 import time
 import uuid
+from collections.abc import Callable
 from threading import Event, Thread
 
 import obstore
@@ -26,6 +30,9 @@ LEASE_SECONDS = 30.0
 RENEWALS = 15  # in one lease
 
 
+_CONTENT = struct.Struct("<16sQQ")  # identity, turn, term
+
+
 class ObjectOwner:
     """One process' claim on the objects under a prefix."""
 
@@ -33,18 +40,26 @@ class ObjectOwner:
         self, objects: ObjectStore, place: str, lease_seconds: float = LEASE_SECONDS
     ) -> None:
         self._objects, self._place, self._seconds = objects, place, lease_seconds
-        self._identity, self._turn = uuid.uuid4().bytes, 0
+        self._identity, self._turn, self._term = uuid.uuid4().bytes, 0, 0
         self._version: str | None = None
         self._renewed = float("-inf")
         self._ending = Event()
         self._thread = Thread(target=self._renew, name="storage-owner", daemon=True)
 
-    def take(self) -> None:
+    @property
+    def term(self) -> int:
+        """The number of this ownership, from 1 on."""
+        return self._term
+
+    def take(self, last_term: Callable[[], int]) -> None:
         """Blocks for a lease when a former owner ended without giving back. Raises ConfigError when
-        there is an owner, or the store cannot be used."""
+        there is an owner, or the store cannot be used. `last_term` is asked when this is the owner:
+        the highest term that the objects show."""
         try:
             if not self._try_create():
                 self._take_over()
+            self._term = 1 + max(self._term, last_term())
+            self._put({"e_tag": self._version})
         except (BaseError, OSError) as error:
             first = str(error).partition("\n")[0]
             raise ConfigError(f"object storage {self._place}: {first}") from error
@@ -58,12 +73,14 @@ class ObjectOwner:
         return True
 
     def _take_over(self) -> None:
-        seen = self._seen()
+        former = obstore.get(self._objects, OWNER_NAME)
+        seen, content = former.meta["e_tag"], bytes(former.bytes())
         log.info("watching %s: it had an owner, for %g s", self._place, self._seconds)
         end = time.monotonic() + self._seconds
         while time.monotonic() < end and not self._ending.wait(self._seconds / RENEWALS):
             if self._seen() != seen:
                 raise self._belongs_to_another()
+        self._term = _term_in(content)
         try:
             self._put({"e_tag": seen})
         except PreconditionError as error:
@@ -83,7 +100,7 @@ class ObjectOwner:
         """A new version, other than any before, while the version in `mode` is the last."""
         began = time.monotonic()
         self._turn += 1
-        content = self._identity + self._turn.to_bytes(8, "little")
+        content = _CONTENT.pack(self._identity, self._turn, self._term)
         try:
             self._version = obstore.put(self._objects, OWNER_NAME, content, mode=mode)["e_tag"]
         except (AlreadyExistsError, PreconditionError):
@@ -120,3 +137,8 @@ class ObjectOwner:
             obstore.delete(self._objects, OWNER_NAME)
         except (BaseError, OSError):
             log.warning("could not give %s back; the next owner waits for it", self._place)
+
+
+def _term_in(content: bytes) -> int:
+    """The term in an owner's object; 0 if it is none."""
+    return int(_CONTENT.unpack(content)[2]) if len(content) == _CONTENT.size else 0

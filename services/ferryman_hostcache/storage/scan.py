@@ -54,7 +54,9 @@ def scan(blobs: BlobStore, key: MacKey, seconds: float, clock: Callable[[], floa
     sizes = {name: size for name, size in blobs.scan().items() if name.endswith(EXTENT_SUFFIX)}
     for name in sorted(sizes, reverse=True):
         try:
-            unread = FoundExtent(generation_of(name), NOT_LOOKED_AT, (), (), 0, sizes[name])
+            size = sizes[name]
+            size = sizes[name]
+            unread = FoundExtent(generation_of(name), NOT_LOOKED_AT, (), (), 0, size, size)
             found.append(unread if clock() >= end else _look(blobs, name, unread, key))
         except (BadExtent, OSError) as error:
             log.warning("removed %s of %s: %s", name, blobs.place, error)
@@ -108,6 +110,6 @@ def read_manifest(
         manifest = manifest_from_json(bytes(text).decode())
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    store = StorageStore(manifest, limits)
+    store = StorageStore(manifest, limits, blobs.extent_table())
     store.restore(scanned.extents, now)
     return store

@@ -13,8 +13,8 @@ from threading import local
 import xxhash
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.tiers.extents import BlobWork, RemoveExtent
-from ferryman.tiers.storage_values import BlobPart, ExtentPlan
+from ferryman.tiers.extents import BlobWork, DropUnit, RemoveExtent
+from ferryman.tiers.storage_values import BlobPart, BlobRange, ExtentPlan
 from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobStore
 from ferryman_hostcache.storage.extent import (
     ExtentSeals,
@@ -96,8 +96,8 @@ class WriterThread:
             loop.run_in_executor(self._thread, self._do, loop, work)
 
     def _do(self, loop: asyncio.AbstractEventLoop, work: Sequence[BlobWork]) -> None:
-        for each in work:
-            self._try(loop, "drop", partial(give_up, self._blobs, each))
+        for job in give_ups(self._blobs, work):
+            self._try(loop, "drop", job)
 
     def write_manifest(self, manifest: StateManifest) -> None:
         """Stores the manifest of these units for the next life, soon."""
@@ -138,10 +138,15 @@ def write_extent(
     blobs.put(extent_name(plan.generation), plan.file_bytes, parts)
 
 
-def give_up(blobs: BlobStore, work: BlobWork) -> None:
-    """Drops a unit or removes an extent; one that is gone already is fine. Raises OSError."""
-    name = extent_name(work.generation)
-    if isinstance(work, RemoveExtent):
-        blobs.delete(name)
-    else:
-        blobs.punch(name, dead_ranges(work))
+def give_ups(blobs: BlobStore, work: Sequence[BlobWork]) -> list[Callable[[], None]]:
+    """The calls that drop units and remove extents; what is gone already is fine. They raise
+    OSError. All units of one extent are one call, because a medium may write it anew for each."""
+    removed = [each for each in work if isinstance(each, RemoveExtent)]
+    ranges: dict[int, list[BlobRange]] = {}
+    for each in work:
+        if isinstance(each, DropUnit):
+            ranges.setdefault(each.generation, []).extend(dead_ranges(each))
+    return [
+        *(partial(blobs.delete, extent_name(each.generation)) for each in removed),
+        *(partial(blobs.punch, extent_name(name), holes) for name, holes in ranges.items()),
+    ]

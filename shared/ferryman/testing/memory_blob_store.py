@@ -15,7 +15,7 @@ from threading import Event, Lock
 import xxhash
 
 from ferryman.errors import ConfigError
-from ferryman.tiers.extents import ALIGNMENT, aligned
+from ferryman.tiers.extents import ALIGNMENT, ExtentTable, aligned
 from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
 
 WAIT_SECONDS = 60.0
@@ -121,6 +121,9 @@ class MemoryBlobStore:
     def statistics(self) -> BlobStatistics:
         with self._lock:
             return BlobStatistics(len(self._medium.blobs), self._medium.used_bytes, 0)
+
+    def extent_table(self) -> ExtentTable:
+        return ExtentTable()
 
     def _try(self, operation: str) -> None:
         assert self._medium.is_owned, f"{operation} after close"

@@ -3,7 +3,8 @@
 | head | entry a unit ... | page keys ... | to 4096 | unit | to 4096 | unit | to 4096 ...
 
 Dropping a unit clears its flag and punches a hole for its bytes; the blob is removed with its last
-unit. So an extent is charged with its header and the units alive.
+unit. So an extent is charged with its header and the units alive, or whole where blobs have no
+holes.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ BlobWork = DropUnit | RemoveExtent
 
 @dataclass(slots=True)
 class _Extent:
-    header_bytes: int
+    room: int  # the bytes charged
     alive: dict[int, tuple[int, int]] = field(default_factory=dict)  # index: (offset, bytes)
 
 
@@ -79,12 +80,13 @@ class ExtentTable:
     """Every extent by its generation, a number that grows with each, and the leases of their units.
     A unit's handle is the generation of its extent and its index there."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_generation: int = 0) -> None:
+        """Generations given are above `last_generation`."""
         self.used_bytes = 0
         self._extents: dict[int, _Extent] = {}
         self._foreign: dict[int, int] = {}
         self._reserved: dict[int, int] = {}
-        self._last = 0
+        self._last = last_generation
         self._work: list[BlobWork] = []
         self._leases: Counter[SlotHandle] = Counter()
 
@@ -110,14 +112,28 @@ class ExtentTable:
         """Ends the charge of `reserve`: the extent is not written, or is added next."""
         self.used_bytes -= self._reserved.pop(generation)
 
+    def room(self, num_bytes: int, file_bytes: int) -> int:
+        """The room of a blob of `file_bytes` whose header and living units have `num_bytes`."""
+        return num_bytes
+
+    def _freed(self, num_bytes: int) -> int:
+        """The room that comes back with one unit."""
+        return aligned(num_bytes)
+
     def add(
-        self, generation: int, header: int, units: Iterable[tuple[int, tuple[int, int]]]
+        self,
+        generation: int,
+        header: int,
+        units: Iterable[tuple[int, tuple[int, int]]],
+        file_bytes: int,
     ) -> None:
         """Adds an extent on disk with its living units: index, (offset, bytes)."""
-        extent = _Extent(header, dict(units))
+        alive = dict(units)
+        num_bytes = header + sum(aligned(size) for _, size in alive.values())
+        extent = _Extent(self.room(num_bytes, file_bytes), alive)
         self._extents[generation] = extent
         self._last = max(self._last, generation)
-        self.used_bytes += header + sum(aligned(size) for _, size in extent.alive.values())
+        self.used_bytes += extent.room
         self._remove_if_dead(generation)
 
     def add_foreign(self, generation: int, num_bytes: int) -> None:
@@ -130,7 +146,9 @@ class ExtentTable:
         """Drops one unit."""
         extent = self._extents[generation]
         offset, num_bytes = extent.alive.pop(index)
-        self.used_bytes -= aligned(num_bytes)
+        freed = self._freed(num_bytes)
+        extent.room -= freed
+        self.used_bytes -= freed
         self._work.append(DropUnit(generation, index, offset, num_bytes))
         self._remove_if_dead(generation)
 
@@ -141,7 +159,7 @@ class ExtentTable:
 
     def _remove_if_dead(self, generation: int) -> None:
         if not self._extents[generation].alive:
-            self.used_bytes -= self._extents.pop(generation).header_bytes
+            self.used_bytes -= self._extents.pop(generation).room
             self._work.append(RemoveExtent(generation))
 
     def drop_oldest_foreign(self) -> bool:
@@ -176,3 +194,14 @@ class ExtentTable:
         return tuple(
             each for each in work if isinstance(each, RemoveExtent) or each.generation not in gone
         )
+
+
+class WholeExtentTable(ExtentTable):
+    """The table of a medium whose blobs have no holes: an extent's room comes back as a whole, with
+    its last unit."""
+
+    def room(self, num_bytes: int, file_bytes: int) -> int:
+        return file_bytes
+
+    def _freed(self, num_bytes: int) -> int:
+        return 0

@@ -48,8 +48,11 @@ class _Writing:
 class StorageStore(UnitStore):
     """The units of one model's state in one blob store. Bytes are one total over all kinds."""
 
-    def __init__(self, manifest: StateManifest, limits: StorageLimits) -> None:
-        self.limits, self._extents = limits, ExtentTable()
+    def __init__(
+        self, manifest: StateManifest, limits: StorageLimits, extents: ExtentTable
+    ) -> None:
+        """`extents` is an empty table, as the medium charges extents."""
+        self.limits, self._extents = limits, extents
         super().__init__(manifest, Tier.STORAGE, self._extents)
         self._readers: LeaseTable[StorageLease] = LeaseTable(limits.max_leases)
         self._writing: dict[int, _Writing] = {}
@@ -61,11 +64,14 @@ class StorageStore(UnitStore):
             if extent.manifest_digest == self.manifest.digest:
                 self._restore(extent, now)
             else:
-                self._extents.add_foreign(extent.generation, extent.num_bytes)
+                room = self._extents.room(extent.num_bytes, extent.file_bytes)
+                self._extents.add_foreign(extent.generation, room)
         self._make_room(0)
 
     def _restore(self, extent: FoundExtent, now: float) -> None:
-        self._extents.add(extent.generation, extent.header_bytes, places(extent.units))
+        self._extents.add(
+            extent.generation, extent.header_bytes, places(extent.units), extent.file_bytes
+        )
         by_name = {(unit.kind, unit.page_index): unit for unit in extent.units}
         whole, _ = self.offer(extent.keys, _pages(by_name)).whole()
         self._extents.give_back(u.handle for name, u in by_name.items() if name not in whole)
@@ -199,7 +205,7 @@ class StorageStore(UnitStore):
         writing = self._end_writing(generation)
         plan = writing.plan
         header_bytes = plan.file_bytes - sum(aligned(unit.num_bytes) for unit in plan.units)
-        self._extents.add(generation, header_bytes, places(plan.units))
+        self._extents.add(generation, header_bytes, places(plan.units), plan.file_bytes)
         below = plan.keys[: writing.base]
         if writing.is_dropped or self._tree.match_depth(below) < len(below):
             self._extents.give_back(unit.handle for unit in plan.units)

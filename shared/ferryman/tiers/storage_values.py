@@ -25,7 +25,8 @@ class ExtentPlan:
 
 @dataclass(frozen=True, slots=True)
 class FoundExtent:
-    """An extent found on disk: `units` are those alive, `num_bytes` the bytes it takes."""
+    """An extent found on disk: `units` are those alive, `num_bytes` the bytes of header and units,
+    `file_bytes` the length of its blob, holes included."""
 
     generation: int
     manifest_digest: str
@@ -33,6 +34,7 @@ class FoundExtent:
     units: tuple[StoredUnit, ...]
     header_bytes: int
     num_bytes: int
+    file_bytes: int
 
 
 BlobRange = tuple[int, int]  # offset and number of bytes
