@@ -16,3 +16,9 @@ def make_certificates(
     specs = certificate_specs(())
     write_certificates(folder, specs, days, now or datetime.now(UTC), new_ca=new_ca)
     return folder
+
+
+def forget_older_authorities(folder: Path) -> None:
+    """From now on the newest authority alone is trusted."""
+    path, end = folder / "ca.crt", "-----END CERTIFICATE-----\n"
+    path.write_text(path.read_text().split(end)[0] + end)

@@ -21,6 +21,7 @@ from ferryman.client import (
     Usage,
 )
 from ferryman.errors import FerrymanError
+from ferryman_cli.endpoints import DoorPlace
 
 HELP = "/reset forgets the conversation, /quit ends; Ctrl-C ends an answer"
 QUIT, RESET = ("/quit", "/exit"), "/reset"
@@ -110,23 +111,23 @@ def usage_note(usage: Usage, request_id: str) -> str:
     )
 
 
-def run_chat(grpc: str, sampling: SamplingParams) -> int:
+def run_chat(door: DoorPlace, sampling: SamplingParams) -> int:
     console = Console(highlight=False)
     with asyncio.Runner() as runner:
-        client = runner.run(_opened(grpc))
+        client = runner.run(_opened(door))
         try:
             models = runner.run(client.models(deadline_seconds=5.0))
             served = ", ".join(card.model_id for card in models)
-            console.print(f"chatting with {served} at {grpc}; {HELP}", style="dim")
+            console.print(f"chatting with {served} at {door.address}; {HELP}", style="dim")
             Chat(client, console, sampling).run(runner, terminal_lines(console))
         finally:
             runner.run(client.close())
     return 0
 
 
-async def _opened(grpc: str) -> Client:
+async def _opened(door: DoorPlace) -> Client:
     """Opens the client on the loop of its calls: channels belong to the loop that made them."""
-    return Client(grpc)
+    return Client(door.address, tls=door.tls())
 
 
 def terminal_lines(console: Console) -> ReadLine:

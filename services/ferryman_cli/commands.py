@@ -19,13 +19,14 @@ from ferryman_cli.endpoints import (
     STATE_DIR,
     ApiKey,
     AsJson,
+    CaFile,
     ClusterName,
     GrpcAddress,
     NatsUrl,
     RequestId,
     StateDir,
-    grpc_address,
-    nats_and_name,
+    broker_place,
+    door_place,
 )
 from ferryman_cli.flags import with_flags
 from ferryman_cli.key_commands import certs, credentials, key
@@ -137,6 +138,7 @@ def config(
 
 def chat(
     grpc: GrpcAddress = "",
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
@@ -146,7 +148,7 @@ def chat(
     from ferryman_cli.chat import run_chat
 
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    return run_chat(grpc_address(grpc, state_dir), sampling)
+    return run_chat(door_place(grpc, ca, state_dir), sampling)
 
 
 def generate(
@@ -194,13 +196,14 @@ def trace(
     ] = False,
     nats: NatsUrl = "",
     cluster: ClusterName = "",
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
     """Draw what happened to a request, from the lifecycle log."""
     from ferryman_cli.trace import run_trace
 
-    where = nats_and_name(nats, cluster, state_dir)
+    where = broker_place(nats, cluster, ca, state_dir)
     return run_trace(where, request_id, checks=check, as_json=json)
 
 
@@ -208,27 +211,29 @@ def explain(
     request_id: RequestId,
     grpc: GrpcAddress = "",
     api_key: ApiKey = "",
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
     """Show why a request was routed as it was, with the runner-up."""
     from ferryman_cli.explain import run_explain
 
-    address = grpc_address(grpc, state_dir)
-    return run_explain(address, request_id, api_key=api_key, as_json=json)
+    door = door_place(grpc, ca, state_dir)
+    return run_explain(door, request_id, api_key=api_key, as_json=json)
 
 
 def events(
     request_id: Annotated[str, typer.Argument(metavar="[ID]", help="A request id.")] = "",
     nats: NatsUrl = "",
     cluster: ClusterName = "",
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
     """Follow lifecycle events as they happen, of one request or of all."""
     from ferryman_cli.events import run_events
 
-    return run_events(nats_and_name(nats, cluster, state_dir), request_id, as_json=json)
+    return run_events(broker_place(nats, cluster, ca, state_dir), request_id, as_json=json)
 
 
 def _piped() -> str:

@@ -28,7 +28,7 @@ from ferryman.wire.nats.heartbeat import (
 )
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions
 from ferryman.wire.nats.subjects import Subjects
-from ferryman_cli.lifecycle_reader import CLIENT_NAME, connected_with
+from ferryman_cli.lifecycle_reader import CLIENT_NAME, authorities_in, connected_with
 from ferryman_launcher.state_folder import credentials_path, running_cluster
 
 # A worker that is there has sent a heartbeat in this time.
@@ -46,20 +46,23 @@ class OrderAccess:
     cluster: str
 
 
-def order_access(url: str, name: str, credentials: Path | None, state_dir: Path) -> OrderAccess:
+def order_access(
+    url: str, name: str, credentials: Path | None, state_dir: Path, ca: str = ""
+) -> OrderAccess:
     """The broker as a router may use it. Raises ConfigError for files that do not fit.
 
     With a URL, the login is the one in it or in `credentials`; else the state folder has it.
     """
     if not url:
         cluster = running_cluster(state_dir)
-        url, name = cluster.nats, name or cluster.name
+        url, name, ca = cluster.nats, name or cluster.name, ca or cluster.ca
         # The folder of an older version has none, and then its broker asks for none.
         kept = credentials_path(state_dir, ClusterRole.ROUTER)
         credentials = credentials or (kept if kept.exists() else None)
     login = _router_login(credentials) if credentials else None
     # The log is the running router's: an order must not change its limits.
-    return OrderAccess(NatsOptions(url, CLIENT_NAME, login, log=None), name or "local")
+    options = NatsOptions(url, CLIENT_NAME, login, log=None, authorities=authorities_in(ca))
+    return OrderAccess(options, name or "local")
 
 
 def _router_login(path: Path) -> Login:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +31,10 @@ RouterCredentials = Annotated[
         help="A router's credentials; by default those in the state folder.",
     ),
 ]
+CaFile = Annotated[
+    str,
+    typer.Option("--ca", metavar="FILE", help="Authorities of a cluster with TLS, such as ca.crt."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ApiKey = Annotated[
     str,
@@ -45,6 +50,9 @@ RequestId = Annotated[
     typer.Argument(metavar="ID", help="A request id, or what its caller named it (x-request-id)."),
 ]
 
+if TYPE_CHECKING:
+    from ferryman.wire.grpc.tls import DoorTls
+
 STATE_DIR = DEFAULT
 
 
@@ -59,9 +67,42 @@ def grpc_address(given: str, state_dir: Path) -> str:
     return address
 
 
-def nats_and_name(url: str, name: str, state_dir: Path) -> tuple[str, str]:
-    """The broker's URL, with an observer's login where there is one, and the cluster's name."""
+@dataclass(frozen=True, slots=True)
+class BrokerPlace:
+    """A broker's URL, the cluster's name in its subjects, and (with TLS) a file of authorities."""
+
+    url: str
+    cluster: str = "local"
+    ca: str = ""
+
+
+def broker_place(url: str, name: str, ca: str, state_dir: Path) -> BrokerPlace:
+    """The broker's URL has an observer's login where there is one."""
     if url:
-        return url, name or "local"
+        return BrokerPlace(url, name or "local", ca)
     cluster = running_cluster(state_dir)
-    return observer_nats_url(state_dir, cluster), name or cluster.name
+    url = observer_nats_url(state_dir, cluster)
+    return BrokerPlace(url, name or cluster.name, ca or cluster.ca)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorPlace:
+    """The router's gRPC door, host:port, and (with TLS) a file of authorities."""
+
+    address: str
+    ca: str = ""
+
+    def tls(self) -> DoorTls | None:
+        """For the client; None without TLS. Raises ConfigError."""
+        if not self.ca:
+            return None
+        # gRPC takes a moment to import, which `--help` should not.
+        from ferryman.wire.grpc.tls import DoorTls
+
+        return DoorTls.of_file(self.ca)
+
+
+def door_place(given: str, ca: str, state_dir: Path) -> DoorPlace:
+    """The address as `grpc_address` has it, and errors, too."""
+    address = grpc_address(given, state_dir)
+    return DoorPlace(address, ca or ("" if given else running_cluster(state_dir).ca))

@@ -10,20 +10,21 @@ from rich.console import Console
 from rich.text import Text
 
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
+from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import follow_events
 from ferryman_cli.trace import COLOURS
 from ferryman_cli.waterfall import facts_text
 
 
-def run_events(nats: tuple[str, str], request_id: str, *, as_json: bool) -> int:
+def run_events(place: BrokerPlace, request_id: str, *, as_json: bool) -> int:
     """Follows one request until it is over; all requests, until Ctrl-C."""
-    asyncio.run(_follow(nats, request_id, as_json=as_json))
+    asyncio.run(_follow(place, request_id, as_json=as_json))
     return 0
 
 
-async def _follow(nats: tuple[str, str], request_id: str, *, as_json: bool) -> None:
+async def _follow(place: BrokerPlace, request_id: str, *, as_json: bool) -> None:
     console = Console(soft_wrap=True)
-    async with aclosing(follow_events(*nats, request_id)) as events:
+    async with aclosing(follow_events(place, request_id)) as events:
         async for message, event in events:
             if as_json:
                 line = {"subject": message.subject, **json.loads(message.payload)}

@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ferryman.client import Client, RouteCandidate, RouteExplanation
+from ferryman_cli.endpoints import DoorPlace
 
 MAX_OTHERS = 3  # fit beside the choice in 80 columns; --json prints all
 
 
-def run_explain(grpc: str, request_id: str, *, api_key: str, as_json: bool) -> int:
-    routes = asyncio.run(_explained(grpc, request_id, api_key))
+def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool) -> int:
+    routes = asyncio.run(_explained(door, request_id, api_key))
     if as_json:
         print(json.dumps({"request_id": request_id, "routes": [asdict(one) for one in routes]}))
     elif not routes:
@@ -26,8 +27,10 @@ def run_explain(grpc: str, request_id: str, *, api_key: str, as_json: bool) -> i
     return 0
 
 
-async def _explained(grpc: str, request_id: str, api_key: str) -> tuple[RouteExplanation, ...]:
-    async with Client(grpc, api_key=api_key) as client:
+async def _explained(
+    door: DoorPlace, request_id: str, api_key: str
+) -> tuple[RouteExplanation, ...]:
+    async with Client(door.address, api_key=api_key, tls=door.tls()) as client:
         return await client.explain(request_id)
 
 

@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.certificates import certificate_specs, write_certificates
 from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.runtime.server_access import write_server_access
-from ferryman.runtime.tls_folder import utc_now
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
 
@@ -46,6 +44,10 @@ def certs(
     Again in the same folder it replaces all certificates, which running processes notice. A service
     needs ca.crt and the two files of its role, the router those of `door`, too; ca.key stays here.
     """
+    # `--help` should not wait for this import.
+    from ferryman.runtime.certificates import certificate_specs, write_certificates
+    from ferryman.runtime.tls_folder import utc_now
+
     specs = certificate_specs(host or ())
     _made_folder(folder)
     write_certificates(folder, specs, days, utc_now(), new_ca=new_ca)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from ferryman.errors import NotFound, PermissionDenied, Unavailable
+from ferryman.errors import ConfigError, NotFound, PermissionDenied, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.bus import BusMessage, RecordedMessage
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
 from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli.endpoints import BrokerPlace
 
 CLIENT_NAME = "ferryman-cli"
 CONNECT_SECONDS = 3.0
@@ -24,10 +26,23 @@ PAUSE_SECONDS = 0.1
 
 
 @asynccontextmanager
-async def connected_bus(url: str) -> AsyncIterator[NatsBus]:
+async def connected_bus(place: BrokerPlace) -> AsyncIterator[NatsBus]:
     """A bus with its broker connected. Raises Unavailable when no broker answers."""
-    async with connected_with(NatsOptions(url, client_name=CLIENT_NAME)) as bus:
+    authorities = authorities_in(place.ca)
+    options = NatsOptions(place.url, client_name=CLIENT_NAME, authorities=authorities)
+    async with connected_with(options) as bus:
         yield bus
+
+
+def authorities_in(path: str) -> Callable[[], bytes] | None:
+    """A reader of a file of authorities; None without one. Raises ConfigError."""
+    if not path:
+        return None
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"authorities {path}: {error.strerror}") from None
+    return lambda: text
 
 
 @asynccontextmanager
@@ -47,16 +62,16 @@ async def connected_with(options: NatsOptions) -> AsyncIterator[NatsBus]:
         yield bus
 
 
-async def read_events(url: str, cluster: str, request_id: str) -> list[LifecycleEntry]:
+async def read_events(place: BrokerPlace, request_id: str) -> list[LifecycleEntry]:
     """All events of a call in the log, by a request's id or by its caller's name for it; waits a
     moment for the last events to arrive.
 
     A call that outlived its router was sent again as another request. The events of both are
     returned, one request after the other.
     """
-    subjects = Subjects(cluster)
+    subjects = Subjects(place.cluster)
     check_correlation_id(request_id)
-    async with connected_bus(url) as bus:
+    async with connected_bus(place) as bus:
         *gone, last = await _request_ids(bus, subjects, request_id)
         before = [event for one in gone for event in await _life_of(bus, subjects, one)]
         deadline = asyncio.get_running_loop().time() + LAST_WORDS_SECONDS
@@ -68,12 +83,12 @@ async def read_events(url: str, cluster: str, request_id: str) -> list[Lifecycle
 
 
 async def follow_events(
-    url: str, cluster: str, request_id: str
+    place: BrokerPlace, request_id: str
 ) -> AsyncGenerator[tuple[BusMessage, LifecycleEntry], None]:
     """Yields events as they happen, of one request or (with an empty id) of all, without end."""
-    subjects = Subjects(cluster)
+    subjects = Subjects(place.cluster)
     pattern = subjects.all_life_of(request_id) if request_id else subjects.all_life
-    async with connected_bus(url) as bus, bus.subscribed(pattern) as messages:
+    async with connected_bus(place) as bus, bus.subscribed(pattern) as messages:
         async for message in messages:
             try:
                 yield message, decode_event(message.payload)

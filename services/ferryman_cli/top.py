@@ -16,6 +16,7 @@ from rich.table import Table
 from ferryman.errors import InvalidRequest, NotFound
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import connected_bus
 
 ONCE_SECONDS = 2.0 * HEARTBEAT_SECONDS
@@ -58,24 +59,24 @@ class SeenWorkers:
         return sorted(self._seen.values(), key=lambda one: (one.beat.role, one.beat.worker_id))
 
 
-def run_top(nats: tuple[str, str], *, once: bool, as_json: bool) -> int:
+def run_top(place: BrokerPlace, *, once: bool, as_json: bool) -> int:
     if once or as_json:
-        return asyncio.run(_once(*nats, as_json=as_json))
-    asyncio.run(_live(*nats))
+        return asyncio.run(_once(place, as_json=as_json))
+    asyncio.run(_live(place))
     return 0
 
 
-async def _once(url: str, cluster: str, *, as_json: bool) -> int:
+async def _once(place: BrokerPlace, *, as_json: bool) -> int:
     seen = SeenWorkers()
     try:
-        async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(url, cluster)) as beats:
+        async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(place)) as beats:
             async for beat in beats:
                 seen.on_heartbeat(beat, monotonic())
     except TimeoutError:
         pass
     workers = seen.workers(monotonic())
     if not workers:
-        raise NotFound(f"no worker of cluster {cluster} was heard within {ONCE_SECONDS:g} s")
+        raise NotFound(f"no worker of cluster {place.cluster} was heard within {ONCE_SECONDS:g} s")
     if as_json:
         print(json.dumps({"workers": [asdict(one.beat) for one in workers]}))
     else:
@@ -83,18 +84,18 @@ async def _once(url: str, cluster: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _live(url: str, cluster: str) -> None:
+async def _live(place: BrokerPlace) -> None:
     seen = SeenWorkers()
-    async with aclosing(_beats(url, cluster)) as beats:
+    async with aclosing(_beats(place)) as beats:
         with Live("waiting for heartbeats", auto_refresh=False, transient=True) as live:
             async for beat in beats:
                 seen.on_heartbeat(beat, monotonic())
                 live.update(fleet_table(seen.workers(monotonic()), monotonic()), refresh=True)
 
 
-async def _beats(url: str, cluster: str) -> AsyncGenerator[Heartbeat, None]:
-    async with connected_bus(url) as bus:
-        async with bus.subscribed(Subjects(cluster).all_beats) as messages:
+async def _beats(place: BrokerPlace) -> AsyncGenerator[Heartbeat, None]:
+    async with connected_bus(place) as bus:
+        async with bus.subscribed(Subjects(place.cluster).all_beats) as messages:
             async for message in messages:
                 try:
                     yield heartbeat_from_bytes(message.payload)

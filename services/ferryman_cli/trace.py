@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ferryman.handoff.lifecycle import LifecycleEntry, Violation, check, is_over
 from ferryman.runtime.life import EXIT_FAILED
+from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import read_events
 from ferryman_cli.waterfall import WaterfallRow, bar, facts_text, rows
 
@@ -20,9 +21,9 @@ MIN_BAR_WIDTH, MAX_BAR_WIDTH = 10, 28
 COLOURS = {"router": "cyan", "prefill": "green", "decode": "magenta", "hostcache": "yellow"}
 
 
-def run_trace(nats: tuple[str, str], request_id: str, *, checks: bool, as_json: bool) -> int:
+def run_trace(place: BrokerPlace, request_id: str, *, checks: bool, as_json: bool) -> int:
     """Prints the trace; with `checks` the exit status says whether it is legal."""
-    events = asyncio.run(read_events(*nats, request_id))
+    events = asyncio.run(read_events(place, request_id))
     violations = check(events) if checks else []
     if as_json:
         print(json.dumps(as_object(request_id, events, violations)))

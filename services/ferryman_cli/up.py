@@ -13,11 +13,9 @@ from pathlib import Path
 
 from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
-from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.load_display import LoadDisplay, load_display
@@ -50,6 +48,9 @@ def banner(
     command = os.path.relpath(program) if "/" in program else program
     tiers = "".join(f"  memory {worker}\n" for worker in workers)
     tiers += "".join(f"  tiers  {plan_line(plan)}\n" for plan in plans)
+    # Tools of others do not look for the authority in the state folder.
+    curl = f"curl --cacert {os.path.relpath(cluster.ca)}" if cluster.ca else "curl"
+    nats = f"nats --tlsca {os.path.relpath(cluster.ca)}" if cluster.ca else "nats"
     where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
     return f"""Ferryman is up and serves {cluster.model}.
 
@@ -62,11 +63,11 @@ def banner(
 Try in another terminal:
 
   ID=hello-$(date +%s)
-  curl {cluster.http}/v1/chat/completions -H "x-request-id: $ID" \\
+  {curl} {cluster.http}/v1/chat/completions -H "x-request-id: $ID" \\
     -H 'content-type: application/json' -d '{json.dumps(body)}'
   {command} trace $ID{where}
   {command} chat{where}
-  nats -s "$(cat {os.path.relpath(state_dir / NATS_URL)})" sub '{Subjects(cluster.name).all_life}'
+  {nats} -s "$(cat {os.path.relpath(state_dir / NATS_URL)})" sub '{Subjects(cluster.name).all_life}'
 
 Ctrl-C drains and ends everything."""
 
@@ -156,7 +157,8 @@ class _Up:
         self._end_on_signals()
         status = EXIT_STOPPED
         try:
-            async with alongside(self._raise_when_stopped()):
+            renewing = self._process_plan.locks.watch_broker(self._renew_broker)
+            async with alongside(self._raise_when_stopped(), renewing):
                 await self._start()
                 announce(self._cluster(), self._plans)
                 await self._supervisor.watch()
@@ -178,12 +180,10 @@ class _Up:
         self._doors = said["router"]
         self._pin_doors()
         async with asyncio.timeout(READY_SECONDS):
-            await serving(self._doors["http"])
+            await serving(self._doors["http"], self._process_plan.locks.ca)
         caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
-        observer = read_credentials(self._process_plan.credentials[ClusterRole.OBSERVER])
-        self._plans = await host_plans(
-            caches, self._choices.tiers.node_storage_bytes, GrpcAccess(observer)
-        )
+        observer = self._process_plan.locks.access(ClusterRole.OBSERVER)
+        self._plans = await host_plans(caches, self._choices.tiers.node_storage_bytes, observer)
         self._write()
 
     def _pin_doors(self) -> None:
@@ -197,18 +197,29 @@ class _Up:
 
     def _cluster(self) -> RunningCluster:
         return RunningCluster(
-            http=f"http://{self._doors['http']}",
-            grpc=self._doors["grpc"],
+            http=f"{'https' if self._process_plan.locks.ca else 'http'}://{self._reached('http')}",
+            grpc=self._reached("grpc"),
             nats=self._process_plan.nats_url,
             redis=self._process_plan.redis_url,
             name=self._choices.cluster,
             model=self._choices.served_name,
             up_pid=os.getpid(),
             pids=self._supervisor.pids,
+            ca=self._process_plan.locks.ca,
         )
+
+    def _reached(self, door: str) -> str:
+        """The address of a door; no certificate has the one that stands for all of a machine."""
+        address: str = self._doors[door]
+        return address.replace("0.0.0.0:", "127.0.0.1:") if self._process_plan.locks.ca else address
 
     def _write(self) -> None:
         self._folder.write(self._cluster())
+
+    def _renew_broker(self) -> None:
+        """Has our own NATS read its certificate again; a broker of others is theirs to renew."""
+        if (pid := self._supervisor.pids.get("nats")) is not None:
+            os.kill(pid, signal.SIGHUP)
 
     async def _raise_when_stopped(self) -> None:
         await self._stopping.wait()

@@ -9,11 +9,12 @@ import typer
 from ferryman_cli.endpoints import (
     STATE_DIR,
     AsJson,
+    CaFile,
     ClusterName,
     NatsUrl,
     RouterCredentials,
     StateDir,
-    nats_and_name,
+    broker_place,
 )
 
 
@@ -21,13 +22,14 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     nats: NatsUrl = "",
     cluster: ClusterName = "",
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
     """Show all workers, live."""
     from ferryman_cli.top import run_top
 
-    return run_top(nats_and_name(nats, cluster, state_dir), once=once, as_json=json)
+    return run_top(broker_place(nats, cluster, ca, state_dir), once=once, as_json=json)
 
 
 def drain(
@@ -41,6 +43,7 @@ def drain(
     nats: NatsUrl = "",
     cluster: ClusterName = "",
     credentials: RouterCredentials = None,
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
@@ -51,7 +54,7 @@ def drain(
     """
     from ferryman_cli.drain import DrainChoice, order_access, run_drain
 
-    access = order_access(nats, cluster, credentials, state_dir)
+    access = order_access(nats, cluster, credentials, state_dir, ca)
     choice = DrainChoice(worker, takes_last=even_last)
     return run_drain(access, choice, waits=not no_wait, as_json=json)
 
@@ -66,6 +69,7 @@ def roll(
     nats: NatsUrl = "",
     cluster: ClusterName = "",
     credentials: RouterCredentials = None,
+    ca: CaFile = "",
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
@@ -76,5 +80,5 @@ def roll(
     from ferryman_cli.drain import order_access
     from ferryman_cli.roll import RollChoice, run_roll
 
-    access = order_access(nats, cluster, credentials, state_dir)
+    access = order_access(nats, cluster, credentials, state_dir, ca)
     return run_roll(access, RollChoice(even_last, seconds), as_json=json)

@@ -122,7 +122,13 @@ async def running_host_cache(
     async with AsyncExitStack() as stack:
         arena = await stack.enter_async_context(_arena(settings, identity))
         login = credentials.nats if credentials else None
-        to_broker = NatsOptions(settings.bus.url, worker_id, login, life_secret=secret)
+        to_broker = NatsOptions(
+            settings.bus.url,
+            worker_id,
+            login,
+            life_secret=secret,
+            authorities=access.authorities,
+        )
         bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(

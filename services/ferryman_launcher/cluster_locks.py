@@ -7,8 +7,9 @@ Source: https://github.com/nats-io/jsm.go/blob/main/natscontext/context.go
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -17,10 +18,13 @@ from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.credentials_file import write_all_credentials, write_private_text
 from ferryman.runtime.server_access import with_login, write_server_access
-from ferryman.wire.nats.permissions import inbox_of
+from ferryman.runtime.tls_folder import AUTHORITIES, DOOR, NATS, TlsFolder
+from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
+from ferryman.wire.nats.permissions import CertificateFiles, inbox_of
 
 REDIS_DEFAULT_USER = "default"
 CONTEXT_NAME = "ferryman"
+LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,39 @@ class LockedCluster:
     credentials: Mapping[ClusterRole, Path]
     nats_config: Path
     redis_acl: Path
+    tls_dir: Path | None = None
 
     def settings_of(self, role: str) -> Mapping[str, object]:
         """The settings by which a service of this role finds its credentials."""
-        return {"credentials_file": self.credentials[ClusterRole(role)]}
+        tls = str(self.tls_dir) if self.tls_dir else ""
+        return {"credentials_file": self.credentials[ClusterRole(role)], "tls_dir": tls}
+
+    @property
+    def ca(self) -> str:
+        """The file of authorities; empty without TLS."""
+        return str(self.tls_dir / AUTHORITIES) if self.tls_dir else ""
+
+    @property
+    def nats_scheme(self) -> str:
+        """Of the URL of our own NATS."""
+        return "tls" if self.tls_dir else "nats"
+
+    async def watch_broker(self, renew: Callable[[], None]) -> None:
+        """Calls `renew` whenever NATS' certificate has changed, for ever."""
+        if self.tls_dir is None:
+            return
+        newest = TlsFolder(self.tls_dir, NATS)
+        used = newest()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if newest() is not used:
+                used = newest()
+                renew()
+
+    def access(self, role: ClusterRole) -> GrpcAccess:
+        """The way of the launcher itself to call services in a role."""
+        tls = TlsFolder(self.tls_dir, role.value) if self.tls_dir else None
+        return GrpcAccess(credentials_of(self.key, role), tls)
 
     def foreign_redis(self, url: str) -> str:
         """The URL for services of a Redis that others run, which knows none of our users: its
@@ -59,10 +92,19 @@ class OpenCluster:
     credentials: Mapping[ClusterRole, Path]
     nats_config: None = None
     redis_acl: None = None
+    ca: str = ""
+    nats_scheme: str = "nats"
 
     def settings_of(self, role: str) -> Mapping[str, object]:
         """None: it has no credentials, whatever the environment says."""
-        return {"credentials_file": ""}
+        return {"credentials_file": "", "tls_dir": ""}
+
+    async def watch_broker(self, renew: Callable[[], None]) -> None:
+        """It has no certificate."""
+
+    def access(self, role: ClusterRole) -> GrpcAccess:
+        """Nobody asks who calls."""
+        return OPEN_TO_ALL
 
     def foreign_redis(self, url: str) -> str:
         return url
@@ -82,16 +124,25 @@ def open_cluster(folder: Path, key: ClusterKey) -> OpenCluster:
     return OpenCluster(write_all_credentials(folder, key))
 
 
-def locked_cluster(folder: Path, key: ClusterKey, cluster: str) -> LockedCluster:
-    """Writes all files of a locked cluster into a private folder."""
-    access = write_server_access(folder, key, cluster)
+def locked_cluster(
+    folder: Path, key: ClusterKey, cluster: str, tls_dir: Path | None = None
+) -> LockedCluster:
+    """Writes all files of a locked cluster into a private folder. `tls_dir` has its certificates.
+
+    Raises ConfigError for certificates that cannot be used.
+    """
+    certificate = None
+    if tls_dir is not None:
+        used = {name: TlsFolder(tls_dir, name) for name in (*ClusterRole, DOOR, NATS)}
+        certificate = CertificateFiles(used[NATS].certificate, used[NATS].key)
+    access = write_server_access(folder, key, cluster, certificate)
     credentials = write_all_credentials(folder, key)
-    return LockedCluster(key, credentials, access.nats_config, access.redis_acl)
+    return LockedCluster(key, credentials, access.nats_config, access.redis_acl, tls_dir)
 
 
-def nats_context(url: str, description: str) -> str:
+def nats_context(url: str, description: str, ca: str = "") -> str:
     """The content of a context file. `url` may be several with commas; the login in the first is
-    that of all."""
+    that of all. `ca` is the file of their authorities, if they have TLS."""
     parts = [urlsplit(one.strip()) for one in url.split(",")]
     bare = [urlunsplit(each._replace(netloc=each.netloc.rpartition("@")[2])) for each in parts]
     user, password = unquote(parts[0].username or ""), unquote(parts[0].password or "")
@@ -102,13 +153,15 @@ def nats_context(url: str, description: str) -> str:
         "password": password,
         "inbox_prefix": inbox_of(user),
     }
+    if ca:
+        said["ca"] = ca
     return json.dumps(said, indent=1) + "\n"
 
 
-def write_nats_context(folder: Path, url: str, description: str) -> None:
+def write_nats_context(folder: Path, url: str, description: str, ca: str = "") -> None:
     """Writes it into a private folder that is called `nats`, and selects it. Raises ConfigError,
     and OSError when the folder inside cannot be made."""
     contexts = folder / "context"
     contexts.mkdir(mode=0o700, exist_ok=True)
-    write_private_text(contexts / f"{CONTEXT_NAME}.json", nats_context(url, description))
+    write_private_text(contexts / f"{CONTEXT_NAME}.json", nats_context(url, description, ca))
     write_private_text(folder / "context.txt", CONTEXT_NAME)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.credentials import ClusterRole
+from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
@@ -34,13 +35,14 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
     """All processes of a cluster: the servers are ready before any service starts. `credentials`
-    are the files of all roles, which nobody asks for in an open cluster."""
+    are the files of all roles, which nobody asks for in an open cluster; `locks` has the rest."""
 
     servers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...]
     nats_url: str
     redis_url: str
     credentials: Mapping[ClusterRole, Path]
+    locks: ClusterLocks
 
 
 def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
@@ -50,7 +52,9 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     locks = _locks(choices, folder)
     index_url = locks.foreign_redis(redis_url)
     if not nats_url:
-        command = nats_command(folder.path / "nats", config=locks.nats_config)
+        command = nats_command(
+            folder.path / "nats", config=locks.nats_config, scheme=locks.nats_scheme
+        )
         servers.append(_server(command, folder))
         nats_url = command.url
     observer_redis = redis_url
@@ -62,16 +66,19 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     observer_nats = locks.observer_nats(nats_url)
     folder.write_observer_urls(observer_nats, observer_redis)
     described = f"Cluster {choices.cluster} of Ferryman, to observe"
-    write_nats_context(folder.private("nats"), observer_nats, described)
+    write_nats_context(folder.private("nats"), observer_nats, described, locks.ca)
     services = _Services(choices, folder, nats_url, index_url, _nodes(choices), locks).all()
-    return ProcessPlan(tuple(servers), services, nats_url, redis_url, locks.credentials)
+    return ProcessPlan(tuple(servers), services, nats_url, redis_url, locks.credentials, locks)
 
 
 def _locks(choices: UpOptions, folder: StateFolder) -> ClusterLocks:
     key, private = read_key_file(folder.key_path), folder.private(CREDENTIALS)
     if choices.insecure:
+        if choices.tls_dir:
+            raise ConfigError("--tls-dir: certificates are for those who ask; drop --insecure")
         return open_cluster(private, key)
-    return locked_cluster(private, key, choices.cluster)
+    tls_dir = Path(choices.tls_dir).absolute() if choices.tls_dir else None
+    return locked_cluster(private, key, choices.cluster, tls_dir)
 
 
 def _nodes(choices: UpOptions) -> tuple[_Node, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,17 +61,21 @@ def _event(line: str) -> ReadyEvent | None:
     return None
 
 
-async def serving(address: str) -> None:
+async def serving(address: str, ca: str = "") -> None:
     """Waits until `/ready` at host:port answers yes; no answer counts as no. The caller sets the
-    limit."""
+    limit. With `ca`, a file of authorities, it asks over HTTPS."""
     while True:
-        if await asyncio.to_thread(_asked, address):
+        if await asyncio.to_thread(_asked, address, ca):
             return
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-def _asked(address: str) -> bool:
+def _asked(address: str, ca: str) -> bool:
     connection = http.client.HTTPConnection(address, timeout=ASK_SECONDS)
+    if ca:
+        context = ssl.create_default_context(cafile=ca)
+        context.check_hostname = False  # it may listen on an address that nobody calls it by
+        connection = http.client.HTTPSConnection(address, timeout=ASK_SECONDS, context=context)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == http.client.OK

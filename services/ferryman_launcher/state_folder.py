@@ -36,7 +36,7 @@ class RunningCluster:
     """The endpoints of a running cluster. `http` is a URL, `grpc` is host:port; `up_pid` supervises
     it.
 
-    `name` is the word in its NATS subjects.
+    `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities.
     """
 
     http: str
@@ -47,6 +47,7 @@ class RunningCluster:
     model: str
     up_pid: int
     pids: Mapping[str, int] = field(default_factory=dict)
+    ca: str = ""
 
 
 class StateFolder:

@@ -23,7 +23,7 @@ from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.tls_folder import DOOR, given_tls
+from ferryman.runtime.tls_folder import DOOR, given_tls, server_context
 from ferryman.settings.adapters import folders_of
 from ferryman.settings.router import LimitSettings, RouterSettings
 from ferryman.text.tool_calls.formats import OutputSyntax
@@ -237,7 +237,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         login = credentials.nats if credentials else None
-        to_broker = NatsOptions(settings.bus.url, worker_id, login)
+        to_broker = NatsOptions(settings.bus.url, worker_id, login, authorities=access.authorities)
         bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(
@@ -283,6 +283,7 @@ async def _open_doors(
     callers = Authenticator(api_keys, settings.limits.deadline_seconds)
     readiness = _readiness(components, transports.bus)
     memory = BodyMemory()
+    door_tls = given_tls(settings.access, DOOR)
     syntax = _syntax(settings, components.frontend.ctx.model)
     door = HttpDeps(
         components.frontend,
@@ -294,7 +295,12 @@ async def _open_doors(
         CorsPolicy(settings.origins),
     )
     http_port = await stack.enter_async_context(
-        http_listening(HttpApp(door), settings.http, limits=_connection_limits(settings.limits))
+        http_listening(
+            HttpApp(door),
+            settings.http,
+            limits=_connection_limits(settings.limits),
+            tls=server_context(door_tls) if door_tls else None,
+        )
     )
     servicer = InferenceServicer(
         components.frontend, callers, memory, transports.bus, transports.subjects
@@ -304,7 +310,6 @@ async def _open_doors(
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
     address = f"{settings.grpc.host}:{settings.grpc.port}"
-    door_tls = given_tls(settings.access, DOOR)
     listening = await stack.enter_async_context(
         grpc_listening(
             address,

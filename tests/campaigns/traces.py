@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ferryman.handoff.lifecycle import LifecycleEntry, Violation, check
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import connected_bus
 
 MAX_EVENTS = 1_000_000
@@ -25,7 +26,7 @@ class Traces:
 
 async def traces_of(nats: str, names: Collection[str]) -> Traces:
     """Of the calls that were named so; a caller names each call differently."""
-    async with connected_bus(nats) as bus:
+    async with connected_bus(BrokerPlace(nats)) as bus:
         history = await bus.history(Subjects().all_life, max_events=MAX_EVENTS)
     return judged([decode_event(entry.payload) for entry in history], names)
 

@@ -17,7 +17,7 @@ from ferryman.runtime.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman_cli.app import run
-from ferryman_cli.endpoints import grpc_address, nats_and_name
+from ferryman_cli.endpoints import BrokerPlace, broker_place, grpc_address
 from ferryman_launcher.option_checks import check
 from ferryman_launcher.options import demo_model, up_options, up_sources
 from ferryman_launcher.state_folder import RunningCluster, StateFolder, running_cluster
@@ -271,7 +271,7 @@ def test_commands_find_the_running_cluster(tmp_path: Path) -> None:
     folder.write(CLUSTER)
     assert running_cluster(tmp_path) == CLUSTER
     assert grpc_address("", tmp_path) == "h:2"
-    assert nats_and_name("", "", tmp_path) == ("nats://h:3", "blue")
+    assert broker_place("", "", "", tmp_path) == BrokerPlace("nats://h:3", "blue")
     folder.forget()
     with pytest.raises(ConfigError):
         running_cluster(tmp_path)
@@ -286,7 +286,7 @@ def test_a_cluster_that_was_killed_is_no_cluster(tmp_path: Path) -> None:
 def test_what_is_given_counts_more_than_the_folder(tmp_path: Path) -> None:
     StateFolder(tmp_path).write(CLUSTER)
     assert grpc_address("grpc://other:5", tmp_path) == "other:5"
-    assert nats_and_name("nats://other:6", "", tmp_path) == ("nats://other:6", "local")
+    assert broker_place("nats://other:6", "", "", tmp_path) == BrokerPlace("nats://other:6")
 
 
 def _free_port() -> int:

@@ -19,6 +19,7 @@ from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_by
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
+from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.events import event_line
 from ferryman_cli.lifecycle_reader import follow_events, ids_of_call
 from ferryman_cli.top import GONE_SECONDS, SeenWorkers
@@ -137,7 +138,7 @@ def test_an_unknown_request_is_not_found(nats_url: str, capsys: pytest.CaptureFi
 
 async def test_events_are_followed_as_they_happen(nats_url: str) -> None:
     wanted, other = recorded_request("live"), recorded_request("other")
-    async with aclosing(follow_events(nats_url, "local", "live")) as events:
+    async with aclosing(follow_events(BrokerPlace(nats_url), "live")) as events:
         first = asyncio.ensure_future(anext(events))
         async with nats_bus(NatsOptions(nats_url)) as bus:
             while not first.done():  # until the subscription has reached the broker

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import make_certificates
 
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
@@ -139,6 +140,28 @@ def test_an_insecure_cluster_is_open_whatever_the_environment_says(
     ]
     assert set(files) == {""}
     assert (tmp_path / "nats.url").read_text().strip() == found.nats_url
+
+
+def test_certificates_are_for_every_service_and_our_own_broker(
+    choices: UpOptions, tmp_path: Path
+) -> None:
+    tls = make_certificates(tmp_path / "tls")
+    found = made(choices.model_copy(update={"tls_dir": str(tls)}), tmp_path)
+    folders = {job.environment[f"FERRYMAN_{job.role.upper()}_TLS_DIR"] for job in found.services}
+    assert folders == {str(tls)}
+    assert found.nats_url.startswith("tls://")
+    assert (tmp_path / "nats.url").read_text().startswith("tls://observer:")
+    assert str(tls / "nats.crt") in (tmp_path / "credentials" / "nats.conf").read_text()
+
+
+def test_certificates_that_cannot_be_used_start_nothing(choices: UpOptions, tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path / "tls")
+    with_tls = choices.model_copy(update={"tls_dir": str(tls)})
+    with pytest.raises(ConfigError, match="drop --insecure"):
+        made(with_tls.model_copy(update={"insecure": True}), tmp_path)
+    (tls / "prefill.key").unlink()
+    with pytest.raises(ConfigError, match=r"prefill\.key: No such file"):
+        made(with_tls, tmp_path)
 
 
 def test_a_redis_of_others_is_used_as_its_default_user(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.certificates import make_certificates
+from tests.certificates import forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY, token_of
 
 from ferryman.credentials import ClusterRole, credentials_of
@@ -178,7 +178,7 @@ async def test_new_files_serve_new_calls_while_an_old_stream_goes_on(folder: Pat
             first, second = decode.shown
             assert second == source().certificate != first, "the second shows the new one"
             await _next(stream, decode)
-            _forget_the_old_authority(folder)
+            forget_older_authorities(folder)
             await stub.Abort(decode_pb2.AbortRequest())
             await _next(stream, decode)
             assert renewed.num_older == 1, "the stream's connection is kept"
@@ -197,7 +197,7 @@ async def test_an_authority_that_is_trusted_no_more_lets_no_one_in(
         shutil.copy(folder / "ca.crt", old / "ca.crt")
         found = await abort(address, of(old, ROUTER), token_of(ROUTER))
         assert found is grpc.StatusCode.OK, "the earlier authority is still trusted"
-        _forget_the_old_authority(folder)
+        forget_older_authorities(folder)
         found = await abort(address, of(old, ROUTER), token_of(ROUTER))
         assert found is grpc.StatusCode.UNAVAILABLE
 
@@ -215,9 +215,3 @@ async def _settled(renewed: RenewedChannel) -> None:
     """The library tells of a call's end soon after it."""
     while renewed.num_older:  # noqa: ASYNC110
         await asyncio.sleep(0)
-
-
-def _forget_the_old_authority(folder: Path) -> None:
-    path = folder / "ca.crt"
-    newest = path.read_text().split("-----END CERTIFICATE-----\n")[0]
-    path.write_text(f"{newest}-----END CERTIFICATE-----\n")

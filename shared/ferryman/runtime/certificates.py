@@ -23,11 +23,11 @@ from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
 from ferryman.runtime.credentials_file import write_private_text
 from ferryman.runtime.key_file import read_private_text
-from ferryman.runtime.tls_folder import AUTHORITIES, DOOR, MAX_FILE_BYTES
+from ferryman.runtime.tls_folder import AUTHORITIES, DOOR, MAX_FILE_BYTES, NATS
 from ferryman.wire.grpc.tls import SERVICE_NAME
 
 AUTHORITY_KEY = "ca.key"
-SERVERS = (DOOR, "nats", "redis")
+SERVERS = (DOOR, NATS, "redis")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
 READABLE = 0o644

@@ -90,14 +90,19 @@ def _found(name: str, *first: Path) -> str:
     return on_path
 
 
-def nats_command(directory: Path, port: int = 0, config: Path | None = None) -> ServerCommand:
+def nats_command(
+    directory: Path, port: int = 0, config: Path | None = None, scheme: str = "nats"
+) -> ServerCommand:
     """nats-server with JetStream on the loopback address; port 0 takes a free one. Without the
-    `config` that names its users it is open."""
+    `config` that names its users it is open; with one that names a certificate the `scheme` of its
+    URL is `tls`."""
     port = port or free_port()
     users = ("-c", str(config)) if config else ()
     where = ("-a", "127.0.0.1", "-p", str(port))
     argv = (nats_binary(), *where, "-js", "-sd", str(directory), *users)
-    return ServerCommand("nats", argv, re.compile("Server is ready"), f"nats://127.0.0.1:{port}")
+    return ServerCommand(
+        "nats", argv, re.compile("Server is ready"), f"{scheme}://127.0.0.1:{port}"
+    )
 
 
 def redis_command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -52,14 +53,17 @@ async def listening(
     *,
     grace_seconds: float = 5.0,
     limits: ConnectionLimits = _DEFAULT_LIMITS,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     """Serves `app` while the block runs and yields the port. Answers in progress get
     `grace_seconds`. `limits` bounds the number of clients and the time each may take for a request.
+    With `tls` it is HTTPS.
 
     Raises ConfigError when the address is not available.
     """
     with _bound(listen) as bound:
-        server = _Server(_config(app, grace_seconds, ConnectionTable(limits)))
+        config = _config(app, grace_seconds, ConnectionTable(limits))
+        server = _Server(config) if tls is None else _TlsServer(config, tls, limits.header_seconds)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[bound]))
             await server.ready.wait()
@@ -110,6 +114,38 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.ready.set()
+
+
+class _TlsServer(_Server):
+    """The same over TLS. A handshake may take `handshake_seconds`, for which uvicorn has no option:
+    by default a silent client would hold a file for a minute."""
+
+    def __init__(
+        self, config: uvicorn.Config, tls: ssl.SSLContext, handshake_seconds: float
+    ) -> None:
+        super().__init__(config)
+        self._tls, self._handshake_seconds = tls, handshake_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol,
+                sock=each,
+                backlog=_BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_seconds,
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+        self.ready.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        state = self.lifespan.state
+        return make(config=self.config, server_state=self.server_state, app_state=state)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import ClusterRole, Login, credentials_of
 from ferryman.runtime.credentials_file import write_private_text
-from ferryman.wire.nats.permissions import broker_config
+from ferryman.wire.nats.permissions import CertificateFiles, broker_config
 from ferryman.wire.redis.permissions import index_acl
 
 
@@ -21,11 +21,14 @@ class ServerAccess:
     redis_acl: Path
 
 
-def write_server_access(folder: Path, key: ClusterKey, cluster: str) -> ServerAccess:
-    """Writes both files, readable by their owner alone, into an existing folder."""
+def write_server_access(
+    folder: Path, key: ClusterKey, cluster: str, certificate: CertificateFiles | None = None
+) -> ServerAccess:
+    """Writes both files, readable by their owner alone, into an existing folder. With a
+    `certificate` NATS takes TLS alone."""
     access = ServerAccess(folder / "nats.conf", folder / "redis.acl")
     roles = [credentials_of(key, role) for role in ClusterRole]
-    write_private_text(access.nats_config, broker_config(roles, cluster))
+    write_private_text(access.nats_config, broker_config(roles, cluster, certificate=certificate))
     write_private_text(access.redis_acl, index_acl(roles))
     return access
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 AUTHORITIES = "ca.crt"
 DOOR = "door"  # of the router, for clients
+NATS = "nats"
 MAX_FILE_BYTES = 256 << 10
 # A group may read a key, as in secrets of Kubernetes; nobody else may, and only the owner writes.
 REFUSED_MODE = stat.S_IWGRP | stat.S_IRWXO

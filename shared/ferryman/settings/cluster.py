@@ -156,6 +156,9 @@ class UpOptions(BaseModel):
     insecure: bool = False
     """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
     reaches."""
+    tls_dir: str = ""
+    """A folder of certificates, as `ferryman certs` makes it: HTTPS, and TLS between all processes
+    but Redis."""
     tiers: TierOptions = TierOptions()
     start_seconds: Seconds = 120.0
     """How long a process may stand still before it is ready; a load that advances may take any

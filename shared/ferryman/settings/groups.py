@@ -40,7 +40,7 @@ class AccessSettings(BaseModel):
     credentials` writes; empty: an open cluster, for networks that strangers do not reach."""
     tls_dir: str = ""
     """A folder of certificates, as `ferryman certs` makes it: gRPC between services by TLS at both
-    ends, the router's gRPC door by TLS; empty: none of it. Wants CREDENTIALS_FILE."""
+    ends, the router's doors by HTTPS and TLS; empty: none of it. Wants CREDENTIALS_FILE."""
 
 
 class ListenSettings(BaseModel):

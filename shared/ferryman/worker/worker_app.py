@@ -127,7 +127,13 @@ async def serve_worker(
         secret, epoch = make_life_secret(), make_epoch()
         worker_id = worker_id_of(role, secret)
         login = credentials.nats if credentials else None
-        to_broker = NatsOptions(settings.bus.url, worker_id, login, life_secret=secret)
+        to_broker = NatsOptions(
+            settings.bus.url,
+            worker_id,
+            login,
+            life_secret=secret,
+            authorities=access.authorities,
+        )
         bus = await stack.enter_async_context(nats_bus(to_broker))
         watch = NumericWatch(worker_id, stopping.set)
         who = (role, worker_id, epoch)
@@ -206,6 +212,7 @@ async def _host_tier(
     chosen = settings.hostcache
     wish = PrefetchOptions(PrefetchPolicy(chosen.prefetch_policy), chosen.prefetch_threshold)
     policy = write_policy_named(chosen.write_policy)
+    # It names a file of shared memory to map: so it must be a host-cache of this cluster.
     options = HostCacheOptions(
         chosen.address,
         who[1],

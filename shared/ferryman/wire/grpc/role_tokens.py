@@ -177,6 +177,12 @@ class GrpcAccess:
         """Of its own connections."""
         return MutualTls(self.tls) if self.tls else PLAINTEXT
 
+    @property
+    def authorities(self) -> Callable[[], bytes] | None:
+        """Those that certify other servers of the cluster, such as NATS: the newest."""
+        tls = self.tls
+        return (lambda: tls().authorities) if tls else None
+
     def locks(self, refused: Refused) -> ServerLocks:
         """Its server asks these before it takes a call."""
         if self.credentials is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -64,7 +65,8 @@ class NatsOptions:
 
     A broker that asks for no login is shown none; a URL that names a user counts more. Without
     limits (None) the client leaves the log as it is, whatever its login allows. A worker proves by
-    its `life_secret` that messages come from it.
+    its `life_secret` that messages come from it. A broker with TLS has a certificate of one of the
+    newest `authorities` (PEM), or (None) of the machine's.
     """
 
     url: str
@@ -72,6 +74,7 @@ class NatsOptions:
     login: Login | None = None
     log: LogLimits | None = field(default_factory=LogLimits)
     life_secret: str = field(default=NO_SECRET, repr=False)
+    authorities: Callable[[], bytes] | None = None
 
     @property
     def user(self) -> str:
@@ -116,6 +119,13 @@ async def nats_bus(options: NatsOptions) -> AsyncIterator[NatsBus]:
         await bus.close()
 
 
+def _tls_context(options: NatsOptions) -> ssl.SSLContext | None:
+    """None without authorities; then the library makes its own for a broker with TLS."""
+    if options.authorities is None:
+        return None
+    return ssl.create_default_context(cadata=options.authorities().decode("ascii"))
+
+
 def _report(sending: asyncio.Task[None]) -> None:
     if not sending.cancelled() and (error := sending.exception()):
         log.error("the bus has stopped sending", exc_info=error)
@@ -128,6 +138,7 @@ class NatsBus:
         self._options = options
         self._servers = options.servers
         self._client = Client()
+        self._tls = _tls_context(options)
         self._outbox = outbox or Outbox()
         self._inbox = inbox_of(options.user)
         self._acks = Acknowledgements(f"{self._inbox}.{secrets.token_hex(11)}")
@@ -278,6 +289,7 @@ class NatsBus:
         await self._client.connect(
             user=login.user if login else None,
             password=login.password if login else None,
+            tls=self._tls,
             servers=self._servers,
             name=self._options.client_name,
             inbox_prefix=self._inbox,
@@ -342,6 +354,8 @@ class NatsBus:
             log.warning("bus away url=%s", self._options.url)
         self._up.clear()
         self._down.set()
+        if self._tls and self._options.authorities:  # the broker may come back with a new one
+            self._tls.load_verify_locations(cadata=self._options.authorities().decode("ascii"))
 
     async def _on_error(self, error: Exception) -> None:
         if not self._refusals.take(error):

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ferryman.credentials import ClusterRole, RoleCredentials
@@ -72,19 +73,35 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     return BrokerPermissions((*own, *beats, *cache), heard, answers=True)
 
 
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Where a server's certificate and its key are; it reads them again at SIGHUP."""
+
+    certificate: Path
+    key: Path
+
+
 def broker_config(
-    credentials: Iterable[RoleCredentials], cluster: str, monitor: str | None = None
+    credentials: Iterable[RoleCredentials],
+    cluster: str,
+    monitor: str | None = None,
+    certificate: CertificateFiles | None = None,
 ) -> str:
     """A configuration file of nats-server that knows these users and nobody else. It has their
     passwords.
 
     `monitor` is the host:port where the server tells everybody its health and its clients'
-    subjects: nowhere, or on a loopback address.
+    subjects: nowhere, or on a loopback address. With a `certificate` it takes TLS alone.
     """
     users = [_user(each, permissions_of(each.role, cluster)) for each in credentials]
     config: dict[str, Any] = {"authorization": {"users": users}}
     if monitor is not None:
         config["http"] = monitor
+    if certificate is not None:
+        config["tls"] = {
+            "cert_file": str(certificate.certificate),
+            "key_file": str(certificate.key),
+        }
     return json.dumps(config, indent=1) + "\n"
 
 
