@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import httpx
 from tests.system.cluster import Cluster
 from tests.system.exact import one_process
 
@@ -76,3 +79,36 @@ async def answers_though_disturbed(
         answers = await asyncio.gather(*reading)
         routes = [await client.explain(f"{name}-{n}") for n in range(len(prompts))]
     return answers, sum(len(each) > 1 for each in routes)
+
+
+@dataclass
+class Frames:
+    """One answer by HTTP, frame by frame, at one router."""
+
+    url: str
+    said: list[Mapping[str, Any]] = field(default_factory=list)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """To the end of the stream."""
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        async with (
+            httpx.AsyncClient(base_url=self.url, timeout=240) as http,
+            http.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    self.said.append(json.loads(line.removeprefix("data: ")))
+                    self.has_begun.set()
+
+    @property
+    def words(self) -> list[str]:
+        choices = [frame["choices"][0] for frame in self.said if "choices" in frame]
+        return "".join(choice["text"] for choice in choices).split()

@@ -6,11 +6,8 @@ The tests run in the order in which they stand here, on one cluster that has to 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -23,6 +20,7 @@ from tests.system.cluster import (
     wait_until,
 )
 from tests.system.many_streams import (
+    Frames,
     Streams,
     answers_though_disturbed,
     undisturbed,
@@ -102,39 +100,6 @@ async def test_the_prompts_of_a_killed_prefill_worker_are_all_computed_elsewhere
     cluster.start("prefill").await_ready()
     cluster.await_workers(prefill=2, decode=2)
     cluster.assert_ledgers_balance()
-
-
-@dataclass
-class Frames:
-    """One answer by HTTP, frame by frame, at one router."""
-
-    url: str
-    said: list[Mapping[str, Any]] = field(default_factory=list)
-    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def read(self, prompt: Sequence[int], max_tokens: int) -> None:
-        """To the end of the stream."""
-        body = {
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        async with (
-            httpx.AsyncClient(base_url=self.url, timeout=240) as http,
-            http.stream("POST", "/v1/completions", json=body) as response,
-        ):
-            assert response.status_code == 200
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    self.said.append(json.loads(line.removeprefix("data: ")))
-                    self.has_begun.set()
-
-    @property
-    def words(self) -> list[str]:
-        choices = [frame["choices"][0] for frame in self.said if "choices" in frame]
-        return "".join(choice["text"] for choice in choices).split()
 
 
 async def test_with_the_last_decode_worker_gone_a_stream_ends_typed_or_goes_on_when_one_is_back(
