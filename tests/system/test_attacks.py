@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import nats.errors
@@ -32,7 +33,7 @@ from tests.system.test_up import API_KEY, up
 
 from ferryman.client import Client
 from ferryman.credentials import ClusterRole, Login
-from ferryman.errors import LeaseLost, PermissionDenied, Unauthenticated
+from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Unauthenticated
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.grpc.role_tokens import ALLOWED
 from ferryman.wire.nats.heartbeat import heartbeat_to_bytes
@@ -40,17 +41,20 @@ from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.sender_proof import LIFE_HEADER
 from ferryman.wire.public import GenerateFinished
+from ferryman.wire.values import Usage
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 ROUTER, PREFILL, DECODE = ClusterRole.ROUTER, ClusterRole.PREFILL, ClusterRole.DECODE
+OTHER_KEY = "sk-of-another-tenant"
 ENDLESS = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
 HOST_CACHE, OBSERVER = ClusterRole.HOST_CACHE, ClusterRole.OBSERVER
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedCluster]:
-    with up(tmp_path_factory.mktemp("up"), FERRYMAN_API_KEYS=API_KEY) as running:
+    keys = f"{API_KEY},{OTHER_KEY}"
+    with up(tmp_path_factory.mktemp("up"), FERRYMAN_API_KEYS=keys) as running:
         yield asyncio.run(look_at(running))
 
 
@@ -257,9 +261,7 @@ async def test_a_leaked_login_tells_the_index_nothing_that_is_believed(
             async with cluster.stream_beside():
                 pass
     async with Client(cluster.up.said["grpc"], api_key=API_KEY) as client:
-        events = [each async for each in client.generate(TOKENS, SamplingParams(max_tokens=1))]
-    assert isinstance(events[-1], GenerateFinished)
-    assert events[-1].usage.cached.total == 0
+        assert (await usage_of(client, TOKENS)).cached.total == 0
 
 
 # The public doors, and what is told to everybody.
@@ -284,6 +286,27 @@ async def test_with_a_key_they_do_answer(cluster: AttackedCluster) -> None:
         errors = await errors_over_grpc(cluster.up.said["grpc"], API_KEY, request_id)
     assert set(statuses.values()) == {200}
     assert set(errors.values()) == {None}
+
+
+async def test_another_tenant_finds_nothing_of_an_answer(cluster: AttackedCluster) -> None:
+    """Neither its trace and its route, nor that its prompt is cached."""
+    grpc_, prompt = cluster.up.said["grpc"], tuple(range(100, 200))
+    own, other = Client(grpc_, api_key=API_KEY), Client(grpc_, api_key=OTHER_KEY)
+    async with cluster.stream_beside() as request_id, own, other:
+        for client, is_told in ((other, False), (own, True)):
+            for ask in (client.trace, client.explain):
+                with nullcontext() if is_told else pytest.raises(NotFound):
+                    assert await ask(request_id)
+        first, theirs = await usage_of(own, prompt), await usage_of(other, prompt)
+        again = await usage_of(own, prompt)
+    assert theirs == first
+    assert again.cached.total > 0, "it is cached, for its own tenant"
+
+
+async def usage_of(client: Client, prompt: Sequence[int]) -> Usage:
+    *_, last = [each async for each in client.generate(prompt, SamplingParams(max_tokens=1))]
+    assert isinstance(last, GenerateFinished)
+    return last.usage
 
 
 async def test_metrics_tell_numbers_and_no_secret(cluster: AttackedCluster) -> None:
