@@ -65,9 +65,13 @@ class Dispatcher:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def queue_seconds(self) -> float:
+        """The predicted time until those that wait now have been served."""
+        return self.forecast.rate.seconds_for(self._queue.cost, self._clock())
+
     def retry_seconds(self) -> float:
-        """When those that wait now will be served, as a hint to those that come later."""
-        return retry_seconds(self.forecast.rate.seconds_for(self._queue.cost, self._clock()))
+        """The same, as a hint to those that come later."""
+        return retry_seconds(self.queue_seconds())
 
     async def place(
         self, ticket: Ticket, asking: RoutingRequest, *, attempt: int, standing: QueuePosition

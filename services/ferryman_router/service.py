@@ -167,6 +167,7 @@ def _statistics(
         index_misses_away=now.num_misses_away,
         index_forged=now.num_forged,
         queue_requests=len(dispatcher),
+        queue_seconds=dispatcher.queue_seconds(),
         in_flight_requests=len(requests),
     )
 

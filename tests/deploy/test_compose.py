@@ -116,7 +116,7 @@ def test_every_container_that_stays_is_watched(service: str) -> None:
 
 def test_ports_are_published_on_loopback_unless_chosen_otherwise() -> None:
     ports = [port for each in compose()["services"].values() for port in each.get("ports", ())]
-    assert len(ports) == 3
+    assert len(ports) == 5
     assert all(port.startswith("${BIND:-127.0.0.1}:") for port in ports)
 
 

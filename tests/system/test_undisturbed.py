@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import httpx
 import pytest
+from tests.deploy.shipped_metrics import asked_for, exported
 from tests.system.cluster import (
     Cluster,
     ClusterShape,
@@ -56,6 +58,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     shape = ClusterShape(num_decode=2, settings={**planes, "decode": decode})
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_services_export(cluster: Cluster) -> None:
+    running = [one for one in cluster.services if one.process.poll() is None]
+    pages = [
+        httpx.get(f"http://{one.ready.get('observe') or one.ready['http']}/metrics", timeout=120)
+        for one in running
+    ]
+    found = set[str]().union(*(exported(page.text) for page in pages))
+    assert asked_for() - found == set()
 
 
 @dataclass

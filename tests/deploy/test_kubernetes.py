@@ -1,0 +1,209 @@
+"""deploy/kustomize against Kubernetes' published schemas and the settings that it names.
+
+Built by `kubectl kustomize` where there is one; the files themselves are looked at everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml  # type: ignore[import-untyped]
+from pydantic import BaseModel
+from tests.deploy.compose_file import ROOT
+
+from ferryman.settings.hostcache import HostCacheServiceSettings
+from ferryman.settings.names import names_of
+from ferryman.settings.router import RouterSettings
+from ferryman.settings.sources import Sources, read_settings
+from ferryman.settings.workers import DecodeSettings, PrefillSettings
+from ferryman_cli.app import run
+
+DEPLOY = ROOT / "deploy" / "kustomize"
+BASE = DEPLOY / "base"
+VERSION = "1.32"
+SETTINGS: dict[str, type[BaseModel]] = {
+    "host-cache": HostCacheServiceSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+    "router": RouterSettings,
+}
+# A pod sees the credentials of its role; the key seals the state that routers and host-caches keep.
+SECRETS = {
+    "host-cache": {"cluster-key", "hostcache-credentials"},
+    "prefill": {"prefill-credentials"},
+    "decode": {"decode-credentials"},
+    "router": {"cluster-key", "router-credentials"},
+    "nats": {"nats-users"},
+    "redis": {"redis-users"},
+}
+WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
+KUBECTL = shutil.which("kubectl")
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl builds overlays; none is here")
+
+Described = dict[str, Any]
+
+
+def described(path: Path) -> list[Described]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def of_base() -> list[Described]:
+    named = described(BASE / "kustomization.yaml")[0]["resources"]
+    return [each for name in named for each in described(BASE / name)]
+
+
+def workload(name: str) -> Described:
+    """The pod template's spec of a workload, with its own name."""
+    (found,) = (
+        each for each in of_base() if each["kind"] in WORKLOADS and each["metadata"]["name"] == name
+    )
+    spec: Described = found["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(name: str) -> dict[str, str]:
+    """Variables of the main container; those of the downward API have a word in their place."""
+    return {
+        each["name"]: each.get("value", "a-node").replace("$(", "").replace(")", "")
+        for each in workload(name)["containers"][0]["env"]
+        if each["name"].startswith("FERRYMAN_")
+    }
+
+
+def built(folder: Path) -> list[Described]:
+    assert KUBECTL is not None
+    made = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return [each for each in yaml.safe_load_all(made.stdout) if each]
+
+
+def role_of(name: str) -> str:
+    return name.replace("-", "")
+
+
+@pytest.mark.parametrize(
+    "resource", of_base(), ids=lambda each: f"{each['kind']} {each['metadata']['name']}"
+)
+def test_every_object_is_as_kubernetes_publishes_its_kind(resource: Described) -> None:
+    kubernetes_validate.validate(resource, VERSION, strict=True)
+
+
+def test_a_field_that_is_not_known_would_be_seen() -> None:
+    (service, *_) = (each for each in of_base() if each["kind"] == "Service")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(
+            {**service, "spec": {**service["spec"], "port": 1}}, VERSION, strict=True
+        )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_variable_of_a_pod_is_one_of_its_settings(name: str, tmp_path: Path) -> None:
+    given = {
+        key: str(tmp_path) if value == "/models/demo" else value
+        for key, value in environment(name).items()
+    }
+    read_settings(SETTINGS[name], role_of(name), Sources.of(given))
+    names = {key.removeprefix("FERRYMAN_").lower() for key in given}
+    assert names <= names_of(role_of(name))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_pod_may_drain_before_it_is_killed(name: str) -> None:
+    drain = float(environment(name).get("FERRYMAN_DRAIN_SECONDS", "30"))
+    stop = workload(name)["containers"][0].get("lifecycle", {}).get("preStop")
+    pause = float(stop["exec"]["command"][-1]) if stop else 0.0
+    assert workload(name)["terminationGracePeriodSeconds"] > drain + pause
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_pod_sees_its_own_secrets_alone(name: str) -> None:
+    volumes = workload(name)["volumes"]
+    assert {each["secret"]["secretName"] for each in volumes if "secret" in each} == SECRETS[name]
+    assert not workload(name)["automountServiceAccountToken"]
+    assert workload(name)["enableServiceLinks"] is False, "it would make FERRYMAN_… variables"
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_every_container_is_confined(name: str) -> None:
+    for container in workload(name)["containers"]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert "memory" in container["resources"]["limits"]
+        assert {**workload(name)["securityContext"], **context}["runAsNonRoot"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_probes_and_services_find_the_ports_that_are_listened_on(name: str) -> None:
+    container, given = workload(name)["containers"][0], environment(name)
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    listened = {int(value) for key, value in given.items() if key.endswith("PORT")}
+    assert set(ports.values()) == listened
+    probes = [container[probe] for probe in container if probe.endswith("Probe")]
+    assert {"startupProbe", "livenessProbe"} <= set(container)
+    assert all(probe["httpGet"]["port"] in ports for probe in probes)
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_worker_maps_its_node_s_arena(name: str) -> None:
+    def arena(each: str) -> tuple[str, str]:
+        (volume,) = (v for v in workload(each)["volumes"] if v["name"] == "arena")
+        mounts = workload(each)["containers"][0]["volumeMounts"]
+        (mount,) = (m for m in mounts if m["name"] == "arena")
+        return volume["hostPath"]["path"], mount["mountPath"]
+
+    assert arena(name) == arena("host-cache")
+    assert arena(name)[1] == environment("host-cache")["FERRYMAN_ARENA_FOLDER"]
+    (port,) = (p for p in workload("host-cache")["containers"][0]["ports"] if "hostPort" in p)
+    assert environment(name)["FERRYMAN_HOSTCACHE_ADDRESS"] == f"HOST_IP:{port['hostPort']}"
+
+
+def test_nobody_may_call_what_no_rule_names() -> None:
+    rules = {each["metadata"]["name"]: each["spec"] for each in of_base() if _is_rule(each)}
+    assert rules.pop("nobody") == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    open_to_all = {name for name, rule in rules.items() if "from" not in rule["ingress"][0]}
+    assert open_to_all == {"doors", "host-caches"}, "clients; workers come by the node's address"
+
+
+def _is_rule(each: Described) -> bool:
+    return bool(each["kind"] == "NetworkPolicy")
+
+
+def test_the_secrets_are_those_that_pods_mount(tmp_path: Path) -> None:
+    (secrets,) = described(DEPLOY / "secrets" / "kustomization.yaml")
+    made = {each["name"]: each["files"] for each in secrets["secretGenerator"]}
+    assert set.union(*SECRETS.values()) | {"observer-urls"} == set(made)
+    folder = tmp_path / "made"
+    line = ["container-credentials", str(folder), "--key", str(folder / "cluster.key")]
+    folder.mkdir()
+    assert run([*line, "--nats-url", "nats://n:4222", "--redis-url", "redis://r:6379/0"]) == 0
+    assert all((tmp_path / file).is_file() for files in made.values() for file in files)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", ["base", "overlays/gpu"])
+def test_kustomize_builds_it_and_it_is_still_valid(folder: str) -> None:
+    resources = built(DEPLOY / folder)
+    assert len(resources) == len(of_base())
+    for each in resources:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "ferryman"
+
+
+def test_what_scales_asks_for_workloads_that_there_are() -> None:
+    scaled = [
+        each
+        for name in ("prefill", "decode")
+        for each in described(DEPLOY / "components" / "autoscale" / f"{name}.yaml")
+    ]
+    for each in scaled:
+        assert workload(each["spec"]["scaleTargetRef"]["name"])
+        (trigger,) = each["spec"]["triggers"]
+        assert re.findall(r"ferryman_\w+", trigger["metadata"]["query"])

@@ -1,0 +1,55 @@
+"""deploy/observe and the profile of compose.yaml that uses it."""
+
+from __future__ import annotations
+
+import yaml  # type: ignore[import-untyped]
+from tests.deploy.compose_file import ROOT, SETTINGS, compose, environment
+from tests.deploy.shipped_metrics import OBSERVE, alerts, asked_for, panels, paths, queries
+
+
+def test_the_profile_mounts_every_file_that_is_shipped() -> None:
+    described = compose()["services"]
+    mounted = [
+        ROOT / volume.split(":")[0]
+        for service in ("prometheus", "grafana")
+        for volume in described[service]["volumes"]
+    ]
+    assert all(
+        described[service]["profiles"] == ["observe"] for service in ("prometheus", "grafana")
+    )
+    assert all(path.exists() for path in mounted)
+    assert all(any(path.is_relative_to(place) for place in mounted) for path in paths())
+
+
+def test_prometheus_looks_where_each_service_shows_its_metrics() -> None:
+    scraped = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]
+    found = {}
+    for job in scraped:
+        (places,) = job["dns_sd_configs"]
+        (name,) = places["names"]
+        found[name] = places["port"]
+    of_router = int(environment("router")["FERRYMAN_HTTP_PORT"])
+    shown = {
+        name: int(environment(name).get("FERRYMAN_OBSERVE_PORT", of_router)) for name in SETTINGS
+    }
+    assert found == shown
+
+
+def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names) > 5
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_panels_have_places_of_their_own() -> None:
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels()]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in panels()}) == len(places)
+
+
+def test_brackets_of_every_query_close() -> None:
+    for query in queries():
+        assert all(query.count(a) == query.count(b) for a, b in ("()", "[]", "{}"))
+    assert len(asked_for()) > 15
