@@ -104,6 +104,15 @@ class AttackedCluster:
         async with raw_nats_client(self.up.said["nats"], login) as found:
             yield found
 
+    async def logged(self, request_id: str) -> None:
+        """Until the log has the event that begins a request."""
+        login = self.leaked(ClusterRole.OBSERVER).nats
+        received = f"{SUBJECTS.root}.life.router.*.{request_id}.received"
+        async with nats_bus(NatsOptions(self.up.said["nats"], "observer", login)) as bus:
+            await bus.connected()
+            while not await bus.history(received, max_events=1):
+                pass
+
     async def num_logged(self) -> int:
         """The number of events in the log, as an observer sees it."""
         async with self.nats_client(self.leaked(ClusterRole.OBSERVER).nats) as (client, _):

@@ -105,8 +105,8 @@ async def test_a_router_s_token_would_do_it_all(cluster: AttackedCluster) -> Non
     may = cluster.leaked(ROUTER).grpc_token
     async with cluster.stream_beside() as request_id:
         await calls_by(cluster, may, request_id).prefill()
-        await calls_by(cluster, may, request_id).read_tokens()
     async with cluster.running(ENDLESS) as (request_id, _, _):
+        await calls_by(cluster, may, request_id).read_tokens()
         await calls_by(cluster, may, request_id).abort()
 
 
@@ -282,6 +282,7 @@ async def test_nobody_asks_without_a_key(cluster: AttackedCluster, key: str) -> 
 
 async def test_with_a_key_they_do_answer(cluster: AttackedCluster) -> None:
     async with cluster.stream_beside() as request_id:
+        await cluster.logged(request_id)
         statuses = await statuses_over_http(cluster.up.said["http"], API_KEY)
         errors = await errors_over_grpc(cluster.up.said["grpc"], API_KEY, request_id)
     assert set(statuses.values()) == {200}
@@ -293,6 +294,7 @@ async def test_another_tenant_finds_nothing_of_an_answer(cluster: AttackedCluste
     grpc_, prompt = cluster.up.said["grpc"], tuple(range(100, 200))
     own, other = Client(grpc_, api_key=API_KEY), Client(grpc_, api_key=OTHER_KEY)
     async with cluster.stream_beside() as request_id, own, other:
+        await cluster.logged(request_id)
         for client, is_told in ((other, False), (own, True)):
             for ask in (client.trace, client.explain):
                 with nullcontext() if is_told else pytest.raises(NotFound):
