@@ -206,4 +206,6 @@ def test_what_scales_asks_for_workloads_that_there_are() -> None:
     for each in scaled:
         assert workload(each["spec"]["scaleTargetRef"]["name"])
         (trigger,) = each["spec"]["triggers"]
+        per_worker = trigger["metadata"]["query"].startswith("max(")
+        assert (trigger.get("metricType") == "Value") == per_worker, "a sum is shared by all"
         assert re.findall(r"ferryman_\w+", trigger["metadata"]["query"])
