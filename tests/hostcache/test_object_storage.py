@@ -14,11 +14,15 @@ from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
+from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
+from ferryman.tiers.extents import DropUnit, RemoveExtent
 from ferryman.tiers.storage_values import BlobPart, StorageFailed
+from ferryman_hostcache.storage.extent import extent_name
 from ferryman_hostcache.storage.factory import open_blobs
 from ferryman_hostcache.storage.object_address import objects_at
 from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
 from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
+from ferryman_hostcache.storage.threads import give_ups
 
 WAIT_SECONDS = 120.0
 HYBRID = manifest_of(Kind.FULL, Kind.WINDOW, Kind.RECURRENT)
@@ -65,6 +69,21 @@ async def test_no_object_is_put_while_one_that_gave_its_room_is_still_there(buck
         told = [e for e in storage.drain_effects() if isinstance(e, StorageFailed)]
         assert StorageFailed("store", "EACCES") in told
     assert [number > 0 for number in num_stored] == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_units_of_one_object_are_dropped_by_one_call_behind_the_removals() -> None:
+    """An object is written anew for each call."""
+    medium = BlobMedium()
+    with closing(MemoryBlobStore(medium)) as blobs:
+        for number in (1, 2, 3):
+            medium.blobs[extent_name(number)] = MemoryBlob(bytearray(b"x" * 12288))
+        drops = [DropUnit(n, i, 4096 * (1 + i), 4096) for i in (0, 1) for n in (1, 2)]
+        calls = give_ups(blobs, [*drops, RemoveExtent(3)])
+        assert len(calls) == 3
+        calls[0]()
+        assert sorted(medium.blobs) == [extent_name(1), extent_name(2)]
+        calls[1]()
+        assert medium.blobs[extent_name(1)].content[4096:] == bytes(8192)
 
 
 def test_an_owner_that_was_replaced_writes_nothing_more(bucket: Bucket) -> None:

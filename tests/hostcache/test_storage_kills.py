@@ -111,7 +111,7 @@ async def test_what_a_killed_process_leaves_is_whole(tmp_path: Path) -> None:
 
 
 async def test_what_a_killed_process_leaves_in_a_bucket_is_whole(bucket: Bucket) -> None:
-    found = await kill(bucket, 5)
+    found = await kill(bucket, 4)
     assert found["units"] > 0
 
 
