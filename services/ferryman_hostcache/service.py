@@ -236,6 +236,7 @@ async def _open_doors(
         register,
         grace=GRPC_GRACE_SECONDS,
         services=(SERVICE,),
+        reflects=settings.access.reflection,
         locks=access.locks(refused_calls(metrics)),
     )
     listening = await stack.enter_async_context(door)

@@ -317,6 +317,7 @@ async def _open_doors(
             register,
             grace=GRPC_GRACE_SECONDS,
             services=(SERVICE,),
+            reflects=settings.access.reflection,
             max_fields=MAX_MESSAGE_FIELDS,
             max_connections=within_file_limit(settings.limits.max_connections),
             locks=ServerLocks(credentials=door_credentials(door_tls)) if door_tls else OPEN_SERVER,

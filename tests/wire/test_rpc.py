@@ -87,8 +87,12 @@ class Shapes:
 
 
 @asynccontextmanager
-async def serving(shapes: Shapes) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
-    async with listening("127.0.0.1:0", shapes.register, grace=1.0, services=(SERVICE,)) as server:
+async def serving(
+    shapes: Shapes, *, reflects: bool = False
+) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
+    async with listening(
+        "127.0.0.1:0", shapes.register, grace=1.0, services=(SERVICE,), reflects=reflects
+    ) as server:
         async with channel(f"127.0.0.1:{server.port}") as connection:
             yield server, connection
 
@@ -168,7 +172,7 @@ async def test_an_oversized_message_is_too_large() -> None:
             await call(connection, "unary_unary", bytes(rpc.MAX_MESSAGE_BYTES + 1))
 
 
-async def test_health_and_reflection_know_the_service() -> None:
+async def test_health_knows_the_service() -> None:
     async with serving(Shapes()) as (server, connection):
         health = health_pb2_grpc.HealthStub(connection)
         check = health_pb2.HealthCheckRequest(service=SERVICE)
@@ -179,8 +183,17 @@ async def test_health_and_reflection_know_the_service() -> None:
         assert (await health.Check(check)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await call(connection, "unary_unary", b"x") == b"answer to x"
         watch.cancel()
+
+
+async def test_reflection_is_off_unless_asked_for() -> None:
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    async with serving(Shapes()) as (_, connection):
         stub = reflection_pb2_grpc.ServerReflectionStub(connection)
-        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            assert [each async for each in stub.ServerReflectionInfo(iter([ask]))]
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    async with serving(Shapes(), reflects=True) as (_, connection):
+        stub = reflection_pb2_grpc.ServerReflectionStub(connection)
         listed = [each async for each in stub.ServerReflectionInfo(iter([ask]))]
         assert SERVICE in {each.name for each in listed[0].list_services_response.service}
 

@@ -38,6 +38,9 @@ class AccessSettings(BaseModel):
     credentials_file: str = ""
     """The credentials of its role for NATS, Redis and gRPC, one of the files that `ferryman
     credentials` writes; empty: an open cluster, for networks that strangers do not reach."""
+    reflection: bool = False
+    """Lists the methods and messages of gRPC to tools such as `grpcurl`: between services to
+    observers, at the router's door to anybody."""
     tls_dir: str = ""
     """A folder of certificates, as `ferryman certs` makes it: gRPC between services by TLS at both
     ends, the router's doors by HTTPS and TLS; empty: none of it. Wants CREDENTIALS_FILE."""

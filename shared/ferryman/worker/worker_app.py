@@ -247,6 +247,7 @@ async def _serve(
             service.register,
             grace=GRACE_SECONDS,
             services=service_names,
+            reflects=settings.access.reflection,
             locks=parts.access.locks(refused_calls(parts.metrics)),
         )
     )

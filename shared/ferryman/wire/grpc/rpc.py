@@ -134,16 +134,17 @@ async def listening(
     *,
     grace: float,
     services: Sequence[str] = (),
+    reflects: bool = False,
     max_fields: int | None = None,
     max_connections: int | None = None,
     locks: ServerLocks = OPEN_SERVER,
 ) -> AsyncIterator[GrpcServer]:
     """Serve at host:port (port 0: a free one) for the length of the block, with health.
 
-    `services` are full names for health and reflection; without any, reflection is off. Leaving the
-    block refuses further calls and gives running ones `grace` seconds. On a public port
-    `max_fields` bounds a message and `max_connections` the connections. `locks` ask callers who
-    they are. ConfigError: port is taken.
+    `services` are full names for health, and if it `reflects` for reflection. Leaving the block
+    refuses further calls and gives running ones `grace` seconds. On a public port `max_fields`
+    bounds a message and `max_connections` the connections. `locks` ask callers who they are.
+    ConfigError: port is taken.
     """
     server = grpc.aio.server(
         interceptors=(*locks.interceptors, StatusInterceptor(max_fields, locks.check)),
@@ -155,7 +156,7 @@ async def listening(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", *services):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    if services:
+    if reflects:
         reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
     port = _bound(server, address, locks.credentials)
     await server.start()
