@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
 from ferryman.credentials import ClusterRole, Login, credentials_of
+from ferryman.errors import Unavailable
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.wire.nats.bus import BusMessage, Discoverable
@@ -53,7 +54,19 @@ async def connected(url: str, *roles: ClusterRole) -> AsyncIterator[list[NatsBus
         for bus in buses:
             await bus.connected()
             await bus.flush()
+        if roles[0] is ROUTER:
+            await log_of(buses[0])
         yield buses
+
+
+async def log_of(router: NatsBus) -> None:
+    """Waits for the log: a router makes it beside all else when it has connected."""
+    while True:
+        try:
+            await router.history(LOCAL.all_life, max_events=1)
+        except Unavailable:
+            continue
+        return
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ ALL = [
     errors.NoWorker("no decode worker is ready"),
     errors.Stopping("this router is ending"),
     errors.RequestDetached("it goes on at another decode worker"),
+    errors.TakenOver("another router goes on with it"),
     errors.Suspect("three workers died while they ran it"),
     errors.NonFiniteLogits("prefill-1: no finite numbers"),
     errors.NonFiniteState("prefill-1: no finite numbers from reused state"),
