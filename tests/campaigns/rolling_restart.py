@@ -114,11 +114,14 @@ async def history(url: str, what: str) -> list[LifecycleEntry]:
 
 
 def hand_off_seconds(url: str) -> tuple[list[float], int]:
-    """Of the requests that left a draining worker; and how many were computed again instead."""
+    """Of the requests that left a draining worker; and how many were computed again instead. A
+    prompt that a draining prefill worker refused has another attempt too, and lost nothing."""
     moved = asyncio.run(history(url, "decode.*.*.handed_off"))
-    queued = asyncio.run(history(url, "prefill.*.*.queued"))
-    again = sum(event.attempt > 1 for event in queued)
-    return [float(str(event.facts["seconds"])) for event in moved], again
+    queued, migrated = (
+        {(event.request_id, event.attempt) for event in asyncio.run(history(url, what))}
+        for what in ("prefill.*.*.queued", "router.*.*.migrated")
+    )
+    return [float(str(event.facts["seconds"])) for event in moved], len(queued & migrated)
 
 
 def shown(name: str, seconds: list[float]) -> str:
