@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,10 @@ from ferryman.wire.nats.heartbeat import (
     HEARTBEAT_SECONDS,
     PREFILL,
     Heartbeat,
-    heartbeat_from_bytes,
 )
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions
 from ferryman.wire.nats.subjects import Subjects
-from ferryman_cli.lifecycle_reader import CLIENT_NAME, authorities_in, connected_with
+from ferryman_cli.lifecycle_reader import CLIENT_NAME, authorities_in, connected_with, next_beat
 from ferryman_launcher.state_folder import credentials_path, running_cluster
 
 # A worker that is there has sent a heartbeat in this time.
@@ -92,7 +92,7 @@ def check_drain(choice: DrainChoice, heard: Collection[Heartbeat]) -> None:
     if not (beat.serves(PREFILL) or beat.serves(DECODE)):
         raise InvalidRequest(f"{beat.worker_id} is a {beat.role}: only workers drain", "worker")
     if not beat.is_ready:
-        raise Unavailable(f"{beat.worker_id} drains already: {_load(beat)}")
+        raise Unavailable(f"{beat.worker_id} drains already: {load_text(beat)}")
     if not choice.takes_last and (role := _orphaned_role(beat, heard)):
         raise InvalidRequest(
             f"{beat.worker_id} is the last ready {role} worker for its state: requests would wait"
@@ -112,8 +112,13 @@ def _orphaned_role(leaving: Heartbeat, heard: Collection[Heartbeat]) -> str:
     return next((role for role in roles if not any(one.serves(role) for one in others)), "")
 
 
-def _load(beat: Heartbeat) -> str:
+def load_text(beat: Heartbeat) -> str:
     return f"{beat.num_running} running, {beat.num_queued} queued"
+
+
+def tell(said: Mapping[str, object], text: str, *, as_json: bool) -> None:
+    """A line on stdout, at once: the facts, or the words for a person."""
+    print(json.dumps(said) if as_json else text, flush=True)
 
 
 class DrainReport:
@@ -131,7 +136,7 @@ class DrainReport:
         load = beat.num_running, beat.num_queued
         if load != self._last:
             self._last = load
-            text = f"{self.worker_id} drains: {_load(beat)}"
+            text = f"{self.worker_id} drains: {load_text(beat)}"
             self._say("draining", text, running=load[0], queued=load[1])
 
     def ended(self) -> None:
@@ -139,7 +144,7 @@ class DrainReport:
 
     def _say(self, state: str, text: str, **counts: int) -> None:
         said = {"worker_id": self.worker_id, "state": state, **counts}
-        print(json.dumps(said) if self._as_json else text, flush=True)
+        tell(said, text, as_json=self._as_json)
 
 
 def run_drain(access: OrderAccess, choice: DrainChoice, *, waits: bool, as_json: bool) -> int:
@@ -151,18 +156,29 @@ def run_drain(access: OrderAccess, choice: DrainChoice, *, waits: bool, as_json:
 async def _drain(
     access: OrderAccess, choice: DrainChoice, report: DrainReport, waits: bool
 ) -> None:
-    subjects = Subjects(access.cluster)
-    order = DrainOrder(subjects.control(choice.worker_id, "drain"))
-    async with (
-        connected_with(access.options) as bus,
-        bus.subscribed(subjects.all_beats) as messages,
-    ):
+    order = drain_order(access, choice.worker_id)
+    async with hearing_beats(access) as (bus, messages):
         await _may_go(choice, messages)
         await order.give(bus)
         report.ordered()
         if waits:
             await until_ended(bus, messages, order, choice.worker_id, report.goes_on)
             report.ended()
+
+
+@asynccontextmanager
+async def hearing_beats(access: OrderAccess) -> AsyncIterator[tuple[NatsBus, Messages]]:
+    """The broker, and all heartbeats of the cluster from now on."""
+    async with (
+        connected_with(access.options) as bus,
+        bus.subscribed(Subjects(access.cluster).all_beats) as messages,
+    ):
+        yield bus, messages
+
+
+def drain_order(access: OrderAccess, worker_id: str) -> DrainOrder:
+    """The order to that worker."""
+    return DrainOrder(Subjects(access.cluster).control(worker_id, "drain"))
 
 
 async def _may_go(choice: DrainChoice, messages: Messages) -> None:
@@ -231,13 +247,3 @@ async def until_ended(
         else:
             unanswered = 0
             goes_on(beat)
-
-
-async def next_beat(messages: Messages) -> Heartbeat:
-    """The next heartbeat that can be read."""
-    async for message in messages:
-        try:
-            return heartbeat_from_bytes(message.payload)
-        except InvalidRequest:
-            continue  # of another version
-    raise AssertionError("a subscription has no end of its own")

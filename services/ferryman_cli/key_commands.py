@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import write_all_credentials
+from ferryman.runtime.credentials_file import private_folder, write_all_credentials
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.runtime.server_access import write_server_access
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
-
-PRIVATE = 0o700
 
 
 def key(
@@ -49,7 +46,7 @@ def certs(
     from ferryman.runtime.tls_folder import utc_now
 
     specs = certificate_specs(host or ())
-    _made_folder(folder)
+    private_folder(folder)
     write_certificates(folder, specs, days, utc_now(), new_ca=new_ca)
 
 
@@ -67,14 +64,7 @@ def credentials(
     """
     check_name(cluster, "cluster")
     make_key_file(key_file)
-    _made_folder(folder)
+    private_folder(folder)
     made = read_key_file(key_file)
     write_all_credentials(folder, made)
     write_server_access(folder, made, cluster)
-
-
-def _made_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}") from None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from ferryman.errors import ConfigError, NotFound, PermissionDenied, Unavailable
+from ferryman.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.lifecycle import decode_event
-from ferryman.wire.nats.bus import BusMessage, RecordedMessage
+from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
+from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
@@ -38,10 +38,10 @@ def authorities_in(path: str) -> Callable[[], bytes] | None:
     """A reader of a file of authorities; None without one. Raises ConfigError."""
     if not path:
         return None
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"authorities {path}: {error.strerror}") from None
+    # gRPC takes a moment to import, which commands without TLS should not wait for.
+    from ferryman.wire.grpc.tls import read_authorities
+
+    text = read_authorities(path)
     return lambda: text
 
 
@@ -60,6 +60,16 @@ async def connected_with(options: NatsOptions) -> AsyncIterator[NatsBus]:
                 raise PermissionDenied(f"the broker at {at} refuses this login") from None
             raise Unavailable(f"no broker answers at {at}") from None
         yield bus
+
+
+async def next_beat(messages: Messages) -> Heartbeat:
+    """The next heartbeat that can be read."""
+    async for message in messages:
+        try:
+            return heartbeat_from_bytes(message.payload)
+        except InvalidRequest:
+            continue  # of another version
+    raise AssertionError("a subscription has no end of its own")
 
 
 async def read_events(place: BrokerPlace, request_id: str) -> list[LifecycleEntry]:

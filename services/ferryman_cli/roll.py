@@ -7,7 +7,6 @@ worker's requests go on at another one with their state, so the role of each nee
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -15,17 +14,19 @@ from ferryman.errors import DeadlineExceeded, NotFound, Unavailable
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.heartbeat import BOTH, DECODE, HOSTCACHE, PREFILL, Heartbeat
 from ferryman.wire.nats.nats_bus import NatsBus
-from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.drain import (
     LISTEN_SECONDS,
     DrainChoice,
     DrainOrder,
     OrderAccess,
     check_drain,
-    next_beat,
+    drain_order,
+    hearing_beats,
+    load_text,
+    tell,
     until_ended,
 )
-from ferryman_cli.lifecycle_reader import connected_with
+from ferryman_cli.lifecycle_reader import next_beat
 
 # Host-caches last: a worker that came back has attached to the one that stays.
 ORDER = (DECODE, BOTH, PREFILL, HOSTCACHE)
@@ -69,15 +70,14 @@ class RollReport:
     def goes(self, beat: Heartbeat) -> None:
         self._number += 1
         count = f"{self._number} of {self._num_processes}"
-        load = f"{beat.num_running} running, {beat.num_queued} queued"
-        self._say("draining", beat.worker_id, f"{count}: {beat.worker_id} drains: {load}")
+        text = f"{count}: {beat.worker_id} drains: {load_text(beat)}"
+        self._say("draining", beat.worker_id, text)
 
     def came(self, beat: Heartbeat, before: str) -> None:
         self._say("replaced", before, f"{before} is back as {beat.worker_id}", by=beat.worker_id)
 
     def _say(self, state: str, worker_id: str, text: str, **more: str) -> None:
-        said = {"worker_id": worker_id, "state": state, **more}
-        print(json.dumps(said) if self._as_json else text, flush=True)
+        tell({"worker_id": worker_id, "state": state, **more}, text, as_json=self._as_json)
 
 
 def run_roll(access: OrderAccess, choice: RollChoice, *, as_json: bool) -> int:
@@ -88,11 +88,7 @@ def run_roll(access: OrderAccess, choice: RollChoice, *, as_json: bool) -> int:
 
 
 async def _roll(access: OrderAccess, choice: RollChoice, as_json: bool) -> None:
-    subjects = Subjects(access.cluster)
-    async with (
-        connected_with(access.options) as bus,
-        bus.subscribed(subjects.all_beats) as messages,
-    ):
+    async with hearing_beats(access) as (bus, messages):
         heard = await _heard(messages)
         report = RollReport(len(chosen := rolled(heard.values(), choice)), as_json=as_json)
         for beat in chosen:
@@ -102,7 +98,7 @@ async def _roll(access: OrderAccess, choice: RollChoice, as_json: bool) -> None:
                 continue
             check_next(beat, now.values(), choice)
             report.goes(now[beat.worker_id])
-            order = DrainOrder(subjects.control(beat.worker_id, "drain"))
+            order = drain_order(access, beat.worker_id)
             await _restart(bus, messages, order, now, beat, choice, report)
 
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ferryman.errors import InvalidRequest, NotFound
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, heartbeat_from_bytes
+from ferryman.errors import NotFound
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.lifecycle_reader import connected_bus
+from ferryman_cli.lifecycle_reader import connected_bus, next_beat
 
 ONCE_SECONDS = 2.0 * HEARTBEAT_SECONDS
 LATE_SECONDS = 3.0 * HEARTBEAT_SECONDS
@@ -96,11 +96,8 @@ async def _live(place: BrokerPlace) -> None:
 async def _beats(place: BrokerPlace) -> AsyncGenerator[Heartbeat, None]:
     async with connected_bus(place) as bus:
         async with bus.subscribed(Subjects(place.cluster).all_beats) as messages:
-            async for message in messages:
-                try:
-                    yield heartbeat_from_bytes(message.payload)
-                except InvalidRequest:
-                    continue
+            while True:
+                yield await next_beat(messages)
 
 
 def fleet_table(workers: Iterable[Seen], now: float) -> Table:

@@ -12,11 +12,11 @@ it does not come for the state, another attempt computes the request as after a 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ferryman.errors import LeaseLost, ManifestMismatch, Stale, WrongEpoch
+from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
 from ferryman.wire.handoff.planes import GrpcOnly
 from ferryman.wire.values import PrefillOrder
@@ -61,10 +61,14 @@ class Departures:
         self._num_detached = self._num_handed_off = self._num_given_up = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.send_leases = SendLeases(parts.engine.scheduler, parts.clock)
         me = WriterId(parts.worker_id, parts.epoch)
-        transport = HandoffTransport(NO_NIXL, me, parts.clock)
-        self._side = SendingSide(parts.engine, parts.wake, self.send_leases, transport, parts.clock)
+        self._side = SendingSide(
+            parts.engine,
+            parts.wake,
+            SendLeases(parts.engine.scheduler, parts.clock),
+            HandoffTransport(NO_NIXL, me, parts.clock),
+            parts.clock,
+        )
 
     # Detaching.
 
@@ -77,6 +81,8 @@ class Departures:
 
     def retry(self) -> None:
         """Called behind each step: a request may have to run one more before it can stop."""
+        if not self._wanted:
+            return
         scheduler, now = self._parts.engine.scheduler, self._parts.clock()
         for name, request in tuple(self._wanted.items()):
             if request.is_over or scheduler.detach(name, now):
@@ -93,7 +99,7 @@ class Departures:
 
     def expire(self, now: float) -> None:
         """Gives up requests for which no order came in time, and sends that nobody renews."""
-        self.send_leases.expire()
+        self._side.send_leases.expire()
         late = [held for held in self._held.values() if now >= held.until and not held.is_taken]
         for held in late:
             self._num_given_up += 1
@@ -128,7 +134,9 @@ class Departures:
         name = held.request.name
         if held.is_taken or order.context.attempt <= held.request.context.attempt:
             raise Stale(f"attempt {order.context.attempt} comes too late for {name}")
-        order = self._checked(order)
+        if order.worker_epoch != self._parts.epoch:
+            raise WrongEpoch(f"this is epoch {self._parts.epoch}, not {order.worker_epoch}")
+        order = self._order_check.checked_order(order)
         # The order's tokens become the other worker's: it would go on behind them, from this state.
         known = self._parts.engine.scheduler.known_tokens(name)
         is_same = np.array_equal(known, order.request.token_ids)
@@ -136,16 +144,6 @@ class Departures:
             raise Stale(f"{name} has other tokens here, or another router, than in the order")
         held.is_taken = True
         return Departure(order, held.request, self._side, self._parts)
-
-    def _checked(self, order: PrefillOrder) -> PrefillOrder:
-        asked, epoch = order.context, self._parts.epoch
-        if order.worker_epoch != epoch:
-            raise WrongEpoch(f"this is epoch {epoch}, not {order.worker_epoch}")
-        digest = self._parts.engine.manifest.digest
-        if order.manifest_digest != digest:
-            raise ManifestMismatch((f"digest: {digest} here, {order.manifest_digest} there",))
-        request = self._order_check.checked(order.request, asked.tenant_salt, asked.adapter)
-        return replace(order, request=request)
 
     def ended(self, departure: Departure) -> None:
         """The attempt is over. If it failed, the state is as it was, and another one may come."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from ferryman.errors import ManifestMismatch, QueueFull, Stale, Unavailable, WrongEpoch
+from ferryman.errors import QueueFull, Stale, Unavailable, WrongEpoch
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.effects import WriterId
@@ -127,12 +127,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             raise Unavailable("this prefill worker is draining")
         if len(self._attempts) >= self._max_queued:
             raise QueueFull(f"{len(self._attempts)} prompts are queued here")
-        digest = self._ctx.engine.manifest.digest
-        if order.manifest_digest != digest:
-            raise ManifestMismatch((f"digest: {digest} here, {order.manifest_digest} there",))
-        asked = order.context
-        request = self._order_check.checked(order.request, asked.tenant_salt, asked.adapter)
-        return replace(order, request=request)
+        return self._order_check.checked_order(order)
 
     def _end(self, attempt: PromptAttempt) -> None:
         self._attempts.pop(attempt.name, None)

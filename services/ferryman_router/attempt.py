@@ -91,6 +91,13 @@ class RouterAttempt:
         self.last_news, self.patience = now, min(MAX_PATIENCE_SECONDS, 2 * self.patience)
         return True
 
+    @property
+    def leaves(self) -> WorkerName | None:
+        """The worker that it is leaving now, or moves away from."""
+        if self.is_leaving:
+            return self.decode
+        return self.prefill if self.is_move and not self.is_handed_off else None
+
     def may_leave(self, now: float) -> bool:
         """Whether decode may be asked to let it go on elsewhere."""
         is_decoding = self.is_handed_off and not self.verdict.done()

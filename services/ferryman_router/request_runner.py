@@ -60,7 +60,7 @@ from ferryman_router.placement import RequestPlacement
 from ferryman_router.prompt_score_gate import PromptScoreGate
 from ferryman_router.request_history import RequestHistory
 from ferryman_router.response import OutputFailed, ResponseStream
-from ferryman_router.routing_policy import Explanation, RouteChoice, takers
+from ferryman_router.routing_policy import Explanation, RouteChoice
 from ferryman_router.worker_client import prefill_order
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,16 @@ class RequestRunner:
     @property
     def cursor(self) -> TokenCursor:
         return TokenCursor(self.asked.request_id, self.history.attempt, self._answer.next_offset)
+
+    @property
+    def attempt(self) -> RouterAttempt | None:
+        """The latest; None before the first, and where a worker had left before it was asked."""
+        return self._attempt
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that its next attempt would stand on: the prompt, and all that were drawn."""
+        return self.asked.prompt_len + self._answer.next_offset
 
     @property
     def was_abandoned(self) -> bool:
@@ -302,39 +312,6 @@ class RequestRunner:
         attempt = self._attempt
         if attempt is not None and not attempt.verdict.done() and attempt.is_stalled(now):
             self._ctx.ask_again(attempt.decode)
-
-    @property
-    def leaves(self) -> WorkerName | None:
-        """The worker that it is leaving now, or moves away from."""
-        attempt = self._attempt
-        if attempt is None:
-            return None
-        if attempt.is_leaving:
-            return attempt.decode
-        return attempt.prefill if attempt.is_move and not attempt.is_handed_off else None
-
-    def try_leave(self) -> bool:
-        """Has its decode worker let it go if that drains, and another one could take it; returns
-        whether it was asked to."""
-        attempt, ctx, now = self._attempt, self._ctx, self._ctx.clock()
-        if attempt is None or not attempt.may_leave(now):
-            return False
-        worker = ctx.fleet.get(attempt.decode)
-        if worker is None or worker.beat.is_ready:
-            return False
-        if not takers(ctx.fleet, worker, self.asked.prompt_len + self._answer.next_offset, now):
-            return False
-        attempt.is_leaving = True
-        ctx.outlive(self._leave(attempt))
-        return True
-
-    async def _leave(self, attempt: RouterAttempt) -> None:
-        ctx = self._ctx
-        detach = ctx.workers.detach(
-            attempt.decode, self.asked.request_id, attempt.number, ctx.router_id
-        )
-        if not await detach:
-            attempt.stays(ctx.clock())
 
     def on_worker_lost(self, name: WorkerName, cause: str) -> None:
         """A worker is no more."""

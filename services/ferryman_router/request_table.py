@@ -7,18 +7,22 @@ no answer tells a tenant whether another tenant has used an id.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ferryman.errors import InvalidRequest
 from ferryman.ids import MAX_REQUEST_ID_LEN, is_request_id, make_request_id
 from ferryman.wire.values import TokenCursor
+from ferryman_router.attempt import RouterAttempt
+from ferryman_router.context import RouterContext
 from ferryman_router.fleet import WorkerName
 from ferryman_router.generate_request import PUBLIC, Caller, Tenant
 from ferryman_router.request_runner import RequestRunner
+from ferryman_router.routing_policy import takers
 
 MAX_ENDED = 2048
-MAX_LEAVING = 4  # requests of one worker that drains, at once
+# Of one worker that drains, at once: those that wait for their turn go on decoding meanwhile.
+MAX_LEAVING = 4
 ENDED_SECONDS = 60.0
 MAX_NAMES = 1 << 16  # as many as a busy router is given while the lifecycle log keeps their events
 
@@ -131,17 +135,7 @@ class RequestTable:
         """Looks after everyone; called now and then."""
         for runner in self:
             runner.check_stalled(now)
-        self._empty_draining()
         self.forget(now)
-
-    def _empty_draining(self) -> None:
-        """Has decode workers that drain let their requests go. Few at a time: those that wait for
-        their turn go on decoding meanwhile."""
-        leaving = Counter(runner.leaves for runner in self)
-        for runner in self:
-            name = runner.decode_worker
-            if leaving[name] < MAX_LEAVING and runner.try_leave():
-                leaving[name] += 1
 
     def on_worker_lost(self, name: WorkerName, cause: str) -> None:
         for runner in self:
@@ -151,3 +145,43 @@ class RequestTable:
         """This life may have been taken for over."""
         for runner in self:
             runner.came_back(name)
+
+
+class Evacuation:
+    """Has decode workers that drain let their requests go on at others, while those have room
+    (docs/decisions/0084).
+
+    It is called again and again, so nothing has to be announced: a beat that came late counts, and
+    so does a worker that has room only now.
+    """
+
+    def __init__(self, ctx: RouterContext) -> None:
+        self._ctx = ctx
+
+    def look(self, runners: Iterable[RequestRunner], now: float) -> None:
+        """Has requests of draining workers leave that can."""
+        attempts = [(runner, runner.attempt) for runner in runners]
+        leaving = Counter(attempt.leaves for _, attempt in attempts if attempt is not None)
+        for runner, attempt in attempts:
+            if attempt is None or leaving[attempt.decode] >= MAX_LEAVING:
+                continue
+            if self._try(runner, attempt, now):
+                leaving[attempt.decode] += 1
+
+    def _try(self, runner: RequestRunner, attempt: RouterAttempt, now: float) -> bool:
+        """Whether the worker was asked to let the request go."""
+        if not attempt.may_leave(now):
+            return False
+        worker = self._ctx.fleet.get(attempt.decode)
+        if worker is None or worker.beat.is_ready:
+            return False
+        if not takers(self._ctx.fleet, worker, runner.num_tokens, now):
+            return False
+        attempt.is_leaving = True
+        self._ctx.outlive(self._detach(runner.asked.request_id, attempt))
+        return True
+
+    async def _detach(self, request_id: str, attempt: RouterAttempt) -> None:
+        workers, router = self._ctx.workers, self._ctx.router_id
+        if not await workers.detach(attempt.decode, request_id, attempt.number, router):
+            attempt.stays(self._ctx.clock())

@@ -53,7 +53,7 @@ from ferryman_router.intake import BodyMemory, Intake, ReaderProcess
 from ferryman_router.metrics import RouterMetrics, RouterStatistics, watch_loop
 from ferryman_router.queue import WaitQueue
 from ferryman_router.quotas import Quotas
-from ferryman_router.request_table import RequestTable
+from ferryman_router.request_table import Evacuation, RequestTable
 from ferryman_router.routing_policy import RoutingCosts
 from ferryman_router.served_model import ServedModel
 from ferryman_router.token_streams import WorkerStreams
@@ -264,8 +264,13 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         await stack.enter_async_context(
             alongside(watch_loop(components.frontend.ctx.metrics.loop_held))
         )
-        requests = components.frontend.requests
-        looking = components.dispatcher.run(requests.check_stalled, lambda: len(requests) > 0)
+        requests, evacuation = components.frontend.requests, Evacuation(components.frontend.ctx)
+
+        def look(now: float) -> None:
+            requests.check_stalled(now)
+            evacuation.look(requests, now)
+
+        looking = components.dispatcher.run(look, lambda: len(requests) > 0)
         await stack.enter_async_context(alongside(looking))
         yield await _open_doors(
             stack, settings, api_keys, components, transports, (worker_id, epoch)

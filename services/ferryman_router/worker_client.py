@@ -97,6 +97,23 @@ def classify_rpc_error(error: grpc.aio.AioRpcError, name: WorkerName) -> Ferryma
     return typed(error)
 
 
+async def _progress(
+    name: WorkerName, call: Any, read: Callable[[Any], PrefillProgress]
+) -> AsyncIterator[PrefillProgress]:
+    """The progress in a call's messages. Leaving the loop ends the call."""
+    try:
+        async for message in call:
+            yield read(message)
+    except grpc.aio.AioRpcError as error:
+        raise classify_rpc_error(error, name) from error
+    finally:
+        call.cancel()
+
+
+def _seconds_for(order: PrefillOrder) -> float:
+    return order.context.deadline_seconds + _MARGIN_SECONDS
+
+
 class WorkerClient:
     """The fleet's addresses, one channel each. Failures are FerrymanErrors, a broken connection is
     CallBroken. `outlive` runs what no request waits for."""
@@ -112,35 +129,17 @@ class WorkerClient:
         self._metrics, self._outlive = metrics, outlive
         self._num_prefetches = 0
 
-    async def prefill(
-        self, name: WorkerName, order: PrefillOrder
-    ) -> AsyncIterator[PrefillProgress]:
+    def prefill(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]:
         """Progress until the hand-off; leaving the loop cancels the attempt at the worker."""
         stub = prefill_pb2_grpc.PrefillServiceStub(self._channel(name))
-        timeout = order.context.deadline_seconds + _MARGIN_SECONDS
-        call = stub.Prefill(prefill_order_to_wire(order), timeout=timeout)
-        try:
-            async for message in call:
-                yield progress_from_wire(message)
-        except grpc.aio.AioRpcError as error:
-            raise classify_rpc_error(error, name) from error
-        finally:
-            call.cancel()
+        call = stub.Prefill(prefill_order_to_wire(order), timeout=_seconds_for(order))
+        return _progress(name, call, progress_from_wire)
 
-    async def hand_off(
-        self, name: WorkerName, order: PrefillOrder
-    ) -> AsyncIterator[PrefillProgress]:
+    def hand_off(self, name: WorkerName, order: PrefillOrder) -> AsyncIterator[PrefillProgress]:
         """The same, by the decode worker that keeps the request's state."""
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
-        timeout = order.context.deadline_seconds + _MARGIN_SECONDS
-        call = stub.HandOff(hand_off_order_to_wire(order), timeout=timeout)
-        try:
-            async for message in call:
-                yield hand_off_progress_from_wire(message)
-        except grpc.aio.AioRpcError as error:
-            raise classify_rpc_error(error, name) from error
-        finally:
-            call.cancel()
+        call = stub.HandOff(hand_off_order_to_wire(order), timeout=_seconds_for(order))
+        return _progress(name, call, hand_off_progress_from_wire)
 
     async def detach(self, name: WorkerName, request_id: str, attempt: int, router: str) -> bool:
         """Has a decode worker let a request go on elsewhere; False when it was not to be had."""

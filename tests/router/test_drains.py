@@ -94,7 +94,7 @@ async def test_few_leave_at_once_and_in_the_end_all_have(two: RouterCluster) -> 
     async def watch() -> None:
         nonlocal most
         while True:
-            leaving = [one.leaves for one in requests]
+            leaving = [one.attempt.leaves for one in requests if one.attempt is not None]
             most = max(most, sum(name is not None for name in leaving))
             await asyncio.sleep(0)
 
@@ -117,13 +117,20 @@ async def test_without_another_worker_requests_end_where_they_are(two: RouterClu
     assert (victim.moved, attempts(two)) == ([], [1])
 
 
-async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster) -> None:
-    drained = DrainedWorker(two)
+async def drained_with(made: RouterCluster, **faults: object) -> FakeDecode:
+    """The worker that drained with these faults; its request's answer was whole."""
+    drained = DrainedWorker(made)
     victim, other = await drained.begin()
-    victim.faults.refuse_detach = 1
+    for name, fault in faults.items():
+        setattr(victim.faults, name, fault)
     drained.drain(victim, other)
     await drained.assert_whole()
-    assert victim.faults.happened["refuse_detach"] == 1
+    assert [victim.faults.happened[name] for name in faults] == [1]
+    return victim
+
+
+async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster) -> None:
+    victim = await drained_with(two, refuse_detach=1)
     assert len(victim.moved) == 1
 
 
@@ -140,21 +147,12 @@ async def test_a_worker_that_cannot_let_go_yet_is_asked_again(two: RouterCluster
 async def test_a_request_that_cannot_be_moved_is_computed_again(
     two: RouterCluster, error: Exception
 ) -> None:
-    drained = DrainedWorker(two)
-    victim, other = await drained.begin()
-    victim.faults.hand_off_error = error
-    drained.drain(victim, other)
-    await drained.assert_whole()
-    assert victim.faults.happened["hand_off_error"] == 1
+    await drained_with(two, hand_off_error=error)
     assert attempts(two) == [1, 3]
 
 
 async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterCluster) -> None:
-    drained = DrainedWorker(two)
-    victim, other = await drained.begin()
-    victim.faults.hand_off_error = OutOfSlots("no room there", 0.05)
-    drained.drain(victim, other)
-    await drained.assert_whole()
+    victim = await drained_with(two, hand_off_error=OutOfSlots("no room there", 0.05))
     assert [order.context.attempt for order in victim.moved] == [2, 3]
     assert attempts(two) == [1]
 
@@ -162,12 +160,7 @@ async def test_a_full_worker_is_tried_again_and_nothing_is_computed(two: RouterC
 async def test_a_worker_that_dies_while_it_hands_off_is_a_death_like_any(
     two: RouterCluster,
 ) -> None:
-    drained = DrainedWorker(two)
-    victim, other = await drained.begin()
-    victim.faults.die_of_hand_off = True
-    drained.drain(victim, other)
-    await drained.assert_whole()
-    assert victim.faults.happened["die_of_hand_off"] == 1
+    await drained_with(two, die_of_hand_off=True)
     assert attempts(two) == [1, 3]
 
 

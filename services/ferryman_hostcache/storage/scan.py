@@ -55,7 +55,6 @@ def scan(blobs: BlobStore, key: MacKey, seconds: float, clock: Callable[[], floa
     for name in sorted(sizes, reverse=True):
         try:
             size = sizes[name]
-            size = sizes[name]
             unread = FoundExtent(generation_of(name), NOT_LOOKED_AT, (), (), 0, size, size)
             found.append(unread if clock() >= end else _look(blobs, name, unread, key))
         except (BadExtent, OSError) as error:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import ClusterRole, credentials_of
-from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import write_credentials, write_private_text
+from ferryman.runtime.credentials_file import (
+    private_folder,
+    write_credentials,
+    write_private_text,
+)
 from ferryman.runtime.server_access import with_login
 from ferryman.wire.nats.permissions import broker_config
 from ferryman.wire.redis.permissions import index_acl
 
-PRIVATE = 0o700
 NATS, REDIS = "nats", "redis"
 READERS = (*(role.value for role in ClusterRole), NATS, REDIS)
 # Asked by the health check inside the container; from elsewhere it would tell strangers subjects.
@@ -37,7 +39,7 @@ class ServerUrls:
 def write_credential_folders(folder: Path, key: ClusterKey, servers: ServerUrls) -> None:
     """Writes every file anew, readable by its owner alone, into folders that may exist. Raises
     ConfigError."""
-    places = {reader: _private_folder(folder / reader) for reader in READERS}
+    places = {reader: private_folder(folder / reader) for reader in READERS}
     of_roles = {role: credentials_of(key, role) for role in ClusterRole}
     for role, credentials in of_roles.items():
         write_credentials(places[role.value] / f"{role.value}.json", credentials)
@@ -51,11 +53,3 @@ def write_credential_folders(folder: Path, key: ClusterKey, servers: ServerUrls)
     }
     for name, url in urls.items():
         write_private_text(places[observer.role.value] / name, url + "\n")
-
-
-def _private_folder(path: Path) -> Path:
-    try:
-        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    return path

@@ -24,7 +24,7 @@ from ferryman.settings.groups import AccessSettings
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 16 << 10
-PRIVATE = 0o600
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 def read_credentials(path: Path) -> RoleCredentials:
@@ -65,6 +65,15 @@ def write_all_credentials(folder: Path, key: ClusterKey) -> Mapping[ClusterRole,
     for role, path in paths.items():
         write_credentials(path, credentials_of(key, role))
     return paths
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made for its owner alone where it is missing. Raises ConfigError."""
+    try:
+        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return path
 
 
 def write_private_text(path: Path, text: str, mode: int = PRIVATE) -> None:

@@ -168,7 +168,7 @@ def server_context(source: Callable[[], TlsMaterial]) -> ssl.SSLContext:
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = newest()
 
-    first = _context_of(source())
+    first = newest()
     first.sni_callback = choose  # it is called for clients that name no server, too
     return first
 

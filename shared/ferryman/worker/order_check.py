@@ -16,6 +16,7 @@ from ferryman.engine.engine import Engine
 from ferryman.errors import InvalidRequest, ManifestMismatch
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import NO_ADAPTER, Adapter, Request
+from ferryman.wire.values import PrefillOrder
 
 
 class OrderCheck:
@@ -44,6 +45,16 @@ class OrderCheck:
         if keys != request.keys:
             raise InvalidRequest(_how_keys_differ(keys, request.keys), "page_keys")
         return replace(request, keys=keys, tenant_salt=tenant_salt, adapter=used)
+
+    def checked_order(self, order: PrefillOrder) -> PrefillOrder:
+        """The order to hand state off, with the request as `checked` returns it. Raises as that
+        does, and ManifestMismatch for an order that is about another manifest's state."""
+        digest = self._manifest.digest
+        if order.manifest_digest != digest:
+            raise ManifestMismatch((f"digest: {digest} here, {order.manifest_digest} there",))
+        asked = order.context
+        request = self.checked(order.request, asked.tenant_salt, asked.adapter)
+        return replace(order, request=request)
 
     def _adapter(self, digest: str) -> Adapter:
         if not digest:

@@ -40,6 +40,14 @@ TlsSource = Callable[[], TlsMaterial]
 from threads of its own."""
 
 
+def read_authorities(path: Path | str) -> bytes:
+    """The content of a file of authorities. Raises ConfigError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"authorities {path}: {error.strerror}") from None
+
+
 class ChannelSecurity(Protocol):
     """A way to make connections. `options` are gRPC's."""
 
@@ -77,10 +85,7 @@ class DoorTls:
     @staticmethod
     def of_file(path: Path | str) -> DoorTls:
         """With the authorities in a file, such as ca.crt. Raises ConfigError."""
-        try:
-            return DoorTls(Path(path).read_bytes())
-        except OSError as error:
-            raise ConfigError(f"authorities {path}: {error.strerror}") from None
+        return DoorTls(read_authorities(path))
 
     def open(self, address: str, options: Options) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(self.authorities)
