@@ -105,7 +105,8 @@ def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     prefix = uuid.uuid4().hex
     faults = s3.faults[prefix] = ObjectFaults()
-    yield Bucket(f"s3://{BUCKET}/{prefix}?endpoint={s3.url}&region=us-east-1", faults)
+    url = f"s3://{BUCKET}/{prefix}?endpoint={s3.url}&region=us-east-1"
+    yield Bucket(url, faults, s3.finish)
     faults.is_quick.set()
     faults.is_flowing.set()
     del s3.faults[prefix]
