@@ -134,6 +134,27 @@ def test_expiry_is_told_with_file_and_day(folder: Path) -> None:
     assert "not valid before 2026-04-30 23:55 UTC" in refusal(folder, NOW - DAY)
 
 
+def test_the_last_days_of_a_certificate_are_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = [NOW]
+    source = TlsFolder(folder, "decode", lambda: times[-1])
+    for days in (0, 22.9):
+        times.append(NOW + days * DAY)
+        source()
+    assert not caplog.records
+    for days in (23.1, 23.2, 31):
+        times.append(NOW + days * DAY)
+        source()
+    (told,) = caplog.messages
+    assert f"{folder}/decode.crt: it expires on 2026-05-31 00:00 UTC" in told
+    make_certificates(folder, now=times[-1], days=3)
+    source()
+    source()
+    (again,) = caplog.messages[1:]
+    assert f"{folder}/decode.crt: it expires on 2026-06-04 00:00 UTC" in again
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o620, 0o602, 0o601])
 def test_a_key_that_others_may_read_or_change_is_refused(folder: Path, mode: int) -> None:
     (folder / "decode.key").chmod(mode)

@@ -14,7 +14,7 @@ import ssl
 import stat
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -32,6 +32,8 @@ NATS = "nats"
 MAX_FILE_BYTES = 256 << 10
 # A group may read a key, as in secrets of Kubernetes; nobody else may, and only the owner writes.
 REFUSED_MODE = stat.S_IWGRP | stat.S_IRWXO
+# Time enough for people to notice; `ferryman certs` makes them for a year.
+EARLY_WARNING = timedelta(days=7)
 HINT = "`ferryman certs` makes new ones"
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -47,7 +49,8 @@ class TlsFolder:
 
     Files that change are read again when they are next asked for. Those that cannot be used, such
     as a certificate without its key, change nothing: an error in the log tells of them, and the
-    earlier ones stay in use. Raises ConfigError when the first ones cannot be used.
+    earlier ones stay in use. So does a warning, once, of a certificate's last days. Raises
+    ConfigError when the first ones cannot be used.
     """
 
     def __init__(self, folder: Path, name: str, now: Callable[[], datetime] = utc_now) -> None:
@@ -55,7 +58,8 @@ class TlsFolder:
         self.certificate, self.key = folder / f"{name}.crt", folder / f"{name}.key"
         self._now, self._lock = now, threading.Lock()
         self._stamp = self._looked()
-        self._material = self._read()
+        self._material, self._end = self._read()
+        self._is_told = False
 
     def __call__(self) -> TlsMaterial:
         with self._lock:
@@ -63,20 +67,26 @@ class TlsFolder:
             if stamp != self._stamp:
                 self._stamp = stamp
                 self._renew()
+            if not self._is_told and self._end - self._now() < EARLY_WARNING:
+                self._is_told = True
+                end = _day(self._end)
+                log.warning("certificate %s: it expires on %s; %s", self.certificate, end, HINT)
             return self._material
 
     def _renew(self) -> None:
         try:
-            self._material = self._read()
+            self._material, self._end = self._read()
         except ConfigError as error:
             log.error("the earlier certificate stays in use: %s", error)
         else:
+            self._is_told = False
             log.info("certificate %s read again", self.certificate)
 
     def _looked(self) -> Stamp:
         return tuple(_stamp(path) for path in (self.authorities, self.certificate, self.key))
 
-    def _read(self) -> TlsMaterial:
+    def _read(self) -> tuple[TlsMaterial, datetime]:
+        """The material, and the end of the certificate's time."""
         authorities = _text("authorities", self.authorities)
         certificate = _text("certificate", self.certificate)
         key = _key_text(self.key)
@@ -89,7 +99,7 @@ class TlsFolder:
             raise ConfigError(f"key {self.key}: it is no private key in PEM") from None
         if public != leaf.public_key():
             raise ConfigError(f"key {self.key}: it is not the key of {self.certificate}")
-        return TlsMaterial(certificate, key, authorities)
+        return TlsMaterial(certificate, key, authorities), leaf.not_valid_after_utc
 
 
 def given_tls(access: AccessSettings, name: str) -> TlsFolder | None:
