@@ -6,85 +6,31 @@ Built by `kubectl kustomize` where there is one; the files themselves are looked
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel
-from tests.deploy.compose_file import ROOT
+from tests.deploy.compose_file import SETTINGS, role_of
+from tests.deploy.kustomize_files import (
+    DEPLOY,
+    SECRETS,
+    VERSION,
+    Described,
+    built,
+    described,
+    environment,
+    needs_kubectl,
+    of_base,
+    workload,
+)
 
-from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.settings.names import names_of
-from ferryman.settings.router import RouterSettings
 from ferryman.settings.sources import Sources, read_settings
-from ferryman.settings.workers import DecodeSettings, PrefillSettings
 from ferryman_cli.app import run
 
-DEPLOY = ROOT / "deploy" / "kustomize"
-BASE = DEPLOY / "base"
-VERSION = "1.32"
-SETTINGS: dict[str, type[BaseModel]] = {
-    "host-cache": HostCacheServiceSettings,
-    "prefill": PrefillSettings,
-    "decode": DecodeSettings,
-    "router": RouterSettings,
-}
-# A pod sees the credentials of its role; the key seals the state that routers and host-caches keep.
-SECRETS = {
-    "host-cache": {"cluster-key", "hostcache-credentials"},
-    "prefill": {"prefill-credentials"},
-    "decode": {"decode-credentials"},
-    "router": {"cluster-key", "router-credentials"},
-    "nats": {"nats-users"},
-    "redis": {"redis-users"},
-}
-WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
-KUBECTL = shutil.which("kubectl")
-needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl builds overlays; none is here")
-
-Described = dict[str, Any]
-
-
-def described(path: Path) -> list[Described]:
-    return [each for each in yaml.safe_load_all(path.read_text()) if each]
-
-
-def of_base() -> list[Described]:
-    named = described(BASE / "kustomization.yaml")[0]["resources"]
-    return [each for name in named for each in described(BASE / name)]
-
-
-def workload(name: str) -> Described:
-    """The pod template's spec of a workload, with its own name."""
-    (found,) = (
-        each for each in of_base() if each["kind"] in WORKLOADS and each["metadata"]["name"] == name
-    )
-    spec: Described = found["spec"]["template"]["spec"]
-    return spec
-
-
-def environment(name: str) -> dict[str, str]:
-    """Variables of the main container; those of the downward API have a word in their place."""
-    return {
-        each["name"]: each.get("value", "a-node").replace("$(", "").replace(")", "")
-        for each in workload(name)["containers"][0]["env"]
-        if each["name"].startswith("FERRYMAN_")
-    }
-
-
-def built(folder: Path) -> list[Described]:
-    assert KUBECTL is not None
-    made = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    return [each for each in yaml.safe_load_all(made.stdout) if each]
-
-
-def role_of(name: str) -> str:
-    return name.replace("-", "")
+# The kubelet makes folders as root, so root gives them away; nothing else runs as root, and nothing
+# else has a capability.
+ROOT_CONTAINERS = {("host-cache", "arena-folder")}
 
 
 @pytest.mark.parametrize(
@@ -131,13 +77,28 @@ def test_a_pod_sees_its_own_secrets_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_every_container_is_confined(name: str) -> None:
-    for container in workload(name)["containers"]:
+    for container in [*workload(name)["containers"], *workload(name).get("initContainers", [])]:
         context = container["securityContext"]
+        is_root = (name, container["name"]) in ROOT_CONTAINERS
+        capabilities = {"add": ["CHOWN"]} if is_root else {}
         assert context["readOnlyRootFilesystem"]
         assert not context["allowPrivilegeEscalation"]
-        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["capabilities"] == {"drop": ["ALL"], **capabilities}
         assert "memory" in container["resources"]["limits"]
-        assert {**workload(name)["securityContext"], **context}["runAsNonRoot"]
+        both = {**workload(name)["securityContext"], **context}
+        assert both["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert both["runAsUser"] == (0 if is_root else 10001)
+        assert both.get("runAsNonRoot", False) is not is_root
+
+
+def test_what_runs_as_root_runs_once_and_sees_two_folders() -> None:
+    ((name, _),) = ROOT_CONTAINERS
+    (container,) = workload(name)["initContainers"]
+    assert container["command"][0] == "chown"
+    assert not container.get("env"), "it reads nothing"
+    mounts = {each["name"] for each in container["volumeMounts"]}
+    folders = {each["name"] for each in workload(name)["volumes"] if "hostPath" in each}
+    assert mounts == folders, "no secret among them"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -161,19 +122,24 @@ def test_a_worker_maps_its_node_s_arena(name: str) -> None:
 
     assert arena(name) == arena("host-cache")
     assert arena(name)[1] == environment("host-cache")["FERRYMAN_ARENA_FOLDER"]
-    (port,) = (p for p in workload("host-cache")["containers"][0]["ports"] if "hostPort" in p)
-    assert environment(name)["FERRYMAN_HOSTCACHE_ADDRESS"] == f"HOST_IP:{port['hostPort']}"
+    (service,) = (each for each in of_base() if each["kind"] == "Service" and _is_local(each))
+    (port,) = service["spec"]["ports"]
+    named = f"{service['metadata']['name']}:{port['port']}"
+    assert environment(name)["FERRYMAN_HOSTCACHE_ADDRESS"] == named
 
 
-def test_nobody_may_call_what_no_rule_names() -> None:
-    rules = {each["metadata"]["name"]: each["spec"] for each in of_base() if _is_rule(each)}
-    assert rules.pop("nobody") == {"podSelector": {}, "policyTypes": ["Ingress"]}
-    open_to_all = {name for name, rule in rules.items() if "from" not in rule["ingress"][0]}
-    assert open_to_all == {"doors", "host-caches"}, "clients; workers come by the node's address"
+def _is_local(service: Described) -> bool:
+    return bool(service["spec"].get("internalTrafficPolicy") == "Local")
 
 
-def _is_rule(each: Described) -> bool:
-    return bool(each["kind"] == "NetworkPolicy")
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_role_has_an_identity_of_its_own(name: str) -> None:
+    accounts = {
+        each["metadata"]["name"]: each for each in of_base() if each["kind"] == "ServiceAccount"
+    }
+    assert workload(name)["serviceAccountName"] == name
+    assert set(accounts) == set(SECRETS)
+    assert not accounts[name]["automountServiceAccountToken"]
 
 
 def test_the_secrets_are_those_that_pods_mount(tmp_path: Path) -> None:
