@@ -135,6 +135,7 @@ async def running_host_cache(
                 settings.index.url,
                 key,
                 login=credentials.redis if credentials else None,
+                authorities=access.authorities,
                 lookup_seconds=settings.index.lookup_seconds,
             )
         )

@@ -17,10 +17,12 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.credentials_file import write_all_credentials, write_private_text
+from ferryman.runtime.embedded import ServerCommand, redis_command, redis_socket_command
 from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.runtime.tls_folder import AUTHORITIES, DOOR, NATS, TlsFolder
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
 from ferryman.wire.nats.permissions import CertificateFiles, inbox_of
+from ferryman.wire.redis.connections import check_redis_scheme
 
 REDIS_DEFAULT_USER = "default"
 CONTEXT_NAME = "ferryman"
@@ -71,9 +73,19 @@ class LockedCluster:
 
     def foreign_redis(self, url: str) -> str:
         """The URL for services of a Redis that others run, which knows none of our users: its
-        default user, unless the URL names one."""
-        scheme, _, rest = url.partition("://")
-        return url if "@" in rest else f"{scheme}://{REDIS_DEFAULT_USER}@{rest}"
+        default user, unless the URL names one. With TLS, raises ConfigError for one without."""
+        if self.tls_dir:
+            check_redis_scheme(url)
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            return url
+        return urlunsplit(parts._replace(netloc=f"{REDIS_DEFAULT_USER}@{parts.netloc}"))
+
+    def own_redis(self, directory: Path) -> ServerCommand:
+        """Starts our own Redis. Raises ConfigError."""
+        if self.tls_dir:
+            return redis_socket_command(directory, self.redis_acl)
+        return redis_command(directory, acl=self.redis_acl)
 
     def observer_nats(self, url: str) -> str:
         """The URL, or several with commas, by which people and their tools may hear the broker."""
@@ -91,7 +103,6 @@ class OpenCluster:
 
     credentials: Mapping[ClusterRole, Path]
     nats_config: None = None
-    redis_acl: None = None
     ca: str = ""
     nats_scheme: str = "nats"
 
@@ -108,6 +119,9 @@ class OpenCluster:
 
     def foreign_redis(self, url: str) -> str:
         return url
+
+    def own_redis(self, directory: Path) -> ServerCommand:
+        return redis_command(directory)
 
     def observer_nats(self, url: str) -> str:
         return url

@@ -11,7 +11,7 @@ from typing import Any
 
 from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
-from ferryman.runtime.embedded import ServerCommand, free_port, nats_command, redis_command
+from ferryman.runtime.embedded import ServerCommand, free_port, nats_command
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
@@ -50,16 +50,16 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     servers, nats_url, redis_url = [], choices.nats_url, choices.redis_url
     make_key_file(folder.key_path)
     locks = _locks(choices, folder)
-    index_url = locks.foreign_redis(redis_url)
     if not nats_url:
         command = nats_command(
             folder.path / "nats", config=locks.nats_config, scheme=locks.nats_scheme
         )
         servers.append(_server(command, folder))
         nats_url = command.url
-    observer_redis = redis_url
-    if not redis_url:
-        command = redis_command(folder.path / "redis", acl=locks.redis_acl)
+    if redis_url:
+        index_url, observer_redis = locks.foreign_redis(redis_url), redis_url
+    else:
+        command = locks.own_redis(folder.path / "redis")
         servers.append(_server(command, folder))
         redis_url = index_url = command.url
         observer_redis = locks.observer_redis(redis_url)

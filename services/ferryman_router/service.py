@@ -245,6 +245,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
                 settings.index.url,
                 key,
                 login=credentials.redis if credentials else None,
+                authorities=access.authorities,
                 lookup_seconds=settings.index.lookup_seconds,
             )
         )

@@ -154,6 +154,31 @@ def test_certificates_are_for_every_service_and_our_own_broker(
     assert str(tls / "nats.crt") in (tmp_path / "credentials" / "nats.conf").read_text()
 
 
+def test_with_certificates_our_own_redis_has_no_port(choices: UpOptions, tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path / "tls")
+    found = made(choices.model_copy(update={"tls_dir": str(tls)}), tmp_path / "a@b")
+    (argv,) = (job.argv for job in found.servers if job.name == "redis")
+    assert argv[argv.index("--port") + 1] == "0"
+    assert argv[argv.index("--unixsocket") + 1] == f"{tmp_path}/a@b/redis/redis.sock"
+    assert found.redis_url == f"unix://{tmp_path}/a%40b/redis/redis.sock"
+    assert (tmp_path / "a@b" / "redis.url").read_text().startswith("unix://observer:")
+
+
+def test_with_certificates_a_redis_of_others_is_reached_by_tls(tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path / "tls")
+    theirs = UpOptions(engine=DEMO, tls_dir=str(tls), redis_url="rediss://r:2/0")
+    jobs = {job.role: job.environment for job in made(theirs, tmp_path).services}
+    assert jobs["router"]["FERRYMAN_ROUTER_REDIS_URL"] == "rediss://default@r:2/0"
+    with pytest.raises(ConfigError, match="rediss://"):
+        made(theirs.model_copy(update={"redis_url": "redis://r:2/0"}), tmp_path)
+
+
+def test_a_state_folder_too_deep_for_a_socket_is_told(choices: UpOptions, tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path / "tls")
+    with pytest.raises(ConfigError, match="choose a shorter --state-dir"):
+        made(choices.model_copy(update={"tls_dir": str(tls)}), tmp_path / ("deep" * 25))
+
+
 def test_certificates_that_cannot_be_used_start_nothing(choices: UpOptions, tmp_path: Path) -> None:
     tls = make_certificates(tmp_path / "tls")
     with_tls = choices.model_copy(update={"tls_dir": str(tls)})

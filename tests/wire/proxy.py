@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -90,8 +91,11 @@ class HoldingProxy:
 
 
 @asynccontextmanager
-async def holding_proxy(target: str, *, listen: str = "127.0.0.1:0") -> AsyncIterator[HoldingProxy]:
-    """Listens before `target` (both host:port) for as long as the block runs."""
+async def holding_proxy(
+    target: str, *, listen: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[HoldingProxy]:
+    """Listens before `target` (both host:port) for as long as the block runs. With `tls` clients
+    speak TLS, which ends here."""
     proxy = HoldingProxy(target)
     serving: set[asyncio.Task[None]] = set()
 
@@ -101,7 +105,7 @@ async def holding_proxy(target: str, *, listen: str = "127.0.0.1:0") -> AsyncIte
         task.add_done_callback(serving.discard)
 
     host, _, port = listen.rpartition(":")
-    server = await asyncio.start_server(begin, host, int(port))
+    server = await asyncio.start_server(begin, host, int(port), ssl=tls)
     proxy.address = f"{host}:{server.sockets[0].getsockname()[1]}"
     try:
         yield proxy

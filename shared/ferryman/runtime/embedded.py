@@ -7,6 +7,7 @@ its output says so; the starter neither polls nor sleeps.
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import re
 import shutil
@@ -14,10 +15,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from ferryman.errors import ConfigError
 
@@ -26,6 +28,9 @@ STOP_SECONDS = 10.0
 _PORT_TRIES = 3
 _PORTS = range(20_000, 32_000)
 _SHOWN_LINES = 5
+MAX_INDEX_BYTES = 256 << 20
+SOCKET = "redis.sock"
+MAX_SOCKET_PATH = 107  # unix(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +111,36 @@ def nats_command(
 
 
 def redis_command(
-    directory: Path, port: int = 0, max_bytes: int = 256 << 20, acl: Path | None = None
+    directory: Path, port: int = 0, max_bytes: int = MAX_INDEX_BYTES, acl: Path | None = None
 ) -> ServerCommand:
     """A Redis server that keeps nothing on disk and never evicts by itself; port 0 as above.
     Without the `acl` file that names its users it is open."""
     port = port or free_port()
+    where = {"bind": "127.0.0.1", "port": str(port)}
+    return _redis_command(f"redis://127.0.0.1:{port}/0", where, directory, max_bytes, acl)
+
+
+def redis_socket_command(directory: Path, acl: Path) -> ServerCommand:
+    """The same without a port: a socket in `directory`, an absolute path, for its owner alone.
+
+    The server of the wheel was built without TLS; there is no network on this way. Raises
+    ConfigError for a path that is too long for a socket.
+    """
+    path = directory / SOCKET
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"{path}: a socket's path has at most {MAX_SOCKET_PATH} bytes; choose a shorter"
+            " --state-dir"
+        )
+    where = {"port": "0", "unixsocket": str(path), "unixsocketperm": "700"}
+    return _redis_command(f"unix://{quote(str(path))}", where, directory, MAX_INDEX_BYTES, acl)
+
+
+def _redis_command(
+    url: str, where: Mapping[str, str], directory: Path, max_bytes: int, acl: Path | None
+) -> ServerCommand:
     flags = {
-        "bind": "127.0.0.1",
-        "port": str(port),
+        **where,
         "dir": str(directory),
         "save": "",
         "appendonly": "no",
@@ -123,13 +150,8 @@ def redis_command(
     }
     if acl:
         flags["aclfile"] = str(acl)
-    argv = (
-        redis_binary(),
-        *(part for name, value in flags.items() for part in (f"--{name}", value)),
-    )
-    return ServerCommand(
-        "redis", argv, re.compile("Ready to accept"), f"redis://127.0.0.1:{port}/0"
-    )
+    told = (part for name, value in flags.items() for part in (f"--{name}", value))
+    return ServerCommand("redis", (redis_binary(), *told), re.compile("Ready to accept"), url)
 
 
 def free_port() -> int:

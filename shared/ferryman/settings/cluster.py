@@ -157,8 +157,8 @@ class UpOptions(BaseModel):
     """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
     reaches."""
     tls_dir: str = ""
-    """A folder of certificates, as `ferryman certs` makes it: HTTPS, and TLS between all processes
-    but Redis."""
+    """A folder of certificates, as `ferryman certs` makes it: HTTPS, and TLS between all processes;
+    our own Redis has a socket and no port."""
     tiers: TierOptions = TierOptions()
     start_seconds: Seconds = 120.0
     """How long a process may stand still before it is ready; a load that advances may take any

@@ -43,7 +43,8 @@ class AccessSettings(BaseModel):
     observers, at the router's door to anybody."""
     tls_dir: str = ""
     """A folder of certificates, as `ferryman certs` makes it: gRPC between services by TLS at both
-    ends, the router's doors by HTTPS and TLS; empty: none of it. Wants CREDENTIALS_FILE."""
+    ends, the router's doors by HTTPS and TLS, NATS and Redis by TLS; empty: none of it. Wants
+    CREDENTIALS_FILE."""
 
 
 class ListenSettings(BaseModel):

@@ -22,8 +22,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from ferryman.cache.keys import PageKey
@@ -31,8 +29,8 @@ from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import Login
-from ferryman.errors import ConfigError
 from ferryman.wire.redis import redis_scripts as scripts
+from ferryman.wire.redis.connections import Authorities, redis_pool
 from ferryman.wire.redis.index import IndexedUnit, IndexStatistics, NodeLife, NodePrefix
 from ferryman.wire.redis.index_seals import EntryPlace, IndexSeals, SealedEntries
 
@@ -44,7 +42,6 @@ WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 LIVING_SECONDS = 1.0
 HASH_TTL_SECONDS = 86_400
-MAX_CONNECTIONS = 8
 MAX_LOOKUPS = 6  # at once: the other connections are for writing and probing
 MAX_WAITING = 1024
 MAX_DIGESTS = 1024  # in one call: Redis does nothing else meanwhile
@@ -59,31 +56,16 @@ async def redis_index(
     key: ClusterKey,
     *,
     login: Login | None = None,
+    authorities: Authorities | None = None,
     lookup_seconds: float = LOOKUP_SECONDS,
 ) -> AsyncIterator[RedisIndex]:
     """An index for the length of a block, which begins at once, with or without Redis.
 
-    A Redis that takes longer than `lookup_seconds` to answer is away. A user named by the URL
-    counts more than `login`. Entries that were not written
-    with `key` count as absent.
+    A Redis that takes longer than `lookup_seconds` to answer is away. `login` and `authorities` are
+    those of `redis_pool`. Entries that were not written with `key` count as absent. Raises
+    ConfigError for a URL that cannot be used.
     """
-    if "@" in url:
-        login = None
-    socket_seconds = lookup_seconds + SOCKET_MARGIN_SECONDS
-    try:
-        pool = aioredis.BlockingConnectionPool.from_url(
-            url,
-            username=login.user if login else None,
-            password=login.password if login else None,
-            max_connections=MAX_CONNECTIONS,
-            timeout=socket_seconds,
-            socket_timeout=socket_seconds,
-            socket_connect_timeout=socket_seconds,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=True,
-        )
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is no Redis URL: {error}") from error
+    pool = redis_pool(url, login, authorities, lookup_seconds + SOCKET_MARGIN_SECONDS)
     client = aioredis.Redis(connection_pool=pool)
     index = RedisIndex(client, IndexSeals(key), lookup_seconds=lookup_seconds)
     probing = asyncio.ensure_future(index.keep_probing())
@@ -297,7 +279,7 @@ class RedisIndex:
         except (RedisError, OSError, TimeoutError) as error:
             self._num_failures += 1
             if not self.is_away:
-                log.warning("index away: %r", error)
+                log.warning("index away: %s: %s", type(error).__name__, error)
             return False
         return True
 
