@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.errors import ConfigError
-from ferryman.settings.declaration import leaves, parse_size, size_text
+from ferryman.settings.declaration import leaves, parse_size, shorten_host_name, size_text
 from ferryman.settings.engine import EngineOptions, engine_options
 from ferryman.settings.groups import BusSettings, LifeSettings, ListenSettings
 from ferryman.settings.names import KNOWN, SERVICES
@@ -289,3 +289,25 @@ def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
 @pytest.mark.parametrize("num_bytes", [7, 4096, 512 << 20, 3 << 29, 5 << 40])
 def test_sizes_are_written_as_they_are_read(num_bytes: int) -> None:
     assert parse_size(size_text(num_bytes)) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("ip-10-0-123-45.eu-central-1.compute.internal", "ip-10-0-123-45-eu-centr-"),
+        ("gke-production-default-pool-9d8a7b6c-x2lk", "gke-production-default-"),
+        ("node-1.example.org", "node-1-example-org-"),
+    ],
+)
+def test_a_host_s_full_name_becomes_a_short_one_that_tells_which(name: str, kept: str) -> None:
+    short = str(shorten_host_name(name))
+    assert short.startswith(kept)
+    assert len(short) <= 32
+    assert set(short) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert short != shorten_host_name(f"{name}0"), "another host of the same beginning"
+    assert short == shorten_host_name(short), "a short one stays as it is"
+
+
+@pytest.mark.parametrize("name", ["node 1", "Node", "a..b", "a/b", "a" * 64, 7])
+def test_a_name_of_no_host_is_left_to_be_refused(name: object) -> None:
+    assert shorten_host_name(name) == name

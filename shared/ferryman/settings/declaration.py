@@ -12,6 +12,7 @@ nest, but from outside every setting has one flat name, the same for every proce
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ GROUP = ConfigDict(
 )
 _FIXED = "not set from outside"
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NAME = re.compile(r"^[a-z0-9-]{1,32}$")
+_HOST_NAME = re.compile(r"^(?=.{1,253}$)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -62,13 +65,26 @@ def size_text(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def shorten_host_name(text: object) -> object:
+    """A host's full name, as clouds give nodes, as a name of 32 characters without dots.
+
+    A name that is short already, or no host's, stays as it is. Two hosts keep two names: the end is
+    a hash of the whole.
+    """
+    if not isinstance(text, str) or _NAME.match(text) or not _HOST_NAME.match(text):
+        return text
+    digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
+    return f"{text[:23].replace('.', '-').rstrip('-')}-{digest}"
+
+
 Fixed = Annotated[T, _FIXED]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
+Name = Annotated[str, Field(pattern=_NAME.pattern)]
+NodeName = Annotated[Name, BeforeValidator(shorten_host_name)]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]

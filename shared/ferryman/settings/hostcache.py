@@ -13,7 +13,7 @@ from ferryman.settings.declaration import (
     Called,
     Count,
     Fixed,
-    Name,
+    NodeName,
     Seconds,
     Share,
     Size,
@@ -71,8 +71,9 @@ class HostCacheServiceSettings(TierPolicySettings):
     """The arena of the host tier, allocated as a whole at start: `512M`, `2G`, bytes."""
     arena_folder: Path = SHARED_MEMORY
     """Shared memory that the workers see under the same path."""
-    node: Name = "local"
-    """This machine's name in the index; one name per machine."""
+    node: NodeName = "local"
+    """This machine's name in the index; one name per machine. Of a long or dotted one, as clouds
+    give, the beginning and a hash are taken."""
     lease_seconds: Fixed[Seconds] = 5.0
     snapshot_share: Annotated[float, Field(gt=0, lt=1)] = SNAPSHOT_SHARE
     """Of the arena for recurrent states
