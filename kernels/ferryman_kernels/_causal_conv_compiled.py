@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, as_flat, narrow, prange, silu, wide
+from ferryman_kernels._compiled import Loop, as_array, as_flat, narrow, part, prange, silu, wide
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.ragged import SlotAt, Span, first_tokens
 
@@ -76,6 +76,54 @@ def _store_states(
                 states[dst * stride_slot + c * (width - 1) + j] = new
 
 
+@part
+def step_row(
+    row: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slot: int, target: int
+) -> Any:
+    """The sums of one request's token, before the activation; its window slides by one.
+
+    The inputs of a channel are adjacent in a state. So all windows slide when the whole state moves
+    by one element; then the new token overwrites each channel's last element. `row` [conv_dim],
+    `weight` [conv_dim, width] and an empty bias for none.
+    """
+    conv_dim, width = weight.shape
+    before = width - 1
+    total = np.empty(conv_dim, weight.dtype)
+    for c in range(conv_dim):
+        total[c] = wide(row[c]) * weight[c, before]
+    if bias.shape[0] > 0:
+        for c in range(conv_dim):
+            total[c] += bias[c]
+    if slot >= 0:
+        state = states[slot * stride_slot : slot * stride_slot + conv_dim * before]
+        if before == 3:
+            # Every Mamba has four taps. A stride that the compiler knows is twice as quick.
+            for c in range(conv_dim):
+                total[c] += wide(state[3 * c]) * weight[c, 0]
+                total[c] += wide(state[3 * c + 1]) * weight[c, 1]
+                total[c] += wide(state[3 * c + 2]) * weight[c, 2]
+        else:
+            for j in range(before):
+                for c in range(conv_dim):
+                    total[c] += wide(state[c * before + j]) * weight[c, j]
+    if target >= 0:
+        kept = states[target * stride_slot : target * stride_slot + conv_dim * before]
+        if target == slot:
+            for i in range(len(kept) - 1):
+                kept[i] = kept[i + 1]
+        else:
+            old = slot * stride_slot
+            for i in range(len(kept) - 1):
+                kept[i] = states[old + i + 1] if slot >= 0 else 0
+        if before == 3:
+            for c in range(conv_dim):
+                kept[3 * c + 2] = row[c]
+        else:
+            for c in range(conv_dim):
+                kept[c * before + before - 1] = row[c]
+    return total
+
+
 def _step(
     x: Any,
     stride_x: int,
@@ -88,50 +136,11 @@ def _step(
     activates: bool,
     y: Any,
 ) -> None:
-    """One token of each request: its window slides by one.
-
-    The inputs of a channel are adjacent in a state. So all windows slide when the whole state moves
-    by one element; then the new token overwrites each channel's last element. `weight` [conv_dim,
-    width] and an empty bias for none.
-    """
-    conv_dim, width = weight.shape
-    before = width - 1
+    """One token of each request."""
+    conv_dim = weight.shape[0]
     for request in prange(len(slots)):
-        total = np.empty(conv_dim, weight.dtype)
-        row = x[request * stride_x : request * stride_x + conv_dim]
-        out, slot, target = y[request], slots[request], into[request]
-        for c in range(conv_dim):
-            total[c] = wide(row[c]) * weight[c, before]
-        if bias.shape[0] > 0:
-            for c in range(conv_dim):
-                total[c] += bias[c]
-        if slot >= 0:
-            state = states[slot * stride_slot : slot * stride_slot + conv_dim * before]
-            if before == 3:
-                # Every Mamba has four taps. A stride that the compiler knows is twice as quick.
-                for c in range(conv_dim):
-                    total[c] += wide(state[3 * c]) * weight[c, 0]
-                    total[c] += wide(state[3 * c + 1]) * weight[c, 1]
-                    total[c] += wide(state[3 * c + 2]) * weight[c, 2]
-            else:
-                for j in range(before):
-                    for c in range(conv_dim):
-                        total[c] += wide(state[c * before + j]) * weight[c, j]
-        if target >= 0:
-            kept = states[target * stride_slot : target * stride_slot + conv_dim * before]
-            if target == slot:
-                for i in range(len(kept) - 1):
-                    kept[i] = kept[i + 1]
-            else:
-                old = slot * stride_slot
-                for i in range(len(kept) - 1):
-                    kept[i] = states[old + i + 1] if slot >= 0 else 0
-            if before == 3:
-                for c in range(conv_dim):
-                    kept[3 * c + 2] = row[c]
-            else:
-                for c in range(conv_dim):
-                    kept[c * before + before - 1] = row[c]
+        row, out = x[request * stride_x : request * stride_x + conv_dim], y[request]
+        total = step_row(row, states, stride_slot, weight, bias, slots[request], into[request])
         if activates:
             for c in range(conv_dim):
                 total[c] = silu(total[c])

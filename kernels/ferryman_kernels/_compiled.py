@@ -39,6 +39,7 @@ __all__ = [
     "numba",
     "part",
     "prange",
+    "row_like",
     "serves",
     "silu",
     "wide",
@@ -51,6 +52,7 @@ WORTH_SHARING = 1 << 18
 """The number of elements from which it pays to wake the other threads: that takes 35 to 75 µs, in
 which one thread passes 150,000 elements of a norm or of a state."""
 
+_KNOWN = frozenset((torch.float32, torch.float64, torch.bfloat16))
 _LAUNCHING = Lock()  # two threads must never enter numba's work queue at once
 
 if numba is not None:
@@ -59,8 +61,7 @@ if numba is not None:
 
 def serves(*tensors: Tensor) -> bool:
     """Whether a compiled loop can take these tensors: on the CPU, in a supported dtype."""
-    known = (torch.float32, torch.float64, torch.bfloat16)
-    return numba is not None and all(t.device.type == "cpu" and t.dtype in known for t in tensors)
+    return numba is not None and all(t.is_cpu and t.dtype in _KNOWN for t in tensors)
 
 
 class Loop:
@@ -152,6 +153,12 @@ def as_flat(states: Tensor) -> Any:
     """The memory from the first to the last element of a strided view, as one row."""
     last = sum((n - 1) * step for n, step in zip(states.shape, states.stride(), strict=True))
     return as_array(states.as_strided((last + 1,), (1,)))
+
+
+@cache
+def row_like(dtype: torch.dtype) -> Any:
+    """An empty row, by whose type a loop knows how numbers at an address are stored."""
+    return as_array(torch.empty(0, dtype=dtype))
 
 
 def wide(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """The norms' loops for the CPU: each row is read once and written once.
 
-Formulas and names are those of `rms_norm`. Rows come as one flat array and a stride. In a
-two-dimensional array that is not contiguous, such as half of a split product, the compiler does not
-know that a row's numbers are adjacent and does not vectorise (20 times as slow).
+Formulas and names are those of `rms_norm`. A loop gets addresses, and strides in elements: to make
+arrays of the tensors took longer than the norm of a token. `like` and `floats` are empty rows of
+the tensors' dtype and of the sums'.
 """
 
 from __future__ import annotations
@@ -13,81 +13,148 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, as_flat, narrow, prange, silu, wide
+from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, silu, wide
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._vectors import row_at
 
 
-def _norm(x: Any, stride_x: int, weight: Any, scalars: Any, y: Any) -> None:
-    tokens, dim = y.shape
-    one, eps, count = scalars
+@part
+def norm_row(row: Any, factors: Any, eps: Any, out: Any) -> None:
+    """out = row / sqrt(mean(row²) + eps) · factors; eps in the dtype of the factors."""
+    number, dim = factors.dtype.type, row.shape[0]
+    total = number(0)
+    for c in range(dim):
+        total += wide(row[c]) * wide(row[c])
+    # A plain 1 or a length would widen the whole loop.
+    scale = number(1) / np.sqrt(total / number(dim) + eps)
+    for c in range(dim):
+        out[c] = narrow(wide(row[c]) * scale * factors[c], out)
+
+
+def _norm(
+    like: Any, floats: Any, x: int, stride_x: int, weight: int, eps: float, y: int, tokens: int,
+    dim: int,
+) -> None:  # fmt: skip
+    size = like.itemsize
     for token in prange(tokens):
-        row, out = x[token * stride_x : token * stride_x + dim], y[token]
-        total = eps - eps
+        row = row_at(x + token * stride_x * size, like)[:dim]
+        out = row_at(y + token * dim * size, like)[:dim]
+        norm_row(row, row_at(weight, floats)[:dim], floats.dtype.type(eps), out)
+
+
+def _add_norm(
+    like: Any, floats: Any, x: int, stride_x: int, added: int, stride_added: int, scale: float,
+    weight: int, eps: float, total: int, y: int, tokens: int, dim: int,
+) -> None:  # fmt: skip
+    size = like.itemsize
+    for token in prange(tokens):
+        row = row_at(x + token * stride_x * size, like)[:dim]
+        other = row_at(added + token * stride_added * size, like)[:dim]
+        kept = row_at(total + token * dim * size, like)[:dim]
+        out = row_at(y + token * dim * size, like)[:dim]
+        factor = floats.dtype.type(scale)
         for c in range(dim):
-            total += wide(row[c]) * wide(row[c])
-        scale = one / np.sqrt(total / count + eps)
-        for c in range(dim):
-            out[c] = narrow(wide(row[c]) * scale * weight[c], out)
+            kept[c] = narrow(wide(row[c]) + factor * wide(other[c]), kept)
+        norm_row(kept, row_at(weight, floats)[:dim], floats.dtype.type(eps), out)
 
 
 def _gated_norm(
-    x: Any,
-    stride_x: int,
-    gate: Any,
-    stride_gate: int,
-    weight: Any,
-    scalars: Any,
-    groups: int,
-    y: Any,
-) -> None:
-    tokens, dim = y.shape
-    size = dim // groups
-    one, eps, count = scalars
+    like: Any, floats: Any, x: int, stride_x: int, gate: int, stride_gate: int, weight: int,
+    eps: float, y: int, tokens: int, dim: int, groups: int,
+) -> None:  # fmt: skip
+    size, length, number = like.itemsize, dim // groups, floats.dtype.type
     for job in prange(tokens * groups):
-        token, first = job // groups, job % groups * size
-        row = x[token * stride_x + first : token * stride_x + first + size]
-        open_by = gate[token * stride_gate + first : token * stride_gate + first + size]
-        factor, out = weight[first : first + size], y[token, first : first + size]
-        gated, total = np.empty(size, weight.dtype), eps - eps
-        for c in range(size):
+        token, first = job // groups, job % groups * length
+        row = row_at(x + (token * stride_x + first) * size, like)[:length]
+        open_by = row_at(gate + (token * stride_gate + first) * size, like)[:length]
+        out = row_at(y + (token * dim + first) * size, like)[:length]
+        factors = row_at(weight, floats)[first : first + length]
+        gated = np.empty(length, floats.dtype)
+        for c in range(length):
             gated[c] = wide(row[c]) * silu(wide(open_by[c]))
-        for c in range(size):
+        total = number(0)
+        for c in range(length):
             total += gated[c] * gated[c]
-        scale = one / np.sqrt(total / count + eps)
-        for c in range(size):
-            out[c] = narrow(gated[c] * scale * factor[c], out)
+        scale = number(1) / np.sqrt(total / number(length) + number(eps))
+        for c in range(length):
+            out[c] = narrow(gated[c] * scale * factors[c], out)
 
 
-_norm_loop, _gated_norm_loop = Loop(_norm), Loop(_gated_norm)
+def _normed_gate(
+    like: Any, floats: Any, x: int, stride_x: int, gate: int, stride_gate: int, weight: int,
+    eps: float, y: int, tokens: int, dim: int, groups: int,
+) -> None:  # fmt: skip
+    size, length, number = like.itemsize, dim // groups, floats.dtype.type
+    for job in prange(tokens * groups):
+        token, first = job // groups, job % groups * length
+        row = row_at(x + (token * stride_x + first) * size, like)[:length]
+        open_by = row_at(gate + (token * stride_gate + first) * size, like)[:length]
+        out = row_at(y + (token * dim + first) * size, like)[:length]
+        normed = np.empty(length, floats.dtype)
+        norm_row(row, row_at(weight, floats)[first : first + length], number(eps), normed)
+        for c in range(length):
+            out[c] = narrow(normed[c] * silu(wide(open_by[c])), out)
+
+
+_norm_loop, _add_norm_loop = Loop(_norm), Loop(_add_norm)
+_gated_norm_loop, _normed_gate_loop = Loop(_gated_norm), Loop(_normed_gate)
+
+SILU_ELEMENTS = 4
+"""Elements of a norm that take as long as one whose silu is computed."""
 
 
 def rms_norm_compiled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert x.stride(1) == 1, x.stride()
-    y = torch.empty(x.shape, dtype=x.dtype)
-    factors, scalars = _in_wide(x, weight, eps, 1)
-    _norm_loop(x.numel(), as_flat(x), x.stride(0), factors, scalars, as_array(y))
+    (tokens, dim), like, floats, factors = _in_wide(x, weight)
+    y = torch.empty(tokens, dim, dtype=x.dtype)
+    _norm_loop(
+        tokens * dim,
+        like, floats, x.data_ptr(), x.stride(0), factors.data_ptr(), eps, y.data_ptr(), tokens, dim,
+    )  # fmt: skip
     return y
+
+
+def add_rms_norm_compiled(
+    x: Tensor, added: Tensor, scale: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    assert x.stride(1) == added.stride(1) == 1, (x.stride(), added.stride())
+    (tokens, dim), like, floats, factors = _in_wide(x, weight)
+    total, y = torch.empty(tokens, dim, dtype=x.dtype), torch.empty(tokens, dim, dtype=x.dtype)
+    _add_norm_loop(
+        2 * tokens * dim,
+        like, floats, x.data_ptr(), x.stride(0), added.data_ptr(), added.stride(0), float(scale),
+        factors.data_ptr(), eps, total.data_ptr(), y.data_ptr(), tokens, dim,
+    )  # fmt: skip
+    return total, y
 
 
 def gated_rms_norm_compiled(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
+    return _with_gate(_gated_norm_loop, x, gate, weight, eps, groups)
+
+
+def rms_norm_then_gate_compiled(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    return _with_gate(_normed_gate_loop, x, gate, weight, eps, groups)
+
+
+def _with_gate(
+    loop: Loop, x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
     assert x.stride(1) == gate.stride(1) == 1, (x.stride(), gate.stride())
-    y = torch.empty(x.shape, dtype=x.dtype)
-    factors, scalars = _in_wide(x, weight, eps, groups)
-    _gated_norm_loop(
-        4 * x.numel(),
-        as_flat(x), x.stride(0), as_flat(gate), gate.stride(0), factors, scalars, groups,
-        as_array(y),
+    (tokens, dim), like, floats, factors = _in_wide(x, weight)
+    y = torch.empty(tokens, dim, dtype=x.dtype)
+    loop(
+        SILU_ELEMENTS * tokens * dim,
+        like, floats, x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0),
+        factors.data_ptr(), eps, y.data_ptr(), tokens, dim, groups,
     )  # fmt: skip
     return y
 
 
-def _in_wide(x: Tensor, weight: Tensor, eps: float, groups: int) -> tuple[Any, Any]:
-    """Weight [dim]; then 1, eps and the length of a group, in the dtype of the sums.
-
-    They are numbers of that dtype, because a plain 1 or a length would widen the whole loop.
-    """
-    factors = weight.to(wide_dtype(x.dtype)).contiguous().numpy()
-    number = factors.dtype.type
-    return factors, (number(1), number(eps), number(x.shape[1] // groups))
+def _in_wide(x: Tensor, weight: Tensor) -> tuple[torch.Size, Any, Any, Tensor]:
+    """The size of x, empty rows of its dtype and of that of the sums, the weight in the latter."""
+    dtype = wide_dtype(x.dtype)
+    return x.shape, row_like(x.dtype), row_like(dtype), weight.to(dtype).contiguous()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import STRICT, Loop, as_array
+from ferryman_kernels._compiled import STRICT, Loop, row_like
 from ferryman_kernels._vectors import row_at
 from ferryman_kernels.page_layout import check_page_layout
 
@@ -43,11 +41,6 @@ def _write(
 _write_loop = Loop(_write, STRICT)
 
 
-@cache
-def _nothing(dtype: torch.dtype) -> Any:
-    return as_array(torch.zeros(1, dtype=dtype))
-
-
 def write_kv_compiled(
     key_pages: Tensor,
     value_pages: Tensor,
@@ -62,7 +55,7 @@ def write_kv_compiled(
     assert keys.stride(2) == values.stride(2) == 1, (keys.stride(), values.stride())
     # The loop has nothing to share: copies of a step are few, and a prompt's are a memory's work.
     _write_loop.alone(
-        _nothing(keys.dtype), key_pages.data_ptr(), value_pages.data_ptr(), key_pages.stride(0),
+        row_like(keys.dtype), key_pages.data_ptr(), value_pages.data_ptr(), key_pages.stride(0),
         page_size, keys.data_ptr(), keys.stride()[:2], values.data_ptr(), values.stride()[:2],
         kv_heads, head_dim, page_table.contiguous().numpy(), rows.contiguous().numpy(),
         positions.contiguous().numpy(),

@@ -1,9 +1,12 @@
 """Root mean square norm, plain and gated (Zhang & Sennrich 2019; the gated one is Mamba-2's).
 
     rms_norm(x)          = x / sqrt(mean(x²) + eps) · weight                       [tokens, dim]
+    add_rms_norm(x, a)   = s, rms_norm(s) for s = x + scale · a                 2 × [tokens, dim]
     gated_rms_norm(x, g) = rms_norm over each of `groups` groups of x · silu(g)    [tokens, dim]
+    rms_norm_then_gate(x, g) = rms_norm over each of `groups` groups of x, · silu(g)
 
-Computed in float32 (float64 for float64) and rounded once, at the end.
+Computed in float32 (float64 for float64) and rounded once, at the end; s is rounded too, before its
+norm. On a card torch adds, and `rms_norm_then_gate` is torch's products around the norm's kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +17,12 @@ from torch.nn import functional as F
 
 from ferryman_kernels._compiled import serves
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels._rms_norm_compiled import gated_rms_norm_compiled, rms_norm_compiled
+from ferryman_kernels._rms_norm_compiled import (
+    add_rms_norm_compiled,
+    gated_rms_norm_compiled,
+    rms_norm_compiled,
+    rms_norm_then_gate_compiled,
+)
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
 
@@ -32,6 +40,15 @@ def gated_rms_norm_reference(
     h = (x.to(wide) * F.silu(gate.to(wide))).reshape(len(x), groups, -1)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     return ((h * scale).flatten(1) * weight.to(wide)).to(x.dtype)
+
+
+def rms_norm_then_gate_reference(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    wide = wide_dtype(x.dtype)
+    parts = x.to(wide).reshape(len(x) * groups, x.shape[1] // groups)
+    normed = rms_norm(parts, parts.new_ones(parts.shape[1]), eps).view_as(x)
+    return (normed * weight.to(wide) * F.silu(gate.to(wide))).to(x.dtype)
 
 
 @Kernel
@@ -100,6 +117,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return run(x, weight, eps)
 
 
+def add_rms_norm(
+    x: Tensor, added: Tensor, scale: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x + scale · added, both [tokens, dim], and the norm of its rows; `weight` [dim]."""
+    assert x.shape == added.shape, (x.shape, added.shape)
+    is_narrow = x.dtype is added.dtype and x.ndim == 2
+    if is_narrow and not x.is_cuda and serves(x, added, weight):
+        return add_rms_norm_compiled(x, added, scale, weight, eps)
+    total = x.add(added, alpha=scale)
+    return total, rms_norm(total, weight, eps)
+
+
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
     """Norm of `x · silu(gate)`, both [tokens, dim], over each of `groups` equal parts of a row."""
     assert x.ndim == 2, x.shape
@@ -108,5 +137,17 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: 
     assert x.shape[1] % groups == 0, (x.shape, groups)
     if x.is_cuda:
         return gated_rms_norm_triton(x, gate, weight, eps, groups)
-    run = gated_rms_norm_compiled if serves(x, gate, weight) else gated_rms_norm_reference
+    has_loop = x.dtype is gate.dtype and serves(x, weight)
+    run = gated_rms_norm_compiled if has_loop else gated_rms_norm_reference
     return run(x, gate, weight, eps, groups)
+
+
+def rms_norm_then_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
+    """Norm of each of `groups` equal parts of a row of `x`, times `silu(gate)`: [tokens, dim]."""
+    assert x.ndim == 2, x.shape
+    assert gate.shape == x.shape, (x.shape, gate.shape)
+    assert weight.shape == x.shape[1:], (x.shape, weight.shape)
+    assert x.shape[1] % groups == 0, (x.shape, groups)
+    if not x.is_cuda and x.dtype is gate.dtype and serves(x, weight):
+        return rms_norm_then_gate_compiled(x, gate, weight, eps, groups)
+    return rms_norm_then_gate_reference(x, gate, weight, eps, groups)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, as_flat, prange, serves
+from ferryman_kernels._compiled import Loop, as_array, as_flat, narrow, part, prange, serves
 from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
 
 BLOCK_DIM = 16
@@ -48,6 +48,50 @@ def selective_state_update_reference(
     return y.to(x.dtype)
 
 
+@part
+def advance_head(
+    states: Any, old: int, new: int, x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, y: Any
+) -> None:
+    """One head of one request: its state is at `old` in `states`, and goes to `new`; -1 for none.
+
+    Reads and writes each state once; a state that stays in its place is updated there.
+    """
+    state_dim, decay = b.shape[0], np.exp(dt * a)
+    # Both branches sum over one row in the same order, so the bits are the same.
+    if old == new and old >= 0:
+        for row in range(x.shape[0]):
+            at = old + row * state_dim
+            state, value = states[at : at + state_dim], x[row]
+            fed, total = dt * value, d * value
+            for n in range(state_dim):
+                next_one = decay * state[n] + fed * b[n]
+                state[n] = next_one
+                total += next_one * c[n]
+            y[row] = narrow(total, y)
+    else:
+        held = np.zeros(state_dim, states.dtype)
+        for row in range(x.shape[0]):
+            if old >= 0:
+                at = old + row * state_dim
+                before = states[at : at + state_dim]
+                for n in range(state_dim):
+                    held[n] = before[n]
+            else:
+                held[:] = 0
+            value = x[row]
+            fed, total = dt * value, d * value
+            for n in range(state_dim):
+                next_one = decay * held[n] + fed * b[n]
+                held[n] = next_one
+                total += next_one * c[n]
+            y[row] = narrow(total, y)
+            if new >= 0:
+                to = new + row * state_dim
+                kept = states[to : to + state_dim]
+                for n in range(state_dim):
+                    kept[n] = held[n]
+
+
 def _advance_heads(
     states: Any,
     stride_slot: int,
@@ -61,47 +105,15 @@ def _advance_heads(
     into: Any,
     y: Any,
 ) -> None:
-    """Reads and writes each state once; a state that stays in its slot is updated in place."""
     requests, heads, head_dim = x.shape
-    heads_per_group, state_dim = heads // B.shape[1], B.shape[2]
+    heads_per_group, size = heads // B.shape[1], head_dim * B.shape[2]
     for job in prange(requests * heads):
         request, head = job // heads, job % heads
         b, c = B[request, head // heads_per_group], C[request, head // heads_per_group]
-        src, dst, decay = slots[request], into[request], np.exp(dt[request, head] * A[head])
-        first = head * head_dim * state_dim
-        # Both branches sum over one row in the same order, so the bits are the same.
-        if src == dst and src >= 0:
-            for row in range(head_dim):
-                at = src * stride_slot + first + row * state_dim
-                state, value = states[at : at + state_dim], x[request, head, row]
-                fed, total = dt[request, head] * value, D[head] * value
-                for n in range(state_dim):
-                    new = decay * state[n] + fed * b[n]
-                    state[n] = new
-                    total += new * c[n]
-                y[request, head, row] = total
-        else:
-            held = np.zeros(state_dim, states.dtype)
-            for row in range(head_dim):
-                if src >= 0:
-                    at = src * stride_slot + first + row * state_dim
-                    old = states[at : at + state_dim]
-                    for n in range(state_dim):
-                        held[n] = old[n]
-                else:
-                    held[:] = 0
-                value = x[request, head, row]
-                fed, total = dt[request, head] * value, D[head] * value
-                for n in range(state_dim):
-                    new = decay * held[n] + fed * b[n]
-                    held[n] = new
-                    total += new * c[n]
-                y[request, head, row] = total
-                if dst >= 0:
-                    to = dst * stride_slot + first + row * state_dim
-                    kept = states[to : to + state_dim]
-                    for n in range(state_dim):
-                        kept[n] = held[n]
+        old = slots[request] * stride_slot + head * size if slots[request] >= 0 else -1
+        new = into[request] * stride_slot + head * size if into[request] >= 0 else -1
+        given = x[request, head], dt[request, head], A[head], b, c, D[head]
+        advance_head(states, old, new, *given, y[request, head])
 
 
 _advance_loop = Loop(_advance_heads)

@@ -7,14 +7,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.rms_norm import (
+    add_rms_norm,
     gated_rms_norm,
     gated_rms_norm_reference,
     gated_rms_norm_triton,
     rms_norm,
     rms_norm_reference,
+    rms_norm_then_gate,
+    rms_norm_then_gate_reference,
     rms_norm_triton,
 )
 
@@ -62,3 +68,52 @@ def test_a_gated_row_is_normed_group_by_group(
     y = run(wide[:, 48:], wide[:, :48], weight.to(place), 1e-5, groups)
     expected = _naive(x, gate, weight, 1e-5, groups)
     torch.testing.assert_close(y.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+ROWS = st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(1, 70), st.integers(0, 9))
+"""Tokens, groups, channels of a group, and channels beside a row in memory."""
+
+
+@given(ROWS, st.sampled_from(list(TOLERANCE)), st.sampled_from((1.0, 0.246, -3.0)))
+@settings(max_examples=60, deadline=None)
+def test_a_sum_and_its_norm_are_those_of_two_operations(
+    rows: tuple[int, int, int, int], dtype: torch.dtype, scale: float
+) -> None:
+    (tokens, groups, length, beside), precise = rows, wide_dtype(dtype)
+    dim = groups * length
+    x, added = torch.randn(2, tokens, dim + beside, dtype=precise).to(dtype)[:, :, :dim]
+    weight = torch.randn(dim, dtype=precise)
+    total, y = add_rms_norm(x, added, scale, weight, 1e-5)
+    exact = x.double() + scale * added.double()
+    assert total.dtype == y.dtype == dtype
+    torch.testing.assert_close(total.double(), exact, rtol=TOLERANCE[dtype], atol=1e-6)
+    if dtype == torch.float64:
+        torch.testing.assert_close(total, exact, rtol=1e-15, atol=1e-15)
+    # The norm is that of the sum as it was rounded.
+    _assert_close(y, _naive(total, None, weight, 1e-5, 1).view(y.shape))
+
+
+@given(ROWS, st.sampled_from(list(TOLERANCE)))
+@settings(max_examples=60, deadline=None)
+def test_gates_open_before_or_behind_the_norm_of_each_group(
+    rows: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    tokens, groups, length, beside = rows
+    dim = groups * length
+    x, gate = torch.randn(2, tokens, dim + beside).to(dtype)[:, :, :dim]
+    weight = torch.randn(dim, dtype=wide_dtype(dtype))
+    found = gated_rms_norm(x, gate, weight, 1e-5, groups)
+    expected = _naive(x, gate, weight, 1e-5, groups).view(x.shape)
+    _assert_close(found, expected)
+    found = rms_norm_then_gate(x, gate, weight, 1e-5, groups)
+    normed = _naive(x, None, weight, 1e-5, groups).view(x.shape)
+    expected = normed * torch.nn.functional.silu(gate.double())
+    _assert_close(found, expected)
+    again = rms_norm_then_gate_reference(x, gate, weight, 1e-5, groups)
+    _assert_close(again, expected)
+
+
+def _assert_close(found: Tensor, expected: Tensor) -> None:
+    atol = 1e-12 if found.dtype == torch.float64 else 1e-6
+    rtol = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)

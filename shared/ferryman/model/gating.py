@@ -21,7 +21,7 @@ from ferryman.cache.shards import piece_of
 from ferryman.model.ranks import Group, share_of
 from ferryman.model.recurrent_shapes import Gating, MambaShape
 from ferryman.model.weights import Weights
-from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
+from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm_then_gate
 
 
 class ScanGate(Protocol):
@@ -51,10 +51,7 @@ class NormThenGate:
     groups: int
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
-        wide = self.weight.dtype
-        parts = y.to(wide).reshape(len(y) * self.groups, -1)
-        normed = rms_norm(parts, parts.new_ones(parts.shape[1]), self.eps).view_as(y)
-        return (normed * self.weight * F.silu(gate.to(wide))).to(y.dtype)
+        return rms_norm_then_gate(y, gate, self.weight, self.eps, self.groups)
 
 
 def gate_alone(y: Tensor, gate: Tensor) -> Tensor:

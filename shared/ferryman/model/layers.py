@@ -18,7 +18,8 @@ from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.ranks import Cuttable, Group, slice_of
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
-from ferryman_kernels.rms_norm import rms_norm
+from ferryman_kernels.gated_silu import gated_silu
+from ferryman_kernels.rms_norm import add_rms_norm, rms_norm
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
 """The activation "gelu_pytorch_tanh"."""
@@ -88,6 +89,16 @@ class RmsNorm:
         return rms_norm(hidden, self.weight, self.eps)
 
 
+def add_and_norm(
+    hidden: Tensor, added: Tensor, multiplier: float, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    """hidden + multiplier · added, all [tokens, dim], and its norm."""
+    if isinstance(norm, RmsNorm):
+        return add_rms_norm(hidden, added, multiplier, norm.weight, norm.eps)
+    total = hidden.add(added, alpha=multiplier)
+    return total, norm(total)
+
+
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
     """act(gate) · up of one product's outputs [tokens, 2 · inner_dim], gate's first."""
@@ -99,17 +110,21 @@ class GatedActivation:
         return self.act(gate) * up
 
 
+def gated_by(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The activation act(gate) · up; for silu it is one operation."""
+    return gated_silu if act is F.silu else GatedActivation(act)
+
+
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(act(gate) · up), gate and up from one product: gate's rows come first."""
 
     gate_up: Linear
     down: Linear
-    act: Callable[[Tensor], Tensor] = F.silu
+    activation: Callable[[Tensor], Tensor] = gated_silu
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+        return self.down(self.activation(self.gate_up(hidden)))
 
 
 def gate_and_up(gate_up: Cuttable, group: Group) -> list[Cuttable]:
@@ -158,7 +173,7 @@ def load_gated_mlp(
     return GatedMlp(
         join_linear(_gate_and_up(weights, shape, hidden_dim), bias),
         summed_linear(slice_of(down, group, axis=1), down_bias, group),
-        act,
+        gated_by(act),
     )
 
 
@@ -227,9 +242,9 @@ class DecoderLayer:
         return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
 
     def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = hidden.add(mixed, alpha=self.residual_multiplier)
-        fed = self.feed_forward(self.feed_forward_norm(hidden))
-        return hidden.add(fed, alpha=self.residual_multiplier)
+        multiplier = self.residual_multiplier
+        hidden, normed = add_and_norm(hidden, mixed, multiplier, self.feed_forward_norm)
+        return hidden.add(self.feed_forward(normed), alpha=multiplier)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.gating import ScanGate, load_gate
@@ -24,23 +23,9 @@ from ferryman.model.ranks import Cuttable, Group, share_of
 from ferryman.model.recurrent_shapes import MambaShape
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
-from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.causal_conv import causal_conv_prefill
+from ferryman_kernels.mamba_step import StepWeights, mamba_step
 from ferryman_kernels.ssd_chunk_scan import chunk_scan
-from ferryman_kernels.ssd_decode import selective_state_update
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """The parameters of the scan: `A`, `D`, `dt_bias` [ssm_heads], in the accumulation dtype."""
-
-    A: Tensor
-    D: Tensor
-    dt_bias: Tensor
-    dt_limit: tuple[float, float]
-
-    def time_steps(self, dt: Tensor) -> Tensor:
-        """dt [tokens, ssm_heads] after its bias, softplus and clamp, in the accumulation dtype."""
-        return F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp_(*self.dt_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +40,18 @@ class MambaMixer:
     shape: MambaShape
     scan_chunk: int
     project_in: Linear
-    conv_weight: Tensor
-    conv_bias: Tensor | None
-    recurrence: Recurrence
+    step: StepWeights
     gate: ScanGate
     project_out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        ssm = self.recurrence
+        ssm = self.step
         gate, mixed, dt = self._project(hidden)
         mixed = causal_conv_prefill(
             mixed,
             state.conv[self.layer],
-            self.conv_weight,
-            self.conv_bias,
+            ssm.conv_weight,
+            ssm.conv_bias,
             batch.spans,
             batch.working_slots,
             batch.snapshots,
@@ -90,19 +73,12 @@ class MambaMixer:
         return self.project_out(self.gate(y.flatten(1), gate))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        ssm = self.recurrence
         gate, mixed, dt = self._project(hidden)
-        steps = ssm.time_steps(dt)
 
         def advance(wave: slice) -> Tensor:
+            states = state.conv[self.layer], state.ssm[self.layer]
             places = batch.read_slots[wave], batch.write_slots[wave]
-            convolved = causal_conv_decode(
-                mixed[wave], state.conv[self.layer], self.conv_weight, self.conv_bias, *places
-            )
-            x, B, C = self._parts(convolved)
-            return selective_state_update(
-                state.ssm[self.layer], x, steps[wave], ssm.A, B, C, ssm.D, *places
-            )
+            return mamba_step(mixed[wave], dt[wave], self.step, *states, *places)
 
         y = batch.wave_by_wave(advance)
         return self.project_out(self.gate(y.flatten(1), gate))
@@ -146,9 +122,9 @@ def load_mamba(weights: Weights, shape: MambaShape, place: LayerPlace) -> MambaM
         shape=shape.shard(group.num_ranks),
         scan_chunk=place.scan_chunk,
         project_in=join_linear(own.projected(project_in), in_bias),
-        conv_weight=conv.squeeze(1),
-        conv_bias=conv_bias,
-        recurrence=Recurrence(
+        step=StepWeights(
+            conv_weight=conv.squeeze(1).contiguous(),
+            conv_bias=conv_bias,
             A=-weights.precise("A_log", heads, part=own.heads).exp(),
             D=weights.precise("D", heads, part=own.heads),
             dt_bias=weights.precise("dt_bias", heads, part=own.heads),

@@ -24,7 +24,7 @@ from ferryman.model.feed_forward_shapes import (
     MlpShape,
     MoeShape,
 )
-from ferryman.model.layers import FeedForward, GatedActivation, gate_and_up, load_gated_mlp
+from ferryman.model.layers import FeedForward, gate_and_up, gated_by, load_gated_mlp
 from ferryman.model.linear import Linear, make_linear
 from ferryman.model.matrix import Matrix
 from ferryman.model.ranks import Group, slice_of
@@ -156,7 +156,7 @@ def _gated_experts(
     cut = (
         ExpertMatrices(gate_up, slice_of(down, weights.group, axis=1)) for gate_up, down in parts
     )
-    return load_experts_for(weights.device, cut, GatedActivation(act), weighing)
+    return load_experts_for(weights.device, cut, gated_by(act), weighing)
 
 
 def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedForward:

@@ -1,0 +1,58 @@
+"""The activation of a gated MLP, of one product's outputs: gate's first, then up's.
+
+    y[t, c] = silu(x[t, c]) · x[t, inner_dim + c]                              [tokens, inner_dim]
+
+silu is rounded to the dtype of x before it is multiplied, as torch's operations round it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman_kernels._compiled import Loop, narrow, prange, row_like, serves, silu, wide
+from ferryman_kernels._rms_norm_compiled import SILU_ELEMENTS
+from ferryman_kernels._vectors import row_at
+
+
+def gated_silu_reference(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _gated_silu(like: Any, x: int, stride_x: int, y: int, tokens: int, dim: int) -> None:
+    size = like.itemsize
+    for token in prange(tokens):
+        at = x + token * stride_x * size
+        gate, up = row_at(at, like)[:dim], row_at(at + dim * size, like)[:dim]
+        out = row_at(y + token * dim * size, like)[:dim]
+        for c in range(dim):
+            opened = wide(narrow(silu(wide(gate[c])), out))
+            out[c] = narrow(opened * wide(up[c]), out)
+
+
+_gated_silu_loop = Loop(_gated_silu)
+
+
+def gated_silu_compiled(x: Tensor) -> Tensor:
+    assert x.stride(1) == 1, x.stride()
+    tokens, dim = x.shape[0], x.shape[1] // 2
+    y = torch.empty(tokens, dim, dtype=x.dtype)
+    _gated_silu_loop(
+        SILU_ELEMENTS * tokens * dim,
+        row_like(x.dtype), x.data_ptr(), x.stride(0), y.data_ptr(), tokens, dim,
+    )  # fmt: skip
+    return y
+
+
+def gated_silu(x: Tensor) -> Tensor:
+    """silu(gate) · up [tokens, inner_dim] for x [tokens, 2 · inner_dim]; on a card two kernels of
+    torch's."""
+    assert x.shape[-1] % 2 == 0, x.shape
+    has_rows = x.ndim == 2 and x.stride(1) == 1
+    if not x.is_cuda and has_rows and serves(x):
+        return gated_silu_compiled(x)
+    return gated_silu_reference(x)
