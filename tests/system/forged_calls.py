@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from tests.cluster_keys import STRANGERS_KEY
+from tests.refused_calls import answers_to
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind
@@ -137,11 +138,16 @@ class ForgedCalls:
         header = header_to_wire(WriteHeader(self._fence, self.request_id, digest))
         piece = piece_to_wire(Piece(WantedUnit(Kind.FULL, 0, 1), 0, b"x" * 16))
 
-        async def frames() -> AsyncIterator[decode_pb2.WritePagesRequest]:
-            yield decode_pb2.WritePagesRequest(header=header)
-            yield decode_pb2.WritePagesRequest(pieces=[piece])
-
-        await self._decode(lambda stub: stub.WritePages(frames()))
+        frames = (
+            decode_pb2.WritePagesRequest(header=header),
+            decode_pb2.WritePagesRequest(pieces=[piece]),
+        )
+        await answers_to(
+            self.beats["decode"].address,
+            self.token,
+            method_of("write_pages"),
+            [frame.SerializeToString() for frame in frames],
+        )
 
     async def commit(self) -> None:
         """The end of another's hand-off, with a first token that its prompt does not have."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import pkgutil
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.cluster_keys import KEY, STRANGERS_KEY, token_of
+from tests.refused_calls import answers_to
 
-from ferryman.cluster_key import SECRET_BYTES, ClusterKey
 from ferryman.credentials import ClusterRole, credentials_of
+from ferryman.errors import FerrymanError, PermissionDenied, Unauthenticated
+from ferryman.runtime.metrics import Metrics, refused_calls
+from ferryman.wire import v1
 from ferryman.wire.grpc.role_tokens import (
     ALLOWED,
     OPEN_SERVER,
@@ -20,177 +27,207 @@ from ferryman.wire.grpc.role_tokens import (
     check_caller,
 )
 from ferryman.wire.grpc.rpc import channel, listening
-from ferryman.wire.v1 import (
-    decode_pb2,
-    decode_pb2_grpc,
-    hostcache_pb2,
-    hostcache_pb2_grpc,
-    prefill_pb2,
-    prefill_pb2_grpc,
-)
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 
-KEY = ClusterKey(bytes(range(SECRET_BYTES)))
-TOKENS = {role: credentials_of(KEY, role).grpc_token for role in ClusterRole}
-INNER = (prefill_pb2, decode_pb2, hostcache_pb2)
+TOKENS = {role: token_of(role) for role in ClusterRole}
+PUBLIC = "ferryman.wire.v1.InferenceService"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+ROUTER, PREFILL, DECODE = ClusterRole.ROUTER, ClusterRole.PREFILL, ClusterRole.DECODE
+HOST_CACHE, OBSERVER = ClusterRole.HOST_CACHE, ClusterRole.OBSERVER
+WORKERS = {PREFILL, DECODE, ClusterRole.BOTH}
+
+# The roles that may call a method, written down a second time: one that is added to a .proto file
+# needs a line here, too.
+MAY_CALL: Mapping[str, set[ClusterRole]] = {
+    "PrefillService/Prefill": {ROUTER},
+    "PrefillService/StopWriting": {DECODE},
+    "DecodeService/Reserve": WORKERS,
+    "DecodeService/Renew": WORKERS,
+    "DecodeService/WritePages": WORKERS,
+    "DecodeService/Commit": WORKERS,
+    "DecodeService/Abort": WORKERS | {ROUTER},
+    "DecodeService/Tokens": {ROUTER},
+    "DecodeService/Detach": {ROUTER},
+    "DecodeService/HandOff": {ROUTER},
+    "HostCacheService/Attach": WORKERS,
+    "HostCacheService/Acquire": WORKERS,
+    "HostCacheService/Renew": WORKERS,
+    "HostCacheService/Release": WORKERS,
+    "HostCacheService/Reserve": WORKERS,
+    "HostCacheService/Commit": WORKERS,
+    "HostCacheService/Prefetch": WORKERS | {ROUTER},
+    "HostCacheService/Lookup": {HOST_CACHE},
+    "HostCacheService/Fetch": {HOST_CACHE},
+    "HostCacheService/Stats": {OBSERVER},
+}
+METHODS = {f"/ferryman.wire.v1.{name}": roles for name, roles in MAY_CALL.items()}
 
 
-def inner_methods() -> dict[str, Any]:
-    """The descriptors of all methods between services, by the path that gRPC sends."""
-    services = [each for file in INNER for each in file.DESCRIPTOR.services_by_name.values()]
+def methods_in_protos() -> set[str]:
+    """Every method of every service that the .proto files describe, but those for clients."""
+    names = [each.name for each in pkgutil.iter_modules(v1.__path__) if each.name.endswith("_pb2")]
+    files = [import_module(f"{v1.__name__}.{name}").DESCRIPTOR for name in names]
+    services = [each for file in files for each in file.services_by_name.values()]
+    assert PUBLIC in {service.full_name for service in services}
     return {
-        f"/{service.full_name}/{method.name}": method
+        f"/{service.full_name}/{method.name}"
         for service in services
+        if service.full_name != PUBLIC
         for method in service.methods
     }
 
 
-class Refusals(list[tuple[str, str]]):
-    """Those that the server told of."""
+@dataclass
+class LockedServer(grpc.GenericRpcHandler):
+    """A server with the locks of a decode worker. Its methods note only that they are `reached`."""
 
-    def add(self, method: str, reason: str) -> None:
-        self.append((method, reason))
+    address: str = ""
+    reached: list[str] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=lambda: Metrics("decode"))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """A handler for any method: on the wire all shapes of rpc look the same."""
+        path = str(handler_call_details.method)
+
+        async def note(_message: Any, _context: Any) -> bytes:
+            self.reached.append(path)
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(note) if path in METHODS else None
+
+    @property
+    def counted(self) -> dict[tuple[str, str], float]:
+        """The refused calls that its metrics show, by method and reason."""
+        return {
+            (sample.labels["method"], sample.labels["reason"]): sample.value
+            for metric in self.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name == "ferryman_decode_refused_calls_total"
+        }
+
+    async def ask_all(self, token: str) -> dict[str, type[FerrymanError] | None]:
+        """Calls every method: how each refused, or None."""
+        found: dict[str, type[FerrymanError] | None] = {}
+        for path in METHODS:
+            try:
+                await answers_to(self.address, token, path, [b""])
+                found[path] = None
+            except FerrymanError as error:
+                found[path] = type(error)
+        return found
+
+
+@asynccontextmanager
+async def locked() -> AsyncIterator[LockedServer]:
+    server = LockedServer()
+    locks = GrpcAccess(credentials_of(KEY, DECODE)).locks(refused_calls(server.metrics))
+
+    def register(to: grpc.aio.Server) -> None:
+        to.add_generic_rpc_handlers((server,))
+
+    async with listening("127.0.0.1:0", register, grace=0, locks=locks) as listens:
+        server.address = f"127.0.0.1:{listens.port}"
+        yield server
+
+
+def test_every_method_between_services_has_its_line() -> None:
+    assert methods_in_protos() == set(METHODS)
+    assert dict(ALLOWED) == {**METHODS, REFLECTION: {OBSERVER}}
+
+
+@pytest.mark.parametrize("role", ClusterRole)
+async def test_a_role_reaches_its_methods_and_is_counted_at_all_others(role: ClusterRole) -> None:
+    own = [path for path, roles in METHODS.items() if role in roles]
+    others = [path for path in METHODS if path not in own]
+    async with locked() as server:
+        found = await server.ask_all(TOKENS[role])
+    assert found == {**dict.fromkeys(own), **dict.fromkeys(others, PermissionDenied)}
+    assert server.reached == own
+    assert server.counted == {(path, "PermissionDenied"): 1.0 for path in others}
+
+
+STRANGERS = {
+    "no token": "",
+    "a guess": "a guess",
+    "a router's, with a space": f"{TOKENS[ROUTER]} ",
+    # As of another cluster, or of this one before its key was changed: tokens last as long as it.
+    **{f"a {role}'s under another key": token_of(role, STRANGERS_KEY) for role in (ROUTER, DECODE)},
+}
+
+
+@pytest.mark.parametrize("token", STRANGERS.values(), ids=STRANGERS)
+async def test_a_stranger_reaches_nothing_and_is_counted(token: str) -> None:
+    async with locked() as server:
+        found = await server.ask_all(token)
+    assert found == dict.fromkeys(METHODS, Unauthenticated)
+    assert server.reached == []
+    assert server.counted == {(path, "Unauthenticated"): 1.0 for path in METHODS}
+
+
+async def test_a_refusal_is_heard_while_the_caller_still_sends() -> None:
+    path, frames = "/ferryman.wire.v1.DecodeService/WritePages", [bytes(1 << 16)] * 32
+    async with locked() as server:
+        for _ in range(8):
+            with pytest.raises(Unauthenticated):
+                await answers_to(server.address, "", path, frames)
+    assert server.counted == {(path, "Unauthenticated"): 8.0}
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (("authorization", f"Bearer {TOKENS[ROUTER]}"),) * 2,
+        (("authorization", TOKENS[ClusterRole.ROUTER]),),
+        (("authorization", f"bearer {TOKENS[ROUTER]}"),),
+        (("authorization-bin", f"Bearer {TOKENS[ROUTER]}".encode()),),
+    ],
+)
+async def test_a_token_in_another_form_is_none(pairs: tuple[tuple[str, Any], ...]) -> None:
+    path = "/ferryman.wire.v1.DecodeService/Abort"
+    async with locked() as server, channel(server.address) as way:
+        abort: Any = way.unary_unary(path)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await abort(b"", metadata=pairs)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert server.reached == []
+
+
+async def test_health_is_open_to_all() -> None:
+    async with locked() as server, channel(server.address) as way:
+        asked = health_pb2.HealthCheckRequest()
+        answer = await health_pb2_grpc.HealthStub(way).Check(asked, timeout=120)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert server.counted == {}
+
+
+async def test_a_method_without_a_line_is_refused_to_every_role() -> None:
+    async with locked() as server:
+        with pytest.raises(PermissionDenied):
+            await answers_to(server.address, TOKENS[ROUTER], f"/{PUBLIC}/ListModels", [b""])
+    assert server.counted == {("unknown", "PermissionDenied"): 1.0}, "no label of a caller's making"
 
 
 class ForRouters(decode_pb2_grpc.DecodeServiceServicer):
     """Its Abort is an order that only a router may give."""
 
     async def Abort(self, request: Any, context: Any) -> decode_pb2.AbortResponse:
-        check_caller(ClusterRole.ROUTER)
+        check_caller(ROUTER)
         return decode_pb2.AbortResponse()
 
 
-def register(server: grpc.aio.Server) -> None:
-    """All methods, none of them written: an allowed call fails as a bug does."""
-    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
-        prefill_pb2_grpc.PrefillServiceServicer(), server
-    )
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(
-        decode_pb2_grpc.DecodeServiceServicer(), server
-    )
-    hostcache_pb2_grpc.add_HostCacheServiceServicer_to_server(
-        hostcache_pb2_grpc.HostCacheServiceServicer(), server
-    )
-
-
-@asynccontextmanager
-async def locked() -> AsyncIterator[tuple[str, Refusals]]:
-    refusals = Refusals()
-    of_any = credentials_of(KEY, ClusterRole.DECODE)
-    locks = GrpcAccess(of_any).locks(refusals.add)
-    async with listening("127.0.0.1:0", register, grace=0, locks=locks) as server:
-        yield f"127.0.0.1:{server.port}", refusals
-
-
-async def status_of_call(way: grpc.aio.Channel, path: str, method: Any) -> grpc.StatusCode:
-    """The status of one call with an empty message."""
-    shape = "_".join(
-        "stream" if streams else "unary"
-        for streams in (method.client_streaming, method.server_streaming)
-    )
-
-    async def messages() -> AsyncIterator[bytes]:
-        yield b""
-
-    call = getattr(way, shape)(path)(messages() if method.client_streaming else b"", timeout=120)
-    try:
-        if method.server_streaming:
-            async for _ in call:
-                pass
-        else:
-            await call
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
-
-
-def test_every_method_between_services_has_its_line() -> None:
-    assert set(ALLOWED) == {*inner_methods(), REFLECTION}
-    assert all(ALLOWED.values())
-
-
-@pytest.mark.parametrize("role", ClusterRole)
-async def test_a_role_may_call_its_methods_and_no_others(role: ClusterRole) -> None:
-    expected = {
-        path: grpc.StatusCode.INTERNAL
-        if role in ALLOWED[path]
-        else grpc.StatusCode.PERMISSION_DENIED
-        for path in inner_methods()
-    }
-    async with locked() as (address, refusals), channel(address, TOKENS[role]) as way:
-        found = {
-            path: await status_of_call(way, path, method)
-            for path, method in inner_methods().items()
-        }
-    assert found == expected
-    refused = [path for path, code in expected.items() if code != grpc.StatusCode.INTERNAL]
-    assert refusals == [(path, "PermissionDenied") for path in refused]
-
-
-@pytest.mark.parametrize("token", ["", "a guess", TOKENS[ClusterRole.ROUTER] + " "])
-async def test_a_stranger_calls_nothing_and_is_counted(token: str) -> None:
-    async with locked() as (address, refusals), channel(address, token) as way:
-        codes = {
-            await status_of_call(way, path, method) for path, method in inner_methods().items()
-        }
-    assert codes == {grpc.StatusCode.UNAUTHENTICATED}
-    assert refusals == [(path, "Unauthenticated") for path in inner_methods()]
-
-
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        (("authorization", f"Bearer {TOKENS[ClusterRole.ROUTER]}"),) * 2,
-        (("authorization", TOKENS[ClusterRole.ROUTER]),),
-        (("authorization", f"bearer {TOKENS[ClusterRole.ROUTER]}"),),
-        (("authorization-bin", f"Bearer {TOKENS[ClusterRole.ROUTER]}".encode()),),
-    ],
-)
-async def test_a_token_in_another_form_is_none(pairs: tuple[tuple[str, Any], ...]) -> None:
-    path = "/ferryman.wire.v1.DecodeService/Abort"
-    async with locked() as (address, _), channel(address) as way:
-        abort: Any = way.unary_unary(path)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await abort(b"", metadata=pairs)
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_health_is_open_to_all() -> None:
-    async with locked() as (address, refusals), channel(address) as way:
-        asked = health_pb2.HealthCheckRequest()
-        answer = await health_pb2_grpc.HealthStub(way).Check(asked, timeout=120)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert refusals == []
-
-
-async def test_a_method_without_a_line_is_refused_to_every_role() -> None:
-    async with locked() as (address, _), channel(address, TOKENS[ClusterRole.ROUTER]) as way:
-        list_models: Any = way.unary_unary("/ferryman.wire.v1.InferenceService/ListModels")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await list_models(b"")
-    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-@pytest.mark.parametrize(
-    ("role", "code"),
-    [
-        (ClusterRole.ROUTER, grpc.StatusCode.OK),
-        (ClusterRole.PREFILL, grpc.StatusCode.PERMISSION_DENIED),
-    ],
-)
-async def test_an_order_is_taken_from_its_role_alone(
-    role: ClusterRole, code: grpc.StatusCode
-) -> None:
+async def test_an_order_is_taken_from_its_role_alone() -> None:
     def for_routers(server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(ForRouters(), server)
 
     path = "/ferryman.wire.v1.DecodeService/Abort"
-    locks = GrpcAccess(credentials_of(KEY, ClusterRole.DECODE)).locks(Refusals().add)
+    locks = GrpcAccess(credentials_of(KEY, DECODE)).locks(refused_calls(Metrics("decode")))
     async with listening("127.0.0.1:0", for_routers, grace=0, locks=locks) as server:
-        async with channel(f"127.0.0.1:{server.port}", TOKENS[role]) as way:
-            assert await status_of_call(way, path, inner_methods()[path]) is code
+        address = f"127.0.0.1:{server.port}"
+        assert await answers_to(address, TOKENS[ROUTER], path, [b""]) == (b"",)
+        with pytest.raises(PermissionDenied):
+            await answers_to(address, TOKENS[PREFILL], path, [b""])
 
 
 async def test_an_open_cluster_asks_nobody() -> None:
-    assert GrpcAccess(None).locks(Refusals().add) == OPEN_SERVER
-    check_caller(ClusterRole.ROUTER)
+    assert GrpcAccess(None).locks(refused_calls(Metrics("decode"))) == OPEN_SERVER
+    check_caller(ROUTER)

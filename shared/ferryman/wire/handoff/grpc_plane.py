@@ -107,7 +107,8 @@ async def _write(
 
 
 async def _ask_what_became_of(stub: decode_pb2_grpc.DecodeServiceStub, fence: WriteFence) -> None:
-    """Asks decode why it ended a stream: gRPC may lose that status, and a renewal repeats it."""
+    """Asks decode why it ended a stream: a write that fails beside it makes gRPC lose that status
+    (https://github.com/grpc/grpc/issues/36066), and a renewal repeats it."""
     request = decode_pb2.RenewRequest(
         reservation_id=fence.reservation_id, epoch=fence.epoch, attempt=fence.attempt
     )
