@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from ferryman.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
-from ferryman.runtime.lifecycle import decode_event
+from ferryman.runtime.recorded_events import credible_event
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
@@ -100,10 +100,9 @@ async def follow_events(
     pattern = subjects.all_life_of(request_id) if request_id else subjects.all_life
     async with connected_bus(place) as bus, bus.subscribed(pattern) as messages:
         async for message in messages:
-            try:
-                yield message, decode_event(message.payload)
-            except ValueError:
-                continue
+            event = credible_event(message.subject, message.payload, subjects)
+            if event is not None:
+                yield message, event
 
 
 def ids_of_call(begun: Iterable[LifecycleEntry], name: str) -> tuple[str, ...]:
@@ -128,7 +127,7 @@ def _name_of(begun: LifecycleEntry) -> object:
 
 
 async def _request_ids(bus: NatsBus, subjects: Subjects, name: str) -> tuple[str, ...]:
-    begun = _events(await bus.history(subjects.all_received, max_events=MAX_SEARCHED))
+    begun = _events(await bus.history(subjects.all_received, max_events=MAX_SEARCHED), subjects)
     if found := ids_of_call(begun, name):
         return found
     if is_request_id(name) and await bus.history(subjects.all_life_of(name), max_events=1):
@@ -137,8 +136,10 @@ async def _request_ids(bus: NatsBus, subjects: Subjects, name: str) -> tuple[str
 
 
 async def _life_of(bus: NatsBus, subjects: Subjects, request_id: str) -> list[LifecycleEntry]:
-    return _events(await bus.history(subjects.all_life_of(request_id), max_events=MAX_EVENTS))
+    found = await bus.history(subjects.all_life_of(request_id), max_events=MAX_EVENTS)
+    return _events(found, subjects)
 
 
-def _events(recorded: tuple[RecordedMessage, ...]) -> list[LifecycleEntry]:
-    return [decode_event(one.payload) for one in recorded]
+def _events(recorded: tuple[RecordedMessage, ...], subjects: Subjects) -> list[LifecycleEntry]:
+    found = (credible_event(one.subject, one.payload, subjects) for one in recorded)
+    return [event for event in found if event is not None]

@@ -55,7 +55,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         self._frontend, self._callers, self._memory = frontend, callers, memory
         self._subjects = subjects
-        self._log = RequestLog(frontend.requests, bus, subjects)
+        forged = frontend.ctx.metrics.forged_messages
+        self._log = RequestLog(frontend.requests, bus, subjects, forged)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context

@@ -1,14 +1,21 @@
-"""Requests in the lifecycle log: each is shown to its own tenant alone."""
+"""Requests in the lifecycle log: each is shown to its own tenant alone.
+
+A worker's login can write there, but not on a router's subjects: the router acts on events alone
+whose subjects show that a router wrote them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import Counter
 
 from ferryman.errors import NotFound, Unavailable
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import is_request_id
 from ferryman.runtime.lifecycle import decode_event
+from ferryman.runtime.recorded_events import credible_event
 from ferryman.wire.nats.bus import Bus, RecordedMessage
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman.wire.nats.subjects import Subjects
@@ -23,14 +30,19 @@ STATE_SECONDS = 0.05
 
 
 def decoded(recorded: Iterable[RecordedMessage]) -> list[LifecycleEntry]:
+    """The events of a request, as `RequestLog.of` returned them."""
     return [decode_event(one.payload) for one in recorded]
 
 
 class RequestLog:
-    """The log, asked by a request's id or by its caller's name for it."""
+    """The log, asked by a request's id or by its caller's name for it. `forged` counts what lies
+    there under a name that is not its own."""
 
-    def __init__(self, requests: RequestTable, bus: Bus, subjects: Subjects) -> None:
+    def __init__(
+        self, requests: RequestTable, bus: Bus, subjects: Subjects, forged: Counter
+    ) -> None:
         self._requests, self._bus, self._subjects = requests, bus, subjects
+        self._forged = forged
 
     async def of(self, tenant: Tenant, name: str) -> tuple[RecordedMessage, ...]:
         """The log's events of this tenant's request of that name, or of that id. NotFound also for
@@ -39,10 +51,19 @@ class RequestLog:
         found: tuple[RecordedMessage, ...] = ()
         if is_request_id(request_id):
             pattern = self._subjects.all_life_of(request_id)
-            found = await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS)
+            found = self._credible(await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS))
         if not belongs_to(decoded(found), tenant.name):
             raise NotFound(f"the lifecycle log has nothing of {name}")
         return found
+
+    def _credible(self, recorded: Sequence[RecordedMessage]) -> tuple[RecordedMessage, ...]:
+        kept = tuple(
+            one
+            for one in recorded
+            if credible_event(one.subject, one.payload, self._subjects) is not None
+        )
+        self._forged.inc(len(recorded) - len(kept))
+        return kept
 
     async def past_life(
         self, tenant: Tenant, request_id: str, held: tuple[int, ...], fleet: Fleet

@@ -26,7 +26,8 @@ _NO_LAST_WORDS = (Stopping.__name__, TakenOver.__name__)
 def belongs_to(events: Sequence[LifecycleEntry], tenant: str) -> bool:
     """Whether these are the events of a request of this tenant. Where the event that says so was
     lost, they belong to no tenant."""
-    return any(one.name in _BEGINS and one.facts.get("tenant") == tenant for one in events)
+    begun = (one for one in events if one.role == ROUTER and one.name in _BEGINS)
+    return any(one.facts.get("tenant") == tenant for one in begun)
 
 
 def past_life(
@@ -35,13 +36,14 @@ def past_life(
     """The life so far of the request of these events, oldest first, whose client has these tokens.
     Raises NotFound for one that failed, because its error was its answer, and for one that began
     with another model than the `state` that is served now."""
-    had = [one for one in events if one.role == ROUTER and one.name in _HAS]
+    events = [one for one in events if one.role == ROUTER]  # others may write in workers' names
+    had = [one for one in events if one.name in _HAS]
     if not had:
         raise NotFound("the lifecycle log does not say which router had the request")
     mark = state_mark(state)
     if any(one.facts.get("state", mark) != mark for one in had):
         raise NotFound("the request began with another model")
-    failed = [one for one in events if one.role == ROUTER and one.name in ("failed", "rejected")]
+    failed = [one for one in events if one.name in ("failed", "rejected")]
     if any(one.facts.get("reason") not in _NO_LAST_WORDS for one in failed):
         raise NotFound("the request failed")
     routed = [one for one in had if one.name == "routed"]

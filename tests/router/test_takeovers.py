@@ -16,7 +16,9 @@ from tests.router.fake_workers import STATE
 from ferryman.cache.keys import as_token_ids
 from ferryman.errors import NotFound
 from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
+from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.generate_request import PastLife
 from ferryman_router.takeover import past_life
@@ -132,6 +134,44 @@ async def test_it_cannot_go_on_if_it_is(begun: Begun, tenant: str, more: dict[st
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert len(begun.made.prefills[0].orders) == 1
     assert not any(decode.aborted for decode in begun.made.decodes)
+
+
+def lies_about(request_id: str, router_id: str, subjects: Subjects) -> dict[str, bytes]:
+    """Events of a request that a decode worker's login may publish, by their subjects."""
+    failed = LifecycleEntry("router", router_id, 1, request_id, 1, 9, "failed", {"reason": "Gone"})
+    taken = replace(failed, worker_id="router-0123456789abcdef", attempt=7, name="taken_over")
+    far_on = replace(failed, role="decode", worker_id="decode-1", attempt=1 << 40, name="progress")
+
+    def own(event: str) -> str:
+        return subjects.life("decode", "decode-1", request_id, event)
+
+    return {
+        own("failed"): encode_event(failed),
+        own("taken_over"): encode_event(replace(taken, facts={"tenant": "another"})),
+        own("garbage"): b"{",
+        own("progress"): encode_event(far_on),
+    }
+
+
+async def test_lies_of_a_worker_in_the_log_change_nothing_about_it(begun: Begun) -> None:
+    made, pattern = begun.made, begun.made.subjects.all_life_of(begun.request_id)
+    lies = lies_about(begun.request_id, made.router.worker_id, made.subjects)
+    for subject, payload in lies.items():
+        made.bus.publish(subject, payload)
+    async with asyncio.timeout(120):
+        logged = set[str]()
+        while not lies.keys() <= logged:
+            logged = {one.subject for one in await made.bus.history(pattern, max_events=999)}
+    asked = pb.TraceRequest(request_id=begun.request_id)
+    shown = (await made.stub.Trace(asked, metadata=KEY)).events
+    assert [each.event for each in shown if each.role == "decode"] == ["progress"]
+    (forged,) = made.router.components.frontend.ctx.metrics.forged_messages.collect()
+    assert forged.samples[0].value == 3
+    async with another_router(made) as stub:
+        found, _ = await read(stub.Generate(begun.again(), metadata=KEY))
+    assert begun.token_ids + found == begun.whole
+    order = made.prefills[0].orders[-1]
+    assert (order.context.attempt, order.context.taken_from) == (2, made.router.worker_id)
 
 
 def told(*names: str, router: str = "router-1", attempt: int = 1, **facts: object) -> list[Any]:
