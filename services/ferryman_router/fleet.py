@@ -51,7 +51,8 @@ class AskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnproven:
-    """It beats, but could not be reached before: connect to it, then `welcome` it."""
+    """It beats, but could not be reached before, or another worker is at its address: ask there who
+    it is, then `welcome` it."""
 
     beat: Heartbeat
 
@@ -111,7 +112,7 @@ class Fleet:
         self._beat_timeout = beat_timeout
         self._workers: dict[str, FleetWorker] = {}
         self._looked_at: float | None = None
-        self._unreached: dict[WorkerName, float] = {}
+        self._unproven: dict[WorkerName, float] = {}
 
     def __iter__(self) -> Iterator[FleetWorker]:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.beat.worker_id))
@@ -163,20 +164,23 @@ class Fleet:
             known.requests_since = known.tokens_since = 0
             known.is_suspect = False
             return ()
-        if (name := WorkerName(beat.worker_id, beat.epoch)) in self._unreached:
-            self._unreached[name] = now
+        name = WorkerName(beat.worker_id, beat.epoch)
+        # A beat proves its sender's id and not its address: whoever has a worker's login could
+        # drive another worker out by naming its address, and so could a beat that came late.
+        if name in self._unproven or self._others_at(beat):
+            self._unproven[name] = now
             return (WorkerUnproven(beat),)
         return self._join(beat, now)
 
     def welcome(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
-        """A life that was unreachable can be reached again."""
-        is_awaited = WorkerName(beat.worker_id, beat.epoch) in self._unreached
+        """A life that had to be proven is the one that answers at its address."""
+        is_awaited = WorkerName(beat.worker_id, beat.epoch) in self._unproven
         return self._join(beat, now) if is_awaited else ()
 
     def _join(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
         known = self._workers.get(beat.worker_id)
-        for name in [name for name in self._unreached if name.worker_id == beat.worker_id]:
-            del self._unreached[name]
+        for name in [name for name in self._unproven if name.worker_id == beat.worker_id]:
+            del self._unproven[name]
         effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
         cache_index = WorkerCacheIndex(beat.state.resume_shape)
         self._workers[beat.worker_id] = FleetWorker(beat, now, cache_index)
@@ -208,9 +212,9 @@ class Fleet:
         looked_at, self._looked_at = self._looked_at, now
         if looked_at is not None and now - looked_at > MAX_DEAF_SECONDS:
             self.reset_timeouts(now)
-        for name, heard in tuple(self._unreached.items()):
+        for name, heard in tuple(self._unproven.items()):
             if now - heard > self._beat_timeout:
-                del self._unreached[name]
+                del self._unproven[name]
         silent = [w for w in self if now - w.last_heard > self._beat_timeout]
         return tuple(e for w in silent for e in self._lose(w.beat.worker_id, "silent"))
 
@@ -228,7 +232,7 @@ class Fleet:
         if (worker := self.get(name)) is None:
             return ()
         if cause == UNREACHABLE:
-            self._unreached[name] = worker.last_heard
+            self._unproven[name] = worker.last_heard
         return self._lose(name.worker_id, cause)
 
     def suspect(self, name: WorkerName) -> None:
@@ -279,9 +283,12 @@ class Fleet:
 
     def _replaced_at(self, beat: Heartbeat) -> tuple[Effect, ...]:
         """Another worker that answered at this address cannot be alive any more."""
-        gone = [
+        gone = self._others_at(beat)
+        return tuple(effect for worker_id in gone for effect in self._lose(worker_id, "replaced"))
+
+    def _others_at(self, beat: Heartbeat) -> list[str]:
+        return [
             worker.beat.worker_id
             for worker in self
             if worker.beat.address == beat.address and worker.beat.worker_id != beat.worker_id
         ]
-        return tuple(effect for worker_id in gone for effect in self._lose(worker_id, "replaced"))

@@ -19,6 +19,7 @@ from prometheus_client import Counter
 from ferryman.errors import FerrymanError, PermissionDenied
 from ferryman.runtime.background import Background
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
+from ferryman.wire.grpc.rpc import is_worker_at
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.sender_proof import CheckSender
@@ -68,9 +69,16 @@ class Liveness:
         await asyncio.shield(probe)
         return self._fleet.get(name) is not None
 
-    def prove(self, beat: Heartbeat, welcome: Callable[[Heartbeat], None]) -> None:
-        """It was unreachable, and beats: it is welcome once a connection reaches it."""
-        self._begin(WorkerName(beat.worker_id, beat.epoch), self._prove(beat, welcome))
+    def prove(
+        self,
+        beat: Heartbeat,
+        welcome: Callable[[Heartbeat], None],
+        disbelieve: Callable[[Heartbeat], None],
+    ) -> None:
+        """It was unreachable, or claims another's address, and beats: it is welcome once its very
+        life answers there, and not believed while another one does."""
+        name = WorkerName(beat.worker_id, beat.epoch)
+        self._begin(name, self._prove(beat, welcome, disbelieve))
 
     def _begin(self, name: WorkerName, probe: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """One at a time for each worker."""
@@ -88,9 +96,19 @@ class Liveness:
         else:
             self.lost(name, UNREACHABLE)
 
-    async def _prove(self, beat: Heartbeat, welcome: Callable[[Heartbeat], None]) -> None:
-        if await self._answers(beat.address):
-            welcome(beat)
+    async def _prove(
+        self,
+        beat: Heartbeat,
+        welcome: Callable[[Heartbeat], None],
+        disbelieve: Callable[[Heartbeat], None],
+    ) -> None:
+        async with self._connect(beat.address) as fresh:
+            try:
+                is_there = await is_worker_at(fresh, beat.worker_id, self._patience)
+            except grpc.aio.AioRpcError as error:
+                log.debug("nobody answers at %s: %s", beat.address, error.details())
+                return
+        (welcome if is_there else disbelieve)(beat)
 
     async def _answers(self, address: str) -> bool:
         """By a connection of its own: the one that broke may not have noticed yet."""
@@ -104,10 +122,10 @@ class Liveness:
 
 class SenderChecks:
     """Whether messages come from the worker whose name they bear; others are counted, and warned of
-    once a name."""
+    once a name. So are beats from where another life answers."""
 
-    def __init__(self, check: CheckSender, forged: Counter) -> None:
-        self._check, self._forged = check, forged
+    def __init__(self, check: CheckSender, forged: Counter, misplaced: Counter) -> None:
+        self._check, self._forged, self._misplaced = check, forged, misplaced
         self._named: set[str] = set()
 
     def is_from(self, message: BusMessage, subject: str, worker_id: str) -> bool:
@@ -118,10 +136,21 @@ class SenderChecks:
             self._check(message, worker_id)
         except PermissionDenied as error:
             self._forged.inc()
-            if worker_id not in self._named and len(self._named) < MAX_NAMED:
-                self._named.add(worker_id)
+            if self._is_new(worker_id):
                 log.warning("forged subject=%s: %s", message.subject, error)
             return False
+        return True
+
+    def misplaced(self, beat: Heartbeat) -> None:
+        """Another life answers at the address of this beat: it came late, or names another's."""
+        self._misplaced.inc()
+        if self._is_new(beat.worker_id):
+            log.warning("misplaced worker=%s: another is at %s", beat.worker_id, beat.address)
+
+    def _is_new(self, worker_id: str) -> bool:
+        if worker_id in self._named or len(self._named) >= MAX_NAMED:
+            return False
+        self._named.add(worker_id)
         return True
 
 
@@ -173,7 +202,7 @@ class FleetListener:
                         self._asking.add(name)
                         self._background.start(self._ask_snapshot(name))
                 case WorkerUnproven(beat):
-                    self._liveness.prove(beat, self._welcome)
+                    self._liveness.prove(beat, self._welcome, self._senders.misplaced)
                 case _:
                     self._happened(effect)
 

@@ -154,7 +154,7 @@ class FakeRouterWorker:
         """Serves and beats until it dies or is cancelled."""
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(
-                listening("127.0.0.1:0", self.register, grace=0)
+                listening("127.0.0.1:0", self.register, grace=0, worker_id=self.worker_id)
             )
             self.address = f"127.0.0.1:{server.port}"
             control = subjects.control(self.worker_id, "snapshot")

@@ -99,11 +99,16 @@ def test_a_new_epoch_is_a_new_worker_and_the_old_one_is_lost() -> None:
     assert fleet.get(NAME) is None
 
 
-def test_another_worker_at_the_same_address_ends_the_first() -> None:
+def test_another_worker_at_the_same_address_ends_the_first_once_it_is_proven() -> None:
     fleet = Fleet(3.0)
     fleet.on_heartbeat(BEAT, 0.0)
-    effects = fleet.on_heartbeat(replace(BEAT, worker_id="decode-00000002"), 0.5)
-    assert WorkerLeft(NAME, "decode", "replaced") in effects
+    other = replace(BEAT, worker_id="decode-00000002")
+    assert fleet.on_heartbeat(other, 0.5) == (WorkerUnproven(other),)
+    assert fleet.on_heartbeat(other, 1.0) == (WorkerUnproven(other),), "it may say so as often"
+    assert fleet.get(NAME) is not None, "a claim drives nobody out"
+    effects = fleet.welcome(other, 1.5)
+    assert effects[:2] == (WorkerLeft(NAME, "decode", "replaced"), WorkerJoined(other))
+    assert fleet.on_heartbeat(BEAT, 2.0) == (WorkerUnproven(BEAT),), "a late beat"
 
 
 def test_of_two_lives_of_a_host_cache_the_one_heard_of_last_counts() -> None:

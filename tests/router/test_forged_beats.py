@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.background import Background
 from ferryman.testing.memory_bus import MemoryBus
 from ferryman.wire.codec.caches import CacheEvent, cache_event_to_bytes
-from ferryman.wire.grpc.rpc import channel
+from ferryman.wire.grpc.rpc import channel, listening
 from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat, ServedState, heartbeat_to_bytes
 from ferryman.wire.nats.sender_proof import (
     LIFE_HEADER,
@@ -57,20 +59,31 @@ class Heard:
         (found,) = self.metrics.forged_messages.collect()
         return found.samples[0].value
 
+    @property
+    def num_misplaced(self) -> float:
+        (found,) = self.metrics.misplaced_beats.collect()
+        return found.samples[0].value
+
     async def hear(self, say: Callable[[], None]) -> None:
-        """Until all that `say` says has been heard: it hears another worker's first beat after
-        it."""
+        """Until all that `say` says has been heard and looked into: it hears another worker's first
+        beat after it."""
         secret, joined = make_life_secret(), asyncio.Event()
+        probes: list[asyncio.Task[None]] = []
 
         def happened(effect: Effect) -> None:
             if isinstance(effect, WorkerJoined) and effect.beat == beat_of(secret):
                 joined.set()
 
         async with asyncio.timeout(120), Background() as background:
+
+            def start(probe: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+                probes.append(background.start(probe))
+                return probes[-1]
+
             liveness = Liveness(
                 self.fleet,
-                patience=1.0,
-                start=background.start,
+                patience=120.0,
+                start=start,
                 lost=lambda name, cause: None,
                 connect=channel,
             )
@@ -80,7 +93,9 @@ class Heard:
                 self.fleet,
                 liveness,
                 happened=happened,
-                senders=SenderChecks(self.check, self.metrics.forged_messages),
+                senders=SenderChecks(
+                    self.check, self.metrics.forged_messages, self.metrics.misplaced_beats
+                ),
                 background=background,
                 clock=lambda: 0.0,
             )
@@ -88,6 +103,8 @@ class Heard:
                 say()
                 self.beat(beat_of(secret), secret)
                 await joined.wait()
+                for probe in probes:
+                    await probe
 
     def beat(self, beat: Heartbeat, secret: str, subject: str = "") -> None:
         subject = subject or LOCAL.beat(beat.role, beat.worker_id)
@@ -168,6 +185,36 @@ async def test_another_s_name_on_its_own_subject_is_forged() -> None:
     await heard.hear(lambda: heard.beat(BEAT, OTHER_SECRET, subject))
     assert heard.fleet.get(NAME) is None
     assert heard.num_forged == 1
+
+
+@asynccontextmanager
+async def at_a_door(worker_id: str) -> AsyncIterator[str]:
+    """The address of a process with this id."""
+    async with listening("127.0.0.1:0", lambda _: None, grace=0, worker_id=worker_id) as server:
+        yield f"127.0.0.1:{server.port}"
+
+
+async def test_a_worker_that_names_another_s_address_does_not_drive_it_out() -> None:
+    """It shows its own secret, so it is who it says; but at that address the other one answers."""
+    heard = Heard(check_sender)
+    async with at_a_door(BEAT.worker_id) as address:
+        await heard.hear(lambda: heard.beat(replace(BEAT, address=address), SECRET))
+        for _ in range(2):
+            liar = replace(OTHER, address=address)
+            await heard.hear(lambda liar=liar: heard.beat(liar, OTHER_SECRET))  # type: ignore[misc]
+    assert heard.fleet.get(NAME) is not None
+    assert heard.fleet.get(WorkerName(OTHER.worker_id, OTHER.epoch)) is None
+    assert (heard.num_misplaced, heard.num_forged) == (2, 0)
+
+
+async def test_a_worker_that_took_an_address_over_is_believed() -> None:
+    heard = Heard(check_sender)
+    async with at_a_door(OTHER.worker_id) as address:
+        await heard.hear(lambda: heard.beat(replace(BEAT, address=address), SECRET))
+        await heard.hear(lambda: heard.beat(replace(OTHER, address=address), OTHER_SECRET))
+    assert heard.fleet.get(NAME) is None
+    assert heard.fleet.get(WorkerName(OTHER.worker_id, OTHER.epoch)) is not None
+    assert heard.num_misplaced == 0
 
 
 def test_no_secret_is_shown_where_nobody_asks() -> None:

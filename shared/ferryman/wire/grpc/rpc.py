@@ -115,6 +115,20 @@ class Channels:
         await self.close()
 
 
+async def is_worker_at(way: grpc.aio.Channel, worker_id: str, seconds: float) -> bool:
+    """Whether the process at the other end has this id, which is that of one life: health of
+    another one does not know it. Raises gRPC's errors where nobody answers in time."""
+    asked = health_pb2.HealthCheckRequest(service=worker_id)
+    stub = health_pb2_grpc.HealthStub(way)
+    try:
+        await stub.Check(asked, timeout=seconds, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return False
+        raise
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcServer:
     """A server that is up, on `port`."""
@@ -134,6 +148,7 @@ async def listening(
     *,
     grace: float,
     services: Sequence[str] = (),
+    worker_id: str = "",
     reflects: bool = False,
     max_fields: int | None = None,
     max_connections: int | None = None,
@@ -141,7 +156,8 @@ async def listening(
 ) -> AsyncIterator[GrpcServer]:
     """Serve at host:port (port 0: a free one) for the length of the block, with health.
 
-    `services` are full names for health, and if it `reflects` for reflection. Leaving the block
+    `services` are full names for health, and if it `reflects` for reflection. `worker_id`
+    is a name that health knows besides (`is_worker_at`). Leaving the block
     refuses further calls and gives running ones `grace` seconds. On a public port `max_fields`
     bounds a message and `max_connections` the connections. `locks` ask callers who they are.
     ConfigError: port is taken.
@@ -154,7 +170,7 @@ async def listening(
     register(server)
     servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    for name in ("", *services):
+    for name in ("", *services, *filter(None, (worker_id,))):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     if reflects:
         reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
