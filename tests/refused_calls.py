@@ -33,9 +33,7 @@ async def answers_to(
         raise typed(cast(grpc.aio.AioRpcError, error)) from error
 
 
-def _called(
-    address: str, token: str, method: str, messages: Sequence[bytes]
-) -> tuple[bytes, ...]:
+def _called(address: str, token: str, method: str, messages: Sequence[bytes]) -> tuple[bytes, ...]:
     pairs = ((TOKEN_KEY, SCHEME + token),) if token else ()
     with grpc.insecure_channel(address) as channel:
         call: Any = channel.stream_stream(method)

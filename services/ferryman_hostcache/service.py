@@ -21,6 +21,7 @@ from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
+from ferryman.runtime.metrics_access import MetricsGuard, metrics_access
 from ferryman.runtime.tls_folder import given_tls
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
@@ -216,12 +217,13 @@ async def _open_doors(
     access: GrpcAccess,
     metrics: Metrics,
 ) -> RunningHostCache:
-    endpoints = {
+    guard = MetricsGuard(metrics_access(settings.access, access.credentials), metrics)
+    health = {"/health": lambda: json_answer({"status": "ready"})}
+    numbers = {
         "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
-        "/health": lambda: json_answer({"status": "ready", "index_away": publisher.is_away}),
         "/debug/ledger": lambda: ledger(host),
     }
-    app = observed(endpoints)
+    app = observed(health, numbers, guard.check)
     http_port = await stack.enter_async_context(http_listening(app, settings.observe))
     servicer = HostCacheServicer(
         host, publisher, lower_tiers.prefetching, lower_tiers.fetches, lower_tiers.seals
@@ -237,6 +239,7 @@ async def _open_doors(
         register,
         grace=GRPC_GRACE_SECONDS,
         services=(SERVICE,),
+        worker_id=worker_id,
         reflects=settings.access.reflection,
         locks=access.locks(refused_calls(metrics)),
     )

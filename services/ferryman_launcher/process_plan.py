@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ferryman.credentials import ClusterRole
+from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command
 from ferryman.runtime.key_file import make_key_file, read_key_file
@@ -73,6 +73,7 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
 
 def _locks(choices: UpOptions, folder: StateFolder) -> ClusterLocks:
     key, private = read_key_file(folder.key_path), folder.private(CREDENTIALS)
+    folder.write_metrics_token(credentials_of(key, ClusterRole.OBSERVER).grpc_token)
     if choices.insecure:
         if choices.tls_dir:
             raise ConfigError("--tls-dir: certificates are for those who ask; drop --insecure")
@@ -184,6 +185,7 @@ class _Services:
             "cluster": choices.cluster,
             "drain_seconds": choices.drain_seconds,
             "log_level": choices.log_level,
+            "open_metrics": choices.open_metrics,
             **chosen,
             **choices.told.get(role, {}),
             **own,

@@ -5,6 +5,7 @@
 <state-dir>/cluster.key     the cluster's secret, made once; without it stored state is no use
 <state-dir>/credentials    made from the key: those of each role, ROLE.json, and the servers' files
 <state-dir>/nats.url       by which people and their tools may listen; redis.url: may read
+<state-dir>/metrics.token  by which Prometheus and people may read `/metrics`
 <state-dir>/logs/NAME.log   what each process says
 <state-dir>/nats, redis     what the embedded servers keep; nats/context: for `nats --context`
 
@@ -27,6 +28,7 @@ from ferryman.runtime.credentials_file import write_private_text
 
 DEFAULT = Path(".ferryman")
 NATS_URL, REDIS_URL = "nats.url", "redis.url"
+METRICS_TOKEN = "metrics.token"
 CREDENTIALS = "credentials"
 PRIVATE, PRIVATE_FILE = 0o700, 0o600
 
@@ -90,6 +92,10 @@ class StateFolder:
         """The URLs for people and their tools, with the observer's password."""
         for name, url in ((NATS_URL, nats), (REDIS_URL, redis)):
             write_private_text(self.path / name, url + "\n")
+
+    def write_metrics_token(self, token: str) -> None:
+        """The token that a reader of `/metrics` shows."""
+        write_private_text(self.path / METRICS_TOKEN, token)
 
     def forget(self) -> None:
         """Removes the file of a cluster that has ended."""

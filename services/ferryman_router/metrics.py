@@ -84,6 +84,7 @@ class RouterMetrics(Metrics):
         self.prefetches = counter("prefetches", "Prefetches, by how they began.", ["outcome"])
         self.lost_workers = counter("lost_workers", "Workers lost.", ["role", "cause"])
         self.forged_messages = counter("forged_messages", "Beats and others in a false name.")
+        self.misplaced_beats = counter("misplaced_beats", "Beats from where another life answers.")
         self.refused_tokens = counter("refused_token_frames", "Frames not taken.", ["why"])
 
     def _buckets(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Buckets:

@@ -23,6 +23,7 @@ from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard, metrics_access
 from ferryman.runtime.tls_folder import DOOR, given_tls, server_context
 from ferryman.settings.adapters import folders_of
 from ferryman.settings.router import LimitSettings, RouterSettings
@@ -149,7 +150,9 @@ def make_components(
         fleet,
         liveness,
         happened=streams.on_fleet_effect,
-        senders=SenderChecks(transports.check_sender, metrics.forged_messages),
+        senders=SenderChecks(
+            transports.check_sender, metrics.forged_messages, metrics.misplaced_beats
+        ),
         background=background,
         clock=clock,
     )
@@ -274,7 +277,13 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         looking = components.dispatcher.run(look, lambda: len(requests) > 0)
         await stack.enter_async_context(alongside(looking))
         yield await _open_doors(
-            stack, settings, api_keys, components, transports, (worker_id, epoch)
+            stack,
+            settings,
+            api_keys,
+            components,
+            transports,
+            (worker_id, epoch),
+            metrics_access(settings.access, credentials),
         )
 
 
@@ -285,6 +294,7 @@ async def _open_doors(
     components: Components,
     transports: Transports,
     life: tuple[str, int],
+    readers: MetricsAccess,
 ) -> RunningRouter:
     """Opens HTTP and gRPC, and lets itself be discovered."""
     callers = Authenticator(api_keys, settings.limits.deadline_seconds)
@@ -298,6 +308,7 @@ async def _open_doors(
         readiness,
         memory,
         syntax,
+        MetricsGuard(readers, components.frontend.ctx.metrics),
         settings.limits.max_body_bytes,
         CorsPolicy(settings.origins),
     )

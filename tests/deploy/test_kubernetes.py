@@ -28,6 +28,7 @@ from ferryman.settings.names import names_of
 from ferryman.settings.sources import Sources, read_settings
 from ferryman_cli.app import run
 
+MONITORS_SECRET = "metrics-token"
 # The kubelet makes folders as root, so root gives them away; nothing else runs as root, and nothing
 # else has a capability.
 ROOT_CONTAINERS = {("host-cache", "arena-folder")}
@@ -145,7 +146,7 @@ def test_a_role_has_an_identity_of_its_own(name: str) -> None:
 def test_the_secrets_are_those_that_pods_mount(tmp_path: Path) -> None:
     (secrets,) = described(DEPLOY / "secrets" / "kustomization.yaml")
     made = {each["name"]: each["files"] for each in secrets["secretGenerator"]}
-    assert set.union(*SECRETS.values()) | {"observer-urls"} == set(made)
+    assert set.union(*SECRETS.values()) | {"observer-urls", MONITORS_SECRET} == set(made)
     folder = tmp_path / "made"
     line = ["container-credentials", str(folder), "--key", str(folder / "cluster.key")]
     folder.mkdir()
@@ -161,6 +162,22 @@ def test_kustomize_builds_it_and_it_is_still_valid(folder: str) -> None:
     for each in resources:
         kubernetes_validate.validate(each, VERSION, strict=True)
         assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "ferryman"
+
+
+def test_prometheus_is_told_of_every_pod_and_shows_each_its_token() -> None:
+    monitors = described(DEPLOY / "components" / "monitor" / "pods.yaml")
+    (secrets,) = described(DEPLOY / "secrets" / "kustomization.yaml")
+    made = {each["name"]: each["files"] for each in secrets["secretGenerator"]}
+    scraped: dict[str, str] = {}
+    for monitor in monitors:
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        shown = endpoint["authorization"]["credentials"]
+        assert made[shown["name"]] == [f"made/metrics/{shown['key']}"]
+        (which,) = monitor["spec"]["selector"]["matchExpressions"]
+        scraped |= dict.fromkeys(which["values"], endpoint["port"])
+    assert set(scraped) == set(SETTINGS)
+    for name, port in scraped.items():
+        assert port in {each["name"] for each in workload(name)["containers"][0]["ports"]}
 
 
 def test_what_scales_asks_for_workloads_that_there_are() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml  # type: ignore[import-untyped]
-from tests.deploy.compose_file import ROOT, SETTINGS, compose, environment
+from tests.cluster_keys import KEY
+from tests.deploy.compose_file import ROOT, SETTINGS, compose, environment, mounts
 from tests.deploy.shipped_metrics import OBSERVE, alerts, asked_for, panels, paths, queries
+
+from ferryman.credentials import ClusterRole, credentials_of
+from ferryman.runtime.credential_folders import METRICS, ServerUrls, write_credential_folders
+from ferryman.runtime.metrics_access import MetricsAccess
 
 
 def test_the_profile_mounts_every_file_that_is_shipped() -> None:
     described = compose()["services"]
     mounted = [
-        ROOT / volume.split(":")[0]
+        ROOT / place
         for service in ("prometheus", "grafana")
-        for volume in described[service]["volumes"]
+        for place in mounts(service)
+        if "/" in place
     ]
     assert all(
         described[service]["profiles"] == ["observe"] for service in ("prometheus", "grafana")
@@ -33,6 +41,25 @@ def test_prometheus_looks_where_each_service_shows_its_metrics() -> None:
         name: int(environment(name).get("FERRYMAN_OBSERVE_PORT", of_router)) for name in SETTINGS
     }
     assert found == shown
+
+
+def test_prometheus_shows_the_token_that_it_can_read_and_sees_no_other_secret() -> None:
+    scraped = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]
+    (shown,) = {job["authorization"]["credentials_file"] for job in scraped}
+    secrets = {name: at for name, at in mounts("prometheus").items() if "/" not in name}
+    assert secrets == {"metrics-token": (str(Path(shown).parent), False)}
+    assert mounts("credentials")["metrics-token"] == (str(Path(shown).parent), True)
+    services = compose()["services"]
+    assert services["prometheus"]["user"] == services["credentials"]["user"], "its files are 0600"
+
+
+def test_the_maker_s_token_reads_metrics(tmp_path: Path) -> None:
+    write_credential_folders(tmp_path, KEY, ServerUrls("nats://n:1", "redis://r:2/0", "local"))
+    (made,) = (tmp_path / METRICS).iterdir()
+    header = f"Bearer {made.read_text()}"
+    assert MetricsAccess(credentials_of(KEY, ClusterRole.DECODE)).refusal([header]) is None
+    assert made.name == "token"
+    assert made.stat().st_mode & 0o777 == 0o600
 
 
 def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:

@@ -12,7 +12,10 @@ from ferryman.errors import ConfigError
 from ferryman.runtime import http_server
 from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.settings.groups import ListenSettings
+
+NOTHING = observed({}, {}, lambda _path, _authorizations: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,12 @@ async def test_a_worker_shows_its_metrics_health_and_ledger() -> None:
     metrics = Metrics("prefill")
     metrics.gauge("queue_requests", "waiting").set(2)
     app = observed(
+        {"/health": lambda: json_answer({"status": "draining"}, 503)},
         {
             "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
-            "/health": lambda: json_answer({"status": "draining"}, 503),
             "/debug/ledger": lambda: json_answer({"full": {"free": 1}}),
-        }
+        },
+        MetricsGuard(MetricsAccess(None), metrics).check,
     )
     async with listening(app, ListenSettings()) as port, httpx.AsyncClient() as client:
         root = f"http://127.0.0.1:{port}"
@@ -65,23 +69,22 @@ async def test_a_worker_shows_its_metrics_health_and_ledger() -> None:
 
 
 async def test_a_busy_port_is_a_mistake_of_the_setup() -> None:
-    app = observed({})
-    async with listening(app, ListenSettings()) as port:
+    async with listening(NOTHING, ListenSettings()) as port:
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address alr"):
-            async with listening(app, ListenSettings(port=port)):
+            async with listening(NOTHING, ListenSettings(port=port)):
                 pass
 
 
 async def test_the_port_is_free_again_behind_the_block() -> None:
-    async with listening(observed({}), ListenSettings()) as port:
+    async with listening(NOTHING, ListenSettings()) as port:
         pass
-    async with listening(observed({}), ListenSettings(port=port)) as again:
+    async with listening(NOTHING, ListenSettings(port=port)) as again:
         assert again == port
 
 
 async def test_an_error_of_the_body_leaves_and_the_server_ends() -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        async with listening(observed({}), ListenSettings()):
+        async with listening(NOTHING, ListenSettings()):
             raise ZeroDivisionError
     assert isinstance(caught.value.exceptions[0], ZeroDivisionError)
 
@@ -90,5 +93,5 @@ async def test_a_server_ends_without_waiting_for_its_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_server, "DATE_SECONDS", 3600.0)
-    async with asyncio.timeout(60), listening(observed({}), ListenSettings()):
+    async with asyncio.timeout(60), listening(NOTHING, ListenSettings()):
         pass

@@ -17,7 +17,7 @@ from nats.aio.client import Client as NatsClient
 from tests.cluster_keys import STRANGERS_KEY
 from tests.system.cluster import wait_until
 from tests.system.forged_calls import CALLS, method_of
-from tests.system.test_up import API_KEY, Up
+from tests.system.test_up import API_KEY, Up, as_observer
 
 from ferryman.client import Client
 from ferryman.cluster_key import Purpose
@@ -74,8 +74,14 @@ class AttackedCluster:
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
     def metrics(self, role: str) -> str:
+        """As an observer reads them."""
+        return self.read(role, "/metrics", as_observer(self.up)["authorization"]).text
+
+    def read(self, role: str, path: str, authorization: str = "") -> httpx.Response:
+        """The answer of a process to somebody who shows this, or nothing."""
         place = self.up.said["http"] if role == "router" else f"http://{self.ready(role)}"
-        return httpx.get(f"{place}/metrics", timeout=FAILSAFE_SECONDS).text
+        headers = {"authorization": authorization} if authorization else {}
+        return httpx.get(f"{place}{path}", headers=headers, timeout=FAILSAFE_SECONDS)
 
     def refused_calls(self, reason: str) -> Counter[str]:
         """The calls of `ForgedCalls` that workers have counted as refused."""

@@ -56,6 +56,7 @@ NO_SETTINGS: Mapping[str, Any] = {}
 FAST_PLANE = NIXL if has_nixl() else GRPC
 STARTED = ("decode", "prefill", "both", "hostcache", "router")
 WORKERS = ("prefill", "decode", "both")
+AS_OBSERVER = {"authorization": f"Bearer {token_of(ClusterRole.OBSERVER)}"}
 
 
 def save_served_model(folder: Path, variant: str) -> Path:
@@ -88,9 +89,17 @@ class Service:
 
     def ledger(self) -> dict[str, Any]:
         """The holders of the slots, from `/debug/ledger`."""
-        answer = httpx.get(f"http://{self.ready['observe']}/debug/ledger", timeout=120)
-        ledgers: dict[str, Any] = answer.json()
+        ledgers: dict[str, Any] = self.read("/debug/ledger").json()
         return ledgers
+
+    def metrics(self) -> str:
+        """As Prometheus reads them."""
+        return self.read("/metrics").text
+
+    def read(self, path: str) -> httpx.Response:
+        """Its answer to an observer."""
+        where = self.ready.get("observe") or self.ready["http"]
+        return httpx.get(f"http://{where}{path}", headers=AS_OBSERVER, timeout=120)
 
     def kill(self) -> None:
         self.process.kill()
@@ -249,7 +258,7 @@ class Cluster:
 
         def counts() -> bool:
             with suppress(httpx.HTTPError):
-                answer = httpx.get(f"{self.http}/ready", timeout=120).json()
+                answer = self.of_role("router")[0].read("/ready").json()
                 return all(answer["workers"].get(role, 0) == n for role, n in wanted.items())
             return False
 
@@ -262,8 +271,7 @@ class Cluster:
     def _is_attached(self, hostcache: Service) -> bool:
         workers = [worker for role in WORKERS for worker in self.of_role(role)]
         wanted = sum(worker.node == hostcache.node for worker in workers)
-        shown = httpx.get(f"http://{hostcache.ready['observe']}/metrics", timeout=120).text
-        return f"ferryman_hostcache_store_workers {wanted}.0" in shown
+        return f"ferryman_hostcache_store_workers {wanted}.0" in hostcache.metrics()
 
     @asynccontextmanager
     async def bus(self) -> AsyncIterator[NatsBus]:

@@ -29,11 +29,14 @@ from tests.system.attacked_cluster import (
 from tests.system.cluster import wait_until
 from tests.system.forged_calls import CALLS, TOKENS, ForgedCalls, forge_units, method_of
 from tests.system.public_doors import errors_over_grpc, statuses_over_http
-from tests.system.test_up import API_KEY, up
+from tests.system.test_up import API_KEY, as_observer, up
 
 from ferryman.client import Client
 from ferryman.credentials import ClusterRole, Login
 from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Unauthenticated
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.ids import make_life_secret, worker_id_of
+from ferryman.runtime.lifecycle import encode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.grpc.role_tokens import ALLOWED
 from ferryman.wire.nats.heartbeat import heartbeat_to_bytes
@@ -181,6 +184,50 @@ async def test_a_leaked_login_beats_in_no_other_s_name(
     assert cluster.metric("router", "lost_workers_total") == 0
 
 
+@pytest.mark.parametrize("role", [PREFILL, DECODE])
+async def test_a_leaked_login_drives_no_worker_from_its_address(
+    cluster: AttackedCluster, role: ClusterRole
+) -> None:
+    """It beats in its own name, with the secret of its own life, at another worker's address."""
+    secret = make_life_secret()
+    liar = replace(cluster.beats[role], worker_id=worker_id_of(role, secret))
+    subject = SUBJECTS.beat(role, liar.worker_id)
+    misplaced = cluster.metric("router", "misplaced_beats_total")
+    async with (
+        cluster.stream_beside(),
+        cluster.nats_client(cluster.leaked(role).nats) as (nats_, _),
+        asyncio.timeout(FAILSAFE_SECONDS),
+    ):
+        while cluster.metric("router", "misplaced_beats_total") == misplaced:
+            await nats_.publish(subject, heartbeat_to_bytes(liar), headers={LIFE_HEADER: secret})
+            await nats_.flush(FAILSAFE_SECONDS)
+    assert cluster.metric("router", "lost_workers_total") == 0
+
+
+@pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])
+async def test_a_leaked_login_ends_no_request_in_the_log(
+    cluster: AttackedCluster, role: ClusterRole
+) -> None:
+    """The broker lets it write events of its role; one that says it is a router's counts for
+    nothing."""
+    forged = cluster.metric("router", "forged_messages_total")
+    async with (
+        cluster.stream_beside() as request_id,
+        cluster.nats_client(cluster.leaked(role).nats) as (nats_, refused),
+        Client(cluster.up.said["grpc"], api_key=API_KEY) as client,
+    ):
+        await cluster.logged(request_id)
+        ended = LifecycleEntry("router", cluster.router_id, 1, request_id, 1, 9, "failed", {})
+        subject = SUBJECTS.life(role, cluster.beats[role].worker_id, request_id, "failed")
+        await nats_.publish(subject, encode_event(ended))
+        await nats_.flush(FAILSAFE_SECONDS)
+        assert refused == []
+        async with asyncio.timeout(FAILSAFE_SECONDS):
+            while cluster.metric("router", "forged_messages_total") == forged:
+                events = await client.trace(request_id)
+    assert "failed" not in {event.event for event in events}
+
+
 @pytest.mark.parametrize("role", [PREFILL, DECODE, HOST_CACHE])
 async def test_a_leaked_login_does_not_hear_the_others(
     cluster: AttackedCluster, role: ClusterRole
@@ -319,6 +366,41 @@ async def test_metrics_tell_numbers_and_no_secret(cluster: AttackedCluster) -> N
         found = cluster.leaked(role)
         secrets += [found.grpc_token, found.nats.password, found.redis.password]
     assert not [secret for secret in secrets if secret in told]
+
+
+SHOWN = {
+    "router": ("/metrics",),
+    **dict.fromkeys(("prefill", "decode", "hostcache"), ("/metrics", "/debug/ledger")),
+}
+
+
+def test_numbers_are_shown_to_observers_alone(cluster: AttackedCluster) -> None:
+    expected = {
+        "": 401,
+        f"Bearer {API_KEY}": 401,
+        f"Bearer {strangers(OBSERVER).grpc_token}": 401,
+        f"Bearer {cluster.leaked(ROUTER).grpc_token}": 403,
+        f"Bearer {cluster.leaked(OBSERVER).grpc_token}": 200,
+    }
+    for role, paths in SHOWN.items():
+        before = cluster.metric(role, "refused_reads_total")
+        for path in paths:
+            found = {shown: cluster.read(role, path, shown).status_code for shown in expected}
+            assert found == expected
+        assert cluster.metric(role, "refused_reads_total") == before + 4 * len(paths)
+
+
+def test_probes_are_answered_and_hear_nothing_else(cluster: AttackedCluster) -> None:
+    told = {role: cluster.read(role, "/health") for role in SHOWN}
+    assert {role: one.json() for role, one in told.items()} == {
+        "router": {"status": "alive"},
+        "prefill": {"status": "ok"},
+        "decode": {"status": "ok"},
+        "hostcache": {"status": "ready"},
+    }
+    assert cluster.read("router", "/ready").json() == {"status": "ready"}
+    more = cluster.read("router", "/ready", as_observer(cluster.up)["authorization"]).json()
+    assert more["workers"] == {"prefill": 1, "decode": 1}
 
 
 def test_nothing_of_it_listens_to_other_machines(cluster: AttackedCluster) -> None:

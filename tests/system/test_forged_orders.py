@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
-import httpx
 import pytest
 from tests.cluster_keys import STRANGERS_KEY, token_of
 from tests.system.cluster import (
@@ -172,16 +171,16 @@ async def test_a_role_gives_no_orders_of_another(cluster: Cluster) -> None:
 
 def _num_refused(worker: Service) -> float:
     """The refused calls of strangers, over all methods."""
-    text = httpx.get(f"http://{worker.ready['observe']}/metrics", timeout=120).text
-    counts = (line.rsplit(" ", 1) for line in text.splitlines() if "_refused_calls_total{" in line)
+    lines = worker.metrics().splitlines()
+    counts = (line.rsplit(" ", 1) for line in lines if "_refused_calls_total{" in line)
     return sum(float(number) for name, number in counts if 'reason="Unauthenticated"' in name)
 
 
 def test_every_service_shows_how_often_the_broker_refused_it(cluster: Cluster) -> None:
     for role in ("prefill", "decode", "hostcache"):
         (service,) = cluster.of_role(role)
-        text = httpx.get(f"http://{service.ready['observe']}/metrics", timeout=120).text
+        text = service.metrics()
         assert f"ferryman_{role}_bus_forbidden 0.0" in text
         assert f"ferryman_{role}_bus_sent " in text
-    shown = httpx.get(f"{cluster.http}/metrics", timeout=120).text
-    assert "ferryman_router_bus_forbidden 0.0" in shown
+    (router,) = cluster.of_role("router")
+    assert "ferryman_router_bus_forbidden 0.0" in router.metrics()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.system.cluster import (
     Cluster,
     ClusterShape,
-    Service,
     generate,
     on_plane,
     running_cluster,
@@ -51,10 +49,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def metrics_of(worker: Service) -> str:
-    return httpx.get(f"http://{worker.ready['observe']}/metrics", timeout=120).text
-
-
 async def test_no_numbers_are_no_answer_and_the_second_such_request_takes_the_worker_out(
     cluster: Cluster,
 ) -> None:
@@ -65,7 +59,7 @@ async def test_no_numbers_are_no_answer_and_the_second_such_request_takes_the_wo
     async with Client(cluster.grpc, retries=Retries(max_failures=0)) as client:
         with pytest.raises(FerrymanError, match=f"{worker_id}: the logits behind position 40"):
             await generate(client, [*PROMPT, BROKEN], GREEDY)
-        assert "ferryman_prefill_logits_non_finite 1.0" in metrics_of(prefill)
+        assert "ferryman_prefill_logits_non_finite 1.0" in prefill.metrics()
         assert_same(await generate(client, PROMPT, GREEDY), expected)
         cluster.assert_ledgers_balance()
         with pytest.raises(FerrymanError):

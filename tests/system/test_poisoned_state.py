@@ -20,7 +20,6 @@ from tests.system.cluster import (
     save_served_model,
 )
 from tests.system.exact import assert_same, one_process
-from tests.system.test_non_finite import metrics_of
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
@@ -75,14 +74,14 @@ async def test_requests_are_answered_whole_and_no_worker_is_taken_out(
     async with Client(cluster.grpc) as client:
         for prompt, cold in zip(PROMPTS, expected, strict=True):
             assert_same(await generate(client, prompt, GREEDY), cold)
-        assert f"ferryman_prefill_logits_non_finite_reused {NUM_PROMPTS}.0" in metrics_of(prefill)
-        assert "ferryman_prefill_logits_non_finite 0.0" in metrics_of(prefill)
+        assert f"ferryman_prefill_logits_non_finite_reused {NUM_PROMPTS}.0" in prefill.metrics()
+        assert "ferryman_prefill_logits_non_finite 0.0" in prefill.metrics()
         assert hostcache.log.read_text().count("state without numbers tier=host") == NUM_PROMPTS
         for prompt, cold in zip(PROMPTS, expected, strict=True):
             again = await generate(client, prompt, GREEDY)
             assert_same(again, cold)
             assert again.usage is not None
             assert again.usage.cached.total > 0, "sound state is cached in its place"
-        assert f"ferryman_prefill_logits_non_finite_reused {NUM_PROMPTS}.0" in metrics_of(prefill)
+        assert f"ferryman_prefill_logits_non_finite_reused {NUM_PROMPTS}.0" in prefill.metrics()
     assert prefill.process.poll() is None
     cluster.assert_ledgers_balance()

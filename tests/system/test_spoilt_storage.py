@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import httpx
 import pytest
 from tests.system.cluster import (
     PAGE_SIZE,
@@ -91,7 +90,7 @@ def assert_all_same(answers: Sequence[Generated], wanted: Sequence[Completion]) 
 
 def shown(cluster: Cluster, *names: str) -> int:
     """The sum of such metrics of the host-cache, over the kinds."""
-    text = httpx.get(f"http://{cluster.hostcache().ready['observe']}/metrics", timeout=120).text
+    text = cluster.hostcache().metrics()
     pattern = rf"^ferryman_hostcache_(?:{'|'.join(names)}) (\S+)$"
     return sum(int(float(value)) for value in re.findall(pattern, text, re.MULTILINE))
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY, key_file_in
 from tests.hostcache.attached import prompt_of, worker_at
@@ -101,9 +100,9 @@ async def forging(
 
 def shown(service: Service, name: str) -> float:
     """A metric of a process."""
-    where = service.ready.get("observe") or service.ready["http"]
-    text = httpx.get(f"http://{where}/metrics", timeout=120).text
-    (value,) = re.findall(rf"^ferryman_{service.role}_{name} (\S+)$", text, re.MULTILINE)
+    (value,) = re.findall(
+        rf"^ferryman_{service.role}_{name} (\S+)$", service.metrics(), re.MULTILINE
+    )
     return float(value)
 
 

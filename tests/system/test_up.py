@@ -23,7 +23,7 @@ from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman_cli.app import run
 from ferryman_launcher.options import demo_model
-from ferryman_launcher.state_folder import running_cluster
+from ferryman_launcher.state_folder import METRICS_TOKEN, running_cluster
 
 SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
 API_KEY = "sk-for-the-router-alone"
@@ -230,8 +230,14 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     assert "memory_bytes=1000 is too little" in lines[0]
 
 
+def as_observer(cluster: Up) -> dict[str, str]:
+    """The header of somebody who may read numbers."""
+    token = (cluster.state_dir / METRICS_TOKEN).read_text()
+    return {"authorization": f"Bearer {token}"}
+
+
 def _num_ready(cluster: Up, role: str) -> int:
-    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=120)
+    answer = httpx.get(f"{cluster.said['http']}/ready", headers=as_observer(cluster), timeout=120)
     return int(answer.json()["workers"][role])
 
 

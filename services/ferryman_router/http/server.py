@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ferryman.errors import Cancelled, FerrymanError, InvalidRequest, NotFound, TooLarge
 from ferryman.runtime.metrics import CONTENT_TYPE
+from ferryman.runtime.metrics_access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman_router.frontend import Frontend
@@ -65,6 +66,7 @@ class HttpDeps:
     readiness: Callable[[], tuple[bool, Mapping[str, Any]]]
     memory: BodyMemory
     syntax: OutputSyntax
+    readers: MetricsGuard
     max_body_bytes: int = MAX_BODY_BYTES
     cors: CorsPolicy = NO_ORIGINS
     wall_clock: Callable[[], float] = time.time
@@ -178,9 +180,13 @@ class HttpApp:
 
     async def _ready(self, request: Request) -> Response:
         is_ready, said = self._deps.readiness()
-        return JSONResponse(dict(said), 200 if is_ready else 503)
+        shown = dict(said)
+        if not self._deps.readers.may_read(request.headers.getlist("authorization")):
+            shown = {"status": said["status"]}
+        return JSONResponse(shown, 200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
+        self._deps.readers.check("/metrics", request.headers.getlist("authorization"))
         text = self._deps.frontend.ctx.metrics.render()
         return Response(text, headers={"content-type": CONTENT_TYPE})
 

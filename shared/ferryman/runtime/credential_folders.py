@@ -3,6 +3,7 @@
 <folder>/ROLE/ROLE.json     the credentials of a role
 <folder>/nats/nats.conf     what locks nats-server; redis/redis.acl: what locks Redis
 <folder>/observer/nats.url  by which people and their tools may listen; redis.url: may read
+<folder>/metrics/token      by which Prometheus may read `/metrics`
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ferryman.runtime.server_access import with_login
 from ferryman.wire.nats.permissions import broker_config
 from ferryman.wire.redis.permissions import index_acl
 
-NATS, REDIS = "nats", "redis"
-READERS = (*(role.value for role in ClusterRole), NATS, REDIS)
+NATS, REDIS, METRICS = "nats", "redis", "metrics"
+READERS = (*(role.value for role in ClusterRole), NATS, REDIS, METRICS)
 # Asked by the health check inside the container; from elsewhere it would tell strangers subjects.
 MONITOR = "127.0.0.1:8222"
 
@@ -47,6 +48,8 @@ def write_credential_folders(folder: Path, key: ClusterKey, servers: ServerUrls)
     write_private_text(places[NATS] / "nats.conf", config)
     write_private_text(places[REDIS] / "redis.acl", index_acl(of_roles.values()))
     observer = of_roles[ClusterRole.OBSERVER]
+    # Its readers take it as it is, so no line ends it.
+    write_private_text(places[METRICS] / "token", observer.grpc_token)
     urls = {
         "nats.url": with_login(servers.nats, observer.nats),
         "redis.url": with_login(servers.redis, observer.redis),

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ferryman.errors import ConfigError
+from ferryman.errors import ConfigError, FerrymanError
 from ferryman.runtime.connections import ConnectionLimits, ConnectionTable
 from ferryman.runtime.http_protocol import BoundedProtocol
 from ferryman.settings.groups import ListenSettings
 
 _BACKLOG = 1024
 DATE_SECONDS = 1.0
+SHOW_A_TOKEN = {"www-authenticate": "Bearer"}
 _DEFAULT_LIMITS = ConnectionLimits()
 
 
@@ -37,13 +38,22 @@ class HttpAnswer:
     status: int = 200
 
 
+Endpoints = Mapping[str, Callable[[], HttpAnswer]]
+Check = Callable[[str, Sequence[str]], None]
+"""Raises a FerrymanError for a reader of a path, known by its `authorization` headers, that may not
+read it."""
+
+
 def json_answer(value: object, status: int = 200) -> HttpAnswer:
     return HttpAnswer(json.dumps(value).encode(), "application/json", status)
 
 
-def observed(endpoints: Mapping[str, Callable[[], HttpAnswer]]) -> ASGIApp:
-    """GET `/metrics`, `/health`, `/debug/ledger`, …: each path calls its function, on the loop."""
-    return Starlette(routes=[Route(path, _endpoint(ask)) for path, ask in endpoints.items()])
+def observed(open_to_all: Endpoints, guarded: Endpoints, check: Check) -> ASGIApp:
+    """GET `/health`, `/metrics`, `/debug/ledger`, …: each path calls its function, on the loop.
+    `check` is asked about readers of `guarded` ones."""
+    routes = [Route(path, _endpoint(ask)) for path, ask in open_to_all.items()]
+    routes += [Route(path, _endpoint(ask, check)) for path, ask in guarded.items()]
+    return Starlette(routes=routes)
 
 
 @asynccontextmanager
@@ -162,8 +172,19 @@ def _bound(listen: ListenSettings) -> Iterator[socket.socket]:
         yield bound
 
 
-def _endpoint(ask: Callable[[], HttpAnswer]) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(_request: Request) -> Response:
+def _no_check(_path: str, _authorizations: Sequence[str]) -> None:
+    """Refuses no reader."""
+
+
+def _endpoint(
+    ask: Callable[[], HttpAnswer], check: Check = _no_check
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            check(request.scope["path"], request.headers.getlist("authorization"))
+        except FerrymanError as error:
+            body = json_answer({"error": str(error)}).body
+            return Response(body, error.http_status, SHOW_A_TOKEN, "application/json")
         said = ask()
         return Response(said.body, said.status, media_type=said.content_type)
 

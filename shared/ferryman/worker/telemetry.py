@@ -14,7 +14,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine
 from ferryman.errors import InvalidRequest, QueueFull
-from ferryman.runtime.http_server import HttpAnswer, json_answer
+from ferryman.runtime.http_server import Endpoints, HttpAnswer, json_answer
 from ferryman.runtime.logs import set_level
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
 from ferryman.wire.codec.caches import (
@@ -226,12 +226,11 @@ class Telemetry:
         raise InvalidRequest(f"no order is called {subject.verb!r}", "verb")
 
 
-def debug_endpoints(engine: Engine, metrics: Metrics) -> dict[str, Callable[[], HttpAnswer]]:
-    """`/metrics`, `/health` and `/debug/ledger` of a worker."""
+def debug_endpoints(engine: Engine, metrics: Metrics) -> Endpoints:
+    """`/metrics` and `/debug/ledger` of a worker."""
     metrics.watch("scheduler", engine.scheduler.statistics)
     return {
         "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),
-        "/health": lambda: json_answer({"status": "ok"}),
         "/debug/ledger": lambda: json_answer(_ledgers(engine)),
     }
 

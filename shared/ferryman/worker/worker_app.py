@@ -18,8 +18,8 @@ from ferryman.memory_plan import complete_options
 from ferryman.model.load_progress import LoadProgress
 from ferryman.runtime.background import Background
 from ferryman.runtime.credentials_file import given_credentials
+from ferryman.runtime.http_server import json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
-from ferryman.runtime.http_server import observed
 from ferryman.runtime.life import (
     alongside,
     announce_loading,
@@ -28,6 +28,7 @@ from ferryman.runtime.life import (
 )
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import Metrics, refused_calls
+from ferryman.runtime.metrics_access import MetricsGuard, metrics_access
 from ferryman.runtime.tls_folder import given_tls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
@@ -247,13 +248,16 @@ async def _serve(
             service.register,
             grace=GRACE_SECONDS,
             services=service_names,
+            worker_id=parts.worker_id,
             reflects=settings.access.reflection,
             locks=parts.access.locks(refused_calls(parts.metrics)),
         )
     )
     address = f"{settings.advertise}:{listening.port}"
     service.listens_at(address)
-    app = observed(debug_endpoints(parts.engine, parts.metrics))
+    guard = MetricsGuard(metrics_access(settings.access, parts.access.credentials), parts.metrics)
+    health = {"/health": lambda: json_answer({"status": "ok"})}
+    app = observed(health, debug_endpoints(parts.engine, parts.metrics), guard.check)
     observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
     telemetry, loop = _moving_parts(settings, parts, service, bus, address, stopping)
     where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
