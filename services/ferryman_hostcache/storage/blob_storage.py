@@ -85,7 +85,7 @@ class BlobStorage:
         self._prepared = prepared  # the tier as it will be once a worker of this model attaches
         self._limits = limits_of(settings)
         self._breaker = Breaker(MAX_FAILURES_IN_A_ROW, settings.rest_seconds)
-        self._readers = ReaderThreads(blobs, settings.max_reads, clock)
+        self._readers = ReaderThreads(settings.max_reads, clock)
         self._writer = WriterThread(blobs, self._failed)
         self._store: StorageStore | None = None  # before the first worker has attached
         self._turn = asyncio.Lock()
@@ -94,6 +94,10 @@ class BlobStorage:
             self._effects.append(FilesCorrupt(scanned.num_corrupt))
         self._failures = self._waiting = self._written_bytes = 0
         self._written_seconds = 0.0
+
+    @property
+    def term(self) -> int:
+        return self._blobs.term
 
     def attach(self, manifest: StateManifest) -> None:
         """Raises ManifestMismatch when another model's state is stored already."""
@@ -184,7 +188,8 @@ class BlobStorage:
             return ()
         brought: list[StoredUnit] = []
         standing = [read for read in reads if store.stands(read.unit)]
-        for run, outcome in await self._readers.read(standing, self._seals(store)):
+        seals = self._seals(store)
+        for run, outcome in await self._readers.read(self._blobs, standing, seals):
             brought += self._settle_read(store, run, outcome)
         self._note(store)
         return tuple(brought)

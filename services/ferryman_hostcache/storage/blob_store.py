@@ -14,7 +14,20 @@ from ferryman.tiers.extents import ALIGNMENT, ExtentTable, aligned
 from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
 
 
-class BlobStore(Protocol):
+class BlobReader(Protocol):
+    """Blobs that may belong to another process. Blocking; for threads, several at once."""
+
+    def read(self, name: str, begin: int, into: memoryview) -> int:
+        """Reads bytes from `begin` on and returns how many; fewer than `into` holds only at the
+        blob's end.
+
+        Any range is allowed; the aligned ranges of `AlignedBuffer.read` may be faster. Raises
+        OSError, ENOENT if there is no such blob. A part of `into` may be written although this
+        fails.
+        """
+
+
+class BlobStore(BlobReader, Protocol):
     """Blobs that stay after this process ends, and that it owns until `close`.
 
     Blocking; for threads: several may read while one puts, punches or deletes. Every failure is an
@@ -26,20 +39,17 @@ class BlobStore(Protocol):
     def place(self) -> str:
         """The place of the blobs, for logs."""
 
+    @property
+    def term(self) -> int:
+        """The number of this ownership, above all former ones, where others can read the blobs; 0
+        where nobody else can."""
+
     def put(self, name: str, num_bytes: int, parts: Sequence[BlobPart]) -> None:
         """Writes a blob of `num_bytes`, at least one: the parts, and zeros between them.
 
         The blob is visible as a whole or not at all, even if this process is killed. When this
         returns it survives a power cut, and each part was read back and has its digest: EBADMSG if
         not. A blob with the same name is replaced; if the call fails it may be gone.
-        """
-
-    def read(self, name: str, begin: int, into: memoryview) -> int:
-        """Reads bytes from `begin` on and returns how many; fewer than `into` holds only at the
-        blob's end.
-
-        Any range is allowed; the aligned ranges of `AlignedBuffer.read` may be faster. ENOENT if
-        there is no such blob. A part of `into` may be written although this fails.
         """
 
     def punch(self, name: str, ranges: Sequence[BlobRange]) -> None:

@@ -166,6 +166,11 @@ def header_length(head: bytes) -> int:
     return int(length)
 
 
+def file_bytes_in(head: bytes) -> int:
+    """The length of its blob, as a head says it; known to be right once the seal is."""
+    return int(_HEAD.unpack_from(head)[6])
+
+
 def header_from_bytes(
     header: bytes, key: MacKey, *, generation: int, file_bytes: int
 ) -> FoundExtent:

@@ -16,7 +16,7 @@ import xxhash
 from ferryman.tiers.extents import ENTRY_BYTES, aligned
 from ferryman.tiers.storage_values import Flaw
 from ferryman.tiers.values import StoredUnit
-from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobStore
+from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobReader
 from ferryman_hostcache.storage.extent import (
     ExtentSeals,
     entry_offset,
@@ -82,7 +82,7 @@ def _continues(run: Sequence[UnitRead], read: UnitRead) -> bool:
 
 
 def read_run(
-    blobs: BlobStore, run: Run, seals: ExtentSeals, buffer: AlignedBuffer, wanted: PendingRead
+    blobs: BlobReader, run: Run, seals: ExtentSeals, buffer: AlignedBuffer, wanted: PendingRead
 ) -> ReadResult:
     """Reads neighbours at once and verifies each against its entry and its digest. Raises
     OSError."""

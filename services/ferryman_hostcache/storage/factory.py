@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 from ferryman.cache.keys import PageKey
@@ -16,7 +18,7 @@ from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.storage_values import NOTHING_STORED, StorageStatistics, StoredGroup, TierEffect
 from ferryman.tiers.values import Residency, StoredUnit, UnitName, UnitStored
 from ferryman_hostcache.storage.blob_storage import BlobStorage, limits_of
-from ferryman_hostcache.storage.blob_store import BlobStore
+from ferryman_hostcache.storage.blob_store import BlobReader, BlobStore
 from ferryman_hostcache.storage.file_blob_store import FileBlobStore
 from ferryman_hostcache.storage.interface import OfferedUnit, StorageTier, UnitRead
 from ferryman_hostcache.storage.scan import read_manifest, scan
@@ -24,6 +26,10 @@ from ferryman_hostcache.storage.scan import read_manifest, scan
 
 class NoStorage:
     """No storage: every lookup is empty."""
+
+    @property
+    def term(self) -> int:
+        return 0
 
     def attach(self, manifest: StateManifest) -> None:
         """Makes no unit visible: there is none."""
@@ -101,11 +107,30 @@ def open_blobs(place: str) -> BlobStore:
 
 
 def _open_objects(url: str) -> BlobStore:
+    blobs: BlobStore = _object_address().open_object_store(url)
+    return blobs
+
+
+def _object_address() -> ModuleType:
     try:
-        from ferryman_hostcache.storage.object_address import open_object_store
+        return import_module("ferryman_hostcache.storage.object_address")
     except ModuleNotFoundError as error:
         raise ConfigError("object storage needs obstore: pip install 'ferryman[s3]'") from error
-    return open_object_store(url)
+
+
+def bucket_of(place: str) -> tuple[str, str, str, str] | None:
+    """The endpoint that its URL names, the bucket, the prefix of all nodes' folders there, and the
+    name of this node's folder; None for a place that is not in a bucket. Raises ConfigError."""
+    if urlsplit(place).scheme != "s3":
+        return None
+    where: tuple[str, str, str, str] = _object_address().split_url(place)
+    return where
+
+
+def readers_beside(url: str) -> Callable[[str], BlobReader]:
+    """Readers of other nodes' folders beside the one at `url`, by name. Raises ConfigError."""
+    found: Callable[[str], BlobReader] = _object_address().folders_beside(url)
+    return found
 
 
 @asynccontextmanager

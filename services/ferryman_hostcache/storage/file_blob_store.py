@@ -66,6 +66,10 @@ class FileBlobStore:
         return len(left)
 
     @property
+    def term(self) -> int:
+        return 0
+
+    @property
     def place(self) -> str:
         return str(self._path)
 

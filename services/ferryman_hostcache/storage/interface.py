@@ -39,6 +39,11 @@ class UnitRead:
 class StorageTier(Protocol):
     """Units of one model's state in storage, stored in whole groups."""
 
+    @property
+    def term(self) -> int:
+        """The number of this ownership, above all former ones, where other nodes can read what is
+        stored; 0 where none can."""
+
     def attach(self, manifest: StateManifest) -> None:
         """Makes the stored units of this model visible; before, every lookup misses."""
 

@@ -5,6 +5,7 @@ Credentials and all that the URL does not say come from `AWS_*`, as for other to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -15,6 +16,7 @@ from obstore.store import ObjectStore, S3Store
 from ferryman.errors import ConfigError
 from ferryman_hostcache.storage.object_blob_store import ObjectBlobStore
 from ferryman_hostcache.storage.object_owner import ObjectOwner
+from ferryman_hostcache.storage.object_reader import ObjectReader
 
 REQUEST_SECONDS, CONNECT_SECONDS, RETRY_SECONDS = 10.0, 3.0, 10.0
 MAX_RETRIES = 3
@@ -27,11 +29,32 @@ def open_object_store(url: str) -> ObjectBlobStore:
     return ObjectBlobStore(objects, place, ObjectOwner(objects, place))
 
 
+def folders_beside(url: str) -> Callable[[str], ObjectReader]:
+    """Readers of the folders beside the one at `url`, by name."""
+    _, bucket, parent, _ = split_url(url)
+    place, _, query = url.partition("?")
+    objects = _connected(place, bucket, parent, _options(place, query))
+    return lambda name: ObjectReader(objects, f"{name}/")
+
+
 def objects_at(url: str) -> ObjectStore:
     """A client of the store at `url`, with deadlines. Raises ConfigError for a wrong URL."""
+    _, bucket, parent, name = split_url(url)
+    place, _, query = url.partition("?")
+    prefix = f"{parent}/{name}" if parent else name
+    return _connected(place, bucket, prefix, _options(place, query))
+
+
+def split_url(url: str) -> tuple[str, str, str, str]:
+    """The endpoint named, the bucket, the prefix of all nodes' folders, and the last part of the
+    path: one node's folder. Raises ConfigError."""
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc}{parts.path}"
-    return _connected(place, parts.netloc, parts.path.strip("/"), _options(place, parts.query))
+    parent, _, name = parts.path.strip("/").rpartition("/")
+    if not parts.netloc or not name:
+        raise ConfigError(f"object storage {place}: needs s3://bucket/prefix")
+    endpoint = _options(place, parts.query).get("endpoint", "")
+    return endpoint, parts.netloc, parent, name
 
 
 def _options(place: str, query: str) -> dict[str, str]:
@@ -42,13 +65,11 @@ def _options(place: str, query: str) -> dict[str, str]:
 
 
 def _connected(place: str, bucket: str, prefix: str, options: dict[str, str]) -> ObjectStore:
-    if not bucket or not prefix:
-        raise ConfigError(f"object storage {place}: needs s3://bucket/prefix")
     config: Any = options  # a TypedDict there; the names are checked already
     try:
         return S3Store(
             bucket,
-            prefix=prefix,
+            prefix=prefix or None,
             config=config,
             client_options={
                 "allow_http": options.get("endpoint", "").startswith("http://"),

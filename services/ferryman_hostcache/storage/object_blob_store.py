@@ -9,31 +9,21 @@ could not be removed is tried again before the next one is put: so all stay with
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import obstore
 import xxhash
-from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
 from ferryman.tiers.extents import ExtentTable, WholeExtentTable
 from ferryman.tiers.storage_values import BlobPart, BlobRange, BlobStatistics
 from ferryman_hostcache.storage.extent import BadExtent, generation_of
 from ferryman_hostcache.storage.object_owner import OWNER_NAME, ObjectOwner
+from ferryman_hostcache.storage.object_reader import REQUEST_BYTES, ObjectReader, os_errors
 
-REQUEST_BYTES = 8 << 20  # of one ranged read, so that each ends within a request's deadline
 LISTED_AT_ONCE = 1000
 MAX_OBJECTS = 200_000
 TERM_SHIFT = 32
-# phrases of the library's errors; a full store answers with 507, or with 403 and its reason
-SAID = (
-    ("status code: 507", errno.ENOSPC),
-    ("<Code>QuotaExceeded</Code>", errno.ENOSPC),
-    ("status code: 403", errno.EACCES),
-    ("status code: 401", errno.EACCES),
-)
 
 
 class ObjectBlobStore:
@@ -42,6 +32,7 @@ class ObjectBlobStore:
     def __init__(self, objects: ObjectStore, place: str, owner: ObjectOwner) -> None:
         """Takes the ownership. Raises ConfigError when it cannot, or another process has it."""
         self._objects, self._place, self._owner = objects, place, owner
+        self._reader = ObjectReader(objects)
         self._unwanted: dict[str, None] = {}
         owner.take(self._last_term)
 
@@ -51,6 +42,10 @@ class ObjectBlobStore:
     @property
     def place(self) -> str:
         return self._place
+
+    @property
+    def term(self) -> int:
+        return self._owner.term
 
     def close(self) -> None:
         self._owner.give_back()
@@ -74,7 +69,7 @@ class ObjectBlobStore:
 
     def _upload(self, name: str, content: memoryview) -> None:
         self._owner.check()
-        with _os_errors():
+        with os_errors():
             obstore.put(self._objects, name, content, chunk_size=REQUEST_BYTES)
 
     def _read_back(
@@ -98,28 +93,7 @@ class ObjectBlobStore:
     # Reading.
 
     def read(self, name: str, begin: int, into: memoryview) -> int:
-        done = 0
-        while done < len(into):
-            wanted = min(REQUEST_BYTES, len(into) - done)
-            found = self._range(name, begin + done, wanted)
-            into[done : done + len(found)] = found
-            done += len(found)
-            if len(found) < wanted:
-                break
-        return done
-
-    def _range(self, name: str, begin: int, num_bytes: int) -> memoryview:
-        """The bytes of a range, fewer at the object's end."""
-        with _os_errors():
-            try:
-                return memoryview(
-                    obstore.get_range(self._objects, name, start=begin, length=num_bytes)
-                )
-            except BaseError:
-                # A range that begins behind the end is refused, as one that failed is.
-                if begin < obstore.head(self._objects, name)["size"]:
-                    raise
-                return memoryview(b"")
+        return self._reader.read(name, begin, into)
 
     def scan(self) -> Mapping[str, int]:
         return dict(self._blobs())
@@ -131,7 +105,7 @@ class ObjectBlobStore:
     def _blobs(self) -> Iterator[tuple[str, int]]:
         """The names and lengths under the prefix, a page of the listing at a time."""
         num_seen = 0
-        with _os_errors():
+        with os_errors():
             for page in obstore.list(self._objects, chunk_size=LISTED_AT_ONCE):
                 num_seen += len(page)
                 if num_seen > MAX_OBJECTS:
@@ -159,7 +133,7 @@ class ObjectBlobStore:
         self._upload(name, content)
 
     def _whole(self, name: str) -> memoryview:
-        with _os_errors():
+        with os_errors():
             size = obstore.head(self._objects, name)["size"]
         content = memoryview(bytearray(size))
         if self.read(name, 0, content) < size:
@@ -170,7 +144,7 @@ class ObjectBlobStore:
         self._unwanted[name] = None
         self._owner.check()
         try:
-            with _os_errors():
+            with os_errors():
                 obstore.delete(self._objects, name)
         except FileNotFoundError:
             pass
@@ -216,30 +190,3 @@ def _verify(found: Iterator[tuple[memoryview, BlobPart]]) -> None:
     for memory, part in found:
         if xxhash.xxh3_128_digest(memory) != part.digest:
             raise OSError(errno.EBADMSG, "what was written does not read the same")
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Gives the library's errors the errno that a `BlobStore` must report."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno:
-            raise
-        number = _number_of(error)
-        raise OSError(number, os.strerror(number)) from error
-    except BaseError as error:
-        said = str(error).partition("\n")[0]
-        raise OSError(_number_said(said), said) from error
-
-
-def _number_said(said: str) -> int:
-    """The errno of an answer that the library has no built-in error for."""
-    numbers = (number for phrase, number in SAID if phrase in said)
-    return next(numbers, errno.EIO)
-
-
-def _number_of(error: OSError) -> int:
-    if isinstance(error, FileNotFoundError):
-        return errno.ENOENT
-    return errno.EACCES if isinstance(error, PermissionError) else errno.EIO

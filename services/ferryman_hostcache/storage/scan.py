@@ -19,11 +19,13 @@ from ferryman.cluster_key import MacKey
 from ferryman.tiers.extents import HEAD_BYTES
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import BlobPart, FoundExtent, StorageLimits
-from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobStore
+from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobReader, BlobStore
 from ferryman_hostcache.storage.extent import (
     EXTENT_SUFFIX,
     BadExtent,
     ForeignExtent,
+    extent_name,
+    file_bytes_in,
     generation_of,
     header_from_bytes,
     header_length,
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
+FIRST_BYTES = 16 << 10  # of a header that is far away: the whole of one with up to 145 pages
 # the manifest digest of extents that were not read in time, or that another cluster wrote
 NOT_LOOKED_AT = ""
 
@@ -75,6 +78,23 @@ def _look(blobs: BlobStore, name: str, unread: FoundExtent, key: MacKey) -> Foun
         return unread
 
 
+def read_header(blobs: BlobReader, generation: int, key: MacKey, most: int) -> FoundExtent:
+    """The extent of this generation, by a header of at most `most` bytes. Raises BadExtent, and
+    OSError.
+
+    A blob may be replaced between two reads, by itself with fewer living units: no seal covers
+    what differs.
+    """
+    name = extent_name(generation)
+    header = _range(blobs, name, 0, FIRST_BYTES)
+    length = header_length(header)
+    if length > most:
+        raise BadExtent(f"a header of {length} bytes")
+    if len(header) < length:
+        header += _range(blobs, name, len(header), length - len(header))
+    return header_from_bytes(header, key, generation=generation, file_bytes=file_bytes_in(header))
+
+
 def _header(blobs: BlobStore, name: str) -> bytes:
     """Reads the head, then the rest, whose length is in the head. Neither read is aligned, so the
     page cache may serve both."""
@@ -82,7 +102,7 @@ def _header(blobs: BlobStore, name: str) -> bytes:
     return head + _range(blobs, name, HEAD_BYTES, header_length(head) - HEAD_BYTES)
 
 
-def _range(blobs: BlobStore, name: str, begin: int, num_bytes: int) -> bytes:
+def _range(blobs: BlobReader, name: str, begin: int, num_bytes: int) -> bytes:
     into = bytearray(num_bytes)
     return bytes(into[: blobs.read(name, begin, memoryview(into))])
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import local
+from typing import Any, TypeVar
 
 import xxhash
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.tiers.extents import BlobWork, DropUnit, RemoveExtent
 from ferryman.tiers.storage_values import BlobPart, BlobRange, ExtentPlan
-from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobStore
+from ferryman_hostcache.storage.blob_store import AlignedBuffer, BlobReader, BlobStore
 from ferryman_hostcache.storage.extent import (
     ExtentSeals,
     dead_ranges,
@@ -27,24 +28,25 @@ from ferryman_hostcache.storage.interface import UnitRead
 from ferryman_hostcache.storage.scan import write_manifest
 
 Outcome = ReadResult | OSError
+Result = TypeVar("Result")
 
 
 class ReaderThreads:
-    """Reads at most `num_threads` runs at once; further ones wait."""
+    """Does at most `num_threads` reads at once; further ones wait."""
 
-    def __init__(self, blobs: BlobStore, num_threads: int, clock: Callable[[], float]) -> None:
-        self._blobs, self._clock = blobs, clock
+    def __init__(self, num_threads: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._threads = ThreadPoolExecutor(num_threads, "storage-reader")
         self._own = local()
         self.read_bytes, self.read_seconds = 0, 0.0
         self.num_in_flight = 0
 
     async def read(
-        self, reads: Sequence[UnitRead], seals: ExtentSeals
+        self, blobs: BlobReader, reads: Sequence[UnitRead], seals: ExtentSeals
     ) -> list[tuple[Run, Outcome]]:
         """When this returns or is cancelled, no memory of `reads` is written any more."""
         wanted, runs, began = PendingRead(), list(runs_of(reads)), self._clock()
-        futures = [self._submit(run, seals, wanted) for run in runs]
+        futures = [self._submit_run(blobs, run, seals, wanted) for run in runs]
         try:
             if futures:
                 await asyncio.wait(futures)
@@ -55,20 +57,27 @@ class ReaderThreads:
         self.read_seconds += self._clock() - began
         return list(zip(runs, outcomes, strict=True))
 
-    def _submit(self, run: Run, seals: ExtentSeals, wanted: PendingRead) -> Future[Outcome]:
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        """Another read, on one of the threads."""
         self.num_in_flight += 1
-        job = partial(self._read_run, run, seals, wanted)
         future = asyncio.get_running_loop().run_in_executor(self._threads, job)
         future.add_done_callback(self._landed)
         return future
 
-    def _landed(self, _future: Future[Outcome]) -> None:
+    def _landed(self, _future: Future[Any]) -> None:
         self.num_in_flight -= 1
 
-    def _read_run(self, run: Run, seals: ExtentSeals, wanted: PendingRead) -> Outcome:
+    def _submit_run(
+        self, blobs: BlobReader, run: Run, seals: ExtentSeals, wanted: PendingRead
+    ) -> Future[Outcome]:
+        return self.submit(partial(self._read_run, blobs, run, seals, wanted))
+
+    def _read_run(
+        self, blobs: BlobReader, run: Run, seals: ExtentSeals, wanted: PendingRead
+    ) -> Outcome:
         """On a thread."""
         try:
-            return read_run(self._blobs, run, seals, self._buffer(), wanted)
+            return read_run(blobs, run, seals, self._buffer(), wanted)
         except OSError as error:
             return error
 

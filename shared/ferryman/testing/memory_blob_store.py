@@ -71,6 +71,10 @@ class MemoryBlobStore:
         self._medium, self._lock = medium, Lock()
 
     @property
+    def term(self) -> int:
+        return 0
+
+    @property
     def place(self) -> str:
         return "memory"
 
