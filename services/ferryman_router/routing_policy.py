@@ -255,7 +255,9 @@ def _reach(prefill: FleetWorker, asking: RoutingRequest) -> PrefixReach:
         return PrefixReach(device, matched, device, device, device)
     own = asking.cache_index.get(prefill.beat.node)
     host = max(device, own.host_pages * page_size if own else 0)
-    storage = max(host, own.usable_pages * page_size if own else 0)
+    # Its host-cache reads other nodes' objects as its own storage, at the same pace.
+    in_storage = max(own.usable_pages, own.shared_pages) if own else 0
+    storage = max(host, in_storage * page_size)
     others = (
         holding.usable_pages * page_size
         for node_id, holding in asking.cache_index.items()

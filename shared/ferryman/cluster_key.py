@@ -30,6 +30,7 @@ class Purpose(StrEnum):
     INDEX_ENTRY = "index entry"
     PEER_ANSWER = "peer answer"
     PEER_UNIT = "peer unit"
+    BUCKET = "bucket"
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,28 @@ def test_a_node_that_cannot_be_reached_is_no_peer() -> None:
     assert explanation.chosen.cached == CachedTokens()
 
 
+@pytest.mark.parametrize(
+    ("mine", "cached"),
+    [
+        pytest.param(NodePrefix(NODE_1, 0, 0, 6), CachedTokens(storage=24), id="a cold node"),
+        pytest.param(
+            NodePrefix(NODE_1, 4, 3, 6), CachedTokens(host=12, storage=12), id="behind its own"
+        ),
+        pytest.param(
+            NodePrefix(NODE_1, 6, 3, 4), CachedTokens(host=12, storage=12), id="less than its own"
+        ),
+    ],
+)
+def test_other_nodes_objects_count_as_storage_of_this_node(
+    mine: NodePrefix, cached: CachedTokens
+) -> None:
+    asking = replace(ASKING, cache_index={"n1": mine})
+    made = fleet(measured(), beat("decode", 1), HOST)
+    explanation = choose(made, asking, attempt=1, costs=RoutingCosts(), now=0.0)
+    assert explanation is not None
+    assert explanation.chosen.cached == cached
+
+
 def test_the_pair_uses_the_fastest_plane_that_both_have() -> None:
     both = ("grpc", "nixl")
     for planes, plane in ((both, "nixl"), (("grpc",), "grpc"), (("other",), "")):

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
+from ferryman.wire.redis.bucket_folders import with_shared
 from ferryman.wire.redis.index import (
+    FolderClaim,
     IndexedUnit,
     IndexStatistics,
     NodeLife,
@@ -25,9 +27,8 @@ class MemoryIndex:
         self.is_away = False
         self._clock = clock
         self._ends: dict[NodeLife, float] = {}
-        self._held: defaultdict[NodeLife, dict[tuple[Kind, PageKey, Tier], bytes]] = defaultdict(
-            dict
-        )
+        self._held: defaultdict[NodeLife, dict[tuple[Kind, PageKey, Tier], IndexedUnit]]
+        self._held = defaultdict(dict)
         self._num_hits, self._num_misses, self._num_misses_away = 0, 0, 0
 
     async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
@@ -37,13 +38,21 @@ class MemoryIndex:
         self._ends[node] = self._clock() + ttl_seconds
         return not self.is_away and any(self._clock() < end for end in known)
 
+    async def claim(self, folder: NodeLife, ttl_seconds: float) -> FolderClaim:
+        terms = [each.epoch for each in self._ends if each.node_id == folder.node_id]
+        if not self.is_away and any(term > folder.epoch for term in terms):
+            return FolderClaim.SUPERSEDED
+        await self.announce(folder, ttl_seconds)
+        is_known = not self.is_away and folder.epoch in terms
+        return FolderClaim.KNOWN if is_known else FolderClaim.NEW
+
     async def withdraw(self, node: NodeLife) -> None:
         self._ends.pop(node, None)
 
     async def commit(
         self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[IndexedUnit]
     ) -> None:
-        self._held[node].update({(unit.kind, unit.key, tier): unit.digest for unit in units})
+        self._held[node].update({(unit.kind, unit.key, tier): unit for unit in units})
 
     async def forget(
         self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[tuple[Kind, PageKey]]
@@ -69,7 +78,7 @@ class MemoryIndex:
         found = {one.node.node_id: one for one in holdings if one.usable_pages}
         self._num_hits += bool(found)
         self._num_misses += not found
-        return found
+        return with_shared(found, living)
 
     def _depth(
         self, node: NodeLife, chain: Sequence[PageKey], shape: ResumeShape, tiers: tuple[Tier, ...]
@@ -86,10 +95,17 @@ class MemoryIndex:
     ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
         held = self._held[node]
         found = {
-            unit: frozenset(held[*unit, tier] for tier in Tier if (*unit, tier) in held)
+            unit: frozenset(held[*unit, tier].digest for tier in Tier if (*unit, tier) in held)
             for unit in units
         }
         return {} if self.is_away else {unit: said for unit, said in found.items() if said}
+
+    async def stored_units(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> Mapping[tuple[Kind, PageKey], IndexedUnit]:
+        held = {} if self.is_away else self._held[node]
+        stored = ((unit, held.get((*unit, Tier.STORAGE))) for unit in units)
+        return {unit: each for unit, each in stored if each}
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(

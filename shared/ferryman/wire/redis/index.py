@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from ferryman.cache.keys import PageKey
@@ -21,12 +22,15 @@ from ferryman.wire.nats.subjects import check_name
 class NodeLife:
     """One life of one node's host-cache. Announcements of an earlier life are void.
 
-    `address` is its gRPC server's, empty while that is not known. It does not count in comparisons.
+    `address` is its gRPC server's, empty while that is not known. `folder` is the node id of the
+    bucket's folder that it owns, empty where it has none (see `bucket_folders`). Neither counts in
+    comparisons.
     """
 
     node_id: str
     epoch: int
     address: str = field(default="", compare=False)
+    folder: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.node_id, "node id")
@@ -52,12 +56,21 @@ class NodePrefix:
     """How much of a chain, in pages, a node can make usable: the longest prefix with a resume set.
 
     `usable_pages` counts its host and storage tiers together, `host_pages` the host tier alone; the
-    first is never less than the second.
+    first is never less than the second. `shared_pages`: how much another folder of its bucket has.
     """
 
     node: NodeLife
     usable_pages: int
     host_pages: int
+    shared_pages: int = 0
+
+
+class FolderClaim(StrEnum):
+    """The answer to the claim on a folder: the index had it, had it not, or has a later term's."""
+
+    KNOWN = "known"
+    NEW = "new"
+    SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,13 @@ class PrefixIndex(Protocol):
         """Ends this life: its announcements are void at once."""
         ...
 
+    async def claim(self, folder: NodeLife, ttl_seconds: float) -> FolderClaim:
+        """As `announce` for the owner of a folder; its epoch is the owner's term.
+
+        What later terms have said stays. NEW also when the index is away.
+        """
+        ...
+
     async def commit(
         self, node: NodeLife, root: PageKey, tier: Tier, units: Sequence[IndexedUnit]
     ) -> None:
@@ -108,7 +128,8 @@ class PrefixIndex(Protocol):
     ) -> Mapping[str, NodePrefix]:
         """By node id: the longest prefix of the chain whose resume set the node holds.
 
-        Nodes without a usable prefix, or not known to live, are left out.
+        Nodes without a usable prefix, or not known to live, are left out. A folder of a bucket is
+        an owner like a node, without an address.
         """
         ...
 
@@ -119,6 +140,12 @@ class PrefixIndex(Protocol):
 
         Units that it did not announce are left out.
         """
+        ...
+
+    async def stored_units(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> Mapping[tuple[Kind, PageKey], IndexedUnit]:
+        """Those of these units that `node` announced of its storage tier."""
         ...
 
     def statistics(self) -> IndexStatistics: ...

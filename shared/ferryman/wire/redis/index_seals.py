@@ -1,6 +1,6 @@
 """Records and entries in Redis, with tags that only processes of the cluster can make.
 
-    node record   <epoch> <tag> <address>               over node, epoch, address
+    node record   <epoch> <tag> <address> [<folder>]    over node, epoch, address, folder
     entry         <bytes>,<digest>,<generation>,<tag>   over owner, tier, kind, page key, the rest
 
 Any client of Redis can write there. A record or entry without a tag of this cluster counts as
@@ -50,14 +50,16 @@ class IndexSeals:
         self._entries: MacKey = key.subkey(Purpose.INDEX_ENTRY)
 
     def record_of(self, node: NodeLife) -> str:
-        return f"{node.epoch} {self._nodes.tag(*_said_by(node)).hex()} {node.address}"
+        words = f"{node.epoch} {self._nodes.tag(*_said_by(node)).hex()} {node.address}"
+        return f"{words} {node.folder}" if node.folder else words
 
     def node_in(self, node_id: str, record: str) -> NodeLife:
         """Inverse of `record_of`. Raises ForgedEntry."""
         epoch, _, rest = record.partition(" ")
-        tag, _, address = rest.partition(" ")
+        tag, _, places = rest.partition(" ")
+        address, _, folder = places.partition(" ")
         try:
-            node, sealed = NodeLife(node_id, int(epoch), address), bytes.fromhex(tag)
+            node, sealed = NodeLife(node_id, int(epoch), address, folder), bytes.fromhex(tag)
         except (ValueError, InvalidRequest) as error:
             raise ForgedEntry(f"no record of a node: {error}") from error
         if not self._nodes.verifies(sealed, *_said_by(node)):
@@ -70,6 +72,10 @@ class IndexSeals:
 
     def digest_in(self, place: EntryPlace, entry: str) -> bytes:
         """The digest of the unit by the entry in this place. Raises ForgedEntry."""
+        return self.unit_in(place, entry).digest
+
+    def unit_in(self, place: EntryPlace, entry: str) -> IndexedUnit:
+        """The unit that the entry in this place names. Raises ForgedEntry."""
         try:
             size, digest, generation, tag = entry.split(",")
             said = _said_of(place, int(size), int(generation))
@@ -78,7 +84,7 @@ class IndexSeals:
             raise ForgedEntry(f"no entry: {error}") from error
         if not self._entries.verifies(sealed, *said, hashed):
             raise ForgedEntry(f"an entry of {place.owner} without this cluster's tag")
-        return hashed
+        return IndexedUnit(place.kind, place.key, int(size), hashed, int(generation))
 
 
 class SealedEntries:
@@ -109,6 +115,15 @@ class SealedEntries:
             except ForgedEntry as error:
                 self._note_forged(error)
         return frozenset(found)
+
+    def stored(self, node: NodeLife, unit: tuple[Kind, PageKey], entry: str) -> IndexedUnit | None:
+        """The unit that `node` announced of its storage; None where it did not."""
+        try:
+            place = EntryPlace(node.owner, Tier.STORAGE, *unit)
+            return self._seals.unit_in(place, entry) if entry != NOTHING else None
+        except ForgedEntry as error:
+            self._note_forged(error)
+            return None
 
     def holding(
         self, told: NodePrefix, chain: Sequence[PageKey], shape: ResumeShape, ends: Sequence[str]
@@ -158,7 +173,8 @@ def _is_needed(kind: Kind, shape: ResumeShape, depth: int) -> bool:
 
 
 def _said_by(node: NodeLife) -> tuple[bytes, ...]:
-    return node.owner.encode(), node.address.encode()
+    said = node.owner.encode(), node.address.encode()
+    return (*said, node.folder.encode()) if node.folder else said
 
 
 def _said_of(place: EntryPlace, num_bytes: int, generation: int) -> tuple[bytes, ...]:

@@ -1,6 +1,7 @@
 """The index in Redis: scripts over one chain (see `redis_scripts`), and the nodes that live.
 
-    fm:node:<node>   string  the record of the life that is alive (`index_seals`), with expiry
+    fm:node:<node>   string  the record of the life that is alive (`index_seals`), with expiry;
+                             a bucket's folder has one too, for a day (`bucket_folders`)
     fm:nodes         set     nodes that may exist
 
 A chain lies in one cluster slot, that of its first page's key. A script accesses one chain only, so
@@ -30,8 +31,15 @@ from ferryman.cache.units import Tier
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import Login
 from ferryman.wire.redis import redis_scripts as scripts
+from ferryman.wire.redis.bucket_folders import with_shared
 from ferryman.wire.redis.connections import Authorities, redis_pool
-from ferryman.wire.redis.index import IndexedUnit, IndexStatistics, NodeLife, NodePrefix
+from ferryman.wire.redis.index import (
+    FolderClaim,
+    IndexedUnit,
+    IndexStatistics,
+    NodeLife,
+    NodePrefix,
+)
 from ferryman.wire.redis.index_seals import EntryPlace, IndexSeals, SealedEntries
 
 log = logging.getLogger(__name__)
@@ -140,6 +148,26 @@ class RedisIndex:
             await self._write_waiting()
         return bool(known) and known[0] is not None
 
+    async def claim(self, folder: NodeLife, ttl_seconds: float) -> FolderClaim:
+        """Two owners that claim at once: the former's claim ends at the latter's next one."""
+        said: list[FolderClaim] = []
+
+        async def ask() -> None:
+            key, ttl_ms = _node_key(folder.node_id), round(ttl_seconds * 1000)
+            there = self._found.node(folder.node_id, await self._client.get(key))
+            if there and there.epoch > folder.epoch:
+                said.append(FolderClaim.SUPERSEDED)
+                return
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.sadd(NODES, folder.node_id)
+                pipe.set(key, self._seals.record_of(folder), px=ttl_ms)
+                await pipe.execute()
+            said.append(FolderClaim.KNOWN if there == folder else FolderClaim.NEW)
+
+        self._living_until = float("-inf")
+        await self._succeeds(ask, WRITE_SECONDS)
+        return said[0] if said else FolderClaim.NEW
+
     async def withdraw(self, node: NodeLife) -> None:
         async def leave() -> None:
             said = await self._client.get(_node_key(node.node_id))
@@ -174,10 +202,12 @@ class RedisIndex:
             return {}
 
         found: dict[str, NodePrefix] = {}
+        living: dict[str, NodeLife] = {}
 
         async def ask() -> None:
             kinds = " ".join(sorted(shape.kinds))
-            packed, living = b"".join(chain).hex(), await self._alive()
+            packed = b"".join(chain).hex()
+            living.update(await self._alive())
             arguments = [packed, str(shape.page_size), str(shape.window_len), kinds]
             for node in living.values():
                 arguments += [node.node_id, str(node.epoch)]
@@ -194,19 +224,37 @@ class RedisIndex:
             return {}
         self._num_hits += bool(found)
         self._num_misses += not found
-        return found
+        return with_shared(found, living.values())
 
     async def digests(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
     ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
-        found: dict[tuple[Kind, PageKey], frozenset[bytes]] = {}
-        for at in range(0, len(units), MAX_DIGESTS):
-            found |= await self._digests_of(node, root, units[at : at + MAX_DIGESTS])
-        return found
+        told = await self._entries(node, root, units)
+        found = {unit: self._found.digests(node, unit, entries) for unit, entries in told}
+        return {unit: digests for unit, digests in found.items() if digests}
 
-    async def _digests_of(
+    async def stored_units(
         self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
-    ) -> Mapping[tuple[Kind, PageKey], frozenset[bytes]]:
+    ) -> Mapping[tuple[Kind, PageKey], IndexedUnit]:
+        told = await self._entries(node, root, units)
+        found = {unit: self._found.stored(node, unit, stored) for unit, (_, stored) in told}
+        return {unit: each for unit, each in found.items() if each}
+
+    async def _entries(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> list[tuple[tuple[Kind, PageKey], tuple[str, str]]]:
+        """Units with the entries that `node` wrote, in the order of TIERS."""
+        told: list[tuple[tuple[Kind, PageKey], tuple[str, str]]] = []
+        for at in range(0, len(units), MAX_DIGESTS):
+            some = units[at : at + MAX_DIGESTS]
+            said = await self._some_entries(node, root, some)
+            told += zip(some, zip(said[::2], said[1::2], strict=True), strict=False)
+        return told
+
+    async def _some_entries(
+        self, node: NodeLife, root: PageKey, units: Sequence[tuple[Kind, PageKey]]
+    ) -> list[str]:
+        """Two for each unit; none where the index is away."""
         arguments = [node.owner]
         for kind, key in units:
             arguments += [key.hex(), kind.value]
@@ -216,12 +264,8 @@ class RedisIndex:
             said.extend(await self._digests(keys=[_chain_key(root)], args=arguments))
 
         async with self._lookups:
-            was_here = await self._succeeds(ask, self._lookup_seconds)
-        if not was_here:
-            return {}
-        told = zip(units, zip(said[::2], said[1::2], strict=True), strict=True)
-        found = {unit: self._found.digests(node, unit, entries) for unit, entries in told}
-        return {unit: digests for unit, digests in found.items() if digests}
+            await self._succeeds(ask, self._lookup_seconds)
+        return said
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(
