@@ -16,6 +16,7 @@ from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.lower_tiers import LowerTiers
 from ferryman_hostcache.prefetch_runner import PrefetchRunner
+from ferryman_hostcache.shared_folders import SharedStatistics
 
 ROLE = "hostcache"
 NO_STATE = ServedState("", 0, "", ())
@@ -69,6 +70,8 @@ def watch(
     metrics.watch("prefetch", lower_tiers.prefetching.statistics)
     metrics.watch("backlog", lower_tiers.backlog.statistics)
     metrics.watch("storage", host.storage.statistics)
+    folders = lower_tiers.folders
+    metrics.watch("shared", folders.statistics if folders else SharedStatistics)
     metrics.watch(
         "fetch", lambda: FetchGauges(lower_tiers.fetches.num_units, lower_tiers.fetches.num_bytes)
     )

@@ -17,6 +17,7 @@ from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.layout import budget_of, split_arena
 from ferryman.tiers.prefetch_progress import AttemptName, PrefetchOrigins
+from ferryman.tiers.prefetch_values import OWN_STORAGE, UnitOrigin
 from ferryman.tiers.storage_values import FilesCorrupt, StorageFailed, UnitCorrupt
 from ferryman.tiers.store import HostStore
 from ferryman.tiers.values import (
@@ -84,6 +85,7 @@ class HostCache:
             self._store = self._make_store(manifest)
             self.storage.attach(manifest)
             self.flush_storage_effects(CallTags())
+            self._publisher.on_holdings()
         elif self._store.manifest.digest != manifest.digest:
             raise ManifestMismatch(self._store.manifest.differences(manifest) or ("digest",))
         self._remove_workers(self.workers.sweep(self._clock()))
@@ -155,20 +157,24 @@ class HostCache:
         self,
         lease_id: str,
         digests: Mapping[UnitName, bytes],
-        origins: Mapping[UnitName, Tier],
+        origins: Mapping[UnitName, UnitOrigin],
         keys: Sequence[PageKey],
         *,
         tags: CallTags,
     ) -> None:
-        """Makes the arrived units of a prefetch visible up to a resume point. Raises LeaseLost."""
+        """Makes the arrived units of a prefetch visible up to a resume point. Raises LeaseLost.
+
+        Units of another node's folder are written to storage as a peer's are: their owner evicts
+        them by its own use alone."""
         names = self.store.commit_arrived(lease_id, digests, self._clock())
         units = {(kind, keys[page]): origins[kind, page] for kind, page in names}
-        self._backlog.mark_written(unit for unit, tier in units.items() if tier is Tier.STORAGE)
-        self.origins.remember(_attempt(tags), units)
+        self._backlog.mark_written(unit for unit, each in units.items() if each == OWN_STORAGE)
+        self.origins.remember(_attempt(tags), {unit: each.tier for unit, each in units.items()})
         self.flush_effects(tags)
-        for tier in sorted(set(units.values())):
-            count = sum(each is tier for each in units.values())
-            self.log_event(tags, "stored", units=count, origin=tier.value)
+        for origin in sorted(set(units.values())):
+            facts = {"folder": origin.folder} if origin.folder else {}
+            count = sum(each == origin for each in units.values())
+            self.log_event(tags, "stored", units=count, origin=origin.tier.value, **facts)
 
     def renew(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
         return self.store.renew(lease_ids, self._clock())

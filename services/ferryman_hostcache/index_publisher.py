@@ -19,7 +19,8 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.units import Tier
 from ferryman.tiers.values import UnitForgotten, UnitStored
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS
-from ferryman.wire.redis.index import IndexedUnit, NodeLife, PrefixIndex
+from ferryman.wire.redis.bucket_folders import CLAIM_SECONDS
+from ferryman.wire.redis.index import FolderClaim, IndexedUnit, NodeLife, PrefixIndex
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class IndexPublisher:
         clock: Callable[[], float],
     ) -> None:
         self._index, self._node, self._holdings, self._clock = index, node, holdings, clock
+        self._folder: NodeLife | None = None  # where others can read what is stored
+        self._has_holdings = False
         self._waiting: deque[Change] = deque()
         self._anew: Iterator[Change] = iter(())
         self._read: deque[Change] = deque()  # the next few units of a refresh
@@ -75,6 +78,16 @@ class IndexPublisher:
     def set_address(self, address: str) -> None:
         """The address of this node's host-cache; announced with its next heartbeat."""
         self._node = replace(self._node, address=address)
+
+    def share(self, folder: NodeLife) -> None:
+        """Announces the units in storage as units of this folder, too, once they are known."""
+        self._folder = folder
+        self._node = replace(self._node, folder=folder.node_id)
+
+    def on_holdings(self) -> None:
+        """From now on `holdings` lists what is stored. Before, a former owner's entries stand."""
+        self._has_holdings = True
+        self._wake.set()
 
     def publish(self, changes: Iterable[Change]) -> None:
         before = len(self._waiting)
@@ -102,11 +115,31 @@ class IndexPublisher:
     async def _step(self) -> None:
         was_known = await self._index.announce(self._node, LIFE_SECONDS)
         self._is_incomplete |= not was_known
+        if self._folder and self._has_holdings:
+            await self._claim(self._folder)
         if not self.is_away:
             if self._lacks_something():
                 self._refresh()
             await self._send()
         self._is_incomplete |= self.is_away
+
+    async def _claim(self, folder: NodeLife) -> None:
+        """A folder that has a later owner is announced no more: it would remove that one's
+        entries."""
+        match await self._index.claim(folder, CLAIM_SECONDS):
+            case FolderClaim.SUPERSEDED:
+                log.warning("%s has a later owner", folder.node_id)
+                self._folder = None
+            case FolderClaim.NEW:
+                self._is_incomplete = True
+            case FolderClaim.KNOWN:
+                pass
+
+    def _owners(self, tier: Tier) -> Sequence[NodeLife]:
+        """The owners in the index of a unit in this tier."""
+        if tier is Tier.STORAGE and self._has_holdings and self._folder:
+            return self._node, self._folder
+        return (self._node,)
 
     def stop(self) -> None:
         """Ends `run`. A cancel in its very first calls has been lost, so a flag asks it to end,
@@ -149,10 +182,11 @@ class IndexPublisher:
     async def _send_run(self, changes: Sequence[Change]) -> None:
         """Sends changes of one sort, of one chain, in one tier."""
         root, tier = changes[0].root, changes[0].tier
-        if stored := [_indexed(change) for change in changes if isinstance(change, UnitStored)]:
-            await self._index.commit(self._node, root, tier, stored)
-        if gone := [(c.kind, c.key) for c in changes if isinstance(c, UnitForgotten)]:
-            await self._index.forget(self._node, root, tier, gone)
+        for owner in self._owners(tier):
+            if stored := [_indexed(change) for change in changes if isinstance(change, UnitStored)]:
+                await self._index.commit(owner, root, tier, stored)
+            if gone := [(c.kind, c.key) for c in changes if isinstance(c, UnitForgotten)]:
+                await self._index.forget(owner, root, tier, gone)
 
     async def _pause(self) -> None:
         """Waits for a heartbeat's time, or until there are changes for an index that answers."""
@@ -165,7 +199,7 @@ class IndexPublisher:
         self._wake.clear()
 
     async def unregister(self) -> None:
-        """Ends this life in the index, and with it all its entries."""
+        """Ends this life in the index, and with it all its entries; those of the folder stand."""
         await self._index.withdraw(self._node)
 
     def statistics(self) -> IndexPublisherStatistics:

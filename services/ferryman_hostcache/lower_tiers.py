@@ -21,6 +21,7 @@ from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.peers import PeerClient, PeerSeals
 from ferryman_hostcache.prefetch_io import PrefetchTiers
 from ferryman_hostcache.prefetch_runner import PrefetchRunner
+from ferryman_hostcache.shared_folders import SharedFolders
 from ferryman_hostcache.storage_writeback import StorageWriter
 
 MAX_PEERS = 2
@@ -35,6 +36,7 @@ class LowerTiers:
     prefetching: PrefetchRunner
     fetches: Fetches
     seals: PeerSeals
+    folders: SharedFolders | None
 
     def tick(self) -> None:
         """Prolongs the leases of running transfers."""
@@ -52,6 +54,7 @@ async def open_lower_tiers(
     index: PrefixIndex,
     seals: PeerSeals,
     access: GrpcAccess,
+    folders: SharedFolders | None,
 ) -> AsyncIterator[LowerTiers]:
     """The parts for the length of a block; at its end running transfers are ended and freed. Calls
     to other nodes show the role of `access`."""
@@ -60,7 +63,7 @@ async def open_lower_tiers(
         peers = PeerClient(channels, seals, lookup_seconds=settings.peer_lookup_seconds)
         prefetching = PrefetchRunner(
             host,
-            PrefetchTiers(host.storage, index, peers, MAX_PEERS),
+            PrefetchTiers(host.storage, index, peers, MAX_PEERS, folders),
             PrefetchPlanner(host.life, Truncate, settings.prefetch_share),
             background,
             wish=wish,
@@ -69,4 +72,4 @@ async def open_lower_tiers(
         )
         fetches = Fetches(host, max_running=settings.max_fetches, clock=time.monotonic)
         writer = StorageWriter(host, backlog, has_backlog, time.monotonic)
-        yield LowerTiers(backlog, writer, prefetching, fetches, seals)
+        yield LowerTiers(backlog, writer, prefetching, fetches, seals, folders)

@@ -19,12 +19,13 @@ from ferryman.cache.units import Tier
 from ferryman.errors import FerrymanError
 from ferryman.runtime.logs import Tail
 from ferryman.tiers.prefetch import PrefetchSource, in_order
-from ferryman.tiers.prefetch_values import PrefetchRequest, Traffic
+from ferryman.tiers.prefetch_values import OWN_STORAGE, PrefetchRequest, Traffic, UnitOrigin
 from ferryman.tiers.values import ReservedUnit, UnitName
 from ferryman.wire.grpc.rpc import CallTags
-from ferryman.wire.redis.index import NodeLife, PrefixIndex
+from ferryman.wire.redis.index import NodeLife, NodePrefix, PrefixIndex
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.peers import FetchOrder, NotOfThisCluster, PeerClient
+from ferryman_hostcache.shared_folders import FolderView, SharedFolders
 from ferryman_hostcache.storage.interface import StorageTier, UnitRead
 
 log = logging.getLogger(__name__)
@@ -35,12 +36,14 @@ BATCH_UNITS = 16
 
 @dataclass(frozen=True, slots=True)
 class PrefetchTiers:
-    """The sources of a prefetch. At most `max_peers` nodes are asked for their units."""
+    """The sources of a prefetch. At most `max_peers` nodes are asked for their units. `folders` are
+    other nodes' in the bucket of this one's storage, if that is in a bucket."""
 
     storage: StorageTier
     index: PrefixIndex
     peers: PeerClient
     max_peers: int
+    folders: SharedFolders | None = None
 
 
 class PrefetchIO:
@@ -58,10 +61,11 @@ class PrefetchIO:
         self._host, self._tiers, self._tags, self._lease_id = host, tiers, tags, lease_id
         self._clock = clock
         self._nodes: dict[str, NodeLife] = {}
+        self._views: dict[str, FolderView] = {}
         self._rooms: dict[UnitName, memoryview] = {}
         self._keys: Sequence[PageKey] = ()
         self.digests: dict[UnitName, bytes] = {}
-        self.origins: dict[UnitName, Tier] = {}
+        self.origins: dict[UnitName, UnitOrigin] = {}
         self.traffic: dict[Tier, Traffic] = {}
         self._said: Mapping[tuple[Kind, PageKey], frozenset[bytes]] = {}
         self.num_failed = self.num_corrupt = self.num_mismatched = self.num_forged = 0
@@ -69,14 +73,29 @@ class PrefetchIO:
     # Lookups.
 
     async def sources(self, ask: PrefetchRequest) -> list[PrefetchSource]:
-        """Storage first, then the peers that the index names, deepest first."""
+        """Storage first, then other nodes' folders and the peers that the index names, deepest
+        first."""
         keys = ask.keys[: ask.max_pages]
-        found = [PrefetchSource(Tier.STORAGE, "", self._tiers.storage.lookup(keys).pages)]
+        stored = self._tiers.storage.lookup(keys)
+        own = PrefetchSource(Tier.STORAGE, "", stored.pages)
         have = max(ask.have_pages, self._host.store.usable_pages(keys))
-        holders = await self._holders(keys, have)
+        found = await self._named_by_index(keys)
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(self._held_by(node, keys)) for node in holders]
-        return [*found, *(source for task in asking for source in task.result())]
+            asking = [
+                group.create_task(self._in_folder(folder, keys))
+                for folder in self._folders(found, max(have, stored.usable_pages))
+            ]
+            asking += [
+                group.create_task(self._held_by(node, keys)) for node in self._holders(found, have)
+            ]
+        return [own, *(source for task in asking for source in task.result())]
+
+    async def _in_folder(self, folder: NodeLife, keys: Sequence[PageKey]) -> list[PrefetchSource]:
+        """One source, or none where the folder has nothing of the chain."""
+        assert self._tiers.folders, "without a bucket there are no folders to ask"
+        view = await self._tiers.folders.lookup(folder, keys, self._host.store.manifest)
+        self._views[folder.node_id] = view
+        return [PrefetchSource(Tier.STORAGE, folder.node_id, view.pages)] if view.units else []
 
     async def _held_by(self, node: NodeLife, keys: Sequence[PageKey]) -> list[PrefetchSource]:
         """One source, or none from a peer that does not answer."""
@@ -88,15 +107,21 @@ class PrefetchIO:
         self._nodes[node.node_id] = node
         return [PrefetchSource(Tier.PEER, node.node_id, pages)]
 
-    async def _holders(self, keys: Sequence[PageKey], have: int) -> list[NodeLife]:
+    async def _named_by_index(self, keys: Sequence[PageKey]) -> Sequence[NodePrefix]:
+        """The nodes and folders that hold some of a chain."""
         if keys and self._host.is_distrusted(keys[0]):
             return []
         shape = ResumeShape.of(self._host.store.manifest)
-        found = await self._tiers.index.usable_pages(keys, shape)
+        return list((await self._tiers.index.usable_pages(keys, shape)).values())
+
+    def _folders(self, found: Sequence[NodePrefix], have: int) -> list[NodeLife]:
+        return self._tiers.folders.better(found, have) if self._tiers.folders else []
+
+    def _holders(self, found: Sequence[NodePrefix], have: int) -> list[NodeLife]:
         me = self._host.identity.node_id
         better = [
             each
-            for each in found.values()
+            for each in found
             if each.node.node_id != me and each.node.address and each.usable_pages > have
         ]
         better.sort(key=lambda each: (-each.usable_pages, each.node.node_id))
@@ -129,7 +154,9 @@ class PrefetchIO:
         for source in sources:
             held = source.names()
             names = [name for name in self._rooms if name in held and not self._has(name)]
-            if names and source.tier is Tier.STORAGE:
+            if names and source.name in self._views:
+                await self._from_folder(self._views[source.name], names)
+            elif names and source.tier is Tier.STORAGE:
                 await self._from_storage(names)
             elif names:
                 await self._from_peer(self._nodes[source.name], names)
@@ -147,7 +174,7 @@ class PrefetchIO:
                 began = self._clock()
                 brought = await storage.read(batch)
                 for unit in brought:
-                    self._note((unit.kind, unit.page_index), unit.digest, Tier.STORAGE)
+                    self._note((unit.kind, unit.page_index), unit.digest, OWN_STORAGE)
                 self._took(Tier.STORAGE, self._clock() - began)
                 self.num_failed += len(batch) - len(brought)
                 storage.renew((self._lease_id,))
@@ -157,6 +184,18 @@ class PrefetchIO:
         finally:
             storage.release(self._lease_id)
             self._host.flush_storage_effects(self._tags)
+
+    async def _from_folder(self, view: FolderView, names: Sequence[UnitName]) -> None:
+        assert self._tiers.folders, "a view is of a folder that was asked"
+        origin = UnitOrigin(Tier.STORAGE, view.name)
+        reads = (UnitRead(view.units[name], self._rooms[name]) for name in names)
+        while batch := tuple(islice(reads, BATCH_UNITS)):
+            began = self._clock()
+            brought = await self._tiers.folders.read(view, batch)
+            for unit in brought:
+                self._note((unit.kind, unit.page_index), unit.digest, origin)
+            self._took(Tier.STORAGE, self._clock() - began)
+            self.num_failed += len(batch) - len(brought)
 
     async def _from_peer(self, node: NodeLife, names: Sequence[UnitName]) -> None:
         rooms = {name: self._rooms[name] for name in names}
@@ -180,7 +219,7 @@ class PrefetchIO:
         if said and digest not in said:
             self.num_mismatched += 1
         else:
-            self._note(name, digest, Tier.PEER)
+            self._note(name, digest, UnitOrigin(Tier.PEER))
 
     def on_corrupt(self, name: UnitName) -> None:
         self.num_corrupt += 1
@@ -190,10 +229,10 @@ class PrefetchIO:
         facts = {"key": key.hex(), "kind": name[0].value}
         self._host.log_incident(self._tags, "corrupt", tier=Tier.PEER.value, **facts)
 
-    def _note(self, name: UnitName, digest: bytes, tier: Tier) -> None:
-        self.digests[name], self.origins[name] = digest, tier
+    def _note(self, name: UnitName, digest: bytes, origin: UnitOrigin) -> None:
+        self.digests[name], self.origins[name] = digest, origin
         one = Traffic(1, len(self._rooms[name]), 0.0)
-        self.traffic[tier] = self.traffic.get(tier, Traffic()) + one
+        self.traffic[origin.tier] = self.traffic.get(origin.tier, Traffic()) + one
 
     def _took(self, tier: Tier, seconds: float) -> None:
         if tier in self.traffic:

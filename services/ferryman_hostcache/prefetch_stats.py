@@ -56,7 +56,7 @@ class PrefetchStats:
             num_forged=io.num_forged,
         )
         self.lacking_units.update(progress.grant.lacking)
-        self.brought_units.update((tier, name[0]) for name, tier in io.origins.items())
+        self.brought_units.update((origin.tier, name[0]) for name, origin in io.origins.items())
         for tier, each in io.traffic.items():
             self.traffic[tier] = self.traffic.get(tier, Traffic()) + each
             num_bytes, seconds = self._recent.get(tier, (0.0, 0.0))

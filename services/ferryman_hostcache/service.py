@@ -45,6 +45,7 @@ from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.lower_tiers import LowerTiers, open_lower_tiers
 from ferryman_hostcache.peers import PeerSeals
 from ferryman_hostcache.server import HostCacheServicer
+from ferryman_hostcache.shared_folders import open_shared_folders
 from ferryman_hostcache.storage.factory import open_storage
 
 FLUSH_ALL = "all"
@@ -146,6 +147,9 @@ async def running_host_cache(
         storage = await stack.enter_async_context(
             open_storage(settings.storage, key.subkey(Purpose.STORED_UNIT), clock=time.monotonic)
         )
+        folders = await stack.enter_async_context(open_shared_folders(settings.storage, key, index))
+        if folders:
+            publisher.share(folders.own.life(storage.term))
         has_backlog = asyncio.Event()
         policy = write_policy_named(settings.write_policy)
         backlog = WritebackBacklog[CallTags](policy, wake=has_backlog.set)
@@ -163,7 +167,7 @@ async def running_host_cache(
         )
         seals = PeerSeals(key)
         lower_tiers = await stack.enter_async_context(
-            open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access)
+            open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access, folders)
         )
         metrics = Metrics(ROLE)
         metrics.watch("bus", bus.statistics)

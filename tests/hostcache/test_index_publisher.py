@@ -16,7 +16,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.testing.memory_index import MemoryIndex
 from ferryman.tiers.values import UnitForgotten, UnitStored
-from ferryman.wire.redis.index import IndexedUnit, IndexStatistics, NodeLife
+from ferryman.wire.redis.bucket_folders import BucketFolder
+from ferryman.wire.redis.index import FolderClaim, IndexedUnit, IndexStatistics, NodeLife
 from ferryman_hostcache import index_publisher as module
 from ferryman_hostcache.index_publisher import IndexPublisher
 
@@ -245,3 +246,38 @@ async def test_an_index_that_lost_nothing_is_told_once() -> None:
         before = publisher.statistics().num_refreshes
         await beaten(index, 5)
         assert publisher.statistics().num_refreshes == before
+
+
+async def told_of(index: LossyIndex, owner: NodeLife, held: Sequence[UnitStored]) -> int:
+    names = [(Kind.FULL, unit.key) for unit in held]
+    return len(await index.stored_units(owner, held[0].root, names))
+
+
+@pytest.mark.usefixtures("quick")
+async def test_units_in_storage_are_a_folders_too_until_it_has_a_later_owner() -> None:
+    """Before the holdings are known, what a former owner announced stands."""
+    index, folder = LossyIndex(), BucketFolder("0" * 16, "node")
+    held = [replace(unit, tier=Tier.STORAGE) for unit in stored(chain(*range(1, 5)))]
+    mine, next_owners = folder.life(1), folder.life(2)
+    async with asyncio.timeout(120), announcing(index, held) as publisher:
+        publisher.share(mine)
+        publisher.publish(held[:2])
+        await publisher.flushed()
+        assert await told_of(index, NODE, held) >= 2
+        assert await told_of(index, mine, held) == 0
+        publisher.on_holdings()
+        while await told_of(index, mine, held) < len(held):
+            await beaten(index)
+        gone = [UnitForgotten(unit.kind, unit.key, unit.root, unit.tier) for unit in held[3:]]
+        del held[3:]
+        publisher.publish(gone)
+        await publisher.flushed()
+        assert await told_of(index, mine, [*held]) == await told_of(index, NODE, held) == 3
+        assert await index.claim(next_owners, 60.0) is FolderClaim.NEW
+        await beaten(index)
+        late = replace(held[0], key=chain(9)[0], root=chain(9)[0])
+        publisher.publish([late])
+        await publisher.flushed()
+        assert await told_of(index, NODE, [late]) == 1
+        assert await told_of(index, mine, [late]) == 0
+        assert await index.claim(next_owners, 60.0) is FolderClaim.KNOWN

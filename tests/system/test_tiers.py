@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests.cluster_keys import KEY
+from tests.hostcache.object_server import BUCKET, s3_server
 from tests.system.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
@@ -36,6 +37,7 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.llm import LLM, Completion
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.handoff.planes import GRPC
 from ferryman.wire.nats.heartbeat import heartbeat_from_bytes
@@ -130,10 +132,10 @@ def prompt_for(place: Place, step: int, length: int = 90) -> list[int]:
     return [(step * i + 7 * place.node) % 120 + 3 for i in range(length)]
 
 
-def restart_hostcache(cluster: Cluster, node: int, **settings: object) -> None:
-    """A new life with an empty arena; its storage is the old one's."""
-    cluster.hostcache(node).kill()
-    cluster.start("hostcache", node, settings=settings).await_ready()
+def restart_hostcache(cluster: Cluster, at: int, /, **settings: object) -> None:
+    """A new life on this node, with an empty arena; its storage is the old one's."""
+    cluster.hostcache(at).kill()
+    cluster.start("hostcache", at, settings=settings).await_ready()
     cluster.await_attached()
 
 
@@ -305,3 +307,60 @@ async def test_a_truncated_prefetch_is_exact(cluster: Cluster, llm: LLM, place: 
     assert_same(found, expected(llm, prompt))
     assert_same(beside, expected(llm, BESIDE))
     restart_hostcache(cluster, place.node)
+
+
+async def test_what_a_killed_node_left_in_a_bucket_is_resumed_at_another(
+    cluster: Cluster, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host-cache `found`, with a folder and an arena of its own, comes where `lost` was killed. The
+    last test here: it leaves the worker without a host-cache."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    prompt = [(13 * i + 5) % 120 + 3 for i in range(90)]
+    (here,) = cluster.of_role("prefill")
+    async with Client(cluster.grpc) as client:
+        with s3_server() as s3:
+            for name in ("lost", "found"):
+                folder = f"s3://{BUCKET}/nodes/{name}?endpoint={s3.url}&region=us-east-1"
+                restart_hostcache(cluster, here.node, **{"node": name, "storage_dir": folder})
+                if name == "lost":
+                    await generate(client, prompt, GREEDY)
+                    await shared_pages(cluster, prompt, 5)
+            found, name = await brought_from_folder(client, cluster, here.node, prompt)
+            cluster.hostcache(here.node).kill()  # while its bucket is there
+    assert cached(found) == CachedTokens(storage=80)
+    assert_same(found, expected(llm, prompt))
+    pattern, folders = f"{Subjects().root}.life.hostcache.*.{name}.stored", set[object]()
+    async with cluster.bus() as bus, asyncio.timeout(120):
+        while folders != {"lost"}:
+            events = [decode_event(e.payload) for e in await bus.history(pattern, max_events=99)]
+            folders = {event.facts["folder"] for event in events if "folder" in event.facts}
+
+
+async def brought_from_folder(
+    client: Client, cluster: Cluster, node: int, prompt: Sequence[int]
+) -> tuple[Generated, str]:
+    """The answer from another node's objects, as the router foresaw; and the request's name. Asked
+    again where a call took too long."""
+    for number in range(TRIES):
+        await forget_devices(cluster)
+        await flush_hostcache(cluster, node, "all")
+        await shared_pages(cluster, prompt, 5)
+        name = f"folder-{number}"
+        found = await generate(client, prompt, GREEDY, request_id=name)
+        (route, *_) = await client.explain(name)
+        if cached(found).storage == route.chosen.storage_tokens == 80:
+            break
+    assert route.chosen.storage_tokens == 80
+    return found, name
+
+
+async def shared_pages(cluster: Cluster, prompt: Sequence[int], wanted: int) -> None:
+    """Until the index says that the folder of `lost` has so many pages."""
+    model = load_model(cluster.model, LoadOptions(cluster.shape.dtype, page_size=PAGE_SIZE))
+    keys, shape = cluster.keys_of(prompt), ResumeShape.of(model.manifest)
+    async with redis_index(cluster.redis, KEY) as index, asyncio.timeout(120):
+        held = {"": 0}
+        while wanted not in held.values():
+            found = (await index.usable_pages(keys, shape)).items()
+            held = {name: each.usable_pages for name, each in found if name.endswith("-lost")}

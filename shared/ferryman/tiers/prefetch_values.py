@@ -68,6 +68,18 @@ class PrefetchRequest:
     threshold_tokens: int
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class UnitOrigin:
+    """The tier that a unit was brought from. `folder` names the node whose folder of the bucket it
+    lay in, where that is another node's."""
+
+    tier: Tier
+    folder: str = ""
+
+
+OWN_STORAGE = UnitOrigin(Tier.STORAGE)
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Units that came from one tier, verified. `seconds` adds up the times of its reads."""
