@@ -1,8 +1,8 @@
 """Extents that other nodes own, as their sealed headers show them. Pure.
 
 The table owns nothing and leases nothing: an owner drops units and removes extents at any moment.
-So an entry is a place to try, and a reader that does not find the unit there drops the entry. What
-is not in the table is looked at anew: only living units are remembered.
+So an entry is a place to try, and a reader that does not find the unit there drops the entry. Only
+living units are remembered; all else is looked at anew.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class PrefixIndex(Protocol):
     async def claim(self, folder: NodeLife, ttl_seconds: float) -> FolderClaim:
         """As `announce` for the owner of a folder; its epoch is the owner's term.
 
-        What later terms have said stays. NEW also when the index is away.
+        The claim of a later term stays. NEW also when the index is away.
         """
         ...
 
