@@ -157,4 +157,5 @@ def _with_gate(
 def _in_wide(x: Tensor, weight: Tensor) -> tuple[torch.Size, Any, Any, Tensor]:
     """The size of x, empty rows of its dtype and of that of the sums, the weight in the latter."""
     dtype = wide_dtype(x.dtype)
-    return x.shape, row_like(x.dtype), row_like(dtype), weight.to(dtype).contiguous()
+    factors = weight if weight.dtype is dtype else weight.to(dtype)
+    return x.shape, row_like(x.dtype), row_like(dtype), factors.contiguous()

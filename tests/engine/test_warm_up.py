@@ -1,11 +1,13 @@
-"""The warm-up compiles every kernel that a decode step can ever launch on a card.
+"""The warm-up compiles every kernel that a decode step can ever launch, on a card and elsewhere.
 
-Launches are noted and not run: what Triton compiles depends on types, sizes and addresses alone.
+On a card launches are noted and not run: what Triton compiles depends on types, sizes and addresses
+alone.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +38,8 @@ from ferryman.schedule.batch import (
 )
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import StepSizes
+from ferryman_kernels import _compiled
+from ferryman_kernels._compiled import Loop
 from ferryman_kernels._triton import Kernel
 
 Key = tuple[object, ...]
@@ -154,3 +158,46 @@ def test_no_decode_step_launches_what_the_warm_up_has_not(tmp_path: Path) -> Non
     assert not seen <= first, "one prefill and one decode step compile less"
     assert seen <= compiled, "a request would wait for a compiler"
     assert {sizes.of(step) for step in steps} != {sizes.of(steps[0])}
+
+
+def loops() -> set[Loop]:
+    """Every loop for the processor in this process."""
+    kernels = [
+        module for name, module in sys.modules.items() if name.startswith("ferryman_kernels.")
+    ]
+    return {found for module in kernels for found in vars(module).values() if type(found) is Loop}
+
+
+def compiled_loops() -> set[Key]:
+    """Every version of a loop, with the types that it was compiled for."""
+    return {
+        (loop.function.__module__, loop.function.__name__, version, str(types))
+        for loop in loops()
+        for version in ("alone", "shared")
+        if version in vars(loop)
+        for types in vars(loop)[version].signatures
+    }
+
+
+def test_no_decode_step_compiles_a_loop_for_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of many requests go to the version for several threads, which counts here and is the
+    other one: to compile it takes seconds."""
+    compiled = Loop._compile
+    monkeypatch.setattr(Loop, "_compile", lambda loop, *, parallel: compiled(loop, parallel=False))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(_compiled, "WORTH_SHARING", 1000)
+    for loop in loops():
+        monkeypatch.delitem(vars(loop), "shared", raising=False)
+    folder = save_native(tmp_path, native_config(max_position_embeddings=MAX_LEN + 1))
+    model = load_model(folder, LoadOptions("float32", page_size=16))
+    slots = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 80}
+    slabs = Slabs.allocate(model.manifest, slots, "cpu")
+    runner = Runner(model, slabs, max_rows=9, max_len=MAX_LEN + 1)
+    warm_up(runner, model.manifest, max_tokens=36)
+    warmed, rng = compiled_loops(), random.Random("loops")
+    for number in range(1, 7):
+        runner.run(random_step(model.manifest, number, rng))
+    assert {version for _, _, version, _ in warmed} == {"alone", "shared"}
+    assert compiled_loops() - warmed == set(), "a request would wait for a compiler"

@@ -176,7 +176,8 @@ def _engine_of(
             graphs=graphs,
         )
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
-        stream.call(lambda: warm_up(runner, manifest, steps)).result()
+        most = max(1, options.max_running) * (1 + options.drafting.num_tokens)
+        stream.call(lambda: warm_up(runner, manifest, steps, most)).result()
         yield Engine(
             manifest=manifest,
             capacity=capacity,

@@ -39,9 +39,14 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 PREFILL_ID, DECODE_ID, COPY_ID = -3, -2, -1
 
 
-def warm_up(engine: StepEngine, manifest: StateManifest, sizes: StepSizes | None = None) -> None:
+def warm_up(
+    engine: StepEngine,
+    manifest: StateManifest,
+    sizes: StepSizes | None = None,
+    max_tokens: int = 1,
+) -> None:
     """Prefills one page and a token, then decodes one token, on slot 0 of each pool; then a step of
-    padding of each sort of `sizes`.
+    padding of each sort of `sizes`, or without sizes a step of `max_tokens` tokens.
 
     Raises ConfigError when the logits are not finite.
     """
@@ -53,7 +58,10 @@ def warm_up(engine: StepEngine, manifest: StateManifest, sizes: StepSizes | None
                 "the model computes no finite logits: its weights are damaged, its config does not "
                 "belong to them, or its dtype is too narrow for it"
             )
-    if sizes is not None:
+    if sizes is None:
+        # A loop has a version for several threads, which a step of one token may not take.
+        engine.launch(_crowded(manifest, prompt_len, max_tokens)).outcome()
+    else:
         for size in _each_sort(sizes):
             engine.launch(idle_step(size, manifest)).outcome()
         engine.launch(_copying(idle_step(size, manifest), manifest)).outcome()
@@ -127,6 +135,25 @@ def _decode(manifest: StateManifest, position: int) -> DecodeStep:
         verify_depths=(1,),
         page_tables=_page_tables(manifest, position // manifest.page_size + 1),
         draws=(SampleRequest(0, position + 1, position, GREEDY),),
+    )
+
+
+def _crowded(manifest: StateManifest, position: int, num_tokens: int) -> DecodeStep:
+    """The largest step: all tokens in the row and the pages of one, none with a recurrent state."""
+    nowhere = np.full(num_tokens, PADDING, np.int64)
+    tables = _page_tables(manifest, position // manifest.page_size + 1)
+    return DecodeStep(
+        step_id=BEFORE_ALL,
+        ops=SlotOps(),
+        request_ids=(),
+        rows=np.zeros(num_tokens, np.int64),
+        positions=np.full(num_tokens, position, np.int64),
+        read_slots=nowhere,
+        write_slots=nowhere,
+        verify_depths=(num_tokens,),
+        page_tables={kind: table.repeat(num_tokens, 0) for kind, table in tables.items()},
+        draws=(),
+        drafts=(),
     )
 
 
