@@ -26,7 +26,7 @@ from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.folder_table import ExtentName, UnitPlace
 from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import StoredUnit, UnitName
-from ferryman.wire.redis.bucket_folders import BucketFolder, folder_named, folders_beside
+from ferryman.wire.redis.bucket_folders import BucketFolder, folders_beside
 from ferryman.wire.redis.index import NodeLife, NodePrefix, PrefixIndex
 from ferryman_hostcache.folder_headers import BucketHealth, FolderHeaders
 from ferryman_hostcache.storage.blob_store import BlobReader
@@ -63,9 +63,13 @@ class FolderView:
     """Units of a chain that a folder holds, by their headers. `root` is the chain's first key."""
 
     folder: NodeLife
-    name: str
     root: PageKey
     units: Mapping[UnitName, StoredUnit]
+
+    @property
+    def name(self) -> str:
+        """The folder's in the bucket."""
+        return self.folder.folder
 
     @property
     def pages(self) -> Mapping[Kind, Sequence[int]]:
@@ -106,7 +110,7 @@ class SharedFolders:
         """The folders that have more than `have` pages of a chain, the best first."""
         if self._health.is_resting:
             return []
-        beside = folders_beside(self.own, found)
+        beside = folders_beside(self.own.node_id, found)
         return [each.node for each in beside if each.usable_pages > have][:MAX_FOLDERS]
 
     async def lookup(
@@ -115,11 +119,10 @@ class SharedFolders:
         """The units of a chain that are in a folder, as far as their headers come in time."""
         if self._headers.manifest_digest != manifest.digest:
             self._headers = self._headers_of(manifest.digest)
-        name = _name_of(folder)
         wanted = [(kind, key) for key in keys for kind in manifest.kinds][:MAX_UNITS]
         told = await self._index.stored_units(folder, keys[0], wanted)
         places: dict[UnitKey, UnitPlace] = {
-            unit: (ExtentName(name, told[unit].generation), *unit)
+            unit: (ExtentName(folder.folder, told[unit].generation), *unit)
             for unit in wanted
             if unit in told
         }
@@ -127,7 +130,7 @@ class SharedFolders:
         found = self._found(places.values(), keys)
         gone = [unit for unit, place in places.items() if unit not in shown.get(place[0], (unit,))]
         await self._report(folder, keys[0], gone)
-        return FolderView(folder, name, keys[0], found)
+        return FolderView(folder, keys[0], found)
 
     def _found(
         self, places: Iterable[UnitPlace], keys: Sequence[PageKey]
@@ -189,18 +192,12 @@ class SharedFolders:
         )
 
 
-def _name_of(folder: NodeLife) -> str:
-    found = folder_named(folder.node_id)
-    assert found is not None, "a folder's life has a folder's id"
-    return found.name
-
-
 @asynccontextmanager
 async def open_shared_folders(
     settings: StorageSettings, key: ClusterKey, index: PrefixIndex
 ) -> AsyncIterator[SharedFolders | None]:
     """Other nodes' folders beside this node's, for the length of a block; None where its storage is
-    not in a bucket, or its folder has a name that the index cannot hold. Raises ConfigError."""
+    not in a bucket, or its folder has a name that no host has. Raises ConfigError."""
     own = _own_folder(settings.folder, key)
     if own is None:
         yield None

@@ -44,6 +44,7 @@ from ferryman_hostcache.service import RunningHostCache
 from ferryman_hostcache.shared_folders import SharedStatistics
 
 SHAPE = ResumeShape.of(MANIFEST)
+CLOUD = "one.eu-central-1.compute.internal"  # as clouds call a node
 OTHER = prompt_of(MANIFEST, chain(*range(21, 29)), snapshots=[3, 7], with_windows=True)
 
 
@@ -106,7 +107,7 @@ async def test_what_a_node_that_is_gone_has_stored_is_brought_from_its_folder(
     """Its next life takes the term over in between: what both lives stored is there."""
     async with index_of(redis_url) as index:
         for prompt in (PROMPT, OTHER):
-            async with in_bucket(start_host_cache, bucket, "one") as (service, worker):
+            async with in_bucket(start_host_cache, bucket, CLOUD) as (service, worker):
                 await store(index, service, worker, prompt)
                 term = service.host.storage.term
         assert term == 2
@@ -129,7 +130,7 @@ async def test_what_a_node_that_is_gone_has_stored_is_brought_from_its_folder(
             async with asyncio.timeout(120):
                 event = decode_event((await anext(messages)).payload)
             assert event.name == "stored"
-            assert (event.facts["origin"], event.facts["folder"]) == ("storage", "one")
+            assert (event.facts["origin"], event.facts["folder"]) == ("storage", CLOUD)
             assert (await prefetch(worker, OTHER)).brought_pages == 8
             await until_stored(service, PROMPT)  # it is written here, too, as a peer's is
             assert counts(service).num_failures == counts(service).num_gone == 0

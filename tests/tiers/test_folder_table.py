@@ -81,4 +81,4 @@ class FolderTableMachine(RuleBasedStateMachine):
 
 
 TestFolderTable = FolderTableMachine.TestCase
-TestFolderTable.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestFolderTable.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

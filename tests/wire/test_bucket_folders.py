@@ -14,9 +14,9 @@ from ferryman.errors import InvalidRequest
 from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.redis import redis_index as redis_module
 from ferryman.wire.redis.bucket_folders import (
-    MAX_FOLDER_LEN,
+    MAX_SHORT_LEN,
     BucketFolder,
-    folder_named,
+    bucket_of_folder,
     folders_beside,
 )
 from ferryman.wire.redis.index import FolderClaim, IndexedUnit, NodeLife, PrefixIndex
@@ -59,7 +59,7 @@ async def shared(index: PrefixIndex) -> dict[str, tuple[int, int]]:
     return {
         node_id: (each.usable_pages, each.shared_pages)
         for node_id, each in found.items()
-        if not folder_named(node_id)
+        if not bucket_of_folder(node_id)
     }
 
 
@@ -119,7 +119,7 @@ async def test_the_deepest_folder_beside_ones_own_comes_first(index: PrefixIndex
         await index.claim(folder.life(1), TTL)
         await commit(index, folder.life(1), depth)
     found = await index.usable_pages(CHAIN, FULL_ONLY)
-    assert [each.node.node_id for each in folders_beside(TWO, found.values())] == [
+    assert [each.node.node_id for each in folders_beside(TWO.node_id, found.values())] == [
         BucketFolder(BUCKET, "c").node_id,
         ONE.node_id,
     ]
@@ -162,12 +162,23 @@ async def test_a_record_is_worth_nothing_with_another_folder(redis_one: RedisInd
     assert redis_one.statistics().num_forged > 0
 
 
-def test_a_folder_is_read_back_from_its_id_and_a_node_is_no_folder() -> None:
-    assert folder_named(ONE.node_id) == ONE
-    longest = BucketFolder(BUCKET, "x" * MAX_FOLDER_LEN)
-    assert folder_named(longest.node_id) == longest
-    for name in ("node-a", "", "folder-a-b", f"folder-{BUCKET}-", f"folder-{BUCKET}"):
-        assert folder_named(name) is None
-    for name in ("", "x" * (MAX_FOLDER_LEN + 1), "Upper", "a.b"):
+CLOUD = "ip-10-0-123-45.eu-central-1.compute.internal"
+
+
+@pytest.mark.parametrize("name", ["one", CLOUD, "x" * MAX_SHORT_LEN, "x" * 253, "Upper_1", "-"])
+async def test_any_name_of_a_host_names_a_folder(name: str, index: PrefixIndex) -> None:
+    """The index gives the whole name back, though it is too long for an id."""
+    folder = BucketFolder(BUCKET, name)
+    assert bucket_of_folder(folder.node_id) == BUCKET
+    await index.claim(folder.life(3), TTL)
+    await commit(index, folder.life(3), 2)
+    (found,) = (await index.usable_pages(CHAIN, FULL_ONLY)).values()
+    assert (found.node, found.node.folder) == (folder.life(3), name)
+
+
+def test_a_node_is_no_folder_and_a_path_is_no_name() -> None:
+    for node_id in ("node-a", "", "folder-a-b", f"folder-{BUCKET}-", f"folder-{BUCKET}"):
+        assert not bucket_of_folder(node_id)
+    for name in ("", "x" * 254, "a/b", "..", ".hidden", "a b", "é"):
         with pytest.raises(InvalidRequest):
             BucketFolder(BUCKET, name)

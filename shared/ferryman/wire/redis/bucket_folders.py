@@ -9,53 +9,66 @@ entries stand while the node is away. It has no address, because nobody answers 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ferryman.wire.nats.subjects import MAX_NAME_LEN, check_name
+from ferryman.errors import InvalidRequest
+from ferryman.wire.nats.subjects import MAX_NAME_LEN
 from ferryman.wire.redis.index import NodeLife, NodePrefix
 
 CLAIM_SECONDS = 86_400.0  # as long as entries of the index last
 
 _TAG_DIGITS = 16
-_ID = re.compile(rf"folder-([0-9a-f]{{{_TAG_DIGITS}}})-([a-z0-9][a-z0-9_-]*)")
-MAX_FOLDER_LEN = MAX_NAME_LEN - len("folder--") - _TAG_DIGITS
+_ID = re.compile(rf"folder-([0-9a-f]{{{_TAG_DIGITS}}})-[a-z0-9_-]+")
+MAX_SHORT_LEN = MAX_NAME_LEN - len("folder--") - _TAG_DIGITS
+_SHORT = re.compile(rf"[a-z0-9_-]{{1,{MAX_SHORT_LEN}}}")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,252}")
 
 
 @dataclass(frozen=True, slots=True)
 class BucketFolder:
-    """One node's folder. `bucket` has 16 hexadecimal digits: a tag of the place, under the
-    cluster's key, so that the index does not show the place. Raises InvalidRequest for a name that
-    the index cannot hold."""
+    """One node's folder: the last part of its path, such as a host's name. `bucket` has 16
+    hexadecimal digits: a tag of the place, under the cluster's key, so that the index does not show
+    the place. Raises InvalidRequest for a name that is no host's."""
 
     bucket: str
     name: str
 
     def __post_init__(self) -> None:
-        check_name(self.name, "folder of a bucket")
-        check_name(self.node_id, "folder of a bucket, with the bucket's tag,")
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"folder {self.name[:MAX_NAME_LEN]!r} of a bucket must be 1 to 253 of A-Z, a-z, "
+                "0-9, '.', '_' and '-', and not begin with '.'",
+                "folder",
+            )
 
     @property
     def node_id(self) -> str:
-        return f"folder-{self.bucket}-{self.name}"
+        """Its name in the index: a hash stands for a long or dotted one."""
+        digest = hashlib.blake2s(self.name.encode(), digest_size=16).hexdigest()
+        return f"folder-{self.bucket}-{self.name if _SHORT.fullmatch(self.name) else digest}"
 
     def life(self, term: int) -> NodeLife:
-        """The folder in this term as an owner in the index."""
-        return NodeLife(self.node_id, term)
+        """The folder in this term as an owner in the index, with its whole name."""
+        return NodeLife(self.node_id, term, folder=self.name)
 
 
-def folder_named(node_id: str) -> BucketFolder | None:
-    """Inverse of `BucketFolder.node_id`; None for a node's id."""
+def bucket_of_folder(node_id: str) -> str:
+    """The bucket's tag in a folder's id; empty for a node's id."""
     found = _ID.fullmatch(node_id)
-    return BucketFolder(*found.groups()) if found else None
+    return found[1] if found else ""
 
 
-def folders_beside(own: BucketFolder, found: Iterable[NodePrefix]) -> list[NodePrefix]:
-    """The other folders of the bucket, the deepest prefix first."""
-    folders = ((each, folder_named(each.node.node_id)) for each in found)
+def folders_beside(own: str, found: Iterable[NodePrefix]) -> list[NodePrefix]:
+    """The folders in the bucket of the folder whose id is `own`, without it, the deepest prefix
+    first."""
+    bucket = bucket_of_folder(own)
     beside = [
-        each for each, folder in folders if folder and folder.bucket == own.bucket and folder != own
+        each
+        for each in found
+        if bucket and bucket_of_folder(each.node.node_id) == bucket and each.node.node_id != own
     ]
     return sorted(beside, key=lambda each: (-each.usable_pages, each.node.node_id))
 
@@ -67,11 +80,10 @@ def with_shared(
     folder of that bucket has. One folder counts alone, because a tier's full pages are closed under
     prefixes: of two folders the deeper one has them all."""
     result = dict(found)
-    if not any(folder_named(node_id) for node_id in found):
+    if not any(bucket_of_folder(node_id) for node_id in found):
         return result
     for node in living:
-        own = folder_named(node.folder)
-        if own and (beside := folders_beside(own, found.values())):
+        if beside := folders_beside(node.folder, found.values()):
             mine = found.get(node.node_id, NodePrefix(node, 0, 0))
             result[node.node_id] = replace(mine, shared_pages=beside[0].usable_pages)
     return result

@@ -23,8 +23,8 @@ class NodeLife:
     """One life of one node's host-cache. Announcements of an earlier life are void.
 
     `address` is its gRPC server's, empty while that is not known. `folder` is the node id of the
-    bucket's folder that it owns, empty where it has none (see `bucket_folders`). Neither counts in
-    comparisons.
+    bucket's folder that it owns, empty where it has none; of such a folder its name there (see
+    `bucket_folders`). Neither counts in comparisons.
     """
 
     node_id: str
