@@ -85,6 +85,7 @@ class RouterMetrics(Metrics):
         self.lost_workers = counter("lost_workers", "Workers lost.", ["role", "cause"])
         self.forged_messages = counter("forged_messages", "Beats and others in a false name.")
         self.misplaced_beats = counter("misplaced_beats", "Beats from where another life answers.")
+        self.refused_handshakes = counter("refused_handshakes", "Failed TLS handshakes of HTTPS.")
         self.refused_tokens = counter("refused_token_frames", "Frames not taken.", ["why"])
 
     def _buckets(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Buckets:

@@ -300,7 +300,7 @@ async def _open_doors(
     callers = Authenticator(api_keys, settings.limits.deadline_seconds)
     readiness = _readiness(components, transports.bus)
     memory = BodyMemory()
-    door_tls = given_tls(settings.access, DOOR)
+    door_tls, metrics = given_tls(settings.access, DOOR), components.frontend.ctx.metrics
     syntax = _syntax(settings, components.frontend.ctx.model)
     door = HttpDeps(
         components.frontend,
@@ -317,7 +317,7 @@ async def _open_doors(
             HttpApp(door),
             settings.http,
             limits=_connection_limits(settings.limits),
-            tls=server_context(door_tls) if door_tls else None,
+            tls=server_context(door_tls, metrics.refused_handshakes.inc) if door_tls else None,
         )
     )
     servicer = InferenceServicer(

@@ -203,7 +203,7 @@ async def look_at(up: Up) -> AttackedCluster:
         bus.subscribed(SUBJECTS.all_beats) as heard,
     ):
         await bus.connected()
-        beats = await _beats(heard)
+        beats = await first_beats(heard)
         (received, *_) = await bus.history(SUBJECTS.all_received, max_events=1)
     told = SUBJECTS.parse(received.subject)
     assert isinstance(told, LifeSubject)
@@ -212,7 +212,7 @@ async def look_at(up: Up) -> AttackedCluster:
     return AttackedCluster(up, beats, told.worker_id, tuple(answer.token_ids))
 
 
-async def _beats(heard: Messages) -> dict[str, Heartbeat]:
+async def first_beats(heard: Messages) -> dict[str, Heartbeat]:
     """The first beat of each role."""
     found: dict[str, Heartbeat] = {}
     while found.keys() != WORKERS:

@@ -163,9 +163,16 @@ def _key_text(path: Path) -> bytes:
     return text
 
 
-def server_context(source: Callable[[], TlsMaterial]) -> ssl.SSLContext:
+def _uncounted() -> None:
+    """For servers without metrics."""
+
+
+def server_context(
+    source: Callable[[], TlsMaterial], refused: Callable[[], None] = _uncounted
+) -> ssl.SSLContext:
     """For a server of this process that asks its clients for no certificate. Each handshake uses
-    the newest certificate."""
+    the newest certificate. `refused` is told of each that fails, by
+    whichever end; a client that hangs up without a word is not noticed."""
     made: dict[TlsMaterial, ssl.SSLContext] = {}
 
     def newest() -> ssl.SSLContext:
@@ -179,8 +186,25 @@ def server_context(source: Callable[[], TlsMaterial]) -> ssl.SSLContext:
         connection.context = newest()
 
     first = newest()
+    first.sslobject_class = _noting(refused)
     first.sni_callback = choose  # it is called for clients that name no server, too
     return first
+
+
+def _noting(refused: Callable[[], None]) -> type[ssl.SSLObject]:
+    """Neither uvicorn nor the event loop tells of a handshake that fails."""
+
+    class NotedHandshake(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise  # it goes on when more bytes have come
+            except ssl.SSLError:
+                refused()
+                raise
+
+    return NotedHandshake
 
 
 def _context_of(material: TlsMaterial) -> ssl.SSLContext:
