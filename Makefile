@@ -30,12 +30,14 @@ compose-test: $(DEV_STAMP)
 mutants: $(DEV_STAMP)
 	$(BIN)/python tools/mutate.py $(ARGS)
 
-# Formats the code, and writes the tables of settings and models into docs/operating.md and docs/models.md.
+# Formats the code, and writes what is made of declarations: tables in docs/operating.md and docs/models.md, and the
+# chart's settings.
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python tools/settings_tables.py
 	$(BIN)/python tools/model_tables.py
+	$(BIN)/python tools/chart_settings.py
 
 proto: $(DEV_STAMP)
 	$(BIN)/python proto/build.py

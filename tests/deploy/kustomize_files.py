@@ -1,4 +1,4 @@
-"""The objects of deploy/kustomize as values; built by `kubectl kustomize` where there is one."""
+"""The objects of deploy as values; built by `kubectl kustomize` where there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import yaml  # type: ignore[import-untyped]
 from tests.deploy.compose_file import ROOT
 
 DEPLOY = ROOT / "deploy" / "kustomize"
-BASE = DEPLOY / "base"
+OBJECTS = ROOT / "deploy" / "helm" / "ferryman" / "objects"
+MONITOR = ROOT / "deploy" / "helm" / "ferryman" / "monitor"
+KEDA = ROOT / "deploy" / "helm" / "ferryman" / "scaling" / "keda"
+HPA = ROOT / "deploy" / "helm" / "ferryman" / "scaling" / "hpa"
 VERSION = "1.32"
 # A pod sees the credentials of its role; the key seals the state that routers and host-caches keep.
 SECRETS = {
@@ -39,8 +42,8 @@ def described(path: Path) -> list[Described]:
 
 @cache
 def of_base() -> list[Described]:
-    named = described(BASE / "kustomization.yaml")[0]["resources"]
-    return [each for name in named for each in described(BASE / name)]
+    named = described(OBJECTS / "kustomization.yaml")[0]["resources"]
+    return [each for name in named for each in described(OBJECTS / name)]
 
 
 def workload(name: str) -> Described:

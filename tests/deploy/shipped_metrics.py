@@ -12,7 +12,7 @@ from tests.deploy.compose_file import ROOT
 
 OBSERVE = ROOT / "deploy" / "observe"
 DASHBOARD = OBSERVE / "grafana" / "dashboards" / "ferryman.json"
-SCALERS = ROOT / "deploy" / "kustomize" / "components" / "autoscale"
+SCALERS = ROOT / "deploy" / "helm" / "ferryman" / "scaling"
 METRIC = re.compile(r"\bferryman_\w+")
 
 
@@ -30,9 +30,15 @@ def panels() -> list[dict[str, Any]]:
 def queries() -> list[str]:
     """Every expression that is shipped."""
     shown = [target["expr"] for panel in panels() for target in panel["targets"]]
-    scaled = [path.read_text() for path in SCALERS.glob("*.yaml")]
-    queried = [text for each in scaled for text in re.findall(r"query: (.*)", each)]
-    return [*shown, *(rule["expr"] for rule in alerts()), *queried]
+    scaled = [path.read_text() for path in SCALERS.rglob("*.yaml")]
+    queried = [text for each in scaled for text in re.findall(r"(?:query: |metric: )(.*)", each)]
+    adapted = yaml.safe_load((SCALERS / "prometheus-adapter.yaml").read_text())["rules"]["external"]
+    return [
+        *shown,
+        *(rule["expr"] for rule in alerts()),
+        *queried,
+        *(rule["metricsQuery"].replace("<<.LabelMatchers>>", "") for rule in adapted),
+    ]
 
 
 def asked_for() -> set[str]:

@@ -1,4 +1,4 @@
-"""deploy/kustomize against Kubernetes' published schemas and the settings that it names.
+"""The objects for Kubernetes against its published schemas and the settings that they name.
 
 Built by `kubectl kustomize` where there is one; the files themselves are looked at everywhere.
 """
@@ -13,6 +13,9 @@ import pytest
 from tests.deploy.compose_file import SETTINGS, role_of
 from tests.deploy.kustomize_files import (
     DEPLOY,
+    HPA,
+    KEDA,
+    MONITOR,
     SECRETS,
     VERSION,
     Described,
@@ -165,7 +168,7 @@ def test_kustomize_builds_it_and_it_is_still_valid(folder: str) -> None:
 
 
 def test_prometheus_is_told_of_every_pod_and_shows_each_its_token() -> None:
-    monitors = described(DEPLOY / "components" / "monitor" / "pods.yaml")
+    monitors = described(MONITOR / "pods.yaml")
     (secrets,) = described(DEPLOY / "secrets" / "kustomization.yaml")
     made = {each["name"]: each["files"] for each in secrets["secretGenerator"]}
     scraped: dict[str, str] = {}
@@ -180,15 +183,12 @@ def test_prometheus_is_told_of_every_pod_and_shows_each_its_token() -> None:
         assert port in {each["name"] for each in workload(name)["containers"][0]["ports"]}
 
 
-def test_what_scales_asks_for_workloads_that_there_are() -> None:
-    scaled = [
-        each
-        for name in ("prefill", "decode")
-        for each in described(DEPLOY / "components" / "autoscale" / f"{name}.yaml")
-    ]
-    for each in scaled:
-        assert workload(each["spec"]["scaleTargetRef"]["name"])
-        (trigger,) = each["spec"]["triggers"]
-        per_worker = trigger["metadata"]["query"].startswith("max(")
-        assert (trigger.get("metricType") == "Value") == per_worker, "a sum is shared by all"
-        assert re.findall(r"ferryman_\w+", trigger["metadata"]["query"])
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_scaler_asks_for_a_workload_and_compares_the_most_loaded_one(name: str) -> None:
+    (scaled,), (hpa,) = described(KEDA / f"{name}.yaml"), described(HPA / f"{name}.yaml")
+    kubernetes_validate.validate(hpa, VERSION, strict=True)
+    assert workload(scaled["spec"]["scaleTargetRef"]["name"])
+    (trigger,) = scaled["spec"]["triggers"]
+    per_worker = trigger["metadata"]["query"].startswith("max(")
+    assert (trigger.get("metricType") == "Value") == per_worker, "a sum is shared by all"
+    assert re.findall(r"ferryman_\w+", trigger["metadata"]["query"])

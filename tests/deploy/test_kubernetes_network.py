@@ -1,4 +1,4 @@
-"""The network's rules in deploy/kustomize: who may call whom, and nobody else anybody."""
+"""The network's rules on Kubernetes: who may call whom, and nobody else anybody."""
 
 from __future__ import annotations
 

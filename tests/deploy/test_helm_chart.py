@@ -1,0 +1,213 @@
+"""The chart as Helm renders it: the objects that kustomize builds, and those that values change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from tests.deploy.chart import HelmProcess, Refused, helm_process, needs_helm, without_marks
+from tests.deploy.compose_file import SETTINGS, role_of
+from tests.deploy.kustomize_files import (
+    CLOUD_NODE,
+    DEPLOY,
+    HPA,
+    KEDA,
+    MONITOR,
+    VERSION,
+    WORKLOADS,
+    Described,
+    built,
+    described,
+    needs_kubectl,
+)
+from tests.deploy.test_chart_values import BAD, GOOD
+
+from ferryman.settings.sources import Sources, read_settings
+
+pytestmark = needs_helm
+OTHERS_KINDS = ("ScaledObject", "PodMonitor")  # Kubernetes publishes no schema of them
+Kinds = dict[tuple[str, str], Described]
+
+
+@pytest.fixture(scope="module")
+def helm() -> Iterator[HelmProcess]:
+    with helm_process() as started:
+        yield started
+
+
+def pod(objects: list[Described], name: str) -> Described:
+    (found,) = (
+        each for each in objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name
+    )
+    spec: Described = found["spec"]["template"]["spec"]
+    return spec
+
+
+def variables(objects: list[Described], name: str) -> dict[str, str]:
+    container = pod(objects, name)["containers"][0]
+    return {
+        each["name"]: each.get("value", CLOUD_NODE).replace("$(FERRYMAN_NODE)", CLOUD_NODE)
+        for each in container["env"]
+        if each["name"].startswith("FERRYMAN_")
+    }
+
+
+def in_one_order(objects: Kinds) -> Kinds:
+    """With variables by their names; their order says nothing but for `$(…)`, which is tested."""
+    for each in objects.values():
+        if each["kind"] in WORKLOADS:
+            for container in each["spec"]["template"]["spec"]["containers"]:
+                container.get("env", []).sort(key=lambda variable: variable["name"])
+    return objects
+
+
+@needs_kubectl
+@pytest.mark.parametrize(
+    ("folder", "values"),
+    [("base", {}), ("overlays/gpu", {"prefill": {"gpus": 1}, "decode": {"gpus": 1}})],
+    ids=["base", "gpu"],
+)
+def test_helm_and_kustomize_make_the_same_objects(
+    folder: str, values: dict[str, Any], helm: HelmProcess
+) -> None:
+    by_helm = in_one_order(without_marks(helm.objects(values)))
+    by_kustomize = in_one_order(without_marks(built(DEPLOY / folder)))
+    assert set(by_helm) == set(by_kustomize)
+    for name, each in by_kustomize.items():
+        assert by_helm[name] == each, name
+
+
+@pytest.mark.parametrize("described_as", GOOD)
+def test_changed_values_make_objects_that_kubernetes_takes_and_services_start_with(
+    described_as: str, helm: HelmProcess, tmp_path: Path
+) -> None:
+    objects, by_default = helm.objects(GOOD[described_as]), helm.objects({})
+    for each in objects:
+        if each["kind"] not in OTHERS_KINDS and each not in by_default:
+            kubernetes_validate.validate(each, VERSION, strict=True)
+    for name in SETTINGS:
+        given = variables(objects, name)
+        given = {
+            **given,
+            **({"FERRYMAN_MODEL": str(tmp_path)} if "FERRYMAN_MODEL" in given else {}),
+        }
+        read_settings(SETTINGS[name], role_of(name), Sources.of(given))
+        mounts = {m["name"] for m in pod(objects, name)["containers"][0]["volumeMounts"]}
+        volumes = [volume["name"] for volume in pod(objects, name)["volumes"]]
+        assert mounts == set(volumes)
+        assert len(volumes) == len(mounts)
+
+
+@pytest.mark.parametrize("named", BAD)
+def test_helm_refuses_what_the_schema_does(named: str, helm: HelmProcess) -> None:
+    with pytest.raises(Refused) as caught:
+        helm.objects(BAD[named])
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"path": "/weights/granite"},
+        {"volume": {"emptyDir": {}}},
+    ],
+    ids=["no volume", "no path to it"],
+)
+def test_a_model_that_no_pod_would_find_is_refused(
+    model: dict[str, Any], helm: HelmProcess
+) -> None:
+    with pytest.raises(Refused, match=r"model\.volume"):
+        helm.objects({"model": model})
+
+
+def test_helm_finds_nothing_to_say_of_the_chart(helm: HelmProcess) -> None:
+    messages = helm.call("lint", {})
+    assert [each for each in messages if each["severity"] > 1] == []
+
+
+def test_a_package_has_all_that_the_folder_has(helm: HelmProcess, tmp_path: Path) -> None:
+    package = Path(helm.call("package", {"into": str(tmp_path)}))
+    assert helm.objects({}, package) == helm.objects({})
+
+
+def test_a_model_of_one_s_own_is_mounted_where_it_is_read(helm: HelmProcess) -> None:
+    objects = helm.objects(GOOD["a model of one's own"])
+    for name in ("router", "prefill", "decode"):
+        (volume,) = (v for v in pod(objects, name)["volumes"] if v["name"] == "weights")
+        mounts = pod(objects, name)["containers"][0]["volumeMounts"]
+        (mount,) = (m for m in mounts if m["name"] == "weights")
+        assert volume["persistentVolumeClaim"] == {"claimName": "weights"}
+        assert mount["readOnly"]
+        assert variables(objects, name)["FERRYMAN_MODEL"].startswith(f"{mount['mountPath']}/")
+
+
+def test_a_node_keeps_its_objects_below_its_own_name(helm: HelmProcess) -> None:
+    objects = helm.objects(GOOD["an object store"])
+    folder = variables(objects, "host-cache")["FERRYMAN_STORAGE_DIR"]
+    assert folder == f"s3://units/blue/{CLOUD_NODE}?region=eu-central-1"
+    (container,) = pod(objects, "host-cache")["containers"]
+    names = [each["name"] for each in container["env"]]
+    assert names.index("FERRYMAN_NODE") < names.index("FERRYMAN_STORAGE_DIR"), "it is made of it"
+    assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    rules = {each["metadata"]["name"]: each for each in objects if each["kind"] == "NetworkPolicy"}
+    assert {"ports": [{"port": 443}]} in rules["names"]["spec"]["egress"]
+
+
+def test_with_certificates_every_service_has_its_own_and_probes_speak_https(
+    helm: HelmProcess,
+) -> None:
+    objects = helm.objects(GOOD["certificates"])
+    for name in SETTINGS:
+        (volume,) = (v for v in pod(objects, name)["volumes"] if v["name"] == "tls")
+        assert volume["secret"]["secretName"] == f"{role_of(name)}-tls"
+        assert variables(objects, name)["FERRYMAN_TLS_DIR"] == "/etc/ferryman/tls"
+        assert variables(objects, name)["FERRYMAN_NATS_URL"] == "tls://nats.infra:4222"
+    (router,) = pod(objects, "router")["containers"]
+    probes = [router[probe] for probe in router if probe.endswith("Probe")]
+    assert {probe["httpGet"]["scheme"] for probe in probes} == {"HTTPS"}
+    assert not [each for each in objects if each["metadata"]["name"] == "nats"], "it is elsewhere"
+
+
+@pytest.mark.parametrize(("by", "folder"), [("keda", KEDA), ("hpa", HPA)])
+def test_scalers_are_those_of_kustomize_and_helm_leaves_the_number_to_them(
+    by: str, folder: Path, helm: HelmProcess
+) -> None:
+    objects = helm.objects({"autoscale": {"by": by}})
+    for name in ("prefill", "decode"):
+        (expected,) = described(folder / f"{name}.yaml")
+        (scaler,) = (
+            each
+            for each in objects
+            if each["kind"] == expected["kind"] and each["metadata"]["name"] == name
+        )
+        assert scaler["spec"] == expected["spec"]
+        (stateful,) = (
+            each
+            for each in objects
+            if each["kind"] == "StatefulSet" and each["metadata"]["name"] == name
+        )
+        assert "replicas" not in stateful["spec"]
+
+
+def test_a_monitor_is_that_of_kustomize(helm: HelmProcess) -> None:
+    objects = helm.objects(GOOD["a monitor"])
+    made = [each["spec"] for each in objects if each["kind"] == "PodMonitor"]
+    assert made == [each["spec"] for each in described(MONITOR / "pods.yaml")]
+    assert not [each for each in helm.objects({}) if each["kind"] == "PodMonitor"]
+
+
+def test_the_notes_name_every_secret_that_pods_mount(helm: HelmProcess) -> None:
+    notes = next(t for n, t in helm.call("render", {}).items() if n.endswith("NOTES.txt"))
+    objects = helm.objects({})
+    mounted = {
+        volume["secret"]["secretName"]
+        for name in (*SETTINGS, "nats", "redis")
+        for volume in pod(objects, name)["volumes"]
+        if "secret" in volume
+    }
+    assert all(f"generic {secret} " in notes for secret in mounted)
+    assert "http://localhost:8000" in notes
+    assert "{{" not in notes
