@@ -208,6 +208,46 @@ async def test_the_owner_drops_while_another_node_reads(
             assert anew.statistics().num_failures == 0
 
 
+async def test_a_reader_gets_what_was_stored_or_nothing_while_the_owner_evicts(
+    scene: FolderScene,
+) -> None:
+    """The index hears of what is stored, and never of what is evicted, but from the reader."""
+    rng = random.Random(7)
+    prompts = [prompt_with(HYBRID, chain(n, 2, 3, 4), snapshots=[1, 3]) for n in range(40)]
+    num_found, is_over = 0, False
+
+    async def own(storage: StorageTier) -> None:
+        nonlocal is_over
+        for prompt in rng.choices(prompts, k=150):
+            await storage.store(prompt.keys, prompt.offers())
+            await scene.tell(storage)
+        is_over = True
+
+    async def read(folders: SharedFolders, prompt: StoredChain) -> None:
+        nonlocal num_found
+        found = await bytes_in(folders, await view_of(folders, prompt))
+        assert found.items() <= prompt.units.items(), "other bytes than were stored"
+        num_found += len(found)
+
+    async def read_on(folders: SharedFolders) -> None:
+        while not is_over:
+            await read(folders, rng.choice(prompts))
+            await asyncio.sleep(0)
+
+    async with opened(scene.medium, capacity_bytes=1 << 20) as storage, scene.folders() as folders:
+        storage.attach(HYBRID)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(own(storage))
+            for _ in range(2):
+                group.create_task(read_on(folders))
+        for prompt in prompts:  # each once more, however far the tasks came
+            await read(folders, prompt)
+    counts = folders.statistics()
+    assert num_found > 0
+    assert counts.num_gone > 0, "nothing was evicted under the reader"
+    assert counts.num_refused == counts.num_failures == 0
+
+
 async def test_objects_of_another_cluster_are_not_read(scene: FolderScene) -> None:
     async with stored(scene), scene.folders(STRANGERS_STORED) as folders:
         assert not (await view_of(folders)).units
