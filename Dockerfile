@@ -41,7 +41,7 @@ RUN cd /opt/ferryman/lib/python3*/site-packages \
 
 FROM ${BASE}
 # Numbers, so that a volume can name them; the cache folder is for loops compiled on first use.
-RUN for reader in key router prefill decode both hostcache observer metrics nats redis; do \
+RUN for reader in key router prefill decode both hostcache observer metrics nats redis authority; do \
         mkdir -p -m 700 /etc/ferryman/$reader; \
     done \
     && mkdir -p -m 700 /var/lib/ferryman \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from ferryman.cluster_key import ClusterKey, cluster_key_from_text
 from ferryman.errors import ConfigError
 from ferryman.runtime.credential_folders import ServerUrls, write_credential_folders
 from ferryman.runtime.key_file import make_key_file, read_key_file, take_key
+from ferryman.wire.nats.permissions import CertificateFiles
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
 
@@ -34,12 +35,17 @@ def container_credentials(
         Path | None,
         typer.Option(metavar="FILE", help="A secret with the key to take, unless it is empty."),
     ] = None,
+    tls_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With certificates, for this host; several times."),
+    ] = None,
     cluster: ClusterName = "local",
 ) -> None:
     """Write each role's credentials into a folder of its own, to be mounted alone.
 
     The key is the one in the variable FERRYMAN_CLUSTER_KEY or in --secret, else the one that is
-    kept, else a new one. compose.yaml does all this by itself.
+    kept, else a new one. An authority for certificates stays in the folder `authority`.
+    compose.yaml and compose.tls.yaml do all this by themselves.
     """
     check_name(cluster, "cluster")
     given = given_key(os.environ, secret)
@@ -47,9 +53,17 @@ def container_credentials(
         make_key_file(key_file)
     else:
         take_key(key_file, given)
-    write_credential_folders(
-        folder, read_key_file(key_file), ServerUrls(nats_url, redis_url, cluster)
-    )
+    certificate = _certificate(folder, tls_host) if tls_host else None
+    servers = ServerUrls(nats_url, redis_url, cluster)
+    write_credential_folders(folder, read_key_file(key_file), servers, certificate)
+
+
+def _certificate(folder: Path, hosts: Sequence[str]) -> CertificateFiles:
+    # `--help` should not wait for these imports.
+    from ferryman.runtime.certificate_folders import write_certificate_folders
+    from ferryman.runtime.tls_folder import utc_now
+
+    return write_certificate_folders(folder, hosts, utc_now())
 
 
 def given_key(environ: Mapping[str, str], secret: Path | None) -> ClusterKey | None:

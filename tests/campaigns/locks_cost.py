@@ -1,11 +1,14 @@
-"""Processor time that the locks cost, for a request and for a hand-off: by hand, some minutes.
+"""Processor time that locks or TLS cost, for a request and for a hand-off: by hand, some minutes.
 
     python -m tests.campaigns.locks_cost --rounds 9
+    python -m tests.campaigns.locks_cost --rounds 9 --compare tls locked
 
-Two clusters of `ferryman up`, one with its defaults and one `--insecure`, take turns. A round is so
-many requests one after the other; its figure is the processor time of all processes of the cluster,
-broker and index too, for each. `hand-off` asks for one token of a prompt that nobody asked before,
-so each request is one hand-off and nothing else; `request` asks for 64 tokens besides.
+Two clusters of `ferryman up`, one with its defaults and one `--insecure`, or one with certificates
+and one with its defaults, take turns. Their connections are there before the first round, so no
+handshake is in it. A round is so many requests one after the other; its figure is the processor
+time of all processes of the cluster, broker and index too, for each. `hand-off` asks for one token
+of a prompt that nobody asked before, so each request is one hand-off and nothing else; `request`
+asks for 64 tokens besides.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import ssl
 import statistics
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+from tests.certificates import make_certificates
 from tests.system.test_up import Up, up
 
 TOKEN_IDS = range(20, 700)
 FAILSAFE_SECONDS = 120
 TICKS = os.sysconf("SC_CLK_TCK")
+KINDS: dict[str, tuple[str, ...]] = {"locked": (), "insecure": ("--insecure",), "tls": ()}
 # Tokens of the prompt, and of the answer.
 LENGTHS = {"hand-off": (40, 1), "long hand-off": (1024, 1), "request": (40, 64)}
 
@@ -31,9 +37,10 @@ LENGTHS = {"hand-off": (40, 1), "long hand-off": (1024, 1), "request": (40, 64)}
 class MeasuredCluster:
     """A cluster, and the processor time that its processes have used."""
 
-    def __init__(self, cluster: Up) -> None:
+    def __init__(self, cluster: Up, trusted: ssl.SSLContext) -> None:
         self._pids = tuple(cluster.pids.values())
-        self._web = httpx.Client(base_url=cluster.said["http"], timeout=FAILSAFE_SECONDS)
+        place = cluster.said["http"]
+        self._web = httpx.Client(base_url=place, verify=trusted, timeout=FAILSAFE_SECONDS)
 
     def milliseconds(self, prompt_len: int, max_tokens: int, number: int, seed: int) -> float:
         """Of processor time for each of `number` requests."""
@@ -55,30 +62,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--compare", nargs=2, choices=KINDS, default=["locked", "insecure"])
     chosen = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        locked, insecure = (
-            MeasuredCluster(stack.enter_context(up(folder / name, *flags)))
-            for name, flags in (("locked", ()), ("insecure", ("--insecure",)))
+        certificates = make_certificates(folder / "certificates")
+        trusted = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+        flags = {**KINDS, "tls": ("--tls-dir", str(certificates))}
+        one, other = (
+            MeasuredCluster(stack.enter_context(up(folder / name, *flags[name])), trusted)
+            for name in chosen.compare
         )
         for name, lengths in LENGTHS.items():
             pairs = []
             for number in range(chosen.rounds + 1):
-                order = (locked, insecure) if number % 2 else (insecure, locked)
+                order = (one, other) if number % 2 else (other, one)
                 figure = {
                     each: each.milliseconds(*lengths, chosen.requests, seed=number)
                     for each in order
                 }
-                pairs.append((figure[locked], figure[insecure]))
-            _show(name, pairs[1:])  # the first round warms
+                pairs.append((figure[one], figure[other]))
+            _show(name, chosen.compare, pairs[1:])  # the first round warms
 
 
-def _show(name: str, pairs: list[tuple[float, float]]) -> None:
+def _show(name: str, kinds: list[str], pairs: list[tuple[float, float]]) -> None:
     ratios = sorted(a / b for a, b in pairs)
     medians = [statistics.median(each) for each in zip(*pairs, strict=True)]
     print(
-        f"{name}: locked {medians[0]:.2f} ms, insecure {medians[1]:.2f} ms; ratio"
+        f"{name}: {kinds[0]} {medians[0]:.2f} ms, {kinds[1]} {medians[1]:.2f} ms; ratio"
         f" {statistics.median(ratios):.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f});"
         f" load {os.getloadavg()[0]:.1f}",
         flush=True,

@@ -52,7 +52,7 @@ def no_key_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_reader_has_a_private_folder_with_nothing_of_the_others(folder: Path) -> None:
     assert write(folder) == 0
-    readers = {*(role.value for role in ClusterRole), "nats", "redis", "key"}
+    readers = {*(role.value for role in ClusterRole), "nats", "redis", "metrics", "key"}
     assert {path.name for path in folder.iterdir()} == readers
     key = read_key_file(folder / "key" / "cluster.key")
     for role in ClusterRole:
@@ -69,7 +69,7 @@ def test_each_reader_has_a_private_folder_with_nothing_of_the_others(folder: Pat
 def test_every_file_is_its_owner_s_alone(folder: Path) -> None:
     assert write(folder) == 0
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert len(files) == 11
+    assert len(files) == 12
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 

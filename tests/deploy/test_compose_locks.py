@@ -127,4 +127,4 @@ def test_the_key_may_come_from_a_variable_or_from_a_secret() -> None:
 
 def test_the_image_has_the_folders_so_that_new_volumes_belong_to_its_user() -> None:
     line = (ROOT / "Dockerfile").read_text().partition("for reader in ")[2].partition(";")[0]
-    assert set(line.split()) == {"key", *READERS}
+    assert set(line.split()) == {"key", "authority", *READERS}

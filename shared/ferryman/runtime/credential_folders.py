@@ -19,7 +19,7 @@ from ferryman.runtime.credentials_file import (
     write_private_text,
 )
 from ferryman.runtime.server_access import with_login
-from ferryman.wire.nats.permissions import broker_config
+from ferryman.wire.nats.permissions import CertificateFiles, broker_config
 from ferryman.wire.redis.permissions import index_acl
 
 NATS, REDIS, METRICS = "nats", "redis", "metrics"
@@ -37,14 +37,19 @@ class ServerUrls:
     cluster: str
 
 
-def write_credential_folders(folder: Path, key: ClusterKey, servers: ServerUrls) -> None:
-    """Writes every file anew, readable by its owner alone, into folders that may exist. Raises
-    ConfigError."""
+def write_credential_folders(
+    folder: Path,
+    key: ClusterKey,
+    servers: ServerUrls,
+    certificate: CertificateFiles | None = None,
+) -> None:
+    """Writes every file anew, readable by its owner alone, into folders that may exist. With a
+    `certificate` NATS takes TLS alone. Raises ConfigError."""
     places = {reader: private_folder(folder / reader) for reader in READERS}
     of_roles = {role: credentials_of(key, role) for role in ClusterRole}
     for role, credentials in of_roles.items():
         write_credentials(places[role.value] / f"{role.value}.json", credentials)
-    config = broker_config(of_roles.values(), servers.cluster, MONITOR)
+    config = broker_config(of_roles.values(), servers.cluster, MONITOR, certificate)
     write_private_text(places[NATS] / "nats.conf", config)
     write_private_text(places[REDIS] / "redis.acl", index_acl(of_roles.values()))
     observer = of_roles[ClusterRole.OBSERVER]
