@@ -46,12 +46,14 @@ class Buckets(Collector):
 @dataclass(frozen=True, slots=True)
 class RouterStatistics:
     """The gauges: `index_away` is 1 while Redis does not answer, `index_misses_away` counts lookups
-    that were not answered so far, `index_forged` what strangers left in the index; requests that
+    that were not answered so far, `index_forged` what strangers left in the index, `index_refused`
+    the logins and commands of anybody that Redis refused since it started; requests that
     wait for a worker, the seconds until those will have been served, and requests under way."""
 
     index_away: bool
     index_misses_away: int
     index_forged: int
+    index_refused: int
     queue_requests: int
     queue_seconds: float
     in_flight_requests: int

@@ -169,6 +169,7 @@ def _statistics(
         index_away=now.is_away,
         index_misses_away=now.num_misses_away,
         index_forged=now.num_forged,
+        index_refused=now.num_refused,
         queue_requests=len(dispatcher),
         queue_seconds=dispatcher.queue_seconds(),
         in_flight_requests=len(requests),
@@ -266,7 +267,10 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         )
         await stack.enter_async_context(components.listener.listening())
         await stack.enter_async_context(
-            alongside(watch_loop(components.frontend.ctx.metrics.loop_held))
+            alongside(
+                watch_loop(components.frontend.ctx.metrics.loop_held),
+                index.keep_counting_refusals(),
+            )
         )
         requests, evacuation = components.frontend.requests, Evacuation(components.frontend.ctx)
 

@@ -92,6 +92,7 @@ async def test_a_leaked_token_gives_no_order_of_another_role(cluster: AttackedCl
 async def test_a_leaked_writer_cannot_touch_a_hand_off_of_another(cluster: AttackedCluster) -> None:
     """A reservation is known by 96 random bits, which only its writer was told."""
     before = cluster.metric("decode", "reservations_refused ")
+    aborts = cluster.refused_calls("PermissionDenied")["abort"]
     async with cluster.stream_beside() as request_id:
         calls = calls_by(cluster, cluster.leaked(PREFILL).grpc_token, request_id)
         for touch in (calls.renew, calls.write_pages, calls.commit):
@@ -101,6 +102,7 @@ async def test_a_leaked_writer_cannot_touch_a_hand_off_of_another(cluster: Attac
         with pytest.raises(PermissionDenied, match="role router"):
             await calls.abort()
     assert cluster.metric("decode", "reservations_refused ") >= before + 3
+    assert cluster.refused_calls("PermissionDenied")["abort"] == aborts + 1
 
 
 async def test_a_router_s_token_would_do_it_all(cluster: AttackedCluster) -> None:
@@ -276,12 +278,18 @@ async def test_a_stranger_and_workers_are_not_let_in_by_the_index(
         *(cluster.leaked(r).redis for r in (PREFILL, DECODE)),
     ]
     before = await cluster.redis_refusals()
+    shown = cluster.metric("router", "index_refused ")
     async with cluster.stream_beside():
         for login in logins:
             async with cluster.redis_client(login) as attacker:
                 with pytest.raises(AuthenticationError):
                     await attacker.execute_command("FLUSHALL")
     assert await cluster.redis_refusals() >= before + len(logins)
+    wait_until(
+        lambda: cluster.metric("router", "index_refused ") >= shown + len(logins),
+        "refusals that the router counts",
+        seconds=FAILSAFE_SECONDS,
+    )
 
 
 @pytest.mark.parametrize("role", [HOST_CACHE, OBSERVER, ROUTER])

@@ -19,6 +19,7 @@ from ferryman.cache.units import Tier
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.embedded import redis_command, started
 from ferryman.runtime.server_access import with_login, write_server_access
+from ferryman.wire.redis.connections import RefusalCount
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.permissions import index_acl
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
@@ -107,6 +108,29 @@ async def test_a_script_may_not_do_more_than_its_caller(url: str) -> None:
         for script in ("redis.call('FLUSHALL')", "redis.call('SADD', 'fm:nodes', 'a')"):
             with pytest.raises(RedisError, match=r"(?i)permission|ACL|NOPERM"):
                 await router.eval(script, 0)
+
+
+async def test_a_router_counts_whom_the_index_refuses(url: str) -> None:
+    async with client(url, ROUTER) as asker, aioredis.Redis.from_url(url) as stranger:
+        count = RefusalCount(asker)
+        await count.look()
+        before = count.number
+        with pytest.raises(AuthenticationError):
+            await order(stranger, "PING")
+        async with client(url, ClusterRole.DECODE) as worker:
+            with pytest.raises(AuthenticationError):
+                await worker.ping()
+        with pytest.raises(NoPermissionError):
+            await order(asker, "FLUSHALL")
+        await count.look()
+    assert (count.number, count.is_told) == (before + 3, True)
+
+
+async def test_where_the_index_tells_nothing_it_is_not_asked_again(url: str) -> None:
+    async with client(url, HOST_CACHE) as asker:
+        count = RefusalCount(asker)
+        await count.look()
+    assert (count.number, count.is_told) == (0, False)
 
 
 @pytest.mark.parametrize("role", [ClusterRole.DECODE, ClusterRole.PREFILL, ClusterRole.BOTH])

@@ -219,13 +219,14 @@ async def test_an_order_is_taken_from_its_role_alone() -> None:
     def for_routers(server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(ForRouters(), server)
 
-    path = "/ferryman.wire.v1.DecodeService/Abort"
-    locks = GrpcAccess(credentials_of(KEY, DECODE)).locks(refused_calls(Metrics("decode")))
+    path, refused = "/ferryman.wire.v1.DecodeService/Abort", list[tuple[str, str]]()
+    locks = GrpcAccess(credentials_of(KEY, DECODE)).locks(lambda *call: refused.append(call))
     async with listening("127.0.0.1:0", for_routers, grace=0, locks=locks) as server:
         address = f"127.0.0.1:{server.port}"
         assert await answers_to(address, TOKENS[ROUTER], path, [b""]) == (b"",)
-        with pytest.raises(PermissionDenied):
+        with pytest.raises(PermissionDenied, match="role router"):
             await answers_to(address, TOKENS[PREFILL], path, [b""])
+    assert refused == [(path, "PermissionDenied")]
 
 
 async def test_an_open_cluster_asks_nobody() -> None:

@@ -97,11 +97,15 @@ def role_in(credentials: RoleCredentials, metadata: Pairs) -> ClusterRole | None
 def check_caller(*roles: ClusterRole) -> None:
     """For an order that only `roles` may give, in a method that others may call too.
 
-    Raises PermissionDenied when the running call came from another role of a locked cluster.
+    Raises PermissionDenied when the running call came from another role of a locked cluster; it is
+    counted like a call that may not be made at all.
     """
-    if _caller.get() not in (None, *roles):
-        allowed = " or ".join(roles)
-        raise PermissionDenied(f"only a process of role {allowed} may give this order")
+    caller = _caller.get()
+    if caller is None or caller.role in (None, *roles):
+        return
+    caller.refused(caller.method, PermissionDenied.__name__)
+    allowed = " or ".join(roles)
+    raise PermissionDenied(f"only a process of role {allowed} may give this order")
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -122,7 +126,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         role = role_in(self._credentials, tuple(handler_call_details.invocation_metadata))
         error = refusal(method, role)
         if error is None:
-            _caller.set(role)
+            _caller.set(CallingRole(role, method, self._refused))
             return await continuation(handler_call_details)
         known = method if method in ALLOWED else UNKNOWN  # a stranger makes no label of a metric
         self._refused(known, error.reason)
@@ -137,7 +141,8 @@ def certificate_check(refused: Refused) -> Check:
     """
 
     def check(method: str, context: Context) -> None:
-        role = _caller.get()
+        caller = _caller.get()
+        role = caller.role if caller is not None else None
         if role is None or certified_name(context) == role:
             return
         refused(method if method in ALLOWED else UNKNOWN, PermissionDenied.__name__)
@@ -196,8 +201,18 @@ class GrpcAccess:
 OPEN_TO_ALL = GrpcAccess(None)
 
 
+@dataclass(frozen=True, slots=True)
+class CallingRole:
+    """The caller of a running call, and who is told when one of its orders is refused. `role` is
+    None where nobody has to show a token."""
+
+    role: ClusterRole | None
+    method: str
+    refused: Refused
+
+
 # Set by the interceptor, in the task that then runs the method.
-_caller: ContextVar[ClusterRole | None] = ContextVar("caller", default=None)
+_caller: ContextVar[CallingRole | None] = ContextVar("caller", default=None)
 
 
 def _refusing(error: FerrymanError) -> Any:

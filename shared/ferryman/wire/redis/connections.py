@@ -6,20 +6,27 @@ does NATS, and speaks to none without TLS: a password would go there in plain te
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
 
 from ferryman.credentials import Login
 from ferryman.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 MAX_CONNECTIONS = 8
 PLAIN, BY_TLS = "redis", "rediss"
+# Commands without a login, logins with a wrong password, and commands that a login does not allow.
+REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM")
 
 Authorities = Callable[[], bytes]
 
@@ -88,3 +95,27 @@ class RenewedTlsConnection(SSLConnection):
             self.ssl_context.context = cast(Any, context)
             self._believed = newest
         await super().connect()  # type: ignore[no-untyped-call]
+
+
+class RefusalCount:
+    """The logins and commands that Redis has refused, of this process and of anybody else: it alone
+    sees strangers, and counts its errors by kind.
+
+    `number` is as it said at the last look, and begins anew with it. `is_told` turns false where a
+    Redis that others set up does not tell this user.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self.number, self.is_told = 0, True
+
+    async def look(self) -> None:
+        """Asks Redis. Raises a RedisError when it does not answer."""
+        try:
+            errors = await self._client.info("errorstats")
+        except ResponseError as error:
+            log.info("the index does not tell whom it refuses: %s", error)
+            self.is_told = False
+            return
+        told = (errors.get(f"errorstat_{kind}", {}) for kind in REFUSALS)
+        self.number = sum(int(each.get("count", 0)) for each in told)

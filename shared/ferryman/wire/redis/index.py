@@ -76,7 +76,8 @@ class FolderClaim(StrEnum):
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
     """Counts since the start. `num_failures` counts calls without an answer, `num_forged` entries
-    in the index that no process of this cluster wrote."""
+    in the index that no process of this cluster wrote, `num_refused` the logins and commands of
+    anybody that Redis has refused since its own start."""
 
     num_hits: int = 0
     num_misses: int = 0
@@ -85,6 +86,7 @@ class IndexStatistics:
     num_dropped: int = 0
     num_failures: int = 0
     num_forged: int = 0
+    num_refused: int = 0
     is_away: bool = False
 
 

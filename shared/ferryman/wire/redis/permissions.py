@@ -17,8 +17,9 @@ _CONNECTION = "+ping +hello +auth +client|setname +select"
 _SCRIPTS = "+eval +evalsha +script|load"
 _READ = "+get +mget +hget +hmget +hkeys +scard +smembers +smismember"
 # A lookup removes what earlier lives of a node said, and can add nothing.
-_ROUTER = f"{_READ} +hdel +srem +del {_SCRIPTS}"
-_HOST_CACHE = f"{_ROUTER} +set +hset +sadd +expire"
+_LOOKUP = f"{_READ} +hdel +srem +del {_SCRIPTS}"
+_ROUTER = f"{_LOOKUP} +info"  # it counts whom Redis refuses
+_HOST_CACHE = f"{_LOOKUP} +set +hset +sadd +expire"
 _OBSERVER = "+@read -@dangerous -@scripting +info"
 _RULES = {
     ClusterRole.ROUTER: _ROUTER,

@@ -32,7 +32,7 @@ from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import Login
 from ferryman.wire.redis import redis_scripts as scripts
 from ferryman.wire.redis.bucket_folders import with_shared
-from ferryman.wire.redis.connections import Authorities, redis_pool
+from ferryman.wire.redis.connections import Authorities, RefusalCount, redis_pool
 from ferryman.wire.redis.index import (
     FolderClaim,
     IndexedUnit,
@@ -49,6 +49,7 @@ SOCKET_MARGIN_SECONDS = 0.05
 WRITE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 LIVING_SECONDS = 1.0
+COUNT_SECONDS = 2.0
 HASH_TTL_SECONDS = 86_400
 MAX_LOOKUPS = 6  # at once: the other connections are for writing and probing
 MAX_WAITING = 1024
@@ -112,6 +113,7 @@ class RedisIndex:
         self._writing = asyncio.Lock()
         self._num_hits, self._num_misses, self._num_misses_away = 0, 0, 0
         self._num_dropped = self._num_failures = 0
+        self._refusals = RefusalCount(client)
 
     @property
     def is_away(self) -> bool:
@@ -132,6 +134,14 @@ class RedisIndex:
                 self._here.set()
                 log.info("index back")
                 await self._write_waiting()
+
+    async def keep_counting_refusals(self) -> None:
+        """Asks Redis now and then whom it has refused; until cancelled, or until it does not tell
+        this user."""
+        while self._refusals.is_told:
+            await self._here.wait()
+            await self._succeeds(self._refusals.look, self._lookup_seconds)
+            await asyncio.sleep(COUNT_SECONDS)
 
     async def announce(self, node: NodeLife, ttl_seconds: float) -> bool:
         known: list[object] = []
@@ -276,6 +286,7 @@ class RedisIndex:
             num_dropped=self._num_dropped,
             num_failures=self._num_failures,
             num_forged=self._found.num_forged,
+            num_refused=self._refusals.number,
             is_away=self.is_away,
         )
 
