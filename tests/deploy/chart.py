@@ -42,7 +42,9 @@ class HelmProcess:
         line = json.dumps({"chart": str(chart), "call": call, "values": dict(values)})
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        told = json.loads(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        assert answer, "Helm's process has ended; its stderr says why"
+        told = json.loads(answer)
         if "error" in told:
             raise Refused(told["error"])
         return told["result"]

@@ -109,18 +109,29 @@ def test_helm_refuses_what_the_schema_does(named: str, helm: HelmProcess) -> Non
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("values", "reason"),
     [
-        {"path": "/weights/granite"},
-        {"volume": {"emptyDir": {}}},
+        ({"model": {"path": "/weights/granite"}}, r"give model\.volume"),
+        ({"model": {"volume": {"emptyDir": {}}}}, r"model\.volume is mounted at /weights"),
+        ({"decode": {"ranks": 2, "gpus": 1}}, "decode.ranks is 2 and decode.gpus 1"),
+        ({"autoscale": {"by": "hpa", "prefill": {"min": 9}}}, r"autoscale\.prefill\.min is 9"),
     ],
-    ids=["no volume", "no path to it"],
+    ids=["no volume", "no path to it", "a rank without a card", "more than the most"],
 )
-def test_a_model_that_no_pod_would_find_is_refused(
-    model: dict[str, Any], helm: HelmProcess
+def test_values_that_do_not_go_together_are_refused(
+    values: dict[str, Any], reason: str, helm: HelmProcess
 ) -> None:
-    with pytest.raises(Refused, match=r"model\.volume"):
-        helm.objects({"model": model})
+    with pytest.raises(Refused, match=reason):
+        helm.objects(values)
+
+
+def test_ranks_on_cards_have_a_shared_memory_of_their_own(helm: HelmProcess) -> None:
+    objects = helm.objects(GOOD["cards"])
+    (container,) = pod(objects, "decode")["containers"]
+    assert variables(objects, "decode")["FERRYMAN_TP_SIZE"] == "2"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert "shm" not in {each["name"] for each in pod(objects, "prefill")["volumes"]}
 
 
 def test_helm_finds_nothing_to_say_of_the_chart(helm: HelmProcess) -> None:

@@ -20,7 +20,7 @@
 {{- else if eq .name "host-cache" }}
 {{- include "ferryman.storage" (dict "env" $env "container" .container "role" $role) }}
 {{- else }}
-{{- include "ferryman.worker" (dict "env" $env "container" .container "role" $role "model" $values.model) }}
+{{- include "ferryman.worker" (merge (dict "env" $env "model" $values.model) .) }}
 {{- end }}
 {{- if $values.tls.enabled }}
 {{- $_ := set $env "tls_dir" "/etc/ferryman/tls" }}
@@ -35,15 +35,23 @@
 {{- include "ferryman.environment" (dict "container" .container "env" (merge $env (deepCopy $role.settings))) }}
 {{- end }}
 
-{{/* Context: env, container, role, model. */}}
+{{/* Ranks on cards speak by NCCL, which shares memory in /dev/shm: of that a container has 64 MB.
+Context: env, pod, container, role, name, model. */}}
 {{- define "ferryman.worker" -}}
 {{- $_ := set .env "dtype" .model.dtype }}
 {{- $_ := set .env "page_size" .model.pageSize }}
 {{- $_ := set .env "memory_bytes" .role.memoryBytes }}
 {{- if gt (int .role.ranks) 1 }}{{ $_ := set .env "tp_size" .role.ranks }}{{ end }}
 {{- if .role.gpus }}
+{{- if gt (int .role.ranks) (int .role.gpus) }}
+{{- fail (printf "%s.ranks is %d and %s.gpus %d: each rank wants a card of its own" .name (int .role.ranks) .name (int .role.gpus)) }}
+{{- end }}
 {{- $_ := set .env "device" "cuda" }}
 {{- $_ := set .container.resources.limits "nvidia.com/gpu" .role.gpus }}
+{{- if gt (int .role.ranks) 1 }}
+{{- $_ := set .pod "volumes" (append .pod.volumes (dict "name" "shm" "emptyDir" (dict "medium" "Memory"))) }}
+{{- $_ := set .container "volumeMounts" (append .container.volumeMounts (dict "name" "shm" "mountPath" "/dev/shm")) }}
+{{- end }}
 {{- end }}
 {{- end }}
 
