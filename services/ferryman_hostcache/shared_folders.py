@@ -128,6 +128,7 @@ class SharedFolders:
         }
         shown = await self._headers.read(places.values())
         found = self._found(places.values(), keys)
+        # An extent that was not looked at may hold what the index says.
         gone = [unit for unit, place in places.items() if unit not in shown.get(place[0], (unit,))]
         await self._report(folder, keys[0], gone)
         return FolderView(folder, keys[0], found)
