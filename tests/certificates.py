@@ -5,7 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import grpc
+import grpc.aio
+
 from ferryman.runtime.certificates import certificate_specs, write_certificates
+from ferryman.wire.grpc.tls import SERVICE_NAME, Options
 
 
 def make_certificates(
@@ -16,6 +20,18 @@ def make_certificates(
     specs = certificate_specs(())
     write_certificates(folder, specs, days, now or datetime.now(UTC), new_ca=new_ca)
     return folder
+
+
+class Uncertified:
+    """A way to a service that believes it as another service does, and shows no certificate."""
+
+    def __init__(self, authorities: bytes) -> None:
+        self._authorities = authorities
+
+    def open(self, address: str, options: Options) -> grpc.aio.Channel:
+        expected = (*options, ("grpc.ssl_target_name_override", SERVICE_NAME))
+        credentials = grpc.ssl_channel_credentials(self._authorities)
+        return grpc.aio.secure_channel(address, credentials, options=expected)
 
 
 def forget_older_authorities(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Processor time that locks or TLS cost, for a request and for a hand-off: by hand, some minutes.
 
     python -m tests.campaigns.locks_cost --rounds 9
-    python -m tests.campaigns.locks_cost --rounds 9 --compare tls locked
+    python -m tests.campaigns.locks_cost --rounds 9 --compare tls locked --planes grpc
 
 Two clusters of `ferryman up`, one with its defaults and one `--insecure`, or one with certificates
 and one with its defaults, take turns. Their connections are there before the first round, so no
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--compare", nargs=2, choices=KINDS, default=["locked", "insecure"])
+    parser.add_argument("--planes", default="auto", help="NIXL's bytes do not go by TLS")
     chosen = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -70,8 +71,11 @@ def main() -> None:
         trusted = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
         flags = {**KINDS, "tls": ("--tls-dir", str(certificates))}
         one, other = (
-            MeasuredCluster(stack.enter_context(up(folder / name, *flags[name])), trusted)
-            for name in chosen.compare
+            MeasuredCluster(stack.enter_context(each), trusted)
+            for each in (
+                up(folder / name, *flags[name], FERRYMAN_PLANES=chosen.planes)
+                for name in chosen.compare
+            )
         )
         for name, lengths in LENGTHS.items():
             pairs = []

@@ -71,7 +71,7 @@ def test_observers_serve_nothing_and_servers_of_clients_are_no_services(folder: 
     assert uses("observer") == {ExtendedKeyUsageOID.CLIENT_AUTH}
     assert uses("door") == uses("nats") == {ExtendedKeyUsageOID.SERVER_AUTH}
     assert hosts("door") == ["localhost"]
-    assert hosts("decode") == [SERVICE_NAME, "localhost"]
+    assert hosts("decode") == [SERVICE_NAME]
 
 
 def test_again_it_makes_new_certificates_under_the_same_authority(folder: Path) -> None:

@@ -11,6 +11,7 @@ import grpc.aio
 import nats
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nats.aio.client import Client as NatsClient
+from tests.certificates import Uncertified
 from tests.system.attacked_cluster import SUBJECTS, first_beats
 from tests.system.test_up import Up
 
@@ -18,7 +19,7 @@ from ferryman.credentials import ClusterRole, Login, RoleCredentials
 from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.tls_folder import TlsFolder
 from ferryman.wire.grpc.rpc import channel
-from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity, DoorTls, MutualTls, TlsMaterial
+from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity, MutualTls, TlsMaterial
 from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
 from ferryman_launcher.state_folder import credentials_path
 
@@ -48,7 +49,7 @@ def ways_to_call(folder: Path, strangers: Path) -> dict[str, ChannelSecurity]:
     forged = TlsMaterial(theirs.certificate, theirs.key, ours.authorities)
     return {
         "no TLS": PLAINTEXT,
-        "no certificate": DoorTls(ours.authorities),
+        "no certificate": Uncertified(ours.authorities),
         "another authority's": MutualTls(lambda: forged),
         "ours": MutualTls(lambda: ours),
     }

@@ -45,9 +45,9 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def tls_redis(
-    target: str, folder: Path, listen: str = "127.0.0.1:0"
+    target: str, folder: Path, listen: str = "127.0.0.1:0", name: str = "redis"
 ) -> AsyncIterator[HoldingProxy]:
-    tls = server_context(TlsFolder(folder, "redis"))
+    tls = server_context(TlsFolder(folder, name))
     async with asyncio.timeout(FAILSAFE_SECONDS):
         async with holding_proxy(target, listen=listen, tls=tls) as proxy:
             yield proxy
@@ -77,10 +77,11 @@ async def test_an_index_is_written_and_read_by_tls(redis_address: str, folder: P
 
 
 @pytest.mark.parametrize(
-    ("host", "is_strangers"),
+    ("host", "name", "is_strangers"),
     [
-        pytest.param("127.0.0.1", True, id="authority"),
-        pytest.param("127.0.0.2", False, id="host"),
+        pytest.param("127.0.0.1", "redis", True, id="authority"),
+        pytest.param("127.0.0.2", "redis", False, id="host"),
+        pytest.param("127.0.0.1", "decode", False, id="a worker in its place"),
     ],
 )
 async def test_a_redis_of_strangers_is_shown_no_password(
@@ -88,14 +89,16 @@ async def test_a_redis_of_strangers_is_shown_no_password(
     folder: Path,
     tmp_path: Path,
     host: str,
+    name: str,
     is_strangers: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trusted = make_certificates(tmp_path / "strangers") if is_strangers else folder
-    async with tls_redis(redis_address, folder, f"{host}:0") as proxy, index(proxy, trusted) as one:
-        assert await one.usable_pages([PAGE], SHAPE) == {}
-        assert one.is_away
-        assert proxy.num_connections == 0, "a handshake ended"
+    async with tls_redis(redis_address, folder, f"{host}:0", name) as proxy:
+        async with index(proxy, trusted) as one:
+            assert await one.usable_pages([PAGE], SHAPE) == {}
+            assert one.is_away
+        assert proxy.num_connections == 0, "no handshake ended well"
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 

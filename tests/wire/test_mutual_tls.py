@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.certificates import forget_older_authorities, make_certificates
+from tests.certificates import Uncertified, forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY, token_of
 
 from ferryman.credentials import ClusterRole, credentials_of
@@ -25,7 +25,6 @@ from ferryman.wire.grpc.rpc import CHANNEL_OPTIONS, channel, listening
 from ferryman.wire.grpc.tls import (
     PLAINTEXT,
     ChannelSecurity,
-    DoorTls,
     MutualTls,
     RenewedChannel,
     TlsMaterial,
@@ -128,7 +127,7 @@ async def test_strangers_with_a_token_get_no_connection(folder: Path, strangers:
     forged = TlsMaterial(theirs.certificate, theirs.key, ours.authorities)
     ways: dict[str, ChannelSecurity] = {
         "no TLS": PLAINTEXT,
-        "no certificate": DoorTls(ours.authorities),
+        "no certificate": Uncertified(ours.authorities),
         "a certificate of another authority": MutualTls(lambda: forged),
     }
     async with serving(TlsFolder(folder, "decode")) as (decode, address):

@@ -58,7 +58,8 @@ class CertificateSpec:
 
 
 def certificate_specs(hosts: Sequence[str]) -> tuple[CertificateSpec, ...]:
-    """One for each role and server. `hosts` are added to the names of this machine.
+    """One for each role and server. Servers have `hosts` and the names of this machine. Services
+    have neither: with them a worker could take the place of the door, NATS or Redis.
 
     Raises ConfigError for a host that is neither a name nor an address.
     """
@@ -67,7 +68,7 @@ def certificate_specs(hosts: Sequence[str]) -> tuple[CertificateSpec, ...]:
     reached = tuple(dict.fromkeys((*LOCAL_HOSTS, *hosts)))
     services = [role.value for role in ClusterRole if role is not ClusterRole.OBSERVER]
     return (
-        *(CertificateSpec(one, (SERVICE_NAME, *reached), (_SERVER, _CLIENT)) for one in services),
+        *(CertificateSpec(one, (SERVICE_NAME,), (_SERVER, _CLIENT)) for one in services),
         CertificateSpec(ClusterRole.OBSERVER.value, (), (_CLIENT,)),
         *(CertificateSpec(one, reached, (_SERVER,)) for one in SERVERS),
     )
