@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ferryman.errors import ConfigError
 from ferryman.model.batch import DecodeBatch, PrefillBatch
@@ -27,69 +26,40 @@ from ferryman.model.matrix import Matrix, join_linear, split_rows, summed_linear
 from ferryman.model.ranks import Cuttable, Group, share_of
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
-from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.causal_conv import causal_conv_prefill
 from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
-from ferryman_kernels.delta_decode import delta_decode
-from ferryman_kernels.rms_norm import rms_norm
-
-LENGTH_EPS = 1e-6
-"""Added to the squared length of a key before the division by the length."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaRates:
-    """The parameters of β and g: `decay` (exp(A_log)) and `dt_bias` [v_heads], both in the
-    accumulation dtype; β is below `max_rate`."""
-
-    decay: Tensor
-    dt_bias: Tensor
-    max_rate: float
-
-    def __call__(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The log decay g, at most 0, and β, in the accumulation dtype; all [tokens, v_heads]."""
-        wide = self.decay.dtype
-        g = F.softplus(a.to(wide) + self.dt_bias) * -self.decay
-        return g, b.to(wide).sigmoid() * self.max_rate
+from ferryman_kernels.delta_step import DeltaWeights, delta_step
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan.
-
-    `conv_weight` [conv_dim, conv_width] and `unit` [k_dim], all 1/√k_dim, are in the accumulation
-    dtype.
-    """
+    """The recurrent mixer of layer `layer`. `scan_chunk` is the absolute grid of the scan."""
 
     layer: int
     shape: DeltaShape
     scan_chunk: int
     project_in: Linear
-    conv_weight: Tensor
-    unit: Tensor
-    rates: DeltaRates
+    step: DeltaWeights
     gate: NormThenGate
     project_out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
         places = batch.spans, batch.working_slots, batch.snapshots
         mixed, z, a, b = self._project(hidden)
-        mixed = causal_conv_prefill(mixed, state.conv[self.layer], self.conv_weight, None, *places)
-        q, k, v = self._heads(mixed)
-        g, beta = self.rates(a, b)
+        taps = self.step.conv_weight
+        mixed = causal_conv_prefill(mixed, state.conv[self.layer], taps, None, *places)
+        q, k, v = self.step.heads(mixed, self.shape.v_heads, self.shape.v_dim)
+        g, beta = self.step.rates(a, b)
         y = delta_chunk_scan(q, k, v, g, beta, state.ssm[self.layer], *places, self.scan_chunk)
         return self.project_out(self.gate(y.flatten(1), z))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
         mixed, z, a, b = self._project(hidden)
-        g, beta = self.rates(a, b)
 
         def advance(wave: slice) -> Tensor:
+            states = state.conv[self.layer], state.ssm[self.layer]
             places = batch.read_slots[wave], batch.write_slots[wave]
-            convolved = causal_conv_decode(
-                mixed[wave], state.conv[self.layer], self.conv_weight, None, *places
-            )
-            q, k, v = self._heads(convolved)
-            return delta_decode(state.ssm[self.layer], q, k, v, g[wave], beta[wave], *places)
+            return delta_step(mixed[wave], a[wave], b[wave], self.step, *states, *places)
 
         y = batch.wave_by_wave(advance)
         return self.project_out(self.gate(y.flatten(1), z))
@@ -101,19 +71,6 @@ class DeltaNet:
             (shape.conv_dim, shape.value_dim, shape.v_heads, shape.v_heads), dim=1
         )
         return mixed, z, a, b
-
-    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q and k [tokens, k_heads, k_dim] of length 1/√k_dim and 1, in the accumulation dtype; v
-        [tokens, v_heads, v_dim].
-
-        x / √(Σx² + eps) is the norm of root mean squares with eps / k_dim, divided by √k_dim.
-        """
-        shape, dim = self.shape, self.shape.k_dim
-        keys, v = mixed.split_with_sizes((2 * shape.key_dim, shape.value_dim), dim=1)
-        rows = keys.to(self.unit.dtype).reshape(-1, dim)
-        units = rms_norm(rows, self.unit, LENGTH_EPS / dim).view(len(mixed), 2, shape.k_heads, dim)
-        q, k = units.unbind(1)
-        return q * dim**-0.5, k, v.reshape(-1, shape.v_heads, shape.v_dim)
 
 
 def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaNet:
@@ -132,9 +89,13 @@ def load_delta(weights: Weights, shape: DeltaShape, place: LayerPlace) -> DeltaN
         shape=own,
         scan_chunk=place.scan_chunk,
         project_in=join_linear(_cut(_in_rows(weights, shape, place.hidden_dim), shape, group)),
-        conv_weight=torch.cat(_cut(conv_parts, shape, group)),
-        unit=conv_parts[0].new_full((shape.k_dim,), shape.k_dim**-0.5),
-        rates=DeltaRates(decay.exp(), dt_bias, shape.max_rate),
+        step=DeltaWeights(
+            conv_weight=torch.cat(_cut(conv_parts, shape, group)),
+            unit=conv_parts[0].new_full((shape.k_dim,), shape.k_dim**-0.5),
+            decay=decay.exp(),
+            dt_bias=dt_bias,
+            max_rate=shape.max_rate,
+        ),
         gate=NormThenGate(norm_weight, place.norm_eps, own.v_heads),
         project_out=summed_linear(share_of(out, shape.v_heads, group, axis=1), None, group),
     )

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.delta import LENGTH_EPS
 from ferryman.model.delta_shapes import KimiDeltaShape
 from ferryman.model.layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.linear import Linear, make_linear
@@ -27,6 +26,7 @@ from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.channel_delta_scan import channel_delta_decode, channel_delta_scan
+from ferryman_kernels.delta_step import LENGTH_EPS
 from ferryman_kernels.rms_norm import rms_norm
 
 
