@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,8 @@ def container_credentials(
     """
     check_name(cluster, "cluster")
     given = given_key(os.environ, secret)
+    with suppress(OSError):  # writing the key says it better
+        key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given is None:
         make_key_file(key_file)
     else:

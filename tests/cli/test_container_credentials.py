@@ -136,3 +136,23 @@ def test_a_key_given_twice_or_malformed_is_refused_without_being_repeated(tmp_pa
 
 def test_an_empty_secret_is_none(tmp_path: Path) -> None:
     assert given_key({GIVEN_KEY: ""}, Path("/dev/null")) is None
+
+
+def test_a_folder_that_is_not_there_is_made_and_is_its_owner_s_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets" / "made"
+    servers = ("--nats-url=nats://127.0.0.1:4222", "--redis-url=redis://redis:6379/0")
+    line = ["container-credentials", str(folder), f"--key={folder / 'cluster.key'}", *servers]
+    assert run(line) == 0
+    assert (folder / "cluster.key").is_file()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_told_of_by_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "made").write_text("a file in its place")
+    key = tmp_path / "made" / "cluster.key"
+    servers = ("--nats-url=nats://127.0.0.1:4222", "--redis-url=redis://redis:6379/0")
+    line = ["container-credentials", str(tmp_path / "made"), f"--key={key}", *servers]
+    assert run(line) == 2
+    assert str(key) in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 from tests.deploy.compose_file import ROOT
-from tests.deploy.kustomize_files import LOADER, Described
+from tests.deploy.kustomize_files import CLOUD_NODE, LOADER, WORKLOADS, Described
 
 CHART = ROOT / "deploy" / "helm" / "ferryman"
 needs_helm = pytest.mark.skipif(
@@ -23,6 +23,7 @@ needs_helm = pytest.mark.skipif(
     reason="NOT TRIED: the chart as Helm renders it; no helm-python-sdk is here",
 )
 Values = Mapping[str, Any]
+Kinds = dict[tuple[str, str], Described]
 
 
 class Refused(Exception):
@@ -78,7 +79,7 @@ def schema() -> dict[str, Any]:
     return read
 
 
-def without_marks(objects: list[Described]) -> dict[tuple[str, str], Described]:
+def without_marks(objects: list[Described]) -> Kinds:
     """Objects by kind and name, without what Helm or kustomize says of itself: Helm's labels, the
     namespace and its object, and the order of variables."""
     kept = {}
@@ -91,3 +92,29 @@ def without_marks(objects: list[Described]) -> dict[tuple[str, str], Described]:
         meta.pop("namespace", None)
         kept[each["kind"], about["name"]] = {**each, "metadata": meta}
     return kept
+
+
+def pod(objects: list[Described], name: str) -> Described:
+    (found,) = (
+        each for each in objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name
+    )
+    spec: Described = found["spec"]["template"]["spec"]
+    return spec
+
+
+def variables(objects: list[Described], name: str) -> dict[str, str]:
+    container = pod(objects, name)["containers"][0]
+    return {
+        each["name"]: each.get("value", CLOUD_NODE).replace("$(FERRYMAN_NODE)", CLOUD_NODE)
+        for each in container["env"]
+        if each["name"].startswith("FERRYMAN_")
+    }
+
+
+def in_one_order(objects: Kinds) -> Kinds:
+    """With variables by their names; their order says nothing but for `$(…)`, which is tested."""
+    for each in objects.values():
+        if each["kind"] in WORKLOADS:
+            for container in each["spec"]["template"]["spec"]["containers"]:
+                container.get("env", []).sort(key=lambda variable: variable["name"])
+    return objects

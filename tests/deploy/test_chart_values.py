@@ -24,7 +24,11 @@ GOOD: dict[str, dict[str, Any]] = {
         }
     },
     "cards": {"prefill": {"gpus": 1}, "decode": {"gpus": 2, "ranks": 2}},
-    "certificates": {"tls": {"enabled": True}, "nats": {"url": "tls://nats.infra:4222"}},
+    "certificates": {"tls": {"enabled": True}},
+    "certificates, and a NATS of one's own": {
+        "tls": {"enabled": True},
+        "nats": {"url": "tls://nats.infra:4222"},
+    },
     "tenants": {"router": {"apiKeysSecret": "tenants", "service": {"type": "LoadBalancer"}}},
     "an object store": {
         "hostCache": {

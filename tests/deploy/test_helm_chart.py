@@ -8,7 +8,16 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.deploy.chart import HelmProcess, Refused, helm_process, needs_helm, without_marks
+from tests.deploy.chart import (
+    HelmProcess,
+    Refused,
+    helm_process,
+    in_one_order,
+    needs_helm,
+    pod,
+    variables,
+    without_marks,
+)
 from tests.deploy.compose_file import SETTINGS, role_of
 from tests.deploy.kustomize_files import (
     CLOUD_NODE,
@@ -17,8 +26,6 @@ from tests.deploy.kustomize_files import (
     KEDA,
     MONITOR,
     VERSION,
-    WORKLOADS,
-    Described,
     built,
     described,
     needs_kubectl,
@@ -29,39 +36,12 @@ from ferryman.settings.sources import Sources, read_settings
 
 pytestmark = needs_helm
 OTHERS_KINDS = ("ScaledObject", "PodMonitor")  # Kubernetes publishes no schema of them
-Kinds = dict[tuple[str, str], Described]
 
 
 @pytest.fixture(scope="module")
 def helm() -> Iterator[HelmProcess]:
     with helm_process() as started:
         yield started
-
-
-def pod(objects: list[Described], name: str) -> Described:
-    (found,) = (
-        each for each in objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name
-    )
-    spec: Described = found["spec"]["template"]["spec"]
-    return spec
-
-
-def variables(objects: list[Described], name: str) -> dict[str, str]:
-    container = pod(objects, name)["containers"][0]
-    return {
-        each["name"]: each.get("value", CLOUD_NODE).replace("$(FERRYMAN_NODE)", CLOUD_NODE)
-        for each in container["env"]
-        if each["name"].startswith("FERRYMAN_")
-    }
-
-
-def in_one_order(objects: Kinds) -> Kinds:
-    """With variables by their names; their order says nothing but for `$(…)`, which is tested."""
-    for each in objects.values():
-        if each["kind"] in WORKLOADS:
-            for container in each["spec"]["template"]["spec"]["containers"]:
-                container.get("env", []).sort(key=lambda variable: variable["name"])
-    return objects
 
 
 @needs_kubectl
@@ -175,11 +155,35 @@ def test_with_certificates_every_service_has_its_own_and_probes_speak_https(
         (volume,) = (v for v in pod(objects, name)["volumes"] if v["name"] == "tls")
         assert volume["secret"]["secretName"] == f"{role_of(name)}-tls"
         assert variables(objects, name)["FERRYMAN_TLS_DIR"] == "/etc/ferryman/tls"
-        assert variables(objects, name)["FERRYMAN_NATS_URL"] == "tls://nats.infra:4222"
+        given = variables(objects, name)
+        assert given["FERRYMAN_NATS_URL"] == "tls://nats:4222"
+        assert given.get("FERRYMAN_REDIS_URL", "rediss://redis:6379/0") == "rediss://redis:6379/0"
     (router,) = pod(objects, "router")["containers"]
     probes = [router[probe] for probe in router if probe.endswith("Probe")]
     assert {probe["httpGet"]["scheme"] for probe in probes} == {"HTTPS"}
-    assert not [each for each in objects if each["metadata"]["name"] == "nats"], "it is elsewhere"
+
+
+def test_with_certificates_nats_and_redis_speak_tls_alone(helm: HelmProcess) -> None:
+    objects = helm.objects(GOOD["certificates"])
+    for name, said in (("nats", ["--tls"]), ("redis", ["--port", "0", "--tls-port", "6379"])):
+        (container,) = pod(objects, name)["containers"]
+        assert " ".join(said) in " ".join(container["args"])
+        mounted = {each["mountPath"] for each in container["volumeMounts"]}
+        files = [each for each in container["args"] if each.startswith("/etc/ferryman/tls/")]
+        assert "/etc/ferryman/tls" in mounted
+        assert {Path(file).name for file in files} == {"ca.crt", f"{name}.crt", f"{name}.key"}
+        (volume,) = (v for v in pod(objects, name)["volumes"] if v["name"] == "tls")
+        assert volume["secret"]["secretName"] == f"{name}-tls"
+    (redis,) = pod(objects, "redis")["containers"]
+    probes = [redis[probe]["exec"]["command"][-1] for probe in ("livenessProbe", "readinessProbe")]
+    assert all(probe.startswith("redis-cli --tls ") for probe in probes)
+
+
+def test_what_is_elsewhere_is_not_started(helm: HelmProcess) -> None:
+    objects = helm.objects(GOOD["certificates, and a NATS of one's own"])
+    assert not [each for each in objects if each["metadata"]["name"] == "nats"]
+    for name in SETTINGS:
+        assert variables(objects, name)["FERRYMAN_NATS_URL"] == "tls://nats.infra:4222"
 
 
 @pytest.mark.parametrize(("by", "folder"), [("keda", KEDA), ("hpa", HPA)])
@@ -210,9 +214,19 @@ def test_a_monitor_is_that_of_kustomize(helm: HelmProcess) -> None:
     assert not [each for each in helm.objects({}) if each["kind"] == "PodMonitor"]
 
 
+def test_a_monitor_asks_a_door_with_a_certificate_for_its_name(helm: HelmProcess) -> None:
+    objects = helm.objects({**GOOD["a monitor"], **GOOD["certificates"]})
+    made = {each["metadata"]["name"]: each for each in objects if each["kind"] == "PodMonitor"}
+    (door,) = made["router"]["spec"]["podMetricsEndpoints"]
+    assert (door["scheme"], door["tlsConfig"]["serverName"]) == ("https", "router.ferryman")
+    (inner,) = made["workers"]["spec"]["podMetricsEndpoints"]
+    assert "scheme" not in inner, "their numbers stay HTTP"
+
+
 def test_the_notes_name_every_secret_that_pods_mount(helm: HelmProcess) -> None:
-    notes = next(t for n, t in helm.call("render", {}).items() if n.endswith("NOTES.txt"))
-    objects = helm.objects({})
+    values = GOOD["certificates"]
+    notes = next(t for n, t in helm.call("render", values).items() if n.endswith("NOTES.txt"))
+    objects = helm.objects(values)
     mounted = {
         volume["secret"]["secretName"]
         for name in (*SETTINGS, "nats", "redis")
@@ -220,5 +234,5 @@ def test_the_notes_name_every_secret_that_pods_mount(helm: HelmProcess) -> None:
         if "secret" in volume
     }
     assert all(f"generic {secret} " in notes for secret in mounted)
-    assert "http://localhost:8000" in notes
+    assert "https://localhost:8000" in notes
     assert "{{" not in notes

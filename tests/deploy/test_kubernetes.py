@@ -152,7 +152,6 @@ def test_the_secrets_are_those_that_pods_mount(tmp_path: Path) -> None:
     assert set.union(*SECRETS.values()) | {"observer-urls", MONITORS_SECRET} == set(made)
     folder = tmp_path / "made"
     line = ["container-credentials", str(folder), "--key", str(folder / "cluster.key")]
-    folder.mkdir()
     assert run([*line, "--nats-url", "nats://n:4222", "--redis-url", "redis://r:6379/0"]) == 0
     assert all((tmp_path / file).is_file() for files in made.values() for file in files)
 

@@ -56,5 +56,7 @@
 {{- if $role.drainSeconds }}
 {{- $_ := set $pod "terminationGracePeriodSeconds" (add $role.drainSeconds 15) }}
 {{- include "ferryman.role" (dict "root" .root "pod" $pod "container" $container "role" $role "name" .object.metadata.name) }}
+{{- else if $values.tls.enabled }}
+{{- include "ferryman.server" (dict "pod" $pod "container" $container "name" .object.metadata.name) }}
 {{- end }}
 {{- end }}

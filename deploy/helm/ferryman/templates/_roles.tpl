@@ -3,9 +3,13 @@
 {{- $values := .root.Values }}
 {{- $role := .role }}
 {{- $env := dict "drain_seconds" $role.drainSeconds }}
-{{- with $values.nats.url }}{{ $_ := set $env "nats_url" . }}{{ end }}
+{{- with $values.nats.url | default ($values.tls.enabled | ternary "tls://nats:4222" "") }}
+{{- $_ := set $env "nats_url" . }}
+{{- end }}
 {{- if has .name (list "router" "host-cache") }}
-{{- with $values.redis.url }}{{ $_ := set $env "redis_url" . }}{{ end }}
+{{- with $values.redis.url | default ($values.tls.enabled | ternary "rediss://redis:6379/0" "") }}
+{{- $_ := set $env "redis_url" . }}
+{{- end }}
 {{- end }}
 {{- if ne .name "host-cache" }}
 {{- $_ := set $env "model" $values.model.path }}
@@ -53,6 +57,23 @@ Context: env, pod, container, role, name, model. */}}
 {{- $_ := set .container "volumeMounts" (append .container.volumeMounts (dict "name" "shm" "mountPath" "/dev/shm")) }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* NATS and Redis that speak TLS alone. Context: pod, container, name. */}}
+{{- define "ferryman.server" -}}
+{{- include "ferryman.secret" (dict "pod" .pod "container" .container "name" "tls" "secret" (printf "%s-tls" .name)) }}
+{{- $files := printf "/etc/ferryman/tls/%s" .name }}
+{{- $ca := "/etc/ferryman/tls/ca.crt" }}
+{{- $args := list "--tls" "--tlscert" (printf "%s.crt" $files) "--tlskey" (printf "%s.key" $files) "--tlscacert" $ca }}
+{{- if eq .name "redis" }}
+{{- $args = list "--port" "0" "--tls-port" "6379" "--tls-auth-clients" "no" "--tls-ca-cert-file" $ca
+      "--tls-cert-file" (printf "%s.crt" $files) "--tls-key-file" (printf "%s.key" $files) }}
+{{- range list "livenessProbe" "readinessProbe" }}
+{{- $exec := (get $.container .).exec }}
+{{- $_ := set $exec "command" (list "sh" "-c" (replace "redis-cli" "redis-cli --tls --insecure" (last $exec.command))) }}
+{{- end }}
+{{- end }}
+{{- $_ := set .container "args" (concat .container.args $args) }}
 {{- end }}
 
 {{/* Each node owns its objects, under its own name. Context: env, container, role. */}}
