@@ -20,6 +20,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "decode": DecodeSettings,
     "router": RouterSettings,
 }
+ROUTERS = "routers"  # of the profile `dns`: the router again, in several containers
 SERVERS = ("nats", "redis")
 WORKERS = ("prefill", "decode")
 CHOICE = re.compile(r"\$\{(\w+):-([^}]*)\}")

@@ -10,6 +10,7 @@ import pytest
 from tests.deploy.compose_file import (
     CHOICE,
     ROOT,
+    ROUTERS,
     SERVERS,
     SETTINGS,
     WORKERS,
@@ -124,6 +125,12 @@ def test_ports_are_published_on_loopback_unless_chosen_otherwise() -> None:
 def test_the_router_listens_where_its_published_port_leads(door: str) -> None:
     published = [port.rpartition(":")[2] for port in compose()["services"]["router"]["ports"]]
     assert environment("router")[f"FERRYMAN_{door}_PORT"] in published
+
+
+def test_the_routers_behind_one_name_are_routers_without_published_ports() -> None:
+    services = compose()["services"]
+    own = {"profiles": ["dns"], "ports": [], "deploy": {"replicas": 2}}
+    assert services[ROUTERS] == {**services["router"], **own}
 
 
 def test_the_image_has_the_demo_model_where_compose_looks() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.deploy.compose_file import SERVERS, SETTINGS, WORKERS, compose, mounts, role_of
+from tests.deploy.compose_file import ROUTERS, SERVERS, SETTINGS, WORKERS, compose, mounts, role_of
 
 from ferryman.credentials import ClusterRole
 from ferryman.settings.names import names_of
@@ -29,8 +29,8 @@ def test_the_file_for_cards_reserves_one_and_says_so_to_the_worker(service: str)
 
 def test_without_locks_nothing_changes_but_the_locks() -> None:
     over = compose(INSECURE)["services"]
-    assert set(over) == {*SERVERS, *SETTINGS}
-    for service in SETTINGS:
+    assert set(over) == {*SERVERS, *SETTINGS, ROUTERS}
+    for service in (*SETTINGS, ROUTERS):
         assert over[service] == {"environment": {"FERRYMAN_CREDENTIALS_FILE": ""}}
     locked = compose()["services"]
     redis = locked["redis"]["command"]

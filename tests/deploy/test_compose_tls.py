@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from tests.deploy.compose_file import CHOICE, ROOT, SETTINGS, compose, mounts, role_of
+from tests.deploy.compose_file import CHOICE, ROOT, ROUTERS, SETTINGS, compose, mounts, role_of
 
 from ferryman.credentials import ClusterRole
 from ferryman.runtime.certificate_folders import AUTHORITY
@@ -56,6 +56,11 @@ def test_a_service_shows_the_certificate_that_it_sees(service: str, made: Path) 
     assert names <= names_of(role)
     for name in (role, DOOR) if service == "router" else (role,):
         assert TlsFolder(made / role, name)()
+
+
+def test_the_routers_behind_one_name_show_a_certificate_for_it() -> None:
+    assert OVER[ROUTERS] == OVER["router"]
+    assert f"--tls-host={ROUTERS}" in OVER["credentials"]["command"]
 
 
 @pytest.mark.parametrize("service", SETTINGS)

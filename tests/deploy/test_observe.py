@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 from tests.cluster_keys import KEY
-from tests.deploy.compose_file import ROOT, SETTINGS, compose, environment, mounts
+from tests.deploy.compose_file import ROOT, ROUTERS, SETTINGS, compose, environment, mounts
 from tests.deploy.shipped_metrics import OBSERVE, alerts, asked_for, panels, paths, queries
 
 from ferryman.credentials import ClusterRole, credentials_of
@@ -31,16 +31,15 @@ def test_the_profile_mounts_every_file_that_is_shipped() -> None:
 
 def test_prometheus_looks_where_each_service_shows_its_metrics() -> None:
     scraped = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]
-    found = {}
+    found: dict[str, int] = {}
     for job in scraped:
         (places,) = job["dns_sd_configs"]
-        (name,) = places["names"]
-        found[name] = places["port"]
+        found |= dict.fromkeys(places["names"], places["port"])
     of_router = int(environment("router")["FERRYMAN_HTTP_PORT"])
     shown = {
         name: int(environment(name).get("FERRYMAN_OBSERVE_PORT", of_router)) for name in SETTINGS
     }
-    assert found == shown
+    assert found == {**shown, ROUTERS: of_router}
 
 
 def test_prometheus_shows_the_token_that_it_can_read_and_sees_no_other_secret() -> None:
