@@ -19,7 +19,13 @@ StateDir = Annotated[
     ),
 ]
 GrpcAddress = Annotated[
-    str, typer.Option("--grpc", "--url", metavar="HOST:PORT", help="The router's gRPC door.")
+    str,
+    typer.Option(
+        "--grpc",
+        "--url",
+        metavar="HOST:PORT",
+        help="The router's gRPC door; those of several with commas between.",
+    ),
 ]
 NatsUrl = Annotated[str, typer.Option("--nats", metavar="URL", help="The cluster's broker.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="The cluster's name in NATS subjects.")]
@@ -57,13 +63,18 @@ STATE_DIR = DEFAULT
 
 
 def grpc_address(given: str, state_dir: Path) -> str:
-    """host:port of the router. Raises ConfigError when none is given and no cluster runs there."""
+    """host:port of the router, or of several with commas between. Raises ConfigError when none is
+    given and no cluster runs there."""
     if not given:
         return running_cluster(state_dir).grpc
-    address = given.removeprefix("grpc://").removesuffix("/")
+    return ",".join(map(_router_address, given.split(",")))
+
+
+def _router_address(given: str) -> str:
+    address = given.strip().removeprefix("grpc://").removesuffix("/")
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal():
-        raise ConfigError(f"--grpc {given}: it should be HOST:PORT of the router's gRPC door")
+        raise ConfigError(f"--grpc {given}: it should be HOST:PORT of a router's gRPC door")
     return address
 
 
@@ -87,7 +98,8 @@ def broker_place(url: str, name: str, ca: str, state_dir: Path) -> BrokerPlace:
 
 @dataclass(frozen=True, slots=True)
 class DoorPlace:
-    """The router's gRPC door, host:port, and (with TLS) a file of authorities."""
+    """The gRPC door of the router, or of several, as `grpc_address` has it, and (with TLS) a file
+    of authorities."""
 
     address: str
     ca: str = ""

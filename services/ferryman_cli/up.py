@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator
 
 from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
@@ -17,60 +14,18 @@ from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
-from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli.banner import Announce, json_announcer, text_announcer
 from ferryman_cli.load_display import LoadDisplay, load_display
 from ferryman_launcher.check_apart import CheckedCluster, check_apart
-from ferryman_launcher.child import ChildEnded, Launch, execute
+from ferryman_launcher.child import ChildEnded, ChildSpec, Launch, execute
 from ferryman_launcher.fork_server import fork_server
-from ferryman_launcher.host_plan import HostPlan, host_plans, plan_line
+from ferryman_launcher.host_plan import HostPlan, host_plans
 from ferryman_launcher.model_places import ModelPlaces
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
-from ferryman_launcher.state_folder import DEFAULT, NATS_URL, RunningCluster, StateFolder
+from ferryman_launcher.state_folder import RunningCluster, StateFolder
 from ferryman_launcher.supervisor import GivenUp, Supervisor, with_environment
-
-QUESTION = "The red kite is in Oslo. The blue kite is in Lima.\nWhere is the red kite?"
-
-
-def banner(
-    cluster: RunningCluster,
-    state_dir: Path,
-    program: str,
-    plans: Iterable[HostPlan] = (),
-    workers: Iterable[str] = (),
-) -> str:
-    """Endpoints, and lines to try; `program` is the path of this command, `workers` are lines.
-
-    The pasted lines use a new id each time, because an id names one request.
-    """
-    body = {"model": cluster.model, "messages": [{"role": "user", "content": QUESTION}]}
-    command = os.path.relpath(program) if "/" in program else program
-    tiers = "".join(f"  memory {worker}\n" for worker in workers)
-    tiers += "".join(f"  tiers  {plan_line(plan)}\n" for plan in plans)
-    # Tools of others do not look for the authority in the state folder.
-    curl = f"curl --cacert {os.path.relpath(cluster.ca)}" if cluster.ca else "curl"
-    nats = f"nats --tlsca {os.path.relpath(cluster.ca)}" if cluster.ca else "nats"
-    where = "" if state_dir == DEFAULT.absolute() else f" --state-dir {state_dir}"
-    return f"""Ferryman is up and serves {cluster.model}.
-
-  HTTP   {cluster.http}/v1
-  gRPC   {cluster.grpc}
-  NATS   {cluster.nats}
-  Redis  {cluster.redis}
-  logs   {state_dir / "logs"}
-{tiers}
-Try in another terminal:
-
-  ID=hello-$(date +%s)
-  {curl} {cluster.http}/v1/chat/completions -H "x-request-id: $ID" \\
-    -H 'content-type: application/json' -d '{json.dumps(body)}'
-  {command} trace $ID{where}
-  {command} chat{where}
-  {nats} -s "$(cat {os.path.relpath(state_dir / NATS_URL)})" sub '{Subjects(cluster.name).all_life}'
-
-Ctrl-C drains and ends everything."""
-
 
 INSECURE = (
     "WARNING: --insecure: anybody who reaches a port of NATS, Redis or a service can read, order,"
@@ -80,8 +35,6 @@ EXIT_STOPPED = 0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 READY_SECONDS = 60.0
 ECHO_SECONDS = 1.0
-
-Announce = Callable[[RunningCluster, Sequence[HostPlan]], None]
 
 
 class _Stopped(Exception):
@@ -122,7 +75,7 @@ def _run_checked(
     with folder.locked():
         for old in folder.logs.glob("*.log"):
             old.unlink()
-        announce = _json_announcer(checked) if as_json else _announcer(folder, checked)
+        announce = json_announcer(checked) if as_json else text_announcer(folder, checked)
         try:
             display = load_display(sys.stderr, _say, as_json=as_json)
             return asyncio.run(_Up(choices, folder, display, launch).run(announce))
@@ -144,13 +97,12 @@ class _Up:
             os.environ,
             say=_say,
             patience=RestartLimits(standstill_seconds=choices.start_seconds),
-            changed=self._write,
+            changed=self._on_restart,
             on_load=display.show,
             launch=launch,
         )
         self._stopping = asyncio.Event()
         self._signalled: dict[signal.Signals, float] = {}
-        self._doors: ReadyEvent = {}
         self._plans: tuple[HostPlan, ...] = ()
 
     async def run(self, announce: Announce) -> int:
@@ -177,10 +129,10 @@ class _Up:
             said = await self._supervisor.start(self._process_plan.services)
         finally:
             self._display.close()
-        self._doors = said["router"]
         self._pin_doors()
         async with asyncio.timeout(READY_SECONDS):
-            await serving(self._doors["http"], self._process_plan.locks.ca)
+            for address in self._doors("http"):
+                await serving(address, self._process_plan.locks.ca)
         caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
         observer = self._process_plan.locks.access(ClusterRole.OBSERVER)
         self._plans = await host_plans(caches, self._choices.tiers.node_storage_bytes, observer)
@@ -188,17 +140,28 @@ class _Up:
 
     def _pin_doors(self) -> None:
         """Fixes the ports, so that a restarted router listens where its clients know it."""
-        job = next(job for job in self._process_plan.services if job.name == "router")
-        ports = {
-            variable(f"{door}_port", "router"): self._doors[door].rpartition(":")[2]
-            for door in ("http", "grpc")
-        }
-        self._supervisor.pin(with_environment(job, ports))
+        for job, said in self._routers():
+            ports = {
+                variable(f"{door}_port", "router"): said[door].rpartition(":")[2]
+                for door in ("http", "grpc")
+            }
+            self._supervisor.pin(with_environment(job, ports))
+
+    def _routers(self) -> Iterator[tuple[ChildSpec, ReadyEvent]]:
+        """Those that were ready at least once."""
+        for job in self._process_plan.services:
+            if job.role == "router" and job.name in self._supervisor.ready_events:
+                yield job, self._supervisor.ready_events[job.name]
+
+    def _doors(self, kind: str) -> list[str]:
+        """host:port of each router's door of that kind: `http` or `grpc`."""
+        return [said[kind] for _, said in self._routers()]
 
     def _cluster(self) -> RunningCluster:
+        scheme = "https" if self._process_plan.locks.ca else "http"
         return RunningCluster(
-            http=f"{'https' if self._process_plan.locks.ca else 'http'}://{self._reached('http')}",
-            grpc=self._reached("grpc"),
+            http=",".join(f"{scheme}://{self._reached(one)}" for one in self._doors("http")),
+            grpc=",".join(map(self._reached, self._doors("grpc"))),
             nats=self._process_plan.nats_url,
             redis=self._process_plan.redis_url,
             name=self._choices.cluster,
@@ -208,10 +171,14 @@ class _Up:
             ca=self._process_plan.locks.ca,
         )
 
-    def _reached(self, door: str) -> str:
+    def _reached(self, address: str) -> str:
         """The address of a door; no certificate has the one that stands for all of a machine."""
-        address: str = self._doors[door]
         return address.replace("0.0.0.0:", "127.0.0.1:") if self._process_plan.locks.ca else address
+
+    def _on_restart(self) -> None:
+        """A router may be ready for the first time only now."""
+        self._pin_doors()
+        self._write()
 
     def _write(self) -> None:
         self._folder.write(self._cluster())
@@ -250,7 +217,7 @@ def _status_of(group: BaseExceptionGroup[BaseException]) -> int:
     late = _messages(group, TimeoutError)
     if not known and not late:
         raise group
-    _error(known[0] if known else f"the router was not ready within {READY_SECONDS:g} s")
+    _error(known[0] if known else f"a router was not ready within {READY_SECONDS:g} s")
     return EXIT_FAILED
 
 
@@ -265,31 +232,6 @@ def _messages(
         elif isinstance(error, kinds):
             found.append(str(error))
     return found
-
-
-def _json_announcer(checked: CheckedCluster) -> Announce:
-    def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
-        line: Mapping[str, object] = {
-            "event": "ready",
-            "http": cluster.http,
-            "grpc": cluster.grpc,
-            "nats": cluster.nats,
-            "redis": cluster.redis,
-            "pids": dict(cluster.pids),
-            "memory": checked.objects,
-            "tiers": [asdict(plan) for plan in plans],
-        }
-        print(json.dumps(line), flush=True)
-
-    return announce
-
-
-def _announcer(folder: StateFolder, checked: CheckedCluster) -> Announce:
-    def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
-        said = banner(cluster, folder.path, sys.argv[0], plans, checked.lines)
-        print(said, flush=True)
-
-    return announce
 
 
 def _say(line: str) -> None:

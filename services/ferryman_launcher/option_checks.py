@@ -19,7 +19,7 @@ from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp_model import mtp_config
 from ferryman.model.shapes import ModelConfig
 from ferryman.schedule.drafting import MTP
-from ferryman.settings.cluster import UpOptions
+from ferryman.settings.cluster import PORTS_OF_A_ROUTER, DoorOptions, UpOptions
 from ferryman_launcher.cluster_memory import plan_memory, worker_groups
 from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
 from ferryman_launcher.options import check_model_folder
@@ -28,6 +28,7 @@ from ferryman_launcher.tier_checks import check_shared_memory, check_tiers
 PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}
 EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0.0.1:6379/0"}
 ANSWER_SECONDS = 3.0
+HIGHEST_PORT = 65535
 
 
 def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPlan:
@@ -36,11 +37,7 @@ def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPl
     Raises ConfigError for options that cannot work.
     """
     config: ModelConfig = check_model(choices.engine.model)
-    doors = choices.doors
-    if doors.http_port and doors.http_port == doors.grpc_port:
-        raise ConfigError(f"--http-port and --grpc-port are both {doors.http_port}")
-    for flag, port in (("--http-port", doors.http_port), ("--grpc-port", doors.grpc_port)):
-        _check_port(flag, doors.host, port)
+    _check_doors(choices.doors)
     if choices.draft_model:
         config = join_configs(config, _draft_config(Path(choices.draft_model)))
     elif choices.engine.draft == MTP:
@@ -126,7 +123,33 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _check_port(flag: str, host: str, port: int) -> None:
+def _check_doors(doors: DoorOptions) -> None:
+    """Raises ConfigError unless each router can listen at two ports of its own."""
+    http, grpc = [each.http for each in doors.ports], [each.grpc for each in doors.ports]
+    if shared := sorted({*http} & {*grpc} - {0}):
+        raise ConfigError(_shared_port(doors, shared[0]))
+    for flag, ports in (("--http-port", http), ("--grpc-port", grpc)):
+        if ports[-1] > HIGHEST_PORT:
+            raise ConfigError(
+                f"{flag} {ports[0]} has no ports for {doors.num_routers} routers up to"
+                f" {HIGHEST_PORT}; choose a lower {flag}"
+            )
+        for index, port in enumerate(ports):
+            of_router = f" of router {index + 1}" if doors.num_routers > 1 else ""
+            _check_port(flag, doors.host, port, of_router)
+
+
+def _shared_port(doors: DoorOptions, port: int) -> str:
+    if doors.http_port == doors.grpc_port:
+        return f"--http-port and --grpc-port are both {port}"
+    return (
+        f"--http-port {doors.http_port} and --grpc-port {doors.grpc_port} of {doors.num_routers}"
+        f" routers meet at {port}, because each router has its ports {PORTS_OF_A_ROUTER} above"
+        " those of the one before; choose one of them odd and the other even"
+    )
+
+
+def _check_port(flag: str, host: str, port: int, of_router: str) -> None:
     if not port:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -137,4 +160,4 @@ def _check_port(flag: str, host: str, port: int) -> None:
         except OSError as error:
             is_taken = error.errno == errno.EADDRINUSE
             why = f"is taken; choose another {flag}" if is_taken else str(error.strerror).lower()
-            raise ConfigError(f"{flag} {port} on {host}: {why}") from None
+            raise ConfigError(f"{flag} {port}{of_router} on {host}: {why}") from None

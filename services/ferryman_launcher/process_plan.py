@@ -13,7 +13,7 @@ from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import ServerCommand, free_port, nats_command
 from ferryman.runtime.key_file import make_key_file, read_key_file
-from ferryman.settings.cluster import UpOptions, WorkerRole, usable_cores
+from ferryman.settings.cluster import DoorPorts, UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values
 from ferryman_launcher.child import ChildSpec
@@ -115,7 +115,7 @@ class _Services:
         return (
             *(self._host_cache(name, node) for name, node in caches),
             *(worker for role in choices.roles for worker in self._workers(role)),
-            self._router(),
+            *self._routers(),
         )
 
     def _workers(self, each: WorkerRole) -> Iterator[ChildSpec]:
@@ -150,7 +150,12 @@ class _Services:
             own["storage_bytes"] = tiers.node_storage_bytes
         return self._job(name, "hostcache", HOST_CACHE, self._policies(), own)
 
-    def _router(self) -> ChildSpec:
+    def _routers(self) -> Iterator[ChildSpec]:
+        doors = self.choices.doors
+        for name, ports in zip(names("router", doors.num_routers), doors.ports, strict=True):
+            yield self._router(name, ports)
+
+    def _router(self, name: str, ports: DoorPorts) -> ChildSpec:
         doors = self.choices.doors
         own = {
             "model": self.choices.engine.model.absolute(),
@@ -161,11 +166,11 @@ class _Services:
             "cluster_key_file": self.folder.key_path,
             "host": doors.host,
             "cors_origin": doors.cors_origin,
-            "http_port": doors.http_port,
-            "grpc_port": doors.grpc_port,
+            "http_port": ports.http,
+            "grpc_port": ports.grpc,
             "redis_url": self.redis_url,
         }
-        return self._job("router", "router", ROUTER, {}, own)
+        return self._job(name, "router", ROUTER, {}, own)
 
     def _policies(self) -> Mapping[str, Any]:
         values = flat_values(self.choices.tiers)

@@ -35,8 +35,8 @@ PRIVATE, PRIVATE_FILE = 0o700, 0o600
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """The endpoints of a running cluster. `http` is a URL, `grpc` is host:port; `up_pid` supervises
-    it.
+    """The endpoints of a running cluster. `http` is a URL, `grpc` is host:port; of several routers
+    they have all, with commas between. `up_pid` supervises it.
 
     `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities.
     """
@@ -50,6 +50,11 @@ class RunningCluster:
     up_pid: int
     pids: Mapping[str, int] = field(default_factory=dict)
     ca: str = ""
+
+    @property
+    def http_urls(self) -> tuple[str, ...]:
+        """Of each router."""
+        return tuple(self.http.split(","))
 
 
 class StateFolder:

@@ -51,12 +51,18 @@ class Supervisor:
         self._jobs: dict[str, ChildSpec] = {}
         self._restarts: dict[str, Restarts] = {}
         self._ready: set[str] = set()
+        self._ready_events: dict[str, ReadyEvent] = {}
         self._failures: dict[str, str] = {}
         self._is_hurried = False
 
     @property
     def pids(self) -> dict[str, int]:
         return {name: child.pid for name, child in self._children.items()}
+
+    @property
+    def ready_events(self) -> Mapping[str, ReadyEvent]:
+        """The latest of each process that was ready at least once."""
+        return self._ready_events
 
     async def start(self, jobs: Iterable[ChildSpec]) -> dict[str, ReadyEvent]:
         """Starts processes side by side; returns the ready event of each.
@@ -129,6 +135,7 @@ class Supervisor:
         self._restarts[name].was_ready(monotonic())
         self._failures.pop(name, None)
         self._ready.add(name)
+        self._ready_events[name] = said
         return said
 
     def _failed(self, name: str, error: ConfigError | ChildEnded) -> ConfigError | ChildEnded:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
-from ferryman_cli.up import banner
+from ferryman_cli.banner import banner
 from ferryman_launcher.cluster_memory import plan_memory, worker_line
 from ferryman_launcher.host_plan import HostPlan
 from ferryman_launcher.options import up_options, up_sources
@@ -39,6 +40,13 @@ def test_it_says_how_memory_is_split_and_what_fits() -> None:
         "storage: 2G\n"
     ) in said
     assert "node-2: 256M of host memory, which no worker uses: see hostcache's log" in said
+
+
+def test_every_router_is_named() -> None:
+    two = replace(CLUSTER, http="http://h:1,http://h:3", grpc="h:2,h:4")
+    said = banner(two, DEFAULT.absolute(), "ferryman")
+    assert "  HTTP   http://h:1/v1\n         http://h:3/v1\n  gRPC   h:2,h:4\n" in said
+    assert "  curl http://h:1/v1/chat/completions " in said
 
 
 def test_another_state_folder_is_named_in_every_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,36 @@ def test_two_doors_on_one_port_are_refused() -> None:
         check(UpOptions(engine=DEMO, doors=DoorOptions(http_port=9, grpc_port=9)))
 
 
+def test_a_taken_port_of_a_later_router_is_named_with_its_router() -> None:
+    host = "127.77.0.5"  # nobody else listens there
+    with socket.create_server((host, 0)) as taken:
+        port = taken.getsockname()[1]
+        doors = DoorOptions(num_routers=2, host=host, http_port=port - 2, grpc_port=0)
+        words = rf"--http-port {port} of router 2 on {host}: is taken; choose another --http-port"
+        with pytest.raises(ConfigError, match=words):
+            check(UpOptions(engine=DEMO, doors=doors))
+
+
+@pytest.mark.parametrize(
+    ("doors", "words"),
+    [
+        pytest.param(
+            DoorOptions(num_routers=3, http_port=7000, grpc_port=7004),
+            "meet at 7004, .*; choose one of them odd and the other even",
+            id="the gRPC port of one is the HTTP port of another",
+        ),
+        pytest.param(
+            DoorOptions(num_routers=2, http_port=0, grpc_port=65534),
+            "--grpc-port 65534 has no ports for 2 routers up to 65535",
+            id="there are no such ports",
+        ),
+    ],
+)
+def test_ports_that_several_routers_cannot_have_are_refused(doors: DoorOptions, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(UpOptions(engine=DEMO, doors=doors))
+
+
 def test_two_clusters_do_not_share_a_folder(tmp_path: Path) -> None:
     with StateFolder(tmp_path).locked():
         with pytest.raises(ConfigError, match="another ferryman up"):
@@ -287,6 +318,16 @@ def test_what_is_given_counts_more_than_the_folder(tmp_path: Path) -> None:
     StateFolder(tmp_path).write(CLUSTER)
     assert grpc_address("grpc://other:5", tmp_path) == "other:5"
     assert broker_place("nats://other:6", "", "", tmp_path) == BrokerPlace("nats://other:6")
+
+
+def test_commands_know_every_router_of_a_cluster(tmp_path: Path) -> None:
+    StateFolder(tmp_path).write(replace(CLUSTER, http="http://h:1,http://h:3", grpc="h:2,h:4"))
+    assert running_cluster(tmp_path).http_urls == ("http://h:1", "http://h:3")
+    assert grpc_address("", tmp_path) == "h:2,h:4"
+    assert grpc_address("grpc://a:5/, b:6", tmp_path) == "a:5,b:6"
+    for mistaken in ("a:5,b", "a:5,", "a:5,http://b:6"):
+        with pytest.raises(ConfigError, match="should be HOST:PORT"):
+            grpc_address(mistaken, tmp_path)
 
 
 def _free_port() -> int:

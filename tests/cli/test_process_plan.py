@@ -34,6 +34,7 @@ KINDS: dict[str, Any] = {
     "hostcache": HostCacheSettings,
 }
 
+HTTP_PORT, GRPC_PORT = "FERRYMAN_ROUTER_HTTP_PORT", "FERRYMAN_ROUTER_GRPC_PORT"
 DEMO = EngineOptions(model=demo_model())
 
 
@@ -70,6 +71,27 @@ def test_a_cluster_has_its_servers_and_services(choices: UpOptions, tmp_path: Pa
     ranks = {job.name: job.drain_rank for job in (*found.services, *found.servers)}
     assert ranks["router"] < ranks["prefill-1"] == ranks["decode"]
     assert ranks["decode"] < ranks["hostcache"] < ranks["nats"] == ranks["redis"]
+
+
+@pytest.mark.parametrize(
+    ("first", "ports"),
+    [
+        pytest.param((8000, 8001), [(8000, 8001), (8002, 8003), (8004, 8005)], id="side by side"),
+        pytest.param((80, 9000), [(80, 9000), (82, 9002), (84, 9004)], id="far from each other"),
+        pytest.param((0, 7001), [(0, 7001), (0, 7003), (0, 7005)], id="free ones"),
+    ],
+)
+def test_each_router_has_ports_of_its_own(
+    choices: UpOptions, tmp_path: Path, first: tuple[int, int], ports: list[tuple[int, int]]
+) -> None:
+    doors = DoorOptions(num_routers=3, http_port=first[0], grpc_port=first[1])
+    found = made(choices.model_copy(update={"doors": doors}), tmp_path)
+    routers = [job for job in found.services if job.role == "router"]
+    assert [job.name for job in routers] == ["router-1", "router-2", "router-3"]
+    told = [(job.environment[HTTP_PORT], job.environment[GRPC_PORT]) for job in routers]
+    assert told == [(str(http), str(grpc)) for http, grpc in ports]
+    alike = [{**job.environment, HTTP_PORT: "", GRPC_PORT: ""} for job in routers]
+    assert alike[0] == alike[1] == alike[2], "nothing else tells them apart"
 
 
 def test_servers_of_others_are_not_started(choices: UpOptions, tmp_path: Path) -> None:

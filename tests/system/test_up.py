@@ -41,7 +41,7 @@ def on_event(event, details):
         os._exit(3)
 sys.addaudithook(on_event)
 """
-NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router"}
+NAMES = {"nats", "redis", "hostcache", "prefill", "decode", "router-1", "router-2"}
 
 
 @dataclass
@@ -63,11 +63,20 @@ class Up:
                 return Path(json.loads(line)["arena"])
         raise AssertionError("the host-cache never said where its arena is")
 
+    @property
+    def doors(self) -> list[str]:
+        """The URL of each router."""
+        return str(self.said["http"]).split(",")
+
     def complete(
-        self, request_id: str, prompt: str = "The red box is in the", max_tokens: int = 6
+        self,
+        request_id: str,
+        prompt: str = "The red box is in the",
+        max_tokens: int = 6,
+        router: int = 0,
     ) -> dict[str, Any]:
         answer = httpx.post(
-            f"{self.said['http']}/v1/completions",
+            f"{self.doors[router]}/v1/completions",
             json={"prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
             headers={"x-request-id": request_id, "authorization": f"Bearer {API_KEY}"},
             timeout=120,
@@ -122,10 +131,10 @@ def is_listening(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
+def test_a_cluster_of_two_routers_serves_survives_deaths_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with up(tmp_path) as cluster:
+    with up(tmp_path, "--routers", "2") as cluster:
         doors = {"http", "grpc", "nats", "redis"}
         assert set(cluster.said) == {"event", "pids", "memory", "tiers"} | doors
         assert [worker["role"] for worker in cluster.said["memory"]] == ["prefill", "decode"]
@@ -138,20 +147,25 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
 
         before, arena = cluster.pids, cluster.arena
         assert arena.exists()
-        os.kill(before["decode"], signal.SIGKILL)
+        killed = {"decode", "router-2"}
+        for name in killed:
+            os.kill(before[name], signal.SIGKILL)
         wait_until(
-            lambda: cluster.pids["decode"] != before["decode"], "decode's return", seconds=90
+            lambda: all(cluster.pids[name] != before[name] for name in killed),
+            "the return of both",
+            seconds=90,
         )
-        wait_until(lambda: _is_ready(cluster), "the router to know it", seconds=30)
-        again = cluster.complete("second")
-        assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+        wait_until(lambda: _are_ready(cluster), "both routers to know decode", seconds=30)
+        assert len(cluster.doors) == 2
+        for router in (0, 1):  # the second one listens where it did
+            again = cluster.complete(f"again-{router}", router=router)
+            assert again["choices"][0]["text"] == answer["choices"][0]["text"]
 
         pids = cluster.pids
         services = {name: name_of(pids[name]) for name in NAMES - {"nats", "redis"}}
         assert services == {name: f"ferryman-{name}"[:15] for name in services}, "all are forked"
-        assert {name: pid for name, pid in pids.items() if name != "decode"} == {
-            name: pid for name, pid in before.items() if name != "decode"
-        }
+        assert {name for name in NAMES if pids[name] != before[name]} == killed
+        assert running_cluster(tmp_path).grpc == cluster.said["grpc"]
         cluster.process.send_signal(signal.SIGINT)
         out, err = cluster.process.communicate(timeout=120)
         assert cluster.process.returncode == 0, err
@@ -161,15 +175,15 @@ def test_a_cluster_serves_survives_a_death_and_leaves_nothing(
             last = [event for event in loaded if event["process"] == name][-1]
             assert (last["event"], last["stage"]) == ("loading", "weights")
             assert last["done_bytes"] == last["total_bytes"] > 0
-        assert "decode was ended by signal 9" in err
-        assert "decode is back" in err
+        for name in killed:
+            assert f"{name} was ended by signal 9" in err
+            assert f"{name} is back" in err
         assert cluster.is_gone(pids)
         assert not arena.exists()
         assert not (tmp_path / "cluster.json").exists()
-        places = [
-            cluster.said["grpc"],
-            *(urlsplit(cluster.said[k]).netloc for k in ("http", "nats", "redis")),
-        ]
+        urls = (*cluster.doors, cluster.said["nats"], cluster.said["redis"])
+        places = [*cluster.said["grpc"].split(","), *(urlsplit(url).netloc for url in urls)]
+        assert len(places) == 6
         assert not any(is_listening(place) for place in places)
 
 
@@ -241,6 +255,6 @@ def _num_ready(cluster: Up, role: str) -> int:
     return int(answer.json()["workers"][role])
 
 
-def _is_ready(cluster: Up) -> bool:
-    answer = httpx.get(f"{cluster.said['http']}/ready", timeout=120)
-    return answer.status_code == 200
+def _are_ready(cluster: Up) -> bool:
+    answers = [httpx.get(f"{door}/ready", timeout=120) for door in cluster.doors]
+    return all(answer.status_code == 200 for answer in answers)

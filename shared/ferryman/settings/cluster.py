@@ -19,6 +19,7 @@ DEFAULT_HOST_BYTES = 256 << 20
 DEFAULT_STORAGE_BYTES = 1 << 30
 STORAGE_NAME = "storage"
 SPARE_SHARE = 2
+PORTS_OF_A_ROUTER = 2  # HTTP and gRPC: the ports of the next router are so much higher
 
 
 def _more_than_nothing(num_bytes: int) -> int:
@@ -32,19 +33,40 @@ MORE_THAN_NOTHING = AfterValidator(_more_than_nothing)
 Workers = Annotated[int, Field(ge=1, le=64)]
 
 
+@dataclass(frozen=True, slots=True)
+class DoorPorts:
+    """Where one router listens; 0 takes a free port."""
+
+    http: int
+    grpc: int
+
+
 class DoorOptions(BaseModel):
-    """Where the router listens."""
+    """Where the routers listen."""
 
     model_config = GROUP
+    num_routers: Annotated[
+        int, Field(ge=1, le=16), Called("workers", role="router", flag="--routers")
+    ] = 1
+    """How many processes of this role (`--routers`, `--prefill`, `--decode`, `--workers`). Any
+    router serves any request; the ports of each are higher by 2 than those of the one before."""
     host: Annotated[str, Called(role="router")] = "127.0.0.1"
     """The address the router listens on."""
     http_port: Port = 8000
-    """Where the router listens for HTTP; 0 takes a free port."""
+    """Where the (first) router listens for HTTP; 0 takes a free port."""
     grpc_port: Port = 8001
-    """Where the router listens for gRPC; 0 takes a free port."""
+    """Where the (first) router listens for gRPC; 0 takes a free port."""
     cors_origin: Annotated[str, Called(role="router")] = ""
     """Origins, separated by commas, whose pages may call the HTTP API from a browser; `*`: all;
     empty: none."""
+
+    @property
+    def ports(self) -> tuple[DoorPorts, ...]:
+        """Those of each router, the first one's first; they may be above the highest port."""
+        return tuple(
+            DoorPorts(_port_of(self.http_port, i), _port_of(self.grpc_port, i))
+            for i in range(self.num_routers)
+        )
 
 
 class TierOptions(TierPolicySettings):
@@ -90,6 +112,10 @@ class TierOptions(TierPolicySettings):
     def nodes(self) -> list[str]:
         """Their names in the index."""
         return ["local"] if self.num_nodes == 1 else list(_numbered(self.num_nodes))
+
+
+def _port_of(first: int, index: int) -> int:
+    return first + PORTS_OF_A_ROUTER * index if first else 0
 
 
 def _of_node(url: str, node: str) -> str:
