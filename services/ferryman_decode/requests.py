@@ -18,6 +18,7 @@ from ferryman.errors import (
     FerrymanError,
     NotFound,
     RequestDetached,
+    RequestIdInUse,
     Stale,
     TakenOver,
 )
@@ -140,17 +141,20 @@ class Requests:
         return latest is not None and latest.router_id != router_id
 
     def check_owner(self, context: RequestContext, router_id: str) -> None:
-        """Raises Stale unless a router may begin this attempt: the request is its own, or new here,
-        or taken over from another router by an attempt after all that are known.
+        """Raises unless a router may begin this attempt: the request is its own, or new here, or
+        taken over from another router by an attempt after all that are known (if not, Stale).
 
         Routers do not know each other's ids. With one id for two requests the second would get the
-        reservation of the first, and the first caller the answer of the second.
+        reservation of the first, and the first caller the answer of the second: RequestIdInUse.
         """
         latest = self._latest(context.request_id)
         if latest is None or latest.router_id == router_id:
             return
-        if not context.taken_from or context.attempt <= latest.context.attempt:
-            raise Stale(f"request {context.request_id} is one of another router here")
+        message = f"request {context.request_id} is one of another router here"
+        if not context.taken_from:
+            raise RequestIdInUse(message)
+        if context.attempt <= latest.context.attempt:
+            raise Stale(message)
 
     def _latest(self, request_id: str) -> DecodeRequest | None:
         attempts = self._attempts.get(request_id, ())

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from ferryman.errors import QueueFull, Stale, Unavailable, WrongEpoch
+from ferryman.errors import QueueFull, RequestIdInUse, Stale, Unavailable, WrongEpoch
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.effects import WriterId
@@ -93,8 +93,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     def _begin(self, order: PrefillOrder, grammar: CompiledGrammar | None) -> PromptAttempt:
         attempt = self._attempt(self._checked(order), grammar)
-        if attempt.name in self._attempts:
-            raise Stale(f"attempt {order.context.attempt} of this request runs here already")
+        if known := self._attempts.get(attempt.name):
+            message = f"attempt {order.context.attempt} of this request runs here already"
+            is_own = known.order.router_id == order.router_id or order.context.taken_from
+            raise Stale(message) if is_own else RequestIdInUse(f"{message}, for another router")
         self._attempts[attempt.name] = attempt
         self._idle.clear()
         return attempt

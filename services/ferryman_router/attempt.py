@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from ferryman.errors import FerrymanError, Unavailable, Unreachable, WrongEpoch
+from ferryman.errors import (
+    FerrymanError,
+    RequestIdInUse,
+    Unavailable,
+    Unreachable,
+    WrongEpoch,
+)
 from ferryman.wire.values import PrefillOrder, PrefillProgress, RouterAbort, Usage
 from ferryman_router.attempt_result import (
     AttemptFinished,
@@ -18,6 +24,7 @@ from ferryman_router.attempt_result import (
     Fatal,
     LostAttempt,
     NoCapacity,
+    Retryable,
     Verdict,
     WorkerDrains,
     WorkerGone,
@@ -122,6 +129,14 @@ class RouterAttempt:
         over = self.verdict.done() and not self.verdict.cancelled()
         return over and isinstance(self.verdict.result(), kinds)
 
+    @property
+    def was_refused_for_its_id(self) -> bool:
+        """Whether a worker has a request of that id from another router; it has nothing of this."""
+        if not self.is_settled_as((Retryable,)):
+            return False
+        verdict = self.verdict.result()
+        return isinstance(verdict, Retryable) and isinstance(verdict.error, RequestIdInUse)
+
     def is_running_on(self, name: WorkerName) -> bool:
         """Whether that worker is at work on it: slots promised at decode are no work yet."""
         if self.is_handed_off:
@@ -163,6 +178,8 @@ class PrefillCall:
         else:
             self._task.cancel()
         ctx.fleet.release(attempt.decode, attempt.name)
+        if attempt.was_refused_for_its_id:
+            return  # decode may not know the other's yet, and would refuse it when it comes
         if not attempt.is_settled_as((AttemptFinished, NoCapacity, WorkerDrains)):
             if attempt.is_settled_as((AttemptStopped,)):
                 cause = "stop"

@@ -162,10 +162,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # The request does not end for want of readers while this one is being checked.
         with self._frontend.listening(known, asyncio.Event()):
             asked = await self._frontend.check(ask)
-        if not known.asked.is_same_as(asked):
+        if known.asked.is_same_as(asked):
+            return known
+        if not request.num_sent_before:
             message = f"request id {request.request_id} was used for something else"
             raise InvalidRequest(message, "request_id")
-        return known
+        # Another router had it first, and this one a request of the same id of another caller.
+        if request.resume_from_offset:
+            raise NotFound(f"{request.request_id} is another request here: begin it anew")
+        return await self._frontend.open(replace(ask, caller=requests.named(caller)))
 
     async def _taken_over(
         self, request: inference_pb2.GenerateRequest, ask: GenerateRequest

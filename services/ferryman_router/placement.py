@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ferryman.cache.resume import max_resume_pages
-from ferryman.errors import DeadlineExceeded, Exhausted, FerrymanError, Suspect, Unavailable
+from ferryman.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    FerrymanError,
+    RequestIdInUse,
+    Suspect,
+    Unavailable,
+)
 from ferryman.handoff.request import RequestState
 from ferryman.runtime.logs import Tail
 from ferryman.wire.nats.heartbeat import PREFILL
@@ -137,6 +144,8 @@ class RequestPlacement:
                 self._cut_off(explanation, verdict, stage=stage)
             case Retryable(DeadlineExceeded() as error) if self._is_nearly_over():
                 raise error
+            case Retryable(RequestIdInUse() as error) if not num_tokens:
+                raise error  # under another id it can be served
             case Retryable(Unavailable()) if not has_begun:
                 assert attempt is not None, "a worker was asked"
                 self._ctx.fleet.suspect(attempt.refused_by)

@@ -16,6 +16,7 @@ from ferryman.errors import (
     CorruptState,
     DeadlineExceeded,
     FerrymanError,
+    RequestIdInUse,
     Stopping,
     TakenOver,
 )
@@ -102,10 +103,11 @@ class RequestRunner:
 
     @property
     def was_abandoned(self) -> bool:
-        """Whether it was cancelled, or goes on at another router: no client can read the rest of
-        it here."""
+        """Whether it was cancelled, goes on at another router, or lost its id to a request of
+        another one: no client can read the rest of it here."""
         end = self.output_log.end
-        return isinstance(end, OutputFailed) and isinstance(end.error, Cancelled | TakenOver)
+        lost = Cancelled | TakenOver | RequestIdInUse
+        return isinstance(end, OutputFailed) and isinstance(end.error, lost)
 
     def is_decoded_by(self, name: WorkerName) -> bool:
         return self._attempt is not None and self._attempt.decode == name

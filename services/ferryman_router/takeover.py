@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferryman.errors import NotFound, Stopping, TakenOver
+from ferryman.errors import NotFound, RequestIdInUse, Stopping, TakenOver
 from ferryman.handoff.lifecycle import ROUTER, LifecycleEntry
 from ferryman.wire.nats.heartbeat import ServedState
 from ferryman_router.generate_request import PastLife, TokenizedRequest
@@ -20,7 +20,7 @@ from ferryman_router.request_history import state_mark
 _HAS = ("received", "taken_over", "routed")
 _BEGINS = ("received", "taken_over")
 # A router that ended, or lost the request to another one, said nothing about the answer.
-_NO_LAST_WORDS = (Stopping.__name__, TakenOver.__name__)
+_NO_LAST_WORDS = (Stopping.__name__, TakenOver.__name__, RequestIdInUse.__name__)
 
 
 def belongs_to(events: Sequence[LifecycleEntry], tenant: str) -> bool:
@@ -34,12 +34,15 @@ def past_life(
     events: Sequence[LifecycleEntry], token_ids: tuple[int, ...], state: ServedState
 ) -> PastLife:
     """The life so far of the request of these events, oldest first, whose client has these tokens.
-    Raises NotFound for one that failed, because its error was its answer, and for one that began
-    with another model than the `state` that is served now."""
+    Raises NotFound for one that failed, because its error was its answer, for one that began with
+    another model than the `state` that is served now, and where two routers began requests of this
+    id: the log does not say which one is this client's."""
     events = [one for one in events if one.role == ROUTER]  # others may write in workers' names
     had = [one for one in events if one.name in _HAS]
     if not had:
         raise NotFound("the lifecycle log does not say which router had the request")
+    if len({one.worker_id for one in had if one.name == "received"}) > 1:
+        raise NotFound("two routers began requests of this id")
     mark = state_mark(state)
     if any(one.facts.get("state", mark) != mark for one in had):
         raise NotFound("the request began with another model")

@@ -17,7 +17,8 @@
     ├── Stale              start again one level up                   ABORTED              503
     │   ├── LeaseLost      the lease or reservation is gone
     │   ├── WrongEpoch     the message is for an earlier process
-    │   └── TakenOver      another router goes on with the request
+    │   ├── TakenOver      another router goes on with the request
+    │   └── RequestIdInUse another router has a request of this id
     ├── ManifestMismatch   do not retry; model or layout differ       FAILED_PRECONDITION  503
     ├── Unavailable        same call, other worker                    UNAVAILABLE          503
     │   ├── Unreachable    the called process did not answer
@@ -147,6 +148,10 @@ class WrongEpoch(Stale):
 
 class TakenOver(Stale):
     """Another router goes on with the request, because its client asked that one to."""
+
+
+class RequestIdInUse(Stale):
+    """A worker has a request of this id from another router; under another id it can be served."""
 
 
 class ManifestMismatch(FerrymanError):

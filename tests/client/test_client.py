@@ -40,6 +40,7 @@ from ferryman.errors import (
     InvalidRequest,
     NotFound,
     QueueFull,
+    RequestIdInUse,
     Stopping,
 )
 
@@ -225,6 +226,18 @@ async def test_an_id_that_was_given_is_kept() -> None:
     async with wired(router) as (client, _):
         assert_whole(await collected(client, "mine"))
     assert router.sent == [("mine", 0), ("mine", 1)]
+
+
+async def test_an_id_that_another_router_has_is_sent_once_more_as_sent_before() -> None:
+    """Then the router gives the request an id of its own."""
+    router = FakeRouter()
+    fail_with(router, 0, RequestIdInUse("of another"))
+    async with wired(router) as (client, _):
+        assert_whole(await collected(client, "mine"))
+        fail_with(router, 0, *[RequestIdInUse("of another")] * 3)
+        with pytest.raises(RequestIdInUse):
+            await collected(client, "yours")
+    assert router.sent == [("mine", 0), ("mine", 1), ("yours", 0), ("yours", 1)]
 
 
 async def test_room_that_comes_after_the_deadline_is_not_waited_for() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 from tests.worker.fake_engine import request
-from tests.worker.pair import PATIENT_SECONDS, WorkerPair, pair_of_workers, until
+from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
 
-from ferryman.errors import LeaseLost, Stale, WrongEpoch
+from ferryman.errors import LeaseLost, RequestIdInUse, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, types_pb2
@@ -56,7 +56,7 @@ async def test_two_routers_with_one_id_are_two_requests() -> None:
         others = replace(wish, router_id="router-9", request=request("r1", [2] * 13))
         for attempt in (1, 2):
             context = replace(others.context, attempt=attempt)
-            with pytest.raises(Stale, match="another router"):
+            with pytest.raises(RequestIdInUse, match="another router"):
                 await pair.reserve(replace(others, context=context))
         assert await pair.reserve(wish) == first, "the first goes on"
 
@@ -81,9 +81,28 @@ async def test_a_second_router_that_asks_meanwhile_is_refused(
         await is_let_in.wait()
         first = await pair.reserve(wish)
         may_go_on.set()
-        with pytest.raises(Stale, match="another router"):
+        with pytest.raises(RequestIdInUse, match="another router"):
             await late
         assert await pair.reserve(wish) == first
+
+
+async def test_two_routers_with_one_id_at_one_prefill_worker_at_once() -> None:
+    """The second is told at once that its id is taken, and the first goes on."""
+    async with pair_of_workers() as pair:
+        pair.prefill.hold()
+        asked = request("r1", PROMPT)
+        first = asyncio.create_task(pair.run_prefill(pair.order(asked)))
+        await until(lambda: bool(pair.prefill.facts("queued")))
+        others = replace(pair.order(request("r1", [2] * 13)), router_id="router-9")
+        with pytest.raises(RequestIdInUse, match="for another router"):
+            await pair.run_prefill(others)
+        with pytest.raises(Stale, match="runs here already") as caught:
+            await pair.run_prefill(pair.order(asked))
+        assert type(caught.value) is Stale, "its own router sent it twice"
+        pair.prefill.go_on()
+        await first
+        tokens, _ = await pair.read_tokens("r1")
+        assert tokens == expected(asked)
 
 
 async def test_what_decode_holds_already_is_not_sent_and_counted() -> None:

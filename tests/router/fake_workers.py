@@ -24,6 +24,7 @@ from ferryman.errors import (
     NotFound,
     OutOfSlots,
     RequestDetached,
+    RequestIdInUse,
     Stale,
     Unavailable,
     WrongEpoch,
@@ -83,7 +84,8 @@ class Faults:
     """The faults of a worker. `happened` counts what did; `gate` holds tokens back until it is set,
     `last_word` what prefill says behind its commit. At the offset `give_up_at` decode ends a
     request unasked, with the ending `give_up_as`: once, or always. `hand_off_error` is what a
-    draining worker answers to the order to hand a request off, once."""
+    draining worker answers to the order to hand a request off, once. `attempts_in_use`, as
+    `ID.NUMBER`, are those of another router."""
 
     refuse_reserve: int = 0
     refuse_prefill: int = 0
@@ -103,6 +105,7 @@ class Faults:
     refuse_detach: int = 0
     hand_off_error: Exception | None = None
     die_of_hand_off: bool = False
+    attempts_in_use: frozenset[str] = frozenset()
     gate: asyncio.Event | None = None
     last_word: asyncio.Event | None = None
     happened: Counter[str] = field(default_factory=Counter)
@@ -421,6 +424,10 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
         if order.worker_epoch != self.epoch:
             self.faults.happened["wrong_epoch"] += 1
             raise WrongEpoch("another life of this fake was meant")
+        name = f"{order.context.request_id}.{order.context.attempt}"
+        if name in self.faults.attempts_in_use:
+            self.faults.happened["in_use"] += 1
+            raise RequestIdInUse("the fake has one of another router")
         try:
             async for progress in self._progress(order):
                 yield progress_to_wire(progress)

@@ -6,14 +6,19 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import grpc.aio
 import pytest
-from tests.router.cluster import SENTENCE, RouterCluster, cluster, collect
+from tests.router.cluster import SENTENCE, RouterCluster, cluster, collect, frames
 
+from ferryman.errors import RequestIdInUse
 from ferryman.ids import is_request_id
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.grpc.status import typed
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
+from ferryman.wire.values import StreamFinished, Usage
 from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.lifecycle_reader import read_events
 
@@ -125,6 +130,80 @@ async def _begun_by(made: RouterCluster, name: str, num_before: int) -> str:
     await made.life_of(started.started.request_id)
     request_id: str = started.started.request_id
     return request_id
+
+
+@pytest.mark.parametrize(
+    ("more", "ids"),
+    [
+        pytest.param({}, {"elsewhere"}, id="whole"),
+        pytest.param({"stream": True}, {"elsewhere"}, id="stream"),
+        pytest.param({"n": 2}, {"elsewhere-0", "elsewhere-1"}, id="two answers"),
+        pytest.param({"prompt": [SENTENCE] * 2}, {"elsewhere-1"}, id="one of two prompts"),
+    ],
+)
+async def test_a_name_that_is_an_id_at_another_router_is_answered_under_another_id(
+    one_pair: RouterCluster, more: dict[str, Any], ids: set[str]
+) -> None:
+    (prefill,), (decode,) = one_pair.prefills, one_pair.decodes
+    prefill.faults.attempts_in_use = frozenset(f"{one}.1" for one in ids)
+    headers = {"x-request-id": "elsewhere"}
+    answer = await one_pair.http.post(TEXT, json={**BODY, **more}, headers=headers)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "elsewhere")
+    assert prefill.faults.happened["in_use"], "its name was tried"
+    if "stream" in more:
+        text = "".join(each["choices"][0]["text"] for each in frames(answer.text)[:-1])
+    else:
+        text = answer.json()["choices"][0]["text"]
+    assert text == one_pair.expected(2)
+    for refused in ids & {order.context.request_id for order in prefill.orders}:
+        assert await one_pair.life_of(refused) == ["received", "routed", "failed"], "tried once"
+        assert refused not in {request_id for request_id, *_ in decode.aborted}
+
+
+async def test_an_id_of_another_router_is_a_typed_error_and_free_when_sent_again(
+    one_pair: RouterCluster,
+) -> None:
+    one_pair.prefills[0].faults.attempts_in_use = frozenset({"elsewhere.1"})
+    request = pb.GenerateRequest(request_id="elsewhere", prompt=pb.Prompt(text=SENTENCE))
+    request.sampling.max_tokens = 2
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(one_pair.stub.Generate(request))
+    assert type(typed(caught.value)) is RequestIdInUse
+    assert await _begun_by(one_pair, "elsewhere", 1) != "elsewhere"
+
+
+async def test_an_answer_that_has_begun_keeps_its_id_and_is_tried_again(
+    one_pair: RouterCluster,
+) -> None:
+    """Its worker gave it up, and at the next one its id is that of another router's request."""
+    (prefill,), (decode,) = one_pair.prefills, one_pair.decodes
+    unasked = StreamFinished(FinishReason.CANCELLED, Usage(0))
+    decode.faults.give_up_at, decode.faults.give_up_as = 4, unasked
+    prefill.faults.attempts_in_use = frozenset({"begun.2"})
+    body, headers = {**BODY, "max_tokens": 12}, {"x-request-id": "begun"}
+    answer = await one_pair.http.post(TEXT, json=body, headers=headers)
+    assert (decode.faults.happened["give_up"], prefill.faults.happened["in_use"]) == (1, 1)
+    assert answer.json()["choices"][0]["text"] == one_pair.expected(12)
+    assert [order.context.attempt for order in prefill.orders] == [1, 2, 3]
+
+
+async def test_a_request_that_another_router_began_is_not_taken_for_one_of_its_name_here(
+    one_pair: RouterCluster,
+) -> None:
+    """Its caller is sent on to begin it anew, and hears nothing of the other one."""
+    await _begun_by(one_pair, "of-two-callers", 0)
+    again = pb.GenerateRequest(
+        request_id="of-two-callers",
+        prompt=pb.Prompt(text="another text"),
+        num_sent_before=1,
+        resume_from_offset=1,
+    )
+    again.sampling.max_tokens = 2
+    refusal = await _refusal(collect(one_pair.stub.Generate(again)))
+    assert refusal == (grpc.StatusCode.NOT_FOUND, ANY)
+    again.resume_from_offset, again.num_sent_before = 0, 2
+    started, *_ = await collect(one_pair.stub.Generate(again))
+    assert started.started.request_id != "of-two-callers"
 
 
 async def test_another_tenants_requests_are_not_there(tenants: RouterCluster) -> None:

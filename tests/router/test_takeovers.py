@@ -200,6 +200,7 @@ def test_the_latest_router_and_attempt_count() -> None:
         pytest.param([*RUNNING, *told("failed", reason="Suspect")], id="failed"),
         pytest.param([*RUNNING, *told("rejected", reason="QueueFull")], id="rejected"),
         pytest.param(told("received", state="eeeeeeee"), id="another model's"),
+        pytest.param([*RUNNING, *told("received", "routed", router="router-2")], id="two of an id"),
     ],
 )
 def test_what_ended_or_was_another_models_has_no_next_attempt(
@@ -209,7 +210,8 @@ def test_what_ended_or_was_another_models_has_no_next_attempt(
         past_life(log, (5,), STATE)
 
 
-def test_a_router_that_ended_said_nothing_about_the_answer() -> None:
-    log = [*RUNNING, *told("failed", reason="Stopping")]
+@pytest.mark.parametrize("reason", ["Stopping", "TakenOver", "RequestIdInUse"])
+def test_a_router_that_ended_or_lost_it_said_nothing_about_the_answer(reason: str) -> None:
+    log = [*RUNNING, *told("failed", reason=reason)]
     assert past_life(log, (5,), STATE).attempt == 1
     assert past_life(log, (5,), replace(STATE, page_size=8)).router_id == "router-1"

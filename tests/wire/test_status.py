@@ -35,6 +35,7 @@ ALL = [
     errors.Stopping("this router is ending"),
     errors.RequestDetached("it goes on at another decode worker"),
     errors.TakenOver("another router goes on with it"),
+    errors.RequestIdInUse("another router has one of that id"),
     errors.Suspect("three workers died while they ran it"),
     errors.NonFiniteLogits("prefill-1: no finite numbers"),
     errors.NonFiniteState("prefill-1: no finite numbers from reused state"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ferryman.errors import Cancelled, FerrymanError, InvalidRequest, NotFound, TooLarge
+from ferryman.errors import (
+    Cancelled,
+    FerrymanError,
+    InvalidRequest,
+    NotFound,
+    RequestIdInUse,
+    TooLarge,
+)
 from ferryman.runtime.metrics import CONTENT_TYPE
 from ferryman.runtime.metrics_access import MetricsGuard
 from ferryman.text.tokenizer import NO_TOKENS
@@ -70,6 +78,17 @@ class HttpDeps:
     max_body_bytes: int = MAX_BODY_BYTES
     cors: CorsPolicy = NO_ORIGINS
     wall_clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """A call whose body was read: its requests can be opened, and once more under other ids.
+    `arrived` are the monotonic seconds at which the whole of it was here."""
+
+    kind: str
+    body: ParsedRequest
+    text: TextOptions
+    arrived: float
 
 
 class HttpApp:
@@ -199,10 +218,40 @@ def _error_form(path: str) -> ErrorBody:
 async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
     """Reads, checks, starts, and answers when there is something to say."""
     frontend, caller = deps.frontend, deps.callers.authenticate(_headers(request))
-    with deps.memory.holding() as grow:  # until its text has become token ids
+    with ExitStack() as reading:
+        grow = reading.enter_context(deps.memory.holding())
         parts = await _read_body(request, deps.max_body_bytes, grow)
-        opening = _open(deps, caller, kind, parts)
-        body, caller, requests = await while_connected(request.receive, opening)
+        reads = _read_call(deps, kind, parts, caller.deadline_seconds)
+        call = await while_connected(request.receive, reads)
+        begins = partial(_begun, deps, call, request, tokenized=reading.close)
+        try:
+            group = await begins(frontend.requests.named(caller))
+        except RequestIdInUse:
+            # Another router has a request of that name. Nothing of the answer has left so far.
+            group = await begins(caller)
+    headers = {"x-request-id": request.headers.get("x-request-id") or group.answer_id}
+    if kind == "message":
+        headers["request-id"] = headers["x-request-id"]
+    if call.body.is_stream:
+        return FrameStream(group, headers)
+    # Beside the loop: with log probabilities an answer has megabytes.
+    whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
+    return Response(whole, 200, headers, "application/json")
+
+
+async def _begun(
+    deps: HttpDeps,
+    call: ReadCall,
+    request: Request,
+    caller: Caller,
+    tokenized: Callable[[], None],
+) -> ResponseGroup:
+    """The requests of a call under the caller's id, when the status of the answer is known. Calls
+    `tokenized` once its text is not needed any more. Raises the error of a request that failed
+    before anything could be sent."""
+    frontend, body = deps.frontend, call.body
+    requests = await while_connected(request.receive, _open(frontend, call, caller))
+    tokenized()
     echoes: Sequence[str] = ()
     shown = body.answer.shown(requests)
     if body.answer.echoes:
@@ -210,29 +259,23 @@ async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
         num_bytes = 4 * sum(runner.asked.prompt_len for runner in shown)
         echoes = await frontend.intake.run(num_bytes, texts, within=caller.deadline_seconds)
     form = answer_format(
-        kind,
+        call.kind,
         body,
         shown,
         frontend.ctx.model,
         deps.syntax,
-        named=answer_id(kind, caller.request_id),
+        named=answer_id(call.kind, caller.request_id),
         created=int(deps.wall_clock()),
         echoes=echoes,
     )
     page_size = frontend.ctx.fleet.page_size()
     group = ResponseGroup(frontend, requests, form, caller.request_id, page_size, body.answer)
-    headers = {"x-request-id": request.headers.get("x-request-id") or caller.request_id}
-    if kind == "message":
-        headers["request-id"] = headers["x-request-id"]
+    # Before the first token of a stream, or the end of a whole answer, a failure has a status.
     await _wait(group, request, until_over=not body.is_stream)
     if group.broken is not None and not (body.is_stream and group.has_begun):
         group.cancel("another choice failed")
         raise group.broken.error
-    if body.is_stream:
-        return FrameStream(group, headers)
-    # Beside the loop: with log probabilities an answer has megabytes.
-    whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
-    return Response(whole, 200, headers, "application/json")
+    return group
 
 
 def _prompt_texts(
@@ -263,26 +306,28 @@ async def _read_body(request: Request, max_bytes: int, grow: Callable[[int], Non
     return parts
 
 
-async def _open(
-    deps: HttpDeps, caller: Caller, kind: str, parts: Sequence[bytes]
-) -> tuple[ParsedRequest, Caller, list[RequestRunner]]:
-    """The body, its caller with the request's id, and one request for each choice."""
-    frontend = deps.frontend
-    arrived = frontend.ctx.clock()
-    body = await _read(frontend, kind, parts, caller.deadline_seconds)
-    text = _text_options(deps, kind, body.answer)
+async def _read_call(deps: HttpDeps, kind: str, parts: Sequence[bytes], within: float) -> ReadCall:
+    arrived = deps.frontend.ctx.clock()
+    body = await _read(deps.frontend, kind, parts, within)
+    return ReadCall(kind, body, _text_options(deps, kind, body.answer), arrived)
+
+
+async def _open(frontend: Frontend, call: ReadCall, caller: Caller) -> list[RequestRunner]:
+    """One request for each answer to each prompt of a call."""
+    body = call.body
     options = PromptOptions(body.answer.truncate, body.answer.cache_salt, body.answer.priority)
-    caller, num_each = frontend.requests.named(caller), body.answer.num_candidates
-    num_prompts = len(body.prompts)
+    num_prompts, num_each = len(body.prompts), body.answer.num_candidates
 
     def ask(prompt: int, sample: int, sharing: PromptSharing) -> GenerateRequest:
         own, index = caller, prompt * num_each + sample
         if num_prompts * num_each > 1:
             own = frontend.requests.numbered(caller, index)
         sampling, said = body.sampling.sample(sample), body.prompts[prompt]
-        return GenerateRequest(own, body.model, said, sampling, arrived, text, options, sharing)
+        return GenerateRequest(
+            own, body.model, said, sampling, call.arrived, call.text, options, sharing
+        )
 
-    return body, caller, await open_choices(frontend, ask, num_prompts, num_each)
+    return await open_choices(frontend, ask, num_prompts, num_each)
 
 
 def _text_options(deps: HttpDeps, kind: str, answer: AnswerOptions) -> TextOptions:

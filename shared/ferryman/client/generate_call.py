@@ -11,7 +11,7 @@ from ferryman.cache.keys import TokenIds, as_token_ids
 from ferryman.client.calls import Deadline, Failures, typed_client_errors
 from ferryman.client.retries import ConnectionBroken, NotResumable
 from ferryman.client.routers import RouterDoor, RouterDoors
-from ferryman.errors import CorruptState, FerrymanError, NotFound, Stopping
+from ferryman.errors import CorruptState, FerrymanError, NotFound, RequestIdInUse, Stopping
 from ferryman.ids import make_request_id
 from ferryman.schedule.prompt_scores import PromptScores, ScoreBook, joined
 from ferryman.schedule.request import SamplingParams
@@ -213,6 +213,8 @@ class GenerateCall:
         if isinstance(error, NotFound) and self._received.reached:
             self._received.restart()
             error = ConnectionBroken(str(error))
+        elif isinstance(error, RequestIdInUse) and self._received.is_empty and self._num_sent == 1:
+            return  # said to be sent before, it is given an id of its own
         elif isinstance(error, Stopping):
             self._received.restart()  # the router's successor does not know this answer
         elif not isinstance(error, ConnectionBroken):
