@@ -48,9 +48,9 @@ __all__ = [
 RELAXED = {"reassoc", "contract", "nsz"}
 STRICT: set[str] = set()
 """The rules of a loop whose source alone decides about the order of its sums."""
-WORTH_SHARING = 1 << 18
-"""The number of elements from which it pays to wake the other threads: that takes 35 to 75 µs, in
-which one thread passes 150,000 elements of a norm or of a state."""
+WORTH_SHARING = 1 << 23
+"""The number of elements from which it pays to wake the other threads. One thread passes them in 3
+to 5 ms; below that two threads of numba's took longer than one (decision 0099)."""
 
 _KNOWN = frozenset((torch.float32, torch.float64, torch.bfloat16))
 _LAUNCHING = Lock()  # two threads must never enter numba's work queue at once

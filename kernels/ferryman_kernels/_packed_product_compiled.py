@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, narrow, part, prange, wide
+from ferryman_kernels._compiled import Loop, as_array, narrow, part, prange, row_like, wide
 from ferryman_kernels._lanes import LANES, STEP_BYTES, add_step, no_sums, steps_of
-from ferryman_kernels._vectors import store
+from ferryman_kernels._vectors import row_at, store
 
 
 @part
@@ -65,14 +65,18 @@ def write_panel(sums: Any, bias: Any, panel: int, y: Any) -> None:
         out[lane] = narrow(sums[lane], out)
 
 
-def _product(like: Any, address: int, panel_bytes: int, bias: Any, x: Any, y: Any) -> None:
-    tokens, out_dim = y.shape
-    inputs, rows = widened(x), np.arange(tokens)
+def _product(
+    weight: Any, like: Any, address: int, panel_bytes: int, bias: int, bias_dim: int, x: int,
+    tokens: int, in_dim: int, y: int, out_dim: int,
+) -> None:  # fmt: skip
+    rows, added = np.arange(tokens), row_at(bias, like)[:bias_dim]
+    inputs = widened(row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim))
+    out = row_at(y, like)[: tokens * out_dim].reshape(tokens, out_dim)
     for panel in prange((out_dim + LANES - 1) // LANES):
         sums = np.empty((tokens, LANES), np.float32)
-        panel_sums(like, address + panel * panel_bytes, inputs, rows, sums)
+        panel_sums(weight, address + panel * panel_bytes, inputs, rows, sums)
         for token in range(tokens):
-            write_panel(sums[token], bias, panel, y[token])
+            write_panel(sums[token], added, panel, out[token])
 
 
 @part
@@ -121,9 +125,8 @@ def _grouped(
 
 _product_loop, _grouped_loop = Loop(_product), Loop(_grouped)
 
-# A weight takes 0.1 ns, and numba's threads wake after some 60 µs, far more on a busy machine: only
-# from 33 M weights on are they worth it. `_panel_threads` shares smaller products.
-_WEIGHTS_PER_ELEMENT = 128
+# A weight takes 0.1 ns: a product is shared from 33 M of them on.
+_WEIGHTS_PER_ELEMENT = 4
 
 
 def element_like(dtype: torch.dtype) -> Any:
@@ -134,11 +137,12 @@ def element_like(dtype: torch.dtype) -> Any:
 def packed_product_compiled(
     x: Tensor, address: int, panel_bytes: int, bias: Tensor, out_dim: int
 ) -> Tensor:
-    y = torch.empty(len(x), out_dim, dtype=x.dtype)
+    (tokens, in_dim), x = x.shape, x.contiguous()
+    y = torch.empty(tokens, out_dim, dtype=x.dtype)
     _product_loop(
-        out_dim * x.shape[1] // _WEIGHTS_PER_ELEMENT,
-        element_like(x.dtype), address, panel_bytes, as_array(bias), as_array(x.contiguous()),
-        as_array(y),
+        out_dim * in_dim // _WEIGHTS_PER_ELEMENT,
+        element_like(x.dtype), row_like(x.dtype), address, panel_bytes, bias.data_ptr(), len(bias),
+        x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
     )  # fmt: skip
     return y
 

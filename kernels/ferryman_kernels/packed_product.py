@@ -34,12 +34,9 @@ from ferryman_kernels._packed_product_compiled import (
     packed_grouped_product_compiled,
     packed_product_compiled,
 )
-from ferryman_kernels._panel_threads import panel_threads
 
 _INPUTS_PADDED_TO = {torch.float32: 16, torch.bfloat16: 32}
 _CORNER = 64
-# A weight of so many numbers, 10 µs of one thread, is worth the 2 µs in which threads share it.
-WORTH_A_THREAD = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +105,7 @@ def packed_product(x: Tensor, panels: Panels, bias: Tensor) -> Tensor:
     assert x.shape[1] == panels.in_dim, (x.shape, panels.in_dim)
     assert bias.shape in ((panels.out_dim,), (0,)), (bias.shape, panels.out_dim)
     assert x.dtype is panels.dtype is bias.dtype, (x.dtype, panels.dtype, bias.dtype)
-    given = x, panels.address, panels.panel_bytes, bias, panels.out_dim
-    if panels.out_dim * panels.in_dim >= WORTH_A_THREAD:
-        threads = panel_threads(x.dtype)
-        shared = threads.product(*given) if threads else None
-        if shared is not None:
-            return shared
-    return packed_product_compiled(*given)
+    return packed_product_compiled(x, panels.address, panels.panel_bytes, bias, panels.out_dim)
 
 
 @dataclass(frozen=True, slots=True)
