@@ -21,7 +21,7 @@ from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
-from ferryman.runtime.metrics_access import MetricsGuard, metrics_access
+from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.runtime.tls_folder import given_tls
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
@@ -221,7 +221,7 @@ async def _open_doors(
     access: GrpcAccess,
     metrics: Metrics,
 ) -> RunningHostCache:
-    guard = MetricsGuard(metrics_access(settings.access, access.credentials), metrics)
+    guard = MetricsGuard(MetricsAccess(access.credentials), metrics)
     health = {"/health": lambda: json_answer({"status": "ready"})}
     numbers = {
         "/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE),

@@ -190,7 +190,6 @@ class _Services:
             "cluster": choices.cluster,
             "drain_seconds": choices.drain_seconds,
             "log_level": choices.log_level,
-            "open_metrics": choices.open_metrics,
             **chosen,
             **choices.told.get(role, {}),
             **own,

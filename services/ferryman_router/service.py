@@ -23,7 +23,7 @@ from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
-from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard, metrics_access
+from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.runtime.tls_folder import DOOR, given_tls, server_context
 from ferryman.settings.adapters import folders_of
 from ferryman.settings.router import LimitSettings, RouterSettings
@@ -287,7 +287,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
             components,
             transports,
             (worker_id, epoch),
-            metrics_access(settings.access, credentials),
+            MetricsAccess(credentials),
         )
 
 

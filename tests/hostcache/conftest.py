@@ -105,8 +105,7 @@ def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     prefix = uuid.uuid4().hex
     faults = s3.faults[prefix] = ObjectFaults()
-    url = f"s3://{BUCKET}/{prefix}?endpoint={s3.url}&region=us-east-1"
-    yield Bucket(url, faults, s3.finish)
+    yield Bucket(f"s3://{BUCKET}/{prefix}?endpoint={s3.url}&region=us-east-1", faults)
     faults.is_quick.set()
     faults.is_flowing.set()
     del s3.faults[prefix]

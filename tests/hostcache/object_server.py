@@ -9,13 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Condition, Event, Thread
-from typing import TYPE_CHECKING, Any
+from threading import Event, Thread
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from werkzeug.serving import BaseWSGIServer
 
 BUCKET = "ferryman"
 FIRST_BYTES = 65536  # so few that the rest of megabytes is still with the client
@@ -92,36 +89,12 @@ def _rest(incoming: Any, num_bytes: int) -> bytes:
         return b""
 
 
-class OpenConnections:
-    """The connections of a server, each of one request, that are not yet served to their end."""
-
-    def __init__(self) -> None:
-        self._num_open = 0
-        self._changed = Condition()
-
-    def add(self, change: int) -> None:
-        with self._changed:
-            self._num_open += change
-            self._changed.notify_all()
-
-    def wait_for_none(self) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._num_open == 0, WAIT_SECONDS)
-
-
 @dataclass
 class S3Server:
     """The server's URL; `faults` by prefix."""
 
     url: str
     faults: dict[str, ObjectFaults]
-    connections: OpenConnections
-
-    def finish(self) -> None:
-        """Waits until every request sent so far is served, those of dead processes, too."""
-        # Connections are taken in the order they came: behind this one there is no older one.
-        urllib.request.urlopen(self.url, timeout=WAIT_SECONDS).close()
-        self.connections.wait_for_none()
 
 
 class FaultyObjects:
@@ -159,11 +132,13 @@ def _names_to_delete(environ: Environ) -> str:
 def s3_server() -> Iterator[S3Server]:
     """It has one empty bucket."""
     moto = pytest.importorskip("moto.server", reason="needs moto, of the extra `dev`")
+    from werkzeug.serving import make_server
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request otherwise
     faults: dict[str, ObjectFaults] = {}
-    connections = OpenConnections()
     app = FaultyObjects(moto.DomainDispatcherApplication(moto.create_backend_app), faults)
-    server = _server(app, moto.MotoRequestHandler, connections)
+    handler = moto.MotoRequestHandler
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -171,24 +146,7 @@ def s3_server() -> Iterator[S3Server]:
         url = f"http://{host!s}:{port}"
         made = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
         urllib.request.urlopen(made, timeout=WAIT_SECONDS).close()
-        yield S3Server(url, faults, connections)
+        yield S3Server(url, faults)
     finally:
         server.shutdown()
         thread.join(WAIT_SECONDS)
-
-
-def _server(app: App, handler: type[Any], connections: OpenConnections) -> BaseWSGIServer:
-    """A thread for each connection, which `connections` counts."""
-    from werkzeug.serving import ThreadedWSGIServer
-
-    class CountingServer(ThreadedWSGIServer):
-        def process_request(self, request: Any, client_address: Any) -> None:
-            connections.add(1)
-            super().process_request(request, client_address)
-
-        def shutdown_request(self, request: Any) -> None:
-            super().shutdown_request(request)
-            connections.add(-1)
-
-    handler.protocol_version = "HTTP/1.0"  # no connection outlives its request
-    return CountingServer("127.0.0.1", 0, app, handler)

@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The address of a prefix of its own in an object store, and the faults of it.
-
-    `finish` waits until the store has served every request sent so far.
-    """
+    """The address of a prefix of its own in an object store, and the faults of it."""
 
     url: str
     faults: ObjectFaults = field(default_factory=ObjectFaults)
-    finish: Callable[[], None] = lambda: None
     lease_seconds: float = 30.0
 
 

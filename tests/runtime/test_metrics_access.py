@@ -12,23 +12,21 @@ from tests.cluster_keys import KEY, STRANGERS_KEY, token_of
 from ferryman.credentials import ClusterRole, RoleCredentials, credentials_of
 from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
-from ferryman.runtime.metrics_access import MetricsGuard, metrics_access
-from ferryman.settings.groups import AccessSettings, ListenSettings
+from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
+from ferryman.settings.groups import ListenSettings
 
 OBSERVER = f"Bearer {token_of(ClusterRole.OBSERVER)}"
 OF_DECODE = credentials_of(KEY, ClusterRole.DECODE)
 
 
 @asynccontextmanager
-async def shown(
-    credentials: RoleCredentials | None, access: AccessSettings
-) -> AsyncIterator[httpx.AsyncClient]:
+async def shown(credentials: RoleCredentials | None) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a decode worker's numbers and health."""
     metrics = Metrics("decode")
     app = observed(
         {"/health": lambda: json_answer({"status": "ok"})},
         {"/metrics": lambda: HttpAnswer(metrics.render(), CONTENT_TYPE)},
-        MetricsGuard(metrics_access(access, credentials), metrics).check,
+        MetricsGuard(MetricsAccess(credentials), metrics).check,
     )
     async with listening(app, ListenSettings()) as port:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
@@ -49,7 +47,7 @@ STRANGERS: dict[str, list[str]] = {
 @pytest.mark.parametrize("given", STRANGERS.values(), ids=STRANGERS)
 async def test_a_stranger_reads_no_numbers_and_is_counted(given: list[str]) -> None:
     headers = [("authorization", each) for each in given]
-    async with shown(OF_DECODE, AccessSettings()) as client:
+    async with shown(OF_DECODE) as client:
         refused = await client.get("/metrics", headers=headers)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert "ferryman_" not in refused.text
@@ -61,7 +59,7 @@ async def test_a_stranger_reads_no_numbers_and_is_counted(given: list[str]) -> N
 
 @pytest.mark.parametrize("role", [role for role in ClusterRole if role != ClusterRole.OBSERVER])
 async def test_another_role_is_refused(role: ClusterRole) -> None:
-    async with shown(OF_DECODE, AccessSettings()) as client:
+    async with shown(OF_DECODE) as client:
         refused = await client.get(
             "/metrics", headers={"authorization": f"Bearer {token_of(role)}"}
         )
@@ -71,20 +69,11 @@ async def test_another_role_is_refused(role: ClusterRole) -> None:
 
 
 async def test_the_scheme_may_be_written_in_any_case() -> None:
-    async with shown(OF_DECODE, AccessSettings()) as client:
+    async with shown(OF_DECODE) as client:
         asked = {"authorization": OBSERVER.replace("Bearer", "bearer")}
         assert (await client.get("/metrics", headers=asked)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("credentials", "access"),
-    [
-        pytest.param(None, AccessSettings(), id="an open cluster"),
-        pytest.param(OF_DECODE, AccessSettings(open_metrics=True), id="OPEN_METRICS"),
-    ],
-)
-async def test_numbers_may_be_shown_to_all(
-    credentials: RoleCredentials | None, access: AccessSettings
-) -> None:
-    async with shown(credentials, access) as client:
+async def test_an_open_cluster_shows_its_numbers_to_all() -> None:
+    async with shown(None) as client:
         assert (await client.get("/metrics")).status_code == 200

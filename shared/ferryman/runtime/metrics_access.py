@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from ferryman.credentials import ClusterRole, RoleCredentials
 from ferryman.errors import FerrymanError, PermissionDenied, Unauthenticated
 from ferryman.runtime.metrics import Metrics
-from ferryman.settings.groups import AccessSettings
 
 SCHEME = "bearer"
-NO_TOKEN = "metrics are for those who show the observer's token; see metrics.token and OPEN_METRICS"
+NO_TOKEN = "metrics are for those who show the observer's token; see metrics.token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,6 @@ class MetricsAccess:
         if role is not ClusterRole.OBSERVER:
             return PermissionDenied(f"a process of role {role} may not read metrics")
         return None
-
-
-def metrics_access(access: AccessSettings, credentials: RoleCredentials | None) -> MetricsAccess:
-    """As a process with these settings and credentials asks its readers."""
-    return MetricsAccess(None if access.open_metrics else credentials)
 
 
 class MetricsGuard:

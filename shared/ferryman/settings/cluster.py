@@ -182,9 +182,6 @@ class UpOptions(BaseModel):
     insecure: bool = False
     """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
     reaches."""
-    open_metrics: bool = False
-    """Shows `/metrics` and `/debug/ledger` to anybody, not only to those with an observer's
-    token."""
     tls_dir: str = ""
     """A folder of certificates, as `ferryman certs` makes it: HTTPS, and TLS between all processes;
     our own Redis has a socket and no port."""

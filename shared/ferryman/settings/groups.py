@@ -41,9 +41,6 @@ class AccessSettings(BaseModel):
     reflection: bool = False
     """Lists the methods and messages of gRPC to tools such as `grpcurl`: between services to
     observers, at the router's door to anybody."""
-    open_metrics: bool = False
-    """Shows `/metrics` and `/debug/ledger` to anybody, not only to those with an observer's
-    token."""
     tls_dir: str = ""
     """A folder of certificates, as `ferryman certs` makes it: gRPC between services by TLS at both
     ends, the router's doors by HTTPS and TLS, NATS and Redis by TLS; empty: none of it. Wants

@@ -28,7 +28,7 @@ from ferryman.runtime.life import (
 )
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.metrics import Metrics, refused_calls
-from ferryman.runtime.metrics_access import MetricsGuard, metrics_access
+from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.runtime.tls_folder import given_tls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
@@ -255,7 +255,7 @@ async def _serve(
     )
     address = f"{settings.advertise}:{listening.port}"
     service.listens_at(address)
-    guard = MetricsGuard(metrics_access(settings.access, parts.access.credentials), parts.metrics)
+    guard = MetricsGuard(MetricsAccess(parts.access.credentials), parts.metrics)
     health = {"/health": lambda: json_answer({"status": "ok"})}
     app = observed(health, debug_endpoints(parts.engine, parts.metrics), guard.check)
     observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
