@@ -71,6 +71,8 @@ async def test_cold_hit_forks_and_the_host_tier_are_exact(cluster: Cluster, orac
         assert device_and_host(again) == (64, 0), "the worker with the prefix is chosen"
         found = [first, again, *await generate_all(client, forks, GREEDY)]
         await cluster.await_stored(PROMPT)
+        # A client has the end of its answer before the worker has let go of the units.
+        await asyncio.to_thread(cluster.assert_ledgers_balance)
         await cluster.flush_device("both")
         loaded = await generate(client, PROMPT, GREEDY)
         assert device_and_host(loaded) == (0, 64)
