@@ -77,6 +77,26 @@ def _store_states(
 
 
 @part
+def step_rounded(
+    row: Any,
+    states: Any,
+    stride_slot: int,
+    weight: Any,
+    bias: Any,
+    slot: int,
+    target: int,
+    out: Any,
+) -> None:
+    """silu of the sums of `step_row` to `out` [conv_dim], rounded to the dtype of `row`, as the
+    convolution alone gives them."""
+    total = step_row(row, states, stride_slot, weight, bias, slot, target)
+    for c in range(out.shape[0]):
+        out[c] = silu(total[c])
+    for c in range(out.shape[0]):
+        out[c] = wide(narrow(out[c], row))
+
+
+@part
 def step_row(
     row: Any, states: Any, stride_slot: int, weight: Any, bias: Any, slot: int, target: int
 ) -> Any:

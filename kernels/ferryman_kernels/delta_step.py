@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels._causal_conv_compiled import step_row
-from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, serves, silu, wide
+from ferryman_kernels._causal_conv_compiled import step_rounded
+from ferryman_kernels._compiled import Loop, part, prange, row_like, serves, wide
 from ferryman_kernels._delta_decode_compiled import advance_value_head
 from ferryman_kernels._vectors import row_at
 from ferryman_kernels.causal_conv import causal_conv_decode
 from ferryman_kernels.delta_decode import delta_decode
-from ferryman_kernels.mamba_step import SOFTPLUS_THRESHOLD
+from ferryman_kernels.mamba_step import SOFTPLUS_THRESHOLD, softplus
 from ferryman_kernels.rms_norm import rms_norm
 
 LENGTH_EPS = 1e-6
@@ -106,12 +106,8 @@ def _step_heads(
         row = row_at(mixed + request * stride_mixed * like.itemsize, like)[:conv_dim]
         taps = row_at(weight, floats)[: conv_dim * width].reshape(conv_dim, width)
         none, states = row_at(weight, floats)[:0], row_at(conv_states, like)
-        total = step_row(row, states, stride_conv, taps, none, slots[request], into[request])
         out = convolved[request]
-        for c in range(conv_dim):
-            out[c] = silu(total[c])
-        for c in range(conv_dim):
-            out[c] = wide(narrow(out[c], like))
+        step_rounded(row, states, stride_conv, taps, none, slots[request], into[request], out)
         # Once for each key head here; value heads share them below.
         shortened, one = number(1) / np.sqrt(number(k_dim)), number(1)
         for first in range(0, 2 * key_dim, k_dim):
@@ -120,7 +116,7 @@ def _step_heads(
     for job in prange(requests * v_heads):
         request, head = job // v_heads, job % v_heads
         raw = wide(row_at(a, like)[request * stride_a + head]) + row_at(dt_bias, floats)[head]
-        soft = raw if raw > number(SOFTPLUS_THRESHOLD) else np.log1p(np.exp(raw))
+        soft = softplus(raw, number(SOFTPLUS_THRESHOLD))
         kept = np.exp(-soft * row_at(decay, floats)[head])
         open_by = wide(row_at(b, like)[request * stride_b + head])
         rate = number(max_rate) / (number(1) + np.exp(-open_by))

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels._causal_conv_compiled import step_row
-from ferryman_kernels._compiled import Loop, narrow, prange, row_like, serves, silu, wide
+from ferryman_kernels._causal_conv_compiled import step_rounded
+from ferryman_kernels._compiled import Loop, part, prange, row_like, serves, wide
 from ferryman_kernels._vectors import row_at
 from ferryman_kernels.causal_conv import causal_conv_decode
 from ferryman_kernels.ssd_decode import advance_head, selective_state_update
@@ -57,9 +57,15 @@ def mamba_step_reference(
     group_dim = (mixed.shape[1] - inner_dim) // 2
     x, B, C = convolved.split_with_sizes((inner_dim, group_dim, group_dim), dim=1)
     x = x.view(-1, heads, head_dim)
-    B, C = (part.view(len(part), -1, state_dim) for part in (B, C))
+    B, C = (each.view(len(each), -1, state_dim) for each in (B, C))
     steps = weights.time_steps(dt)
     return selective_state_update(ssm_states, x, steps, weights.A, B, C, weights.D, *places)
+
+
+@part
+def softplus(raw: Any, threshold: Any) -> Any:
+    """log(1 + exp(raw)); raw itself above the threshold."""
+    return raw if raw > threshold else np.log1p(np.exp(raw))
 
 
 def _step_heads(
@@ -82,17 +88,12 @@ def _step_heads(
         taps = row_at(weight, floats)[: conv_dim * width].reshape(conv_dim, width)
         shift = row_at(bias, floats)[: conv_dim if bias != 0 else 0]
         states = row_at(conv_states, like)
-        at = slots[request], into[request]
-        total = step_row(row, states, stride_conv, taps, shift, *at)
-        out = convolved[request]
-        for c in range(conv_dim):
-            out[c] = silu(total[c])
-        for c in range(conv_dim):
-            out[c] = wide(narrow(out[c], like))
+        given = stride_conv, taps, shift, slots[request], into[request]
+        step_rounded(row, states, *given, convolved[request])
     for job in prange(requests * heads):
         request, head = job // heads, job % heads
         raw = wide(row_at(dt, like)[request * stride_dt + head]) + row_at(dt_bias, floats)[head]
-        step = raw if raw > number(SOFTPLUS_THRESHOLD) else np.log1p(np.exp(raw))
+        step = softplus(raw, number(SOFTPLUS_THRESHOLD))
         step = number(low) if step < number(low) else step
         step = number(high) if step > number(high) else step
         row = convolved[request]
