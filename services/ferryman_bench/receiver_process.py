@@ -30,8 +30,6 @@ from ferryman.wire.handoff.nixl_writer import landed_from_bytes
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman_bench.planes import UNIT_BYTES, agent_options, compare
 
-POLL_SECONDS = 0.001
-
 
 class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
     """Receives pages, computes digests of landed units, and compares them with a commit's."""
@@ -77,7 +75,6 @@ class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
         """Computes digests of landed units while the rest is on its way."""
         with agent.listening():
             while True:
-                await asyncio.sleep(POLL_SECONDS)
                 for message in await agent.notifications():
                     fence, ranges = landed_from_bytes(message)
                     found = self._digests.setdefault(fence.reservation_id, {})

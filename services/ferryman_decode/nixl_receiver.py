@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ferryman.errors import FerrymanError
+from ferryman.errors import FerrymanError, Unavailable
 from ferryman.handoff.effects import WriterId
 from ferryman.runtime.background import Background
 from ferryman.wire.handoff.nixl_agent import NixlAgent
@@ -107,17 +108,23 @@ class _Life:
 
 
 class NixlReceiver:
-    """All writers of one decode worker. `died` is called for ended lives, once no byte can land.
+    """All writers of one decode worker. `died` is called for ended lives, once no byte can land;
+    `told` is called with each message of a writer.
 
     Without NIXL it has no writers: all units come by gRPC.
     """
 
     def __init__(
-        self, side: PlaneSide, name: str, background: Background, died: Callable[[WriterId], None]
+        self,
+        side: PlaneSide,
+        name: str,
+        background: Background,
+        died: Callable[[WriterId], None],
+        told: Callable[[bytes], None],
     ) -> None:
         self._spare = StandbyAgent(side, name)
         self._background = background
-        self._died = died
+        self._died, self._told = died, told
         self._lives: dict[WriterId, _Life] = {}
         self._openings: dict[WriterId, asyncio.Task[None]] = {}
         self._refused: dict[WriterId, float] = {}
@@ -179,8 +186,16 @@ class NixlReceiver:
         agent = await self._spare.take()
         if self._lives.get(writer) is life:
             life.writer_agents.append(WriterAgent(writer, agent))
+            self._background.start(self._hear(agent))
         else:
             await asyncio.to_thread(agent.close)
+
+    async def _hear(self, agent: NixlAgent) -> None:
+        """Passes the writer's messages on until the agent is closed."""
+        with suppress(Unavailable):
+            while True:
+                for message in await agent.notifications():
+                    self._told(message)
 
     async def _watched(self, writer: WriterId, presence: str) -> _Life:
         life = _Life(await watch_process(presence, writer))

@@ -67,7 +67,6 @@ SERVICE = "ferryman.wire.v1.DecodeService"
 # The longest delay between the end of a lease or deadline and its handling.
 EXPIRY_SECONDS = 0.1
 IDLE_SECONDS = 1.0  # … of what is left when no request is under way
-HEAR_SECONDS = 0.002
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -95,6 +94,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             f"{parts.worker_id}.{parts.epoch}",
             parts.background,
             self._receiver.writer_died,
+            self._on_landed,
         )
         self._quarantine = Quarantine(self._receiver, self._nixl_receiver, parts.channels)
         self._grammars = BackgroundCompiler(parts.engine.grammars)
@@ -326,17 +326,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Jobs beside the servers; the worker ends when one of them ends."""
-        return (self._expire(), self._nixl_receiver.run(), self._hear())
+        return (self._expire(), self._nixl_receiver.run())
 
-    async def _hear(self) -> None:
-        """Verifies units that writers report as landed, while they go on writing."""
-        while True:
-            await self._requests.busy(IDLE_SECONDS)
-            await asyncio.sleep(HEAR_SECONDS if self._nixl_receiver.agents() else EXPIRY_SECONDS)
-            for writer_agent in self._nixl_receiver.agents():
-                with suppress(Unavailable):
-                    for message in await writer_agent.agent.notifications():
-                        self._parts.background.start(self._examine(message))
+    def _on_landed(self, message: bytes) -> None:
+        """Verifies units that a writer reports as landed, while it goes on writing."""
+        self._parts.background.start(self._examine(message))
 
     async def _examine(self, message: bytes) -> None:
         """Drops a malformed message, or one about an ended reservation: the commit decides."""

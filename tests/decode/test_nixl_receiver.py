@@ -1,4 +1,7 @@
-"""Agents for writers: each closed before its slots are free, and none waited for without end."""
+"""Agents for writers: each closed before its slots are free, and none waited for without end.
+
+The words of each writer are passed on while its agent is open.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,12 @@ class ToyAgent:
         self.may_close.set()
         self.num_asked = 0
         self.is_closed = False
+        self.heard: asyncio.Queue[list[bytes]] = asyncio.Queue()
+
+    async def notifications(self) -> list[bytes]:
+        if self.is_closed:
+            raise Unavailable("it is closed")
+        return await self.heard.get()
 
     def close(self) -> None:
         self.num_asked += 1
@@ -70,8 +79,10 @@ class Site:
     def __init__(self, background: Background, *, is_required: bool) -> None:
         self.toys = Toys()
         self.dead: list[WriterId] = []
+        self.told: list[bytes] = []
         side = NixlSide({}, is_required=is_required, make=self.toys)
-        self.landing = NixlReceiver(side, "decode", background, self.dead.append)
+        died, told = self.dead.append, self.told.append
+        self.landing = NixlReceiver(side, "decode", background, died, told)
 
     async def writer_agent(self, writer: WriterId, address: str) -> WriterAgent:
         found = await self.landing.agent_for(writer, address, LEFT)
@@ -100,6 +111,15 @@ async def test_an_agent_that_was_made_ahead_is_granted_and_the_next_one_made() -
         assert writer_agent.agent.name == "decode.1"
         assert await here.writer_agent(WRITER, f"127.0.0.1:{port}") is writer_agent
         await until(lambda: len(here.toys.made) == 2)
+
+
+async def test_every_message_of_a_writer_is_passed_on_in_order() -> None:
+    async with site() as here, liveness_server("127.0.0.1", WRITER) as port:
+        await here.writer_agent(WRITER, f"127.0.0.1:{port}")
+        agent = here.toys.made[0]
+        agent.heard.put_nowait([b"one", b"two"])
+        agent.heard.put_nowait([b"three"])
+        await until(lambda: here.told == [b"one", b"two", b"three"])
 
 
 async def test_a_death_counts_once_every_agent_of_that_life_is_closed() -> None:

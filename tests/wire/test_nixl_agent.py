@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.worker.pair import until
 
 from ferryman.errors import Unavailable
-from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
+from ferryman.wire.handoff.nixl_agent import POLL_SECONDS, NixlAgent, next_pause, nixl_agent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, WriteRun, _Write, has_nixl, merged_runs
 
 needs_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
@@ -65,14 +66,39 @@ async def test_runs_land_in_their_places_and_nowhere_else(sides: tuple[Side, Sid
 async def test_what_is_said_is_heard_once(sides: tuple[Side, Side]) -> None:
     writer, receiver = sides
     peer = await writer.agent.add_peer(receiver.agent.metadata)
-    heard: list[bytes] = []
     with receiver.agent.listening():
-        writer.agent.tell(peer, b"one")
         async with asyncio.timeout(120):
-            while not heard:
-                heard += await receiver.agent.notifications()
-    assert heard == [b"one"]
-    assert await receiver.agent.notifications() == []
+            for message in (b"one", b"two"):
+                waiting = asyncio.create_task(receiver.agent.notifications())
+                await asyncio.sleep(0)
+                assert not waiting.done(), "there is nothing yet, or it was heard already"
+                writer.agent.tell(peer, message)
+                assert await waiting == [message]
+
+
+@needs_nixl
+async def test_a_caller_that_left_takes_no_message_along(sides: tuple[Side, Side]) -> None:
+    writer, receiver = sides
+    peer = await writer.agent.add_peer(receiver.agent.metadata)
+    with receiver.agent.listening():
+        async with asyncio.timeout(120):
+            leaving = asyncio.create_task(receiver.agent.notifications())
+            await until(lambda: receiver.agent._wanted is not None)
+            leaving.cancel()
+            await asyncio.wait((leaving,))
+            writer.agent.tell(peer, b"one")
+            assert await receiver.agent.notifications() == [b"one"]
+
+
+def test_pauses_grow_while_nothing_moves_and_are_short_again_when_something_does() -> None:
+    shortest, longest = POLL_SECONDS
+    pauses = [shortest]
+    while pauses[-1] < longest:
+        pauses.append(next_pause(pauses[-1], is_moving=False))
+    assert len(pauses) < 10
+    assert all(before < after for before, after in pairwise(pauses))
+    assert next_pause(longest, is_moving=False) == longest
+    assert next_pause(longest, is_moving=True) == shortest
 
 
 @needs_nixl
@@ -135,15 +161,17 @@ class OddLibrary:
 
 @needs_nixl
 async def test_a_look_that_fails_is_taken_again(sides: tuple[Side, Side]) -> None:
-    _, receiver = sides
+    writer, receiver = sides
+    peer = await writer.agent.add_peer(receiver.agent.metadata)
     odd = OddLibrary(receiver.agent._library._agent)
     receiver.agent._library._agent = odd
     with receiver.agent.listening():
         async with asyncio.timeout(120):
-            while odd.num_failed < 3:
-                assert await receiver.agent.notifications() == []
-    receiver.agent._library._agent = odd.library
-    assert await receiver.agent.notifications() == []
+            waiting = asyncio.create_task(receiver.agent.notifications())
+            await until(lambda: odd.num_failed >= 3)
+            receiver.agent._library._agent = odd.library
+            writer.agent.tell(peer, b"one")
+            assert await waiting == [b"one"]
 
 
 @needs_nixl
