@@ -7,6 +7,7 @@ with LLM(model="DIR", dtype="float64", page_size=16) as llm:
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class EngineCounts:
 
 
 class LLM:
-    """A model, loaded and ready. Use it in a `with`, or call `close`.
+    """A model, loaded and ready. `close`, or the end of a `with`, frees its memory.
 
     `model` is a folder, or an id on the hub, of which `revision=` is a branch, a tag or a commit.
 
@@ -100,6 +101,9 @@ class LLM:
             log.info(note)
         waiting = chosen.model_copy(update={"max_waiting": UNLIMITED})
         self._exit = ExitStack()
+        # Also for a caller that never closes: a thread that works while the interpreter ends can
+        # abort the whole process.
+        self._end = weakref.finalize(self, self._exit.close)
         self._engine = self._exit.enter_context(build_engine(waiting))
         self._root = root_key(self._engine.manifest)
         self._tokenizer = _tokenizer_if_there(folder)
@@ -121,8 +125,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends the forward stream and frees the pools."""
-        self._exit.close()
+        """Ends the forward stream and frees the pools. The end of a process does so, too."""
+        self._end()
 
     def generate(
         self,
