@@ -43,8 +43,10 @@ MAX_HEARD = 4096
 # The shortest and the longest pause of the thread between two polls. A pause of 2 ms takes a third
 # from what a receiver lands over TCP, one of 0.1 ms a quarter of a core.
 POLL_SECONDS = (20e-6, 1e-3)
-# A message may have to wait for a connection, which is made only while the thread polls.
-SENDING_SECONDS = 2.0
+# A first message to a peer may have to wait for a connection, which is made only while the thread
+# polls; a later one leaves at once, but for a socket that is full.
+CONNECTING_SECONDS = 2.0
+SENDING_SECONDS = 0.01
 
 
 @contextmanager
@@ -71,6 +73,7 @@ class NixlAgent:
         # A Queue: SimpleQueue.get waits without end when its deadline passes at the wrong moment.
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._num_listening = 0
+        self._first_sent: dict[str, float] = {}
         self._listen_until = 0.0
         self._is_closed = False
         self._closing = threading.Lock()
@@ -108,7 +111,7 @@ class NixlAgent:
 
     async def remove_peer(self, peer: str) -> None:
         """Ends the connection to a peer; later writes to it need `add_peer` again."""
-        await self._call(lambda: self._library.remove_peer(peer))
+        await self._call(lambda: self._remove(peer))
 
     def write(self, peer: str, runs: Sequence[WriteRun], device: int = HOST) -> Future[None]:
         """Posts a write of `runs` into the peer's memory on `device`.
@@ -238,7 +241,13 @@ class NixlAgent:
 
     def _send(self, peer: str, message: bytes) -> None:
         self._library.send(peer, message)
-        self._listen_until = time.monotonic() + SENDING_SECONDS
+        now = time.monotonic()
+        connected = self._first_sent.setdefault(peer, now) + CONNECTING_SECONDS
+        self._listen_until = max(self._listen_until, connected, now + SENDING_SECONDS)
+
+    def _remove(self, peer: str) -> None:
+        self._first_sent.pop(peer, None)
+        self._library.remove_peer(peer)
 
     @property
     def _is_listening(self) -> bool:
