@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from tests.client.fake_router import CARD, QUICK, FakeRouter, Wire, serving, token_id
+from tests.client.fake_router import CARD, QUICK, FakeRouter, Wire, nothing, serving, token_id
 
-from ferryman.client import Client, SamplingParams, TokenChunk
+from ferryman.client import Client, GenerateEvent, SamplingParams, TokenChunk
 from ferryman.client.routers import addresses_of
 from ferryman.errors import InvalidRequest, NoWorker, Stopping
 
@@ -131,6 +131,73 @@ async def test_many_calls_that_lose_one_router_all_go_on_at_the_next(two: TwoRou
     answers = await asyncio.gather(*(two.token_ids() for _ in range(4)))
     assert answers == [WHOLE] * 4
     assert len(two.second.router.requests) == 4
+
+
+@pytest.fixture
+async def named() -> AsyncIterator[tuple[str, FakeRouter, FakeRouter]]:
+    """One name with the addresses of two routers. No rule says which one a channel leads to."""
+    one, other = FakeRouter(), FakeRouter()
+    async with serving(one) as first, serving(other) as second:
+        yield f"ipv4:{first}%2C{second}", one, other
+
+
+@pytest.mark.parametrize("error", [Stopping("it ends"), NoWorker("it sees none")], ids=repr)
+async def test_a_name_of_two_routers_leads_to_the_one_that_serves(
+    named: tuple[str, FakeRouter, FakeRouter], error: Stopping | NoWorker
+) -> None:
+    name, *routers = named
+    for leaving, left in (routers, routers[::-1]):
+
+        async def before(at: int) -> None:
+            raise error
+
+        leaving.before, left.requests = before, []
+        async with Client(name, retries=QUICK) as client:
+            answers = [await one_answer(client) for _ in range(3)]
+        assert answers == [WHOLE] * 3
+        assert len(left.requests) == 3
+        leaving.before = nothing
+
+
+async def test_an_answer_under_way_at_a_router_that_ends_is_read_to_its_end(
+    named: tuple[str, FakeRouter, FakeRouter],
+) -> None:
+    """Other calls go on at the other router meanwhile, by a connection of their own."""
+    name, *routers = named
+    may_end = asyncio.Event()
+
+    async def slow(at: int) -> None:
+        if at == 2:
+            await may_end.wait()
+
+    async def refused(at: int) -> None:
+        if at == 0:
+            raise Stopping("it ends")
+
+    for router in routers:
+        router.before = slow
+    async with Client(name, retries=QUICK) as client, asyncio.timeout(120):
+        under_way = client.generate("hello", FIVE)
+        found = await anext(under_way), await anext(under_way), await anext(under_way)
+        (its,) = (router for router in routers if router.requests)
+        (other,) = (router for router in routers if not router.requests)
+        its.before, other.before = refused, nothing
+        assert await one_answer(client) == WHOLE
+        may_end.set()
+        events = [*found, *[event async for event in under_way]]
+    assert words_of(events) == WHOLE
+    assert not its.was_cancelled.is_set()
+    assert (len(other.requests), its.offsets[0]) == (1, 0)
+
+
+async def one_answer(client: Client) -> list[int]:
+    return words_of([event async for event in client.generate("hello", FIVE)])
+
+
+def words_of(events: Sequence[GenerateEvent]) -> list[int]:
+    """The token ids of an answer."""
+    chunks = [event for event in events if isinstance(event, TokenChunk)]
+    return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
 def test_addresses_are_separated_by_commas() -> None:

@@ -184,16 +184,22 @@ class Client:
         failures = Failures(self._retries, self._chance, deadline)
         while True:
             self._check_open()
-            door = self._doors.now
+            try:
+                return await self._call_once(method, request, deadline)
+            except (ConnectionBroken, Stopping) as error:
+                await failures.wait(error)
+
+    async def _call_once(self, method: str, request: Any, deadline: Deadline) -> Any:
+        async with self._doors.asked() as door:
+            call = getattr(door.stub, method)
             try:
                 with typed_client_errors():
-                    call = getattr(door.stub, method)
                     return await call(
                         request, timeout=deadline.seconds_left(), metadata=self._metadata
                     )
             except (ConnectionBroken, Stopping) as error:
                 self._doors.failed(door, error)
-                await failures.wait(error)
+                raise
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -148,19 +148,20 @@ class GenerateCall:
     async def _one_stream(self) -> AsyncGenerator[GenerateEvent, None]:
         request = self._request()
         self._num_sent += 1
-        door, has_answered = self._doors.now, False
-        call = self._open(door, request, self._order.deadline.seconds_left())
-        try:
-            with typed_client_errors():
-                async for message in call:
-                    has_answered = True
-                    for event in self._new_in(event_from_wire(message)):
-                        yield event
-        except FerrymanError as error:
-            self._doors.failed(door, error, has_answered=has_answered)
-            raise
-        finally:
-            call.cancel()
+        has_answered = False
+        async with self._doors.asked() as door:
+            call = self._open(door, request, self._order.deadline.seconds_left())
+            try:
+                with typed_client_errors():
+                    async for message in call:
+                        has_answered = True
+                        for event in self._new_in(event_from_wire(message)):
+                            yield event
+            except FerrymanError as error:
+                self._doors.failed(door, error, has_answered=has_answered)
+                raise
+            finally:
+                call.cancel()
 
     def _request(self) -> inference_pb2.GenerateRequest:
         """The request as it is sent next: with what a router must know that never saw it."""

@@ -5,6 +5,7 @@ The keepalive settings notice a stopped peer within two seconds; keepalive alone
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 MAX_CONCURRENT_RPCS = 4096
 HANDSHAKE_MS = 10_000
 
-Options = tuple[tuple[str, int], ...]
+Options = tuple[tuple[str, int | str], ...]
 Register = Callable[[grpc.aio.Server], None]
 C = TypeVar("C", bound=grpc.aio.Call)
 
@@ -65,14 +66,22 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
+# One of several addresses by chance, and the others where it does not answer: by default the first
+# one that accepts connections is used, by all clients. https://github.com/grpc/proposal A62.
+_ANY_FIRST = {"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": True}}]}
+ANY_ADDRESS: Options = (("grpc.service_config", json.dumps(_ANY_FIRST)),)
 
 
 def channel(
-    address: str, token: str = NO_TOKEN, security: ChannelSecurity = PLAINTEXT
+    address: str,
+    token: str = NO_TOKEN,
+    security: ChannelSecurity = PLAINTEXT,
+    *,
+    more: Options = (),
 ) -> grpc.aio.Channel:
     """A connection to host:port, made when first used; close it, or use it in `async with`. Its
-    calls carry `token`."""
-    inner = security.open(address, CHANNEL_OPTIONS)
+    calls carry `token`; `more` are options of gRPC, such as ANY_ADDRESS."""
+    inner = security.open(address, (*CHANNEL_OPTIONS, *more))
     return cast(grpc.aio.Channel, TokenChannel(inner, token)) if token else inner
 
 
