@@ -10,21 +10,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman_kernels._compiled import numba
-from ferryman_kernels._vectors import fused_values, generated, in_each_lane, pointer_at
+from ferryman_kernels._compiled import is_bfloat16, numba
+from ferryman_kernels._vectors import fused_values, generated, in_each_lane, pointer_at, shuffled
 
 if numba is not None:
     from llvmlite import ir
+    from numba.core.cgutils import get_or_insert_function
+    from numba.core.codegen import get_host_cpu_features
     from numba.extending import overload
 
     from ferryman_kernels._vectors import Vector
 
-__all__ = ["LANES", "STEP_BYTES", "add_codes", "add_step", "no_sums", "steps_of"]
+__all__ = [
+    "HAS_DOTS",
+    "LANES",
+    "STEP_BYTES",
+    "add_codes",
+    "add_step",
+    "no_sums",
+    "steps_of",
+    "sums_at",
+]
 
 LANES = 64
 """Outputs that are summed at once: the width of a panel of a packed weight."""
 STEP_BYTES = 256
 """Bytes that one step reads: a float32, or a pair of bfloat16, for each lane."""
+
+
+def _features() -> str:
+    """The processor's features as numba compiles for them."""
+    chosen: str | None = numba.config.CPU_FEATURES
+    return str(get_host_cpu_features()) if chosen is None else chosen
+
+
+HAS_DOTS = numba is not None and "+avx512bf16" in _features().split(",")
+"""Whether the processor multiplies pairs of bfloat16 and adds them to float32 (AVX512-BF16)."""
 
 
 @generated
@@ -35,6 +56,18 @@ def no_sums(typing: Any) -> Any:
         return ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
 
     return Vector(numba.types.float32, LANES)(), generate
+
+
+@generated
+def sums_at(typing: Any, array: Any) -> Any:
+    """sums_at(array): the first 64 numbers of a row of float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, first = signature.args[0], context.get_constant(numba.types.intp, 0)
+        lanes = ir.VectorType(ir.FloatType(), LANES)
+        return builder.load(pointer_at(context, builder, kind, args[0], first, lanes), align=4)
+
+    return Vector(numba.types.float32, LANES)(array), generate
 
 
 @generated
@@ -61,8 +94,10 @@ def steps_of(like: Any, row: Any) -> Any:
 
 
 def add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
-    """`sums` with the products of the inputs of `step` of `row`, float32, and the weights at
-    `address`, added one input after the other."""
+    """`sums` with the products of the inputs of `step` of `row` and the weights at `address`, added
+    one after the other, the second input of a pair first. A `row` is float32; beside bfloat16
+    weights it may be bfloat16 where the processor `HAS_DOTS`, which takes numbers below 1.2e-38 for
+    zero and otherwise gives the same bits."""
     raise NotImplementedError("only in compiled loops")
 
 
@@ -83,13 +118,41 @@ def _add_pairs(typing: Any, sums: Any, address: Any, first: Any, second: Any) ->
         words = _words_at(builder, address)
         low = builder.shl(words, ir.Constant(words.type, [16] * LANES))
         high = builder.and_(words, ir.Constant(words.type, [0xFFFF0000] * LANES))
-        for half, number in zip((low, high), numbers, strict=True):
+        # The order of the processor's own instruction, so that both ways give the same bits.
+        for half, number in zip((high, low), reversed(numbers), strict=True):
             weights = builder.bitcast(half, sums.type)
             sums = fused_values(builder, weights, in_each_lane(builder, number, LANES), sums)
         return sums
 
     float32 = numba.types.float32
     return sums(sums, numba.types.intp, float32, float32), generate
+
+
+@generated
+def _add_dots(typing: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, address, row, step = args
+        part, word = ir.VectorType(ir.FloatType(), 16), ir.IntType(32)
+        pairs = ir.VectorType(_Bfloat(), 32)
+        signs = ir.FunctionType(part, (part, pairs, pairs))
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        dot = get_or_insert_function(builder.module, signs, name)
+        at = builder.shl(step, step.type(1))
+        place = pointer_at(context, builder, signature.args[2], row, at, word)
+        pair = builder.load(place, align=2)
+        inputs = builder.bitcast(in_each_lane(builder, pair, 16), pairs)
+        words, found = _words_at(builder, address), []
+        for first in range(0, LANES, 16):
+            lanes = range(first, first + 16)
+            own = shuffled(builder, sums, sums, lanes), shuffled(builder, words, words, lanes)
+            found.append(builder.call(dot, (own[0], builder.bitcast(own[1], pairs), inputs)))
+        halves = [
+            shuffled(builder, both[0], both[1], range(LANES // 2))
+            for both in (found[:2], found[2:])
+        ]
+        return shuffled(builder, halves[0], halves[1], range(LANES))
+
+    return sums(sums, numba.types.intp, row, numba.types.intp), generate
 
 
 def _words_at(builder: Any, address: Any) -> Any:
@@ -100,6 +163,18 @@ def _words_at(builder: Any, address: Any) -> Any:
 
 if numba is not None:
 
+    class _Bfloat(ir.Type):  # type: ignore[misc]
+        """LLVM's bfloat, which llvmlite does not name."""
+
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, _Bfloat)
+
+        def __hash__(self) -> int:
+            return hash(_Bfloat)
+
     @overload(steps_of, strict=False)  # type: ignore[untyped-decorator]
     def _steps_of(like: Any, row: Any) -> Any:
         if like == numba.types.uint16:
@@ -108,6 +183,8 @@ if numba is not None:
 
     @overload(add_step, strict=False)  # type: ignore[untyped-decorator]
     def _add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
+        if is_bfloat16(row):
+            return lambda like, sums, address, row, step: _add_dots(sums, address, row, step)
         if like == numba.types.uint16:
             return lambda like, sums, address, row, step: _add_pairs(
                 sums, address, row[2 * step], row[2 * step + 1]

@@ -11,47 +11,95 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, narrow, part, prange, row_like, wide
-from ferryman_kernels._lanes import LANES, STEP_BYTES, add_step, no_sums, steps_of
+from ferryman_kernels._compiled import Loop, as_array, narrow, numba, part, prange, row_like, wide
+from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES, add_step, steps_of, sums_at
 from ferryman_kernels._vectors import row_at, store
+
+if numba is not None:
+    from numba.extending import overload
+
+RUN = 16
+"""Steps that all rows take before the next steps: 4 KiB, which the nearest cache holds."""
 
 
 @part
 def panel_sums(like: Any, address: Any, x: Any, rows: Any, sums: Any) -> None:
-    """The products of the panel at `address` with the `rows` of x, float32, to the rows of `sums`
-    [rows, 64]. A row's bits do not depend on the others."""
-    # Four rows use a weight while it is in registers; for the rest the panel is in the cache.
-    whole = rows.shape[0] // 4 * 4
-    for i in range(0, whole, 4):
-        x0, x1, x2, x3 = x[rows[i]], x[rows[i + 1]], x[rows[i + 2]], x[rows[i + 3]]
-        sums0 = sums1 = sums2 = sums3 = no_sums()
-        at = address
-        for step in range(steps_of(like, x0)):
-            sums0 = add_step(like, sums0, at, x0, step)
-            sums1 = add_step(like, sums1, at, x1, step)
-            sums2 = add_step(like, sums2, at, x2, step)
-            sums3 = add_step(like, sums3, at, x3, step)
-            at += STEP_BYTES
-        store(sums[i], 0, sums0)
-        store(sums[i + 1], 0, sums1)
-        store(sums[i + 2], 0, sums2)
-        store(sums[i + 3], 0, sums3)
-    for i in range(whole, rows.shape[0]):
-        row, at, own = x[rows[i]], address, no_sums()
-        for step in range(steps_of(like, row)):
-            own = add_step(like, own, at, row, step)
-            at += STEP_BYTES
-        store(sums[i], 0, own)
+    """The products of the panel at `address` with the `rows` of x, to the rows of `sums` [rows,
+    64], float32. A row's bits do not depend on the others."""
+    # Three or four rows use a weight while it is in registers. The others follow after a few steps:
+    # after a whole panel the memory would have waited for their products.
+    steps, count = steps_of(like, x[0]), rows.shape[0]
+    run, groups = steps if count <= 4 else RUN, (count + 3) // 4
+    sums[:] = 0
+    for first in range(0, steps, run):
+        at, end, row = address + first * STEP_BYTES, min(first + run, steps), 0
+        for group in range(groups):
+            if group < count - 3 * groups:
+                _add_four(like, at, x, rows, row, first, end, sums)
+                row += 4
+            else:
+                _add_three(like, at, x, rows, row, first, end, sums)
+                row += 3
 
 
 @part
-def widened(x: Any) -> Any:
-    """x in float32."""
+def _add_four(
+    like: Any, at: Any, x: Any, rows: Any, row: Any, first: Any, end: Any, sums: Any
+) -> None:
+    """Adds the products of the steps from `first` to `end`, at `at`, with four rows from `row`."""
+    x0, x1, x2, x3 = x[rows[row]], x[rows[row + 1]], x[rows[row + 2]], x[rows[row + 3]]
+    sums0, sums1 = sums_at(sums[row]), sums_at(sums[row + 1])
+    sums2, sums3 = sums_at(sums[row + 2]), sums_at(sums[row + 3])
+    for step in range(first, end):
+        sums0 = add_step(like, sums0, at, x0, step)
+        sums1 = add_step(like, sums1, at, x1, step)
+        sums2 = add_step(like, sums2, at, x2, step)
+        sums3 = add_step(like, sums3, at, x3, step)
+        at += STEP_BYTES
+    store(sums[row], 0, sums0)
+    store(sums[row + 1], 0, sums1)
+    store(sums[row + 2], 0, sums2)
+    store(sums[row + 3], 0, sums3)
+
+
+@part
+def _add_three(
+    like: Any, at: Any, x: Any, rows: Any, row: Any, first: Any, end: Any, sums: Any
+) -> None:
+    """As `_add_four` for three rows. One that is missing is the last one again: with fewer products
+    the loop overtakes the processor's prefetching, and was slower by a fifth."""
+    last = rows.shape[0] - 1
+    second, third = min(row + 1, last), min(row + 2, last)
+    x0, x1, x2 = x[rows[row]], x[rows[second]], x[rows[third]]
+    sums0, sums1, sums2 = sums_at(sums[row]), sums_at(sums[second]), sums_at(sums[third])
+    for step in range(first, end):
+        sums0 = add_step(like, sums0, at, x0, step)
+        sums1 = add_step(like, sums1, at, x1, step)
+        sums2 = add_step(like, sums2, at, x2, step)
+        at += STEP_BYTES
+    store(sums[row], 0, sums0)
+    store(sums[second], 0, sums1)
+    store(sums[third], 0, sums2)
+
+
+def inputs_of(factor: Any, x: Any) -> Any:
+    """x [rows, in_dim] in the dtype of `factor`, its own or float32."""
+    raise NotImplementedError("only in compiled loops")
+
+
+def _widened(factor: Any, x: Any) -> Any:
     out = np.empty(x.shape, np.float32)
     for token in range(x.shape[0]):
         for i in range(x.shape[1]):
             out[token, i] = wide(x[token, i])
     return out
+
+
+if numba is not None:
+
+    @overload(inputs_of, strict=False)  # type: ignore[untyped-decorator]
+    def _inputs_of(factor: Any, x: Any) -> Any:
+        return _widened if x.dtype != factor else lambda factor, x: x
 
 
 @part
@@ -66,11 +114,11 @@ def write_panel(sums: Any, bias: Any, panel: int, y: Any) -> None:
 
 
 def _product(
-    weight: Any, like: Any, address: int, panel_bytes: int, bias: int, bias_dim: int, x: int,
-    tokens: int, in_dim: int, y: int, out_dim: int,
+    weight: Any, factor: Any, like: Any, address: int, panel_bytes: int, bias: int, bias_dim: int,
+    x: int, tokens: int, in_dim: int, y: int, out_dim: int,
 ) -> None:  # fmt: skip
     rows, added = np.arange(tokens), row_at(bias, like)[:bias_dim]
-    inputs = widened(row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim))
+    inputs = inputs_of(factor, row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim))
     out = row_at(y, like)[: tokens * out_dim].reshape(tokens, out_dim)
     for panel in prange((out_dim + LANES - 1) // LANES):
         sums = np.empty((tokens, LANES), np.float32)
@@ -101,6 +149,7 @@ def sorted_by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
 
 def _grouped(
     like: Any,
+    factor: Any,
     addresses: Any,
     panel_bytes: int,
     biases: Any,
@@ -109,7 +158,7 @@ def _grouped(
     y: Any,
 ) -> None:
     order, starts, present = sorted_by_expert(chosen, addresses.shape[0])
-    inputs, rows = widened(x), order // (chosen.shape[0] // x.shape[0])
+    inputs, rows = inputs_of(factor, x), order // (chosen.shape[0] // x.shape[0])
     panels = (y.shape[1] + LANES - 1) // LANES
     for job in prange(present.shape[0] * panels):
         # A job is a panel with all of its expert's pairs, so every weight is read once.
@@ -134,6 +183,11 @@ def element_like(dtype: torch.dtype) -> Any:
     return np.uint16(0) if dtype is torch.bfloat16 else np.float32(0)
 
 
+def factor_like(dtype: torch.dtype) -> Any:
+    """The number by whose type the loops know how they multiply inputs of `dtype`."""
+    return element_like(dtype) if HAS_DOTS else np.float32(0)
+
+
 def packed_product_compiled(
     x: Tensor, address: int, panel_bytes: int, bias: Tensor, out_dim: int
 ) -> Tensor:
@@ -141,8 +195,8 @@ def packed_product_compiled(
     y = torch.empty(tokens, out_dim, dtype=x.dtype)
     _product_loop(
         out_dim * in_dim // _WEIGHTS_PER_ELEMENT,
-        element_like(x.dtype), row_like(x.dtype), address, panel_bytes, bias.data_ptr(), len(bias),
-        x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
+        element_like(x.dtype), factor_like(x.dtype), row_like(x.dtype), address, panel_bytes,
+        bias.data_ptr(), len(bias), x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
     )  # fmt: skip
     return y
 
@@ -155,7 +209,7 @@ def packed_grouped_product_compiled(
     read = min(pairs, len(addresses)) * out_dim * x.shape[1]
     _grouped_loop(
         read // _WEIGHTS_PER_ELEMENT,
-        element_like(x.dtype), addresses, panel_bytes, as_array(biases), as_array(x.contiguous()),
-        chosen.flatten().numpy(), as_array(y),
+        element_like(x.dtype), factor_like(x.dtype), addresses, panel_bytes, as_array(biases),
+        as_array(x.contiguous()), chosen.flatten().numpy(), as_array(y),
     )  # fmt: skip
     return y

@@ -36,6 +36,7 @@ __all__ = [
     "pointer_at",
     "prefetch",
     "row_at",
+    "shuffled",
     "spread",
     "store",
     "store_totals",
@@ -175,7 +176,7 @@ def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: An
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def added(x: Any, y: Any, low: Sequence[int], high: Sequence[int]) -> Any:
-            return builder.fadd(*(_shuffled(builder, x, y, _fourths(part)) for part in (low, high)))
+            return builder.fadd(*(shuffled(builder, x, y, _fourths(part)) for part in (low, high)))
 
         first = added(args[2], args[3], (0, 16, 1, 17), (2, 18, 3, 19))
         second = added(args[4], args[5], (0, 16, 1, 17), (2, 18, 3, 19))
@@ -192,7 +193,7 @@ def in_each_lane(builder: Any, number: Any, lanes: int) -> Any:
     """The vector with LLVM's value `number` in each lane."""
     empty = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, number, ir.IntType(32)(0))
-    return _shuffled(builder, first, first, [0] * lanes)
+    return shuffled(builder, first, first, [0] * lanes)
 
 
 def fused_values(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -219,7 +220,7 @@ def pointer_at(context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes
     return builder.bitcast(builder.gep(data, [at]), lanes.as_pointer())
 
 
-def _shuffled(builder: Any, x: Any, y: Any, order: Sequence[int]) -> Any:
+def shuffled(builder: Any, x: Any, y: Any, order: Sequence[int]) -> Any:
     """The lanes of x, from 16 on those of y, in the order given."""
     kind = ir.VectorType(ir.IntType(32), len(order))
     return builder.shuffle_vector(x, y, ir.Constant(kind, list(order)))
@@ -236,7 +237,7 @@ def _folded(builder: Any, vector: Any, width: int, join: Callable[..., Any]) -> 
     while size > width:
         size //= 2
         halves = (range(size), range(size, 2 * size))
-        vector = join(builder, *(_shuffled(builder, vector, vector, half) for half in halves))
+        vector = join(builder, *(shuffled(builder, vector, vector, half) for half in halves))
     return vector
 
 

@@ -9,8 +9,9 @@ Where the processor has AVX-512, oneDNN packs a weight in panels of 64 outputs:
 
 each padded with zeros to a multiple of 16 inputs, or of 32. oneDNN documents no layout, so
 `panels_of` compares the size and two corners with the weight, and where they differ there are no
-panels: then oneDNN's product is the only one. Sums are float32, in the order of the inputs,
-rounded once; a token's bits do not depend on the other tokens.
+panels: then oneDNN's product is the only one. Sums are float32, in the order of the inputs (of a
+pair the second first), rounded once; a token's bits do not depend on the other tokens. A processor
+with AVX512-BF16 multiplies pairs itself: with the same bits, but numbers below 1.2e-38 are zero.
 
 The grouped product has a weight for each expert, and multiplies each token by those of the experts
 that were chosen for it; each chosen weight is read once.

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman_kernels import _packed_product_compiled
+from ferryman_kernels._lanes import HAS_DOTS
 from ferryman_kernels.packed_product import (
     Panels,
     packed_grouped_product,
@@ -18,6 +20,14 @@ from ferryman_kernels.packed_product import (
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 2.0**-8}
 """Of the largest output: sums of 1,500 float32 products; half in the last place of a bfloat16."""
 SHAPES = [(3, 16), (64, 32), (65, 34), (100, 70), (131, 1500)]
+
+
+@pytest.fixture(params=[False, True], ids=["widened", "by the processor's dots"])
+def multiplied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ways to multiply bfloat16; float32 has one."""
+    if request.param and not HAS_DOTS:
+        pytest.skip("this processor has no bfloat16 instructions")
+    monkeypatch.setattr(_packed_product_compiled, "HAS_DOTS", request.param)
 
 
 def drawn(shape: tuple[int, int], tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,9 +51,10 @@ def panels(weight: Tensor) -> Panels:
     return found
 
 
+@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 3, 4, 7])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 8])
 def test_it_is_the_product_and_the_bias(
     dtype: torch.dtype, shape: tuple[int, int], tokens: int
 ) -> None:
@@ -54,14 +65,17 @@ def test_it_is_the_product_and_the_bias(
     assert (found.double() - exact).abs().max() <= BOUNDS[dtype] * exact.abs().max()
 
 
+@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_a_token_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
     x, weight, bias = drawn((100, 70), 7, dtype)
     own = panels(weight)
     alone = torch.cat([packed_product(token[None], own, bias) for token in x])
-    assert torch.equal(packed_product(x, own, bias), alone)
+    for tokens in (2, 3, 5, 6, 7):
+        assert torch.equal(packed_product(x[:tokens], own, bias), alone[:tokens])
 
 
+@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_infinities_and_not_a_number_keep_their_meaning(dtype: torch.dtype) -> None:
     x = torch.ones(1, 32, dtype=dtype)
@@ -71,6 +85,24 @@ def test_infinities_and_not_a_number_keep_their_meaning(dtype: torch.dtype) -> N
     found = packed_product(x, panels(weight), torch.empty(0, dtype=dtype))[0]
     assert found.isnan().tolist() == [True, False, True, False]
     assert found[[1, 3]].tolist() == [-torch.inf, torch.inf]
+
+
+@pytest.mark.skipif(not HAS_DOTS, reason="this processor has no bfloat16 instructions")
+def test_the_processors_dots_have_the_bits_of_widened_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight, bias = drawn((131, 1500), 5, torch.bfloat16)
+    by_dots = packed_product(x, panels(weight), bias)
+    monkeypatch.setattr(_packed_product_compiled, "HAS_DOTS", False)
+    assert torch.equal(packed_product(x, panels(weight), bias), by_dots)
+
+
+@pytest.mark.usefixtures("multiplied")
+def test_a_number_below_the_normal_ones_counts_as_itself_or_as_zero() -> None:
+    weight, tiny = torch.ones(1, 32, dtype=torch.bfloat16), 2.0**-130
+    x = torch.full((1, 32), tiny, dtype=torch.bfloat16)
+    found = packed_product(x, panels(weight), torch.empty(0, dtype=torch.bfloat16))
+    assert found.item() in (0.0, 32 * tiny)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
@@ -94,6 +126,7 @@ def test_an_odd_number_of_inputs_has_no_panels() -> None:
     assert panels_of(packed(weight), weight) is None
 
 
+@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("shape", [(65, 34), (100, 70)], ids=str)
 @pytest.mark.parametrize(("rows", "per_row"), [(1, 1), (1, 3), (9, 2)])

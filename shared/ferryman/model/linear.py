@@ -26,14 +26,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ferryman.model.ranks import Group
+from ferryman_kernels._lanes import HAS_DOTS
 from ferryman_kernels.packed_product import Panels, packed_product, panels_of
 
 # The least weight, in bytes, that is worth packing (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
-# The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), and the
-# most threads: one thread of the loop reads as much as two of oneDNN.
-FEW_TOKENS = {torch.float32: 8, torch.bfloat16: 4}
-FEW_THREADS = 2
+# The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), with one
+# thread and with two: one thread of the loop reads as fast as two of oneDNN, and multiplies as fast
+# as one. With three, oneDNN is faster.
+FEW_TOKENS = {torch.float32: (8, 8), torch.bfloat16: (16 if HAS_DOTS else 4, 4)}
 
 
 class Linear(Protocol):
@@ -67,21 +68,28 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
-    """oneDNN's product for many tokens; up to `few_tokens` a loop reads the same memory.
+    """oneDNN's product for many tokens; for few a loop reads the same memory.
 
-    `bias` [out_dim], or [0] where there is none. The number of tokens in a batch may change a
-    token's last bits, as it does within oneDNN.
+    `bias` [out_dim], or [0] where there is none. `few_tokens` are the most for the loop with one
+    thread, with two, and so on. The number of tokens in a batch may change a token's last bits, as
+    it does within oneDNN.
     """
 
     panels: Panels
     bias: Tensor
     many: PackedLinear
-    few_tokens: int
+    few_tokens: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) <= self.few_tokens and torch.get_num_threads() <= FEW_THREADS:
+        if are_few(len(x), self.few_tokens):
             return packed_product(x, self.panels, self.bias)
         return self.many(x)
+
+
+def are_few(tokens: int, few_tokens: tuple[int, ...]) -> bool:
+    """Whether so many tokens are few for the threads that torch has."""
+    threads = torch.get_num_threads()
+    return threads <= len(few_tokens) and tokens <= few_tokens[threads - 1]
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | PanelLinear:
