@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, narrow, numba, part, prange, row_like, wide
+from ferryman_kernels._compiled import Loop, narrow, numba, part, prange, row_like, wide
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES, add_step, steps_of, sums_at
 from ferryman_kernels._vectors import row_at, store
 
@@ -148,28 +148,25 @@ def sorted_by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
 
 
 def _grouped(
-    like: Any,
-    factor: Any,
-    addresses: Any,
-    panel_bytes: int,
-    biases: Any,
-    x: Any,
-    chosen: Any,
-    y: Any,
-) -> None:
-    order, starts, present = sorted_by_expert(chosen, addresses.shape[0])
-    inputs, rows = inputs_of(factor, x), order // (chosen.shape[0] // x.shape[0])
-    panels = (y.shape[1] + LANES - 1) // LANES
+    weight: Any, factor: Any, like: Any, addresses: Any, panel_bytes: int, biases: int,
+    stride_bias: int, bias_dim: int, x: int, tokens: int, in_dim: int, chosen: int, indices: Any,
+    pairs: int, y: int, out_dim: int,
+) -> None:  # fmt: skip
+    """Tensors are addresses; `indices` is an empty row of the dtype of `chosen` [pairs]."""
+    order, starts, present = sorted_by_expert(row_at(chosen, indices)[:pairs], len(addresses))
+    inputs = inputs_of(factor, row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim))
+    out = row_at(y, like)[: pairs * out_dim].reshape(pairs, out_dim)
+    panels, rows = (out_dim + LANES - 1) // LANES, order // (pairs // tokens)
     for job in prange(present.shape[0] * panels):
         # A job is a panel with all of its expert's pairs, so every weight is read once.
         expert, panel = present[job // panels], job % panels
         first, end = starts[expert], starts[expert + 1]
         sums = np.empty((end - first, LANES), np.float32)
         address = addresses[expert] + panel * panel_bytes
-        panel_sums(like, address, inputs, rows[first:end], sums)
-        bias = biases[expert if biases.shape[0] > 1 else 0]
+        panel_sums(weight, address, inputs, rows[first:end], sums)
+        added = row_at(biases + expert * stride_bias * like.itemsize, like)[:bias_dim]
         for i in range(end - first):
-            write_panel(sums[i], bias, panel, y[order[first + i]])
+            write_panel(sums[i], added, panel, out[order[first + i]])
 
 
 _product_loop, _grouped_loop = Loop(_product), Loop(_grouped)
@@ -204,12 +201,15 @@ def packed_product_compiled(
 def packed_grouped_product_compiled(
     x: Tensor, addresses: Any, panel_bytes: int, biases: Tensor, chosen: Tensor, out_dim: int
 ) -> Tensor:
-    pairs = chosen.numel()
-    y = torch.empty(pairs, out_dim, dtype=x.dtype)
-    read = min(pairs, len(addresses)) * out_dim * x.shape[1]
+    (tokens, in_dim), pairs, dtype = x.shape, chosen.numel(), x.dtype
+    x, chosen = x.contiguous(), chosen.contiguous()
+    y = torch.empty(pairs, out_dim, dtype=dtype)
+    read = min(pairs, len(addresses)) * out_dim * in_dim
+    count, bias_dim = biases.shape
     _grouped_loop(
         read // _WEIGHTS_PER_ELEMENT,
-        element_like(x.dtype), factor_like(x.dtype), addresses, panel_bytes, as_array(biases),
-        as_array(x.contiguous()), chosen.flatten().numpy(), as_array(y),
+        element_like(dtype), factor_like(dtype), row_like(dtype), addresses, panel_bytes,
+        biases.data_ptr(), bias_dim if count > 1 else 0, bias_dim, x.data_ptr(), tokens, in_dim,
+        chosen.data_ptr(), row_like(chosen.dtype), pairs, y.data_ptr(), out_dim,
     )  # fmt: skip
     return y

@@ -136,6 +136,7 @@ def packed_grouped_product(x: Tensor, stack: PanelStack, chosen: Tensor) -> Tens
     first = stack.panels[0]
     assert x.shape == (len(chosen), first.in_dim), (x.shape, chosen.shape, first.in_dim)
     assert x.dtype is first.dtype, (x.dtype, first.dtype)
+    assert stack.biases.is_contiguous(), "as stacked"
     return packed_grouped_product_compiled(
         x, stack.addresses, first.panel_bytes, stack.biases, chosen, first.out_dim
     )

@@ -21,6 +21,7 @@ from ferryman.model.linear import Linear, PanelLinear, are_few
 from ferryman.model.matrix import Matrix, join_linear, joined_runs
 from ferryman_kernels.grouped_product import CodeStack, FloatStack, grouped_product, sort_pairs
 from ferryman_kernels.packed_product import PanelStack, packed_grouped_product, stack_panels
+from ferryman_kernels.weighted_sum import weighted_sum
 
 Activation = Callable[[Tensor], Tensor]
 """From an expert's first product [rows, first_dim] to the input of its second [rows, inner_dim]."""
@@ -76,7 +77,7 @@ class ShareOfOutput:
         return hidden
 
     def leaving(self, outputs: Tensor, shares: Tensor) -> Tensor:
-        return torch.bmm(shares[:, None, :], outputs).squeeze(1)
+        return weighted_sum(outputs, shares)
 
 
 class ShareOfInput:
