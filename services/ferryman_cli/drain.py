@@ -1,12 +1,14 @@
-"""`ferryman drain WORKER`: has a worker take nothing new and end, and shows how far it is."""
+"""`ferryman drain WORKER`: has a worker or a router take nothing new and end, and shows how far it
+is."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ferryman.credentials import ClusterRole, Login
@@ -23,7 +25,9 @@ from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.heartbeat import (
     DECODE,
     HEARTBEAT_SECONDS,
+    HOSTCACHE,
     PREFILL,
+    ROUTER,
     Heartbeat,
 )
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions
@@ -89,27 +93,34 @@ def check_drain(choice: DrainChoice, heard: Collection[Heartbeat]) -> None:
     if beat is None:
         known = ", ".join(sorted(beat.worker_id for beat in heard)) or "none"
         raise NotFound(f"no worker {choice.worker_id} was heard; there are: {known}")
-    if not (beat.serves(PREFILL) or beat.serves(DECODE)):
-        raise InvalidRequest(f"{beat.worker_id} is a {beat.role}: only workers drain", "worker")
-    if not beat.is_ready:
-        raise Unavailable(f"{beat.worker_id} drains already: {load_text(beat)}")
-    if not choice.takes_last and (role := _orphaned_role(beat, heard)):
+    if beat.role == HOSTCACHE:
         raise InvalidRequest(
-            f"{beat.worker_id} is the last ready {role} worker for its state: requests would wait"
+            f"{beat.worker_id} is a {beat.role}: only workers and routers drain", "worker"
+        )
+    if not beat.is_ready:
+        raise Unavailable(f"{beat.worker_id} {_unready_text(beat)}: {load_text(beat)}")
+    if not choice.takes_last and (last := _last_of_its_kind(beat, heard)):
+        raise InvalidRequest(
+            f"{beat.worker_id} is the last ready {last}: requests would wait"
             " for another one, and fail when none comes (--even-last drains it all the same)",
             "worker",
         )
 
 
-def _orphaned_role(leaving: Heartbeat, heard: Collection[Heartbeat]) -> str:
-    """A role of the leaving worker that no other ready worker has for the same state, or ""."""
-    others = [
-        beat
-        for beat in heard
-        if beat.worker_id != leaving.worker_id and beat.is_ready and beat.state == leaving.state
-    ]
+def _last_of_its_kind(leaving: Heartbeat, heard: Collection[Heartbeat]) -> str:
+    """The work of the leaving process that no other ready one does, or ""."""
+    others = [beat for beat in heard if beat.worker_id != leaving.worker_id and beat.is_ready]
+    if leaving.role == ROUTER:
+        return "" if any(one.role == ROUTER for one in others) else ROUTER
+    others = [beat for beat in others if beat.state == leaving.state]
     roles = [role for role in (DECODE, PREFILL) if leaving.serves(role)]
-    return next((role for role in roles if not any(one.serves(role) for one in others)), "")
+    orphaned = (role for role in roles if not any(one.serves(role) for one in others))
+    return next((f"{role} worker for its state" for role in orphaned), "")
+
+
+def _unready_text(beat: Heartbeat) -> str:
+    # A router that has just started hears of no workers yet; it does not say which of the two.
+    return "drains already, or hears of no workers" if beat.role == ROUTER else "drains already"
 
 
 def load_text(beat: Heartbeat) -> str:
@@ -158,11 +169,12 @@ async def _drain(
 ) -> None:
     order = drain_order(access, choice.worker_id)
     async with hearing_beats(access) as (bus, messages):
+        hear = partial(next_beat, messages)
         await _may_go(choice, messages)
         await order.give(bus)
         report.ordered()
         if waits:
-            await until_ended(bus, messages, order, choice.worker_id, report.goes_on)
+            await until_ended(bus, hear, order, choice.worker_id, report.goes_on)
             report.ended()
 
 
@@ -230,17 +242,18 @@ class DrainOrder:
 
 async def until_ended(
     bus: NatsBus,
-    messages: Messages,
+    hear: Callable[[], Awaitable[Heartbeat]],
     order: DrainOrder,
     worker_id: str,
     goes_on: Callable[[Heartbeat], None],
 ) -> None:
-    """Tells of the worker's heartbeats, until it neither beats nor answers."""
+    """Tells of the worker's heartbeats, until it neither beats nor answers. `hear` waits for the
+    next heartbeat of any process."""
     unanswered = 0
     while unanswered < MAX_UNANSWERED:
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
-                while (beat := await next_beat(messages)).worker_id != worker_id:
+                while (beat := await hear()).worker_id != worker_id:
                     pass
         except TimeoutError:
             unanswered = 0 if await order.is_answered(bus) else unanswered + 1

@@ -1,18 +1,20 @@
-"""`ferryman roll`: has every worker and host-cache end and come back, one at a time.
+"""`ferryman roll`: has every worker, host-cache and router end and come back, one at a time.
 
 The launcher has to start them again: `ferryman up`, Compose or Kubernetes. A decode
-worker's requests go on at another one with their state, so the role of each needs a second worker.
+worker's requests go on at another one with their state, so the role of each needs a second worker;
+clients of a router that ends ask another one, so the only router of a cluster is left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ferryman.errors import DeadlineExceeded, NotFound, Unavailable
+from ferryman.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from ferryman.wire.nats.bus import Messages
-from ferryman.wire.nats.heartbeat import BOTH, DECODE, HOSTCACHE, PREFILL, Heartbeat
+from ferryman.wire.nats.heartbeat import BOTH, DECODE, HOSTCACHE, PREFILL, ROUTER, Heartbeat
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman_cli.drain import (
     LISTEN_SECONDS,
@@ -28,29 +30,41 @@ from ferryman_cli.drain import (
 )
 from ferryman_cli.lifecycle_reader import next_beat
 
-# Host-caches last: a worker that came back has attached to the one that stays.
-ORDER = (DECODE, BOTH, PREFILL, HOSTCACHE)
+# Host-caches behind workers: one that came back has attached to the one that stays. Routers last:
+# each starts beside workers that stay.
+ORDER = (DECODE, BOTH, PREFILL, HOSTCACHE, ROUTER)
 AGAIN_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class RollChoice:
-    """`takes_last`: also workers without another one of their role, though requests then wait.
-    `patience` is how many seconds one may take to come back."""
+    """`takes_last`: also the only router, and workers without another one of their role, though
+    requests then wait. `patience` is how many seconds one may take to come back."""
 
     takes_last: bool
     patience: float
 
 
-def rolled(heard: Collection[Heartbeat], choice: RollChoice) -> list[Heartbeat]:
-    """The processes to restart, in order. Raises NotFound without any, and InvalidRequest where
-    one is the last of its role."""
+@dataclass(frozen=True, slots=True)
+class RollPlan:
+    """The processes to restart, in order, and those that are left alone."""
+
+    goes: tuple[Heartbeat, ...]
+    stays: tuple[Heartbeat, ...]
+
+
+def roll_plan(heard: Collection[Heartbeat], choice: RollChoice) -> RollPlan:
+    """Raises NotFound when nobody was heard, and InvalidRequest where a worker is the last of its
+    role. The only router stays: a cluster with one has all else restarted."""
     found = [beat for role in ORDER for beat in heard if beat.role == role]
     if not found:
         raise NotFound("no worker was heard")
-    for beat in found:
+    routers = [beat for beat in found if beat.role == ROUTER]
+    stays = tuple(routers) if len(routers) == 1 and not choice.takes_last else ()
+    goes = tuple(beat for beat in found if beat not in stays)
+    for beat in goes:
         check_next(beat, heard, choice)
-    return found
+    return RollPlan(goes, stays)
 
 
 def check_next(beat: Heartbeat, heard: Collection[Heartbeat], choice: RollChoice) -> None:
@@ -58,6 +72,39 @@ def check_next(beat: Heartbeat, heard: Collection[Heartbeat], choice: RollChoice
     for one that drains already. Without a host-cache units are only missed."""
     if beat.role != HOSTCACHE:
         check_drain(DrainChoice(beat.worker_id, choice.takes_last), heard)
+
+
+class RecentBeats:
+    """The heartbeats of a cluster as they are read, and each process's latest."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._latest: dict[str, tuple[Heartbeat, float]] = {}
+
+    async def next(self) -> Heartbeat:
+        """Waits for the next one of any process."""
+        beat = await next_beat(self._messages)
+        self._latest[beat.worker_id] = (beat, asyncio.get_running_loop().time())
+        return beat
+
+    async def listened(self) -> Mapping[str, Heartbeat]:
+        """The processes that are there, by id: each says so once a second."""
+        begin = asyncio.get_running_loop().time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LISTEN_SECONDS):
+                while True:
+                    await self.next()
+        return {beat.worker_id: beat for beat, at in self._latest.values() if at >= begin}
+
+    @property
+    def known(self) -> frozenset[str]:
+        """All that were ever heard."""
+        return frozenset(self._latest)
+
+    def recent(self) -> Mapping[str, Heartbeat]:
+        """Those heard of in the last moments of reading."""
+        begin = asyncio.get_running_loop().time() - LISTEN_SECONDS
+        return {beat.worker_id: beat for beat, at in self._latest.values() if at >= begin}
 
 
 class RollReport:
@@ -72,6 +119,10 @@ class RollReport:
         count = f"{self._number} of {self._num_processes}"
         text = f"{count}: {beat.worker_id} drains: {load_text(beat)}"
         self._say("draining", beat.worker_id, text)
+
+    def stays(self, beat: Heartbeat) -> None:
+        text = f"{beat.worker_id} stays: it is the only {beat.role} (--even-last restarts it, too)"
+        self._say("left", beat.worker_id, text)
 
     def came(self, beat: Heartbeat, before: str) -> None:
         self._say("replaced", before, f"{before} is back as {beat.worker_id}", by=beat.worker_id)
@@ -89,47 +140,51 @@ def run_roll(access: OrderAccess, choice: RollChoice, *, as_json: bool) -> int:
 
 async def _roll(access: OrderAccess, choice: RollChoice, as_json: bool) -> None:
     async with hearing_beats(access) as (bus, messages):
-        heard = await _heard(messages)
-        report = RollReport(len(chosen := rolled(heard.values(), choice)), as_json=as_json)
-        for beat in chosen:
+        beats = RecentBeats(messages)
+        plan = roll_plan((await beats.listened()).values(), choice)
+        report = RollReport(len(plan.goes), as_json=as_json)
+        for beat in plan.stays:
+            report.stays(beat)
+        for beat in plan.goes:
             # As of now: others may have gone meanwhile, by other hands.
-            now = await _heard(messages)
+            now = await _heard_now(beats, beat, choice)
             if beat.worker_id not in now:
                 continue
             check_next(beat, now.values(), choice)
             report.goes(now[beat.worker_id])
             order = drain_order(access, beat.worker_id)
-            await _restart(bus, messages, order, now, beat, choice, report)
+            await _restart(bus, beats, order, beat, choice, report)
 
 
-async def _heard(messages: Messages) -> dict[str, Heartbeat]:
-    """The processes that are there, by id: each says so once a second."""
-    heard: dict[str, Heartbeat] = {}
+async def _heard_now(
+    beats: RecentBeats, beat: Heartbeat, choice: RollChoice
+) -> Mapping[str, Heartbeat]:
+    """The processes that are there. After an outage of the broker some may not have been heard yet:
+    where the next one may not go by the latest beats, all are listened for."""
+    now = beats.recent()
     try:
-        async with asyncio.timeout(LISTEN_SECONDS):
-            while True:
-                beat = await next_beat(messages)
-                heard[beat.worker_id] = beat
-    except TimeoutError:
-        return heard
+        check_next(beat, now.values(), choice)
+    except (NotFound, InvalidRequest, Unavailable):
+        return await beats.listened()
+    return now if beat.worker_id in now else await beats.listened()
 
 
 async def _restart(
     bus: NatsBus,
-    messages: Messages,
+    beats: RecentBeats,
     order: DrainOrder,
-    heard: Collection[str],
     beat: Heartbeat,
     choice: RollChoice,
     report: RollReport,
 ) -> None:
+    known = beats.known
     try:
         async with asyncio.timeout(choice.patience):
             await _order(bus, order)
-            await until_ended(bus, messages, order, beat.worker_id, _say_nothing)
+            await until_ended(bus, beats.next, order, beat.worker_id, _say_nothing)
             while True:
-                new = await next_beat(messages)
-                if new.role == beat.role and new.is_ready and new.worker_id not in heard:
+                new = await beats.next()
+                if new.role == beat.role and new.is_ready and new.worker_id not in known:
                     return report.came(new, beat.worker_id)
     except TimeoutError:
         raise Unavailable(

@@ -47,7 +47,7 @@ def drain(
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
-    """Have a worker take no new requests, finish those it has, and end.
+    """Have a worker or a router take no new requests, finish those it has, and end.
 
     One that `ferryman up` started is then started again. A drain that takes longer than the
     worker's DRAIN_SECONDS is cut off, and its requests go on elsewhere.
@@ -61,7 +61,8 @@ def drain(
 
 def roll(
     even_last: Annotated[
-        bool, typer.Option("--even-last", help="Also workers without another one of their role.")
+        bool,
+        typer.Option("--even-last", help="Also the only router, or the only worker of a role."),
     ] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1.0, help="How long one may take to come back.")
@@ -73,9 +74,9 @@ def roll(
     state_dir: StateDir = STATE_DIR,
     json: AsJson = False,
 ) -> int:
-    """Restart all workers and host-caches, one at a time, while requests go on.
+    """Restart all workers, host-caches and routers, one at a time, while requests go on.
 
-    Each is drained; whatever had started it starts it again. Routers are left alone.
+    Each is drained; whatever had started it starts it again. The only router is left alone.
     """
     from ferryman_cli.drain import order_access
     from ferryman_cli.roll import RollChoice, run_roll

@@ -11,7 +11,7 @@ from ferryman.runtime.http_server import HttpAnswer, json_answer
 from ferryman.runtime.metrics import Metrics
 from ferryman.tiers.prefetch_values import Traffic
 from ferryman.tiers.values import StoreStatistics, UnitCounts
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
+from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.lower_tiers import LowerTiers
@@ -19,7 +19,6 @@ from ferryman_hostcache.prefetch_runner import PrefetchRunner
 from ferryman_hostcache.shared_folders import SharedStatistics
 
 ROLE = "hostcache"
-NO_STATE = ServedState("", 0, "", ())
 NO_STORE = StoreStatistics({}, 0, 0, 0, 0, 0, 0, 0, 0)
 
 

@@ -21,7 +21,7 @@ from ferryman.runtime.background import Background
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.grpc.rpc import is_worker_at
 from ferryman.wire.nats.bus import Bus, BusMessage
-from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_router.fleet import (
@@ -220,6 +220,8 @@ class FleetListener:
 
     def _on_heartbeat(self, message: BusMessage) -> None:
         beat = heartbeat_from_bytes(message.payload)
+        if beat.role == ROUTER:
+            return  # nothing is sent to routers
         subject = self._subjects.beat(beat.role, beat.worker_id)
         if self._senders.is_from(message, subject, beat.worker_id):
             self.apply(self._fleet.on_heartbeat(beat, self._clock()))

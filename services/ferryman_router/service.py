@@ -15,7 +15,7 @@ from typing import Any
 from ferryman.errors import Stopping
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import GrammarCompiler
-from ferryman.ids import make_epoch, make_worker_id
+from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.background import Background
 from ferryman.runtime.connections import ConnectionLimits, raise_file_limit, within_file_limit
 from ferryman.runtime.credentials_file import given_credentials
@@ -33,6 +33,7 @@ from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.grpc.tls import door_credentials
 from ferryman.wire.nats.bus import Bus, Discoverable
+from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
 from ferryman.wire.nats.sender_proof import CheckSender, believe_all, check_sender
 from ferryman.wire.nats.subjects import Subjects
@@ -57,6 +58,7 @@ from ferryman_router.quotas import Quotas
 from ferryman_router.request_table import Evacuation, RequestTable
 from ferryman_router.routing_policy import RoutingCosts
 from ferryman_router.served_model import ServedModel
+from ferryman_router.telemetry import RouterLife, RouterTelemetry
 from ferryman_router.token_streams import WorkerStreams
 from ferryman_router.worker_client import WorkerClient
 
@@ -203,7 +205,7 @@ class RunningRouter:
 async def serve(settings: RouterSettings, stopping: asyncio.Event) -> None:
     """Until `stopping` is set and every stream has ended."""
     raise_file_limit()
-    async with running(settings) as router:
+    async with running(settings, stopping.set) as router:
         http = f"{settings.http.host}:{router.http_port}"
         grpc = f"{settings.grpc.host}:{router.grpc_port}"
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, router.api_keys.reload)
@@ -232,17 +234,27 @@ def _served_model(settings: RouterSettings) -> ServedModel:
 
 
 @asynccontextmanager
-async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
-    """A router for the length of a block, with both doors open."""
+async def running(
+    settings: RouterSettings, order_drain: Callable[[], None]
+) -> AsyncIterator[RunningRouter]:
+    """A router for the length of a block, with both doors open. `order_drain` is called when it
+    shall end."""
     key = read_key_file(settings.cluster_key_file)
     credentials = given_credentials(settings.access, "router")
     access = GrpcAccess(credentials, given_tls(settings.access, "router"))
     model = await asyncio.to_thread(_served_model, settings)
-    worker_id, epoch = make_worker_id("router"), make_epoch()
+    secret, epoch = make_life_secret(), make_epoch()
+    worker_id = worker_id_of(ROUTER, secret)
     subjects = Subjects(settings.bus.cluster)
     async with AsyncExitStack() as stack:
         login = credentials.nats if credentials else None
-        to_broker = NatsOptions(settings.bus.url, worker_id, login, authorities=access.authorities)
+        to_broker = NatsOptions(
+            settings.bus.url,
+            worker_id,
+            login,
+            life_secret=secret,
+            authorities=access.authorities,
+        )
         bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(
@@ -255,7 +267,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         )
         channels = await stack.enter_async_context(Channels(access))
         background = await stack.enter_async_context(Background())
-        lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", worker_id, epoch))
+        lifecycle = LifecyclePublisher(bus, subjects, Publisher(ROUTER, worker_id, epoch))
         believed = check_sender if credentials else believe_all
         transports = Transports(bus, subjects, channels, lifecycle, index, believed)
         reader = ReaderProcess.for_model(settings.model, model.model_id)
@@ -280,7 +292,7 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
 
         looking = components.dispatcher.run(look, lambda: len(requests) > 0)
         await stack.enter_async_context(alongside(looking))
-        yield await _open_doors(
+        router = await _open_doors(
             stack,
             settings,
             api_keys,
@@ -289,6 +301,28 @@ async def running(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
             (worker_id, epoch),
             MetricsAccess(credentials),
         )
+        telemetry = _telemetry(settings, router, transports, order_drain)
+        await stack.enter_async_context(alongside(telemetry.run()))
+        yield router
+
+
+def _telemetry(
+    settings: RouterSettings,
+    router: RunningRouter,
+    transports: Transports,
+    order_drain: Callable[[], None],
+) -> RouterTelemetry:
+    address = f"{settings.grpc.host}:{router.grpc_port}"
+    readiness = _readiness(router.components, transports.bus)
+    return RouterTelemetry(
+        RouterLife(router.worker_id, router.epoch, address),
+        router.components.frontend,
+        transports.bus,
+        transports.subjects,
+        max_in_flight=settings.limits.max_in_flight,
+        is_ready=lambda: readiness()[0],
+        order_drain=order_drain,
+    )
 
 
 async def _open_doors(

@@ -20,7 +20,7 @@ from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
 from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.server_access import with_login
 from ferryman.wire.nats.bus import BusMessage
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState, heartbeat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
 from ferryman.wire.nats.subjects import Subjects
@@ -39,6 +39,7 @@ def beat(role: str, number: int = 1) -> Heartbeat:
 
 PREFILL, DECODE, OTHER, BOTH = beat("prefill"), beat("decode"), beat("decode", 2), beat("both")
 DRAINING = replace(OTHER, is_ready=False, num_running=3)
+NEW_ROUTER = replace(beat("router", 2), state=NO_STATE)
 FOREIGN = replace(OTHER, state=replace(STATE, digest="another model"))
 
 
@@ -49,6 +50,7 @@ FOREIGN = replace(OTHER, state=replace(STATE, digest="another model"))
         pytest.param("prefill-1", [PREFILL, DECODE, beat("prefill", 2)], id="another prefills"),
         pytest.param("decode-1", [PREFILL, DECODE, BOTH], id="one that does both is left"),
         pytest.param("both-1", [PREFILL, DECODE, BOTH], id="a pair is left"),
+        pytest.param("router-1", [beat("router"), NEW_ROUTER], id="another router is there"),
     ],
 )
 def test_a_worker_may_go_while_its_roles_are_served(
@@ -65,7 +67,11 @@ def test_a_worker_may_go_while_its_roles_are_served(
         ),
         pytest.param("decode-9", [], NotFound, "there are: none", id="nobody"),
         pytest.param(
-            "hostcache-1", [beat("hostcache")], InvalidRequest, "only workers", id="no worker"
+            "hostcache-1",
+            [beat("hostcache")],
+            InvalidRequest,
+            "only workers and routers",
+            id="no worker",
         ),
         pytest.param("decode-2", [DECODE, DRAINING], Unavailable, "already: 3 running", id="twice"),
         pytest.param("decode-1", [PREFILL, DECODE], InvalidRequest, "last ready decode", id="last"),
@@ -74,6 +80,9 @@ def test_a_worker_may_go_while_its_roles_are_served(
         ),
         pytest.param(
             "decode-1", [DECODE, FOREIGN], InvalidRequest, "last ready decode", id="other state"
+        ),
+        pytest.param(
+            "router-1", [beat("router"), DECODE], InvalidRequest, "last ready router", id="door"
         ),
         pytest.param(
             "both-1", [BOTH, DECODE], InvalidRequest, "last ready prefill", id="half is left"

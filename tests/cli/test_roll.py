@@ -13,10 +13,11 @@ from ferryman.cache.manifest import Kind
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
 from ferryman_cli.app import run
-from ferryman_cli.roll import RollChoice, rolled
+from ferryman_cli.roll import RollChoice, check_next, roll_plan
 from ferryman_launcher.state_folder import RunningCluster, StateFolder
 
 STATE = ServedState("f", 16, "d", (Kind.FULL,))
+LAST = ("hostcache-1", "hostcache-2", "router-1", "router-2")
 CAREFUL, BOLD = RollChoice(takes_last=False, patience=1.0), RollChoice(True, 1.0)
 
 
@@ -24,17 +25,37 @@ def beat(role: str, number: int) -> Heartbeat:
     return Heartbeat(role, f"{role}-{number}", 1, f"h:{number}", True, STATE, 4096)
 
 
-WHOLE = [beat(role, number) for number in (1, 2) for role in ("hostcache", "prefill", "decode")]
+ROLES = ("router", "hostcache", "prefill", "decode")
+WHOLE = [beat(role, number) for number in (1, 2) for role in ROLES]
 ALONE = [beat("hostcache", 1), beat("prefill", 1), beat("decode", 1), beat("decode", 2)]
 
 
-def test_decode_workers_go_first_and_host_caches_last() -> None:
-    names = [one.worker_id for one in rolled(WHOLE, CAREFUL)]
-    assert names == ["decode-1", "decode-2", "prefill-1", "prefill-2", "hostcache-1", "hostcache-2"]
+def test_decode_workers_go_first_and_routers_last() -> None:
+    names = [one.worker_id for one in roll_plan(WHOLE, CAREFUL).goes]
+    assert names == ["decode-1", "decode-2", "prefill-1", "prefill-2", *LAST]
+
+
+def test_the_only_router_stays_unless_it_was_asked_for() -> None:
+    alone = [one for one in WHOLE if one.worker_id != "router-2"]
+    plan = roll_plan(alone, CAREFUL)
+    assert [one.worker_id for one in plan.stays] == ["router-1"]
+    assert (len(plan.goes), plan.goes[-1].role) == (len(alone) - 1, "hostcache")
+    bold = roll_plan(alone, BOLD)
+    assert (bold.stays, bold.goes[-1].worker_id) == ((), "router-1")
+
+
+def test_the_last_router_does_not_go_though_there_were_two() -> None:
+    """The other one left meanwhile, or is not ready yet."""
+    one, other = beat("router", 1), beat("router", 2)
+    check_next(one, [one, other], CAREFUL)
+    for heard in ([one], [one, replace(other, is_ready=False)]):
+        with pytest.raises(InvalidRequest, match="router-1 is the last ready router"):
+            check_next(one, heard, CAREFUL)
+        check_next(one, heard, BOLD)
 
 
 def test_a_host_cache_may_be_the_only_one() -> None:
-    assert [one.role for one in rolled([beat("hostcache", 1)], CAREFUL)] == ["hostcache"]
+    assert [one.role for one in roll_plan([beat("hostcache", 1)], CAREFUL).goes] == ["hostcache"]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +75,13 @@ def test_it_does_not_begin(
     heard: Sequence[Heartbeat], error: type[FerrymanError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        rolled(heard, CAREFUL)
+        roll_plan(heard, CAREFUL)
 
 
 def test_the_last_ones_go_when_that_was_asked_for() -> None:
-    assert len(rolled(ALONE, BOLD)) == len(ALONE)
+    assert len(roll_plan(ALONE, BOLD).goes) == len(ALONE)
     with pytest.raises(Unavailable, match="drains already"):
-        rolled([replace(one, is_ready=False) for one in ALONE], BOLD)
+        roll_plan([replace(one, is_ready=False) for one in ALONE], BOLD)
 
 
 def test_without_a_broker_nothing_is_said_to_have_begun(

@@ -122,6 +122,10 @@ class RouterCluster:
         return names
 
 
+def no_order() -> None:
+    """For routers that nobody orders to end."""
+
+
 def model_folder(folder: Path) -> Path:
     """A folder with a tokenizer and a config; the router needs no weights."""
     write_folder(folder)
@@ -168,7 +172,7 @@ async def cluster(
     )
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(nats_bus(NatsOptions(nats_url)))
-        router = await stack.enter_async_context(running(settings))
+        router = await stack.enter_async_context(running(settings, no_order))
         tokenizer = router.components.frontend.ctx.model.tokenizer
         script = tuple(tokenizer.encode(SENTENCE).tolist())
         prefills = [FakePrefill(script) for _ in range(num_prefills)]
@@ -196,7 +200,7 @@ async def cluster(
 @asynccontextmanager
 async def another_router(made: RouterCluster) -> AsyncIterator[Any]:
     """A stub of a second router of the cluster."""
-    async with running(made.settings) as router:
+    async with running(made.settings, no_order) as router:
         async with channel(f"127.0.0.1:{router.grpc_port}") as way:
             yield InferenceServiceStub(way)
 

@@ -217,7 +217,8 @@ async def first_beats(heard: Messages) -> dict[str, Heartbeat]:
     found: dict[str, Heartbeat] = {}
     while found.keys() != WORKERS:
         beat = heartbeat_from_bytes((await anext(heard)).payload)
-        found[beat.role] = beat
+        if beat.role in WORKERS:
+            found[beat.role] = beat
     return found
 
 

@@ -1,4 +1,5 @@
-"""Decode workers drain under streams: each request goes on at another one, with its state.
+"""Decode workers drain under streams: each request goes on at another one, with its state. A whole
+cluster, routers too, is restarted under streams.
 
 No client notices, nothing is computed again, and the log of each request says where it went.
 """
@@ -8,11 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 
+import httpx
 import pytest
-from tests.system.cluster import Cluster, ClusterShape, running_cluster, save_served_model
+from tests.system.cluster import (
+    Cluster,
+    ClusterShape,
+    Service,
+    running_cluster,
+    save_served_model,
+)
 from tests.system.many_streams import Streams, sampling_of, undisturbed
 
 from ferryman.client import Client
@@ -96,6 +106,12 @@ async def test_streams_of_a_worker_that_drains_go_on_with_their_state(cluster: C
     cluster.assert_ledgers_balance()
 
 
+def doors_of(router: Service) -> dict[str, int]:
+    """The settings that open the doors of one router again."""
+    ports = {door: str(router.ready[door]).rpartition(":")[2] for door in ("http", "grpc")}
+    return {f"{door}_port": int(port) for door, port in ports.items()}
+
+
 async def started_again(cluster: Cluster, is_over: asyncio.Event) -> list[int]:
     """Starts each worker that ends again, as `ferryman up` does; the statuses with which they
     ended."""
@@ -106,23 +122,76 @@ async def started_again(cluster: Cluster, is_over: asyncio.Event) -> list[int]:
             if one.process.poll() is not None and one.process.pid not in known:
                 known.add(one.process.pid)
                 statuses.append(one.process.returncode)
-                await asyncio.to_thread(cluster.start(one.role).await_ready)
+                ports = doors_of(one) if one.role == "router" else {}
+                await asyncio.to_thread(cluster.start(one.role, settings=ports).await_ready)
         with suppress(TimeoutError):
             async with asyncio.timeout(0.05):
                 await is_over.wait()
     return statuses
 
 
+@dataclass
+class HttpCaller:
+    """Asks one router for the same answer again and again. `ends` counts how its calls ended: with
+    `whole` answers, with an error's code, or `away` where nobody took the call."""
+
+    door: str
+    prompt: Sequence[int]
+    words: Sequence[str]
+    ends: Counter[str] = field(default_factory=Counter)
+
+    async def ask_until(self, is_over: asyncio.Event) -> None:
+        async with httpx.AsyncClient(base_url=self.door, timeout=240) as http:
+            while not is_over.is_set():
+                end = await self._ask(http)
+                self.ends[end] += 1
+                if end != "whole":
+                    with suppress(TimeoutError):  # it need not spin while the router is away
+                        async with asyncio.timeout(0.05):
+                            await is_over.wait()
+
+    async def _ask(self, http: httpx.AsyncClient) -> str:
+        body = {
+            "prompt": list(self.prompt),
+            "max_tokens": len(self.words),
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        async with AsyncExitStack() as stack:
+            try:
+                response = await stack.enter_async_context(
+                    http.stream("POST", "/v1/completions", json=body)
+                )
+            except httpx.TransportError:
+                return "away"
+            # An answer that has begun never breaks off without a word.
+            if response.status_code != 200:
+                return str(json.loads(await response.aread())["error"]["code"])
+            lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
+        frames = [json.loads(line.removeprefix("data: ")) for line in lines]
+        if "error" in frames[-1]:
+            return str(frames[-1]["error"]["code"])
+        text = "".join(frame["choices"][0]["text"] for frame in frames if frame.get("choices"))
+        assert text.split() == self.words
+        return "whole"
+
+
 @pytest.mark.parametrize("cluster", ["apart"], indirect=True)
 async def test_all_are_restarted_one_by_one_under_streams_and_no_client_notices(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts are asked again and again until all are back, so sixteen are under way all the
-    time."""
+    """Prompts are asked again and again until all are back, so sixteen are under way all the time,
+    and one by HTTP at each of two routers: that one ends whole, or is refused."""
     prompts = [[(3 * i + 7 * n) % 120 + 3 for i in range(20 + n)] for n in range(NUM_STREAMS)]
     wanted = undisturbed(cluster, prompts)
+    cluster.start("router").await_ready()
     running = [one for one in cluster.services if one.process.poll() is None]
-    before = {str(one.ready["worker_id"]) for one in running if one.role != "router"}
+    before = {str(one.ready["worker_id"]) for one in running}
+    routers = cluster.of_role("router")
+    words = [f"w{token_id}" for token_id in wanted[0]]
+    by_http = [HttpCaller(f"http://{one.ready['http']}", prompts[0], words) for one in routers]
+    addresses = ",".join(str(one.ready["grpc"]) for one in routers)
     router = cluster.credentials[ClusterRole.ROUTER]
     line = ["roll", "--nats", cluster.nats, "--credentials", str(router), "--json"]
     answers: list[tuple[int, list[int]]] = []
@@ -133,8 +202,9 @@ async def test_all_are_restarted_one_by_one_under_streams_and_no_client_notices(
             name = make_request_id()
             answers.append((n, await Streams().read(client, prompts[n], sampling_of(n), name)))
 
-    async with Client(cluster.grpc) as client, asyncio.timeout(400):
+    async with Client(addresses) as client, asyncio.timeout(400):
         asking = [asyncio.create_task(ask_again(client, n)) for n in range(NUM_STREAMS)]
+        asking += [asyncio.create_task(caller.ask_until(is_over)) for caller in by_http]
         restarting = asyncio.create_task(started_again(cluster, is_over))
         status = await asyncio.to_thread(run, line)
         is_over.set()
@@ -147,5 +217,9 @@ async def test_all_are_restarted_one_by_one_under_streams_and_no_client_notices(
     back = [one for one in said if one["state"] == "replaced"]
     assert gone == [one["worker_id"] for one in back]
     assert set(gone) == before
+    assert [one.split("-")[0] for one in gone][-2:] == ["router", "router"]
+    for caller in by_http:
+        assert caller.ends.keys() <= {"whole", "stopping", "away"}
+        assert caller.ends["whole"] > 0 < caller.ends["stopping"] + caller.ends["away"]
     assert not before & {one["by"] for one in back}
     cluster.assert_ledgers_balance()

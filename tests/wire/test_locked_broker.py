@@ -100,6 +100,7 @@ async def refusals(bus: NatsBus, number: int) -> None:
 
 FORGED = [
     pytest.param(LOCAL.beat("prefill", "prefill-1"), id="a beat of another role"),
+    pytest.param(LOCAL.beat("router", "router-1"), id="a router's beat"),
     pytest.param(LOCAL.life("router", "router-1", "r1", "finished"), id="a router's event"),
     pytest.param(DRAIN, id="an order"),
     pytest.param(f"$JS.API.STREAM.PURGE.{STREAM}", id="the purge of the log"),
@@ -194,7 +195,7 @@ def told_as(role: ClusterRole) -> tuple[str, ...]:
     return ("prefill", "decode") if role is ClusterRole.BOTH else (role.value,)
 
 
-@pytest.mark.parametrize("role", SERVICES)
+@pytest.mark.parametrize("role", [*SERVICES, ROUTER])
 async def test_a_service_beats_is_ordered_and_tells_its_life(url: str, role: ClusterRole) -> None:
     name = f"{role}-1"
     (life, *others) = [LOCAL.life(told, name, "r1", "admitted") for told in told_as(role)]

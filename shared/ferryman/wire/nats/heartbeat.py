@@ -1,7 +1,8 @@
-"""A worker's heartbeat: readable JSON, once a second, on `worker.<role>.<id>.beat`.
+"""A heartbeat: readable JSON, once a second, on `worker.<role>.<id>.beat`.
 
 The router knows workers only by their heartbeats. They depend on the worker's step counter: a
-worker whose engine is stuck is silent, even if its event loop runs.
+worker whose engine is stuck is silent, even if its event loop runs. Routers beat, too, for people
+and for `ferryman roll`; other routers pass over that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ferryman.errors import InvalidRequest
 
 VERSION = 1
 PREFILL, DECODE, BOTH, HOSTCACHE = "prefill", "decode", "both", "hostcache"
+ROUTER = "router"
 HEARTBEAT_SECONDS = 1.0
 
 
@@ -47,16 +49,19 @@ class ServedState:
         return ResumeShape(self.page_size, self.window_len, frozenset(self.kinds))
 
 
+NO_STATE = ServedState("", 0, "", ())  # of a process that has not heard of any yet
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """One heartbeat. Seconds are measured by the sender itself, 0 before the first measurement.
 
-    `is_ready` is false while it drains. `max_len` bounds prompt and output of one request there;
-    `max_requests` is how many it can hold, running and reserved, if that is more than
-    `max_running`; `queue_tokens` is the prefill work that waits or runs. `node` is the node id of
-    the host-cache that the worker is attached to, or its own. `num_steps` counts the engine's
-    steps, `draft_steps` a step once for each request that drafts in it; `accepted_tokens` of the
-    `drafted_tokens` were right.
+    `is_ready` is false while it drains, and at a router that hears of no workers. `max_len` bounds
+    prompt and output of one request there; `max_requests` is how many it can hold, running and
+    reserved, if that is more than `max_running`; `queue_tokens` is the prefill work
+    that waits or runs. `node` is the node id of the host-cache that the worker is attached to, or
+    its own. `num_steps` counts the engine's steps, `draft_steps` a step once for each request that
+    drafts in it; `accepted_tokens` of the `drafted_tokens` were right.
 
     A worker gives the seconds per byte of a load from the host, and the bytes of a page of all its
     paged kinds and of a snapshot. A host-cache gives the seconds per byte from its storage and from

@@ -60,17 +60,17 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     if role is ClusterRole.OBSERVER:
         return BrokerPermissions((*_DISCOVERY, *_READ_LOG), (EVERYTHING, inbox), answers=False)
     root = subjects.root
-    own = tuple(f"{root}.life.{told}.*.*.*" for told in _TOLD_AS.get(role, (role,)))
+    life = tuple(f"{root}.life.{told}.*.*.*" for told in _TOLD_AS.get(role, (role,)))
+    own = (*life, f"{root}.worker.{role.value}.*.beat")
+    orders = f"{root}.control.*.*"
+    heard = (orders, inbox, *_DISCOVERY)
     if role is ClusterRole.ROUTER:
+        told = (*own, orders, *_READ_LOG, *_KEEP_LOG)
         return BrokerPermissions(
-            (*own, f"{root}.control.*.*", *_READ_LOG, *_KEEP_LOG),
-            (subjects.all_beats, subjects.all_cache, inbox, *_DISCOVERY),
-            answers=True,
+            told, (subjects.all_beats, subjects.all_cache, *heard), answers=True
         )
-    beats = (f"{root}.worker.{role.value}.*.beat",)
     cache = (subjects.all_cache,) if role in _WORKERS else ()
-    heard = (f"{root}.control.*.*", inbox, *_DISCOVERY)
-    return BrokerPermissions((*own, *beats, *cache), heard, answers=True)
+    return BrokerPermissions((*own, *cache), heard, answers=True)
 
 
 @dataclass(frozen=True, slots=True)
