@@ -18,6 +18,7 @@ from tests.cluster_keys import KEY
 from ferryman.credentials import Login
 from ferryman.runtime.embedded import EmbeddedServer, nats_command, redis_command, started
 from ferryman.runtime.server_access import write_server_access
+from ferryman.wire.nats.permissions import ACCOUNT
 
 TESTS = Login("tests", "of-tests")
 
@@ -53,7 +54,7 @@ def locked_nats_server() -> Iterator[str]:
         config = write_server_access(Path(directory), KEY, "local").nats_config
         said = json.loads(config.read_text())
         everything = {"publish": ">", "subscribe": ">"}
-        said["authorization"]["users"].append(
+        said["accounts"][ACCOUNT]["users"].append(
             {"user": TESTS.user, "password": TESTS.password, "permissions": everything}
         )
         config.write_text(json.dumps(said))

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from prometheus_client import Counter
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ferryman.runtime.metrics import Metrics
+from ferryman.wire.nats.bus import Bus
+from ferryman.wire.nats.subjects import REFUSED_LOGINS
 from ferryman.wire.values import Usage
 from ferryman_router.attempt_result import uncached_tokens
 
@@ -87,6 +90,7 @@ class RouterMetrics(Metrics):
         self.lost_workers = counter("lost_workers", "Workers lost.", ["role", "cause"])
         self.forged_messages = counter("forged_messages", "Beats and others in a false name.")
         self.misplaced_beats = counter("misplaced_beats", "Beats from where another life answers.")
+        self.refused_bus_logins = counter("refused_bus_logins", "Logins that NATS refused.")
         self.refused_handshakes = counter("refused_handshakes", "Failed TLS handshakes of HTTPS.")
         self.refused_tokens = counter("refused_token_frames", "Frames not taken.", ["why"])
 
@@ -111,6 +115,16 @@ class SecondsHistogram(Protocol):
     """Where the measurements go."""
 
     def observe(self, value: float) -> None: ...
+
+
+async def count_refused_logins(bus: Bus, refused: Counter) -> None:
+    """Counts logins that the broker refuses to anybody, until it is cancelled.
+
+    A broker whose file of users is of an older version does not let routers hear of them.
+    """
+    async with bus.subscribed(REFUSED_LOGINS) as events:
+        async for _ in events:
+            refused.inc()
 
 
 async def watch_loop(holds: SecondsHistogram) -> None:

@@ -52,7 +52,12 @@ from ferryman_router.http.auth import Authenticator
 from ferryman_router.http.cors import CorsPolicy
 from ferryman_router.http.server import HttpApp, HttpDeps
 from ferryman_router.intake import BodyMemory, Intake, ReaderProcess
-from ferryman_router.metrics import RouterMetrics, RouterStatistics, watch_loop
+from ferryman_router.metrics import (
+    RouterMetrics,
+    RouterStatistics,
+    count_refused_logins,
+    watch_loop,
+)
 from ferryman_router.queue import WaitQueue
 from ferryman_router.quotas import Quotas
 from ferryman_router.request_table import Evacuation, RequestTable
@@ -278,10 +283,13 @@ async def running(
             settings.limits, model, worker_id, transports, background, intake, quotas
         )
         await stack.enter_async_context(components.listener.listening())
+        metrics = components.frontend.ctx.metrics
         await stack.enter_async_context(
             alongside(
-                watch_loop(components.frontend.ctx.metrics.loop_held),
+                watch_loop(metrics.loop_held),
                 index.keep_counting_refusals(),
+                # An open broker refuses nobody.
+                *((count_refused_logins(bus, metrics.refused_bus_logins),) if credentials else ()),
             )
         )
         requests, evacuation = components.frontend.requests, Evacuation(components.frontend.ctx)

@@ -132,12 +132,18 @@ FORGED = {
 
 async def test_a_stranger_is_not_let_in_by_the_broker(cluster: AttackedCluster) -> None:
     before = cluster.log("nats").count(LOGIN_REFUSED)
+    counted = cluster.metric("router", "refused_bus_logins_total")
     async with cluster.stream_beside():
         for login in (Login("", ""), Login("router", ""), strangers(ROUTER).nats):
             with pytest.raises(nats.errors.Error):
                 async with cluster.nats_client(login):
                     pass
     cluster.await_logged(LOGIN_REFUSED, before + 3)
+    wait_until(
+        lambda: cluster.metric("router", "refused_bus_logins_total") == counted + 3,
+        "the router to count them",
+        seconds=FAILSAFE_SECONDS,
+    )
 
 
 async def test_a_leaked_login_says_nothing_of_others_on_the_broker(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from ferryman.wire.nats.bus import BusMessage, Discoverable
 from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
 from ferryman.wire.nats.permissions import inbox_of
-from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.nats.subjects import REFUSED_LOGINS, Subjects
 
 LOCAL = Subjects("local")
 DRAIN = LOCAL.control("decode-1", "drain")
@@ -146,6 +147,44 @@ async def test_a_stranger_gets_no_connection(
             await asyncio.sleep(0)
         assert not bus.is_connected
     assert "the broker refuses this process" in caplog.text
+
+
+async def test_a_router_hears_of_each_refused_login(url: str) -> None:
+    strangers = credentials_of(STRANGERS_KEY, DECODE).nats
+    async with connected(url, ROUTER) as (router,), router.subscribed(REFUSED_LOGINS) as refused:
+        await router.flush()
+        for one in (strangers, Login("nobody", "password")):
+            async with nats_bus(NatsOptions(url, "stranger", one)):
+                users = [refused_user((await anext(refused)).payload, one)]
+                while users[-1] != one.user:  # the one before may have tried again
+                    users.append(refused_user((await anext(refused)).payload, one))
+
+
+def refused_user(payload: bytes, secret: Login) -> str:
+    """The user in an event that a login was refused, which does not give away the password."""
+    said = json.loads(payload)
+    assert said["reason"] == "Authentication Failure"
+    assert secret.password not in payload.decode()
+    return str(said["client"]["user"])
+
+
+@pytest.mark.parametrize("pattern", ["$SYS.>", "$SYS.ACCOUNT.*.CONNECT", "$SYS.SERVER.*.STATSZ"])
+async def test_a_router_hears_nothing_else_of_the_broker(url: str, pattern: str) -> None:
+    async with raw_client(url, ROUTER) as (router, refused), asyncio.timeout(FAILSAFE_SECONDS):
+        await router.subscribe(pattern)
+        await router.publish("$SYS.REQ.SERVER.PING", b"")
+        await router.publish("$SYS.REQ.SERVER.X.KICK", b"")
+        while len(refused) < 3:
+            await router.flush()
+
+
+@pytest.mark.parametrize("role", [*SERVICES, OBSERVER])
+async def test_nobody_else_hears_of_refused_logins_or_invents_some(
+    url: str, role: ClusterRole
+) -> None:
+    async with connected(url, role) as (bus,), bus.subscribed(REFUSED_LOGINS):
+        bus.publish(REFUSED_LOGINS.replace("*", "X"), b"{}")
+        await refusals(bus, 2)
 
 
 @pytest.mark.parametrize("role", [*SERVICES, OBSERVER])

@@ -3,6 +3,10 @@
 All of them are listed here, from the table in docs/protocol.md. The broker refuses everything else:
 orders by anybody but a router, another role's events and beats, other limits for the lifecycle log,
 and its removal by anybody at all.
+
+All users are of one account. The system account of nats-server has none: it exports one subject to
+ours, on which routers hear of refused logins.
+Source: https://docs.nats.io/running-a-nats-service/configuration/sys_accounts
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from typing import Any
 
 from ferryman.credentials import ClusterRole, RoleCredentials
 from ferryman.wire.nats.lifecycle_log import STREAM
-from ferryman.wire.nats.subjects import EVERYTHING, Subjects
+from ferryman.wire.nats.subjects import EVERYTHING, REFUSED_LOGINS, Subjects
 
 log = logging.getLogger(__name__)
 
 INBOX = "_INBOX"
+ACCOUNT, SYSTEM_ACCOUNT = "ferryman", "$SYS"
 MAX_SHOWN = 32
 _REFUSED = ("permissions violation", "authorization violation")
 _DISCOVERY = tuple(
@@ -66,9 +71,8 @@ def permissions_of(role: ClusterRole, cluster: str) -> BrokerPermissions:
     heard = (orders, inbox, *_DISCOVERY)
     if role is ClusterRole.ROUTER:
         told = (*own, orders, *_READ_LOG, *_KEEP_LOG)
-        return BrokerPermissions(
-            told, (subjects.all_beats, subjects.all_cache, *heard), answers=True
-        )
+        beats_and_more = (subjects.all_beats, subjects.all_cache, REFUSED_LOGINS)
+        return BrokerPermissions(told, (*beats_and_more, *heard), answers=True)
     cache = (subjects.all_cache,) if role in _WORKERS else ()
     return BrokerPermissions((*own, *cache), heard, answers=True)
 
@@ -94,7 +98,12 @@ def broker_config(
     subjects: nowhere, or on a loopback address. With a `certificate` it takes TLS alone.
     """
     users = [_user(each, permissions_of(each.role, cluster)) for each in credentials]
-    config: dict[str, Any] = {"authorization": {"users": users}}
+    refused = {"account": SYSTEM_ACCOUNT, "subject": REFUSED_LOGINS}
+    accounts = {
+        SYSTEM_ACCOUNT: {"exports": [{"stream": REFUSED_LOGINS, "accounts": [ACCOUNT]}]},
+        ACCOUNT: {"jetstream": "enabled", "users": users, "imports": [{"stream": refused}]},
+    }
+    config: dict[str, Any] = {"accounts": accounts}
     if monitor is not None:
         config["http"] = monitor
     if certificate is not None:

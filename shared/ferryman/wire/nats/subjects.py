@@ -16,6 +16,7 @@ from ferryman.ids import NO_REQUEST, check_request_id
 
 PREFIX = "ferryman.v1"
 EVERYTHING = "ferryman.>"
+REFUSED_LOGINS = "$SYS.SERVER.*.CLIENT.AUTH.ERR"  # nats-server's own, one message a refused login
 ALL_BEATS, ALL_CACHE = f"{PREFIX}.*.worker.*.*.beat", f"{PREFIX}.*.cache.*.*"
 MAX_NAME_LEN = 64
 
