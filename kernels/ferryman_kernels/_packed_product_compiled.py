@@ -5,6 +5,7 @@ Formulas and names are those of `packed_product`.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -175,25 +176,23 @@ _product_loop, _grouped_loop = Loop(_product), Loop(_grouped)
 _WEIGHTS_PER_ELEMENT = 4
 
 
-def element_like(dtype: torch.dtype) -> Any:
-    """The number by whose type the loops know how a weight is stored."""
-    return np.uint16(0) if dtype is torch.bfloat16 else np.float32(0)
-
-
-def factor_like(dtype: torch.dtype) -> Any:
-    """The number by whose type the loops know how they multiply inputs of `dtype`."""
-    return element_like(dtype) if HAS_DOTS else np.float32(0)
+@cache
+def likes(dtype: torch.dtype, has_dots: bool) -> tuple[Any, Any, Any]:
+    """A number by whose type the loops know how a weight is stored, one for how they multiply
+    inputs of `dtype`, and an empty row of it."""
+    weight = np.uint16(0) if dtype is torch.bfloat16 else np.float32(0)
+    return weight, weight if has_dots else np.float32(0), row_like(dtype)
 
 
 def packed_product_compiled(
     x: Tensor, address: int, panel_bytes: int, bias: Tensor, out_dim: int
 ) -> Tensor:
-    (tokens, in_dim), x = x.shape, x.contiguous()
-    y = torch.empty(tokens, out_dim, dtype=x.dtype)
+    tokens, in_dim = x.shape
+    x, y = x.contiguous(), x.new_empty((tokens, out_dim))
     _product_loop(
         out_dim * in_dim // _WEIGHTS_PER_ELEMENT,
-        element_like(x.dtype), factor_like(x.dtype), row_like(x.dtype), address, panel_bytes,
-        bias.data_ptr(), len(bias), x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
+        *likes(x.dtype, HAS_DOTS), address, panel_bytes, bias.data_ptr(), bias.numel(),
+        x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
     )  # fmt: skip
     return y
 
@@ -201,15 +200,15 @@ def packed_product_compiled(
 def packed_grouped_product_compiled(
     x: Tensor, addresses: Any, panel_bytes: int, biases: Tensor, chosen: Tensor, out_dim: int
 ) -> Tensor:
-    (tokens, in_dim), pairs, dtype = x.shape, chosen.numel(), x.dtype
+    (tokens, in_dim), pairs = x.shape, chosen.numel()
     x, chosen = x.contiguous(), chosen.contiguous()
-    y = torch.empty(pairs, out_dim, dtype=dtype)
+    y = x.new_empty((pairs, out_dim))
     read = min(pairs, len(addresses)) * out_dim * in_dim
     count, bias_dim = biases.shape
     _grouped_loop(
         read // _WEIGHTS_PER_ELEMENT,
-        element_like(dtype), factor_like(dtype), row_like(dtype), addresses, panel_bytes,
-        biases.data_ptr(), bias_dim if count > 1 else 0, bias_dim, x.data_ptr(), tokens, in_dim,
-        chosen.data_ptr(), row_like(chosen.dtype), pairs, y.data_ptr(), out_dim,
+        *likes(x.dtype, HAS_DOTS), addresses, panel_bytes, biases.data_ptr(),
+        bias_dim if count > 1 else 0, bias_dim, x.data_ptr(), tokens, in_dim, chosen.data_ptr(),
+        row_like(chosen.dtype), pairs, y.data_ptr(), out_dim,
     )  # fmt: skip
     return y

@@ -24,12 +24,12 @@ from ferryman_kernels._attention_split_compiled import (
 from ferryman_kernels._compiled import (
     STRICT,
     Loop,
-    as_array,
     compiled,
     exp,
     narrow,
     part,
     prange,
+    row_like,
     wide,
 )
 from ferryman_kernels._precision import wide_dtype
@@ -155,12 +155,18 @@ def _join(splits: Any, partial: Any, sinks: Any, out: Any) -> None:
 
 
 def _attend(
-    shares: int, q: Any, kv_heads: int, key_address: int, value_address: int, stride_page: int,
-    page_size: int, page_table: Any, positions: Any, window_len: int, scale: Any, score_cap: Any,
-    sinks: Any, out: Any,
+    shares: int, like: Any, q_address: int, q_size: Any, kv_heads: int, key_address: int,
+    value_address: int, stride_page: int, page_size: int, indices: Any, table: int, pages: int,
+    position_address: int, window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int,
 ) -> None:  # fmt: skip
-    """`q` and `out` [tokens, q_heads, head_dim]; a sink of -inf, and a cap of 0, are none."""
-    splits = _splits_of(positions, window_len)
+    """Tensors are addresses; q and y are of `q_size`, (tokens, q_heads, head_dim), and `like`, an
+    empty row, has their dtype, `indices` that of table [tokens, pages] and positions. A sink of
+    -inf, and a cap of 0, are none."""
+    numbers, entries = q_size[0] * q_size[1] * q_size[2], q_size[0] * pages
+    q = row_at(q_address, like)[:numbers].reshape(q_size)
+    out = row_at(y, like)[:numbers].reshape(q_size)
+    page_table = row_at(table, indices)[:entries].reshape(q_size[0], pages)
+    splits = _splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
     partial = np.empty(len(splits) * q.shape[1] * (q.shape[2] + 2), sinks.dtype)
     keys, values = row_at(key_address, q), row_at(value_address, q)
     if len(splits) > 0:
@@ -193,16 +199,21 @@ def paged_attention_decode_compiled(
 ) -> Tensor:
     _, kv_heads, page_size, _ = key_pages.shape
     check_page_layout(key_pages, value_pages)
-    out = torch.empty(q.shape, dtype=q.dtype)
-    added = _no_sinks(q.shape[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
-    number = added.dtype.type
-    reach = int(positions.max()) + 1
-    seen = min(reach, window_len) if window_len else reach
+    assert page_table.dtype is positions.dtype is torch.int64, (page_table.dtype, positions.dtype)
+    q, table, positions = q.contiguous(), page_table.contiguous(), positions.contiguous()
+    out, size, threads = torch.empty(q.shape, dtype=q.dtype), q.shape, torch.get_num_threads()
+    added = _no_sinks(size[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
+    number, elements = added.dtype.type, 0
+    if threads > 1:
+        # To look for the last position takes longer than a launch: one thread does not ask.
+        reach = int(positions.max()) + 1
+        seen = min(reach, window_len) if window_len else reach
+        elements = size.numel() * seen // PRODUCTS_PER_ELEMENT
     _attend_loop(
-        out.numel() * seen // PRODUCTS_PER_ELEMENT,
-        torch.get_num_threads(), as_array(q.contiguous()), kv_heads, key_pages.data_ptr(),
-        value_pages.data_ptr(), key_pages.stride(0), page_size, page_table.contiguous().numpy(),
-        positions.contiguous().numpy(), window_len, number(scale), number(score_cap), added,
-        as_array(out),
+        elements,
+        threads, row_like(q.dtype), q.data_ptr(), tuple(size), kv_heads, key_pages.data_ptr(),
+        value_pages.data_ptr(), key_pages.stride(0), page_size, row_like(torch.int64),
+        table.data_ptr(), table.shape[1], positions.data_ptr(), window_len, number(scale),
+        number(score_cap), added, out.data_ptr(),
     )  # fmt: skip
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import STRICT, Loop, row_like
@@ -14,18 +15,20 @@ from ferryman_kernels.page_layout import check_page_layout
 def _write(
     like: Any, key_pages: int, value_pages: int, stride_page: int, page_size: int,
     keys: int, stride_keys: Any, values: int, stride_values: Any,
-    kv_heads: int, head_dim: int, page_table: Any, rows: Any, positions: Any,
+    kv_heads: int, head_dim: int, indices: Any, table: int, stride_table: int, rows: int,
+    positions: int, tokens: int,
 ) -> None:  # fmt: skip
-    """`like` has the dtype of all; pages, keys and values are addresses of their first element.
-
-    A stride is of (token, head), in elements.
-    """
+    """Tensors are addresses of their first element; `like` and `indices` are empty rows of the
+    dtypes of keys and of indices. A stride is of (token, head), or of a row, in elements."""
     key_to, value_to = row_at(key_pages, like), row_at(value_pages, like)
     key_from, value_from = row_at(keys, like), row_at(values, like)
-    for token in range(len(positions)):
-        position = positions[token]
+    page_table, row_of = row_at(table, indices), row_at(rows, indices)
+    position_of = row_at(positions, indices)
+    for token in range(tokens):
+        position = position_of[token]
         # A token that pads a batch has no position, and its row of the table may name no page.
-        page = page_table[rows[token], position // page_size] if position >= 0 else -1
+        entry = row_of[token] * stride_table + position // page_size
+        page = page_table[entry] if position >= 0 else -1
         if page < 0:
             continue
         for head in range(kv_heads):
@@ -52,11 +55,14 @@ def write_kv_compiled(
 ) -> None:
     _, kv_heads, page_size, head_dim = key_pages.shape
     check_page_layout(key_pages, value_pages)
-    assert keys.stride(2) == values.stride(2) == 1, (keys.stride(), values.stride())
+    key_strides, value_strides = keys.stride(), values.stride()
+    assert key_strides[2] == value_strides[2] == 1, (key_strides, value_strides)
+    assert page_table.dtype is rows.dtype is positions.dtype is torch.int64, page_table.dtype
+    table, rows, positions = page_table.contiguous(), rows.contiguous(), positions.contiguous()
     # The loop has nothing to share: copies of a step are few, and a prompt's are a memory's work.
     _write_loop.alone(
         row_like(keys.dtype), key_pages.data_ptr(), value_pages.data_ptr(), key_pages.stride(0),
-        page_size, keys.data_ptr(), keys.stride()[:2], values.data_ptr(), values.stride()[:2],
-        kv_heads, head_dim, page_table.contiguous().numpy(), rows.contiguous().numpy(),
-        positions.contiguous().numpy(),
+        page_size, keys.data_ptr(), key_strides[:2], values.data_ptr(), value_strides[:2],
+        kv_heads, head_dim, row_like(torch.int64), table.data_ptr(), table.shape[1],
+        rows.data_ptr(), positions.data_ptr(), len(positions),
     )  # fmt: skip

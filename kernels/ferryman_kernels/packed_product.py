@@ -104,7 +104,7 @@ def _up_to(length: int, multiple: int) -> int:
 def packed_product(x: Tensor, panels: Panels, bias: Tensor) -> Tensor:
     """The product of x [tokens, in_dim]; `bias` is [out_dim], or [0] for none; all of one dtype."""
     assert x.shape[1] == panels.in_dim, (x.shape, panels.in_dim)
-    assert bias.shape in ((panels.out_dim,), (0,)), (bias.shape, panels.out_dim)
+    assert bias.numel() in (0, panels.out_dim), (bias.shape, panels.out_dim)
     assert x.dtype is panels.dtype is bias.dtype, (x.dtype, panels.dtype, bias.dtype)
     return packed_product_compiled(x, panels.address, panels.panel_bytes, bias, panels.out_dim)
 

@@ -81,7 +81,7 @@ class PanelLinear:
     few_tokens: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if are_few(len(x), self.few_tokens):
+        if are_few(x.shape[0], self.few_tokens):
             return packed_product(x, self.panels, self.bias)
         return self.many(x)
 
