@@ -1,37 +1,88 @@
-"""`ferryman explain ID`: the reasons for the routing of a request, and the alternatives."""
+"""`ferryman explain ID`: the reasons for the routing of a request, the alternatives, and the places
+from which its state was brought."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ferryman.client import Client, RouteCandidate, RouteExplanation
+from ferryman.client import Client, LifecycleEvent, RouteCandidate, RouteExplanation
+from ferryman.errors import DeadlineExceeded, NotFound, Unavailable
+from ferryman.runtime.lifecycle import decode_event
+from ferryman.wire.nats.heartbeat import HOSTCACHE
 from ferryman_cli.endpoints import DoorPlace
 
 MAX_OTHERS = 3  # fit beside the choice in 80 columns; --json prints all
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedUnits:
+    """Units that a host-cache brought for an attempt. `origin` is storage or peer; `folder` names
+    the node in whose folder of the bucket they lay, if another's."""
+
+    attempt: int
+    worker_id: str
+    units: int
+    origin: str
+    folder: str
+
+    @property
+    def text(self) -> str:
+        place = f"{self.folder}'s folder of the bucket" if self.folder else self.origin
+        return f"attempt {self.attempt}: {self.worker_id} brought {self.units} units from {place}"
+
+
+def fetched_units(events: Iterable[LifecycleEvent]) -> list[FetchedUnits]:
+    """As the lifecycle log has them: routes are predictions, this is what came."""
+    stored = [one for one in events if (one.role, one.event) == (HOSTCACHE, "stored")]
+    said = [decode_event(one.json.encode()) for one in stored]
+    return [
+        FetchedUnits(
+            one.attempt,
+            one.worker_id,
+            int(str(one.facts["units"])),
+            str(one.facts["origin"]),
+            str(one.facts.get("folder", "")),
+        )
+        for one in said
+        if "origin" in one.facts  # others were written back by a worker
+    ]
+
+
 def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool) -> int:
-    routes = asyncio.run(_explained(door, request_id, api_key))
+    routes, fetched = asyncio.run(_explained(door, request_id, api_key))
     if as_json:
-        print(json.dumps({"request_id": request_id, "routes": [asdict(one) for one in routes]}))
+        said = {
+            "request_id": request_id,
+            "routes": [asdict(one) for one in routes],
+            "fetched": [asdict(one) for one in fetched],
+        }
+        print(json.dumps(said))
     elif not routes:
         print(f"{request_id} was never routed: it is waiting, or was rejected before")
     for route in () if as_json else routes:
         print_route(Console(), request_id, route)
+    for one in () if as_json else fetched:
+        print(one.text)
     return 0
 
 
 async def _explained(
     door: DoorPlace, request_id: str, api_key: str
-) -> tuple[RouteExplanation, ...]:
+) -> tuple[tuple[RouteExplanation, ...], list[FetchedUnits]]:
+    """Without the log, because the broker is away or has none, the routes alone."""
     async with Client(door.address, api_key=api_key, tls=door.tls()) as client:
-        return await client.explain(request_id)
+        routes = await client.explain(request_id)
+        try:
+            return routes, fetched_units(await client.trace(request_id))
+        except (NotFound, Unavailable, DeadlineExceeded):
+            return routes, []
 
 
 def print_route(console: Console, request_id: str, route: RouteExplanation) -> None:

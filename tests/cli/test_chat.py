@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
-from tests.client.fake_router import FakeRouter, serving
+from tests.client.fake_router import RECEIVED, FakeRouter, serving
 
-from ferryman.client import Client, SamplingParams
-from ferryman.errors import CorruptState
+from ferryman.client import Client, LifecycleEvent, SamplingParams
+from ferryman.errors import CorruptState, Unavailable
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.runtime.lifecycle import encode_event
+from ferryman.wire.grpc.rpc import Context
+from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_cli.app import run
 from ferryman_cli.chat import Chat, Conversation
 
@@ -117,3 +122,47 @@ async def test_a_route_is_explained_with_its_runner_up(capsys: pytest.CaptureFix
         ["16", "0"],
     )
     assert lines["data plane"] == ["nixl", "grpc"]
+
+
+def brought(attempt: int, **facts: object) -> LifecycleEvent:
+    """A host-cache's event about units that it stored."""
+    said = LifecycleEntry(
+        "hostcache", "hostcache-00000001", 1, "some-id", attempt, 1, "stored", facts, 5, 1.0
+    )
+    return LifecycleEvent(said.role, said.worker_id, said.name, encode_event(said).decode(), 1)
+
+
+BROUGHT = (
+    brought(1, units=7, origin="peer"),
+    brought(2, units=89, origin="storage", folder="node-2"),
+    brought(2, units=3, reserved_units=3),  # written back by a worker
+)
+
+
+async def test_places_that_state_came_from_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(FakeRouter(events=(RECEIVED, *BROUGHT))) as address:
+        line = ["explain", "some-id", "--grpc", address]
+        assert await asyncio.to_thread(run, line) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert await asyncio.to_thread(run, [*line, "--json"]) == 0
+    assert said[-2:] == [
+        "attempt 1: hostcache-00000001 brought 7 units from peer",
+        "attempt 2: hostcache-00000001 brought 89 units from node-2's folder of the bucket",
+    ]
+    fetched = json.loads(capsys.readouterr().out)["fetched"]
+    assert [(one["units"], one["origin"], one["folder"]) for one in fetched] == [
+        (7, "peer", ""),
+        (89, "storage", "node-2"),
+    ]
+
+
+async def test_without_the_log_a_route_is_explained_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class RouterWithoutLog(FakeRouter):
+        async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.TraceResponse:
+            raise Unavailable("the broker is away")
+
+    async with serving(RouterWithoutLog()) as address:
+        assert await asyncio.to_thread(run, ["explain", "some-id", "--grpc", address]) == 0
+    assert "usable tokens" in capsys.readouterr().out

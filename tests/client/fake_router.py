@@ -62,6 +62,8 @@ ROUTE = RouteExplanation(
 )
 USAGE = Usage(prompt_tokens=64, completion_tokens=5, cached=CachedTokens(device=32, host=16))
 
+RECEIVED = LifecycleEvent("router", "router-00000001", "received", "{}", 1)
+
 Hook = Callable[[int], Awaitable[None]]
 
 
@@ -87,6 +89,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer):
     authorizations: list[str] = field(default_factory=list)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     token: Callable[[int], int] = token_id
+    events: tuple[LifecycleEvent, ...] = (RECEIVED,)
 
     @property
     def offsets(self) -> list[int]:
@@ -129,8 +132,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.TraceResponse:
-        event = LifecycleEvent("router", "router-00000001", "received", "{}", 1)
-        return pb.TraceResponse(events=[lifecycle_to_wire(event)])
+        return pb.TraceResponse(events=[lifecycle_to_wire(event) for event in self.events])
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
