@@ -43,6 +43,7 @@ from ferryman.model.quantisation.mxfp4 import BLOCK_LEN, METHOD, mxfp4_matrices
 from ferryman.model.ranks import slice_of
 from ferryman.model.shapes import TrunkShape
 from ferryman.model.weights import Weights
+from ferryman_kernels.clamped_swiglu import clamped_swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,7 @@ class ClampedSwiglu:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+        return clamped_swiglu(gate_up, self.alpha, self.limit)
 
 
 def _load(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
