@@ -62,6 +62,14 @@ class NetCase:
     ssm_states: Tensor
     sizes: NetSizes
 
+    def in_float64(self) -> NetCase:
+        """The same values."""
+        own = self.weights
+        taps, unit = own.conv_weight.double(), own.unit.double()
+        weights = DeltaWeights(taps, unit, own.decay.double(), own.dt_bias.double(), own.max_rate)
+        states = self.conv_states.double(), self.ssm_states.double()
+        return NetCase(self.projected.double(), weights, *states, self.sizes)
+
     def run(
         self, step: Callable[..., Tensor], slots: Tensor, into: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,6 +155,28 @@ def test_large_and_small_rates_and_not_a_number_stay_in_their_head(dtype: torch.
     y, _, ssm = case.run(delta_step, slots, slots)
     assert y.isnan().all(-1).tolist() == [[False, False, True, False]]
     assert ssm[1].isnan().flatten(1).all(-1).tolist() == [False, False, True, False]
+
+
+def test_over_many_steps_it_is_as_near_to_float64_as_its_parts() -> None:
+    """In bfloat16 the two differ by single roundings; neither may drift away."""
+    slots, steps = torch.tensor([5]), (delta_step_compiled, delta_step_reference)
+    narrow = [drawn(QWENS_HEAD, torch.bfloat16, 1, max_rate=1.0) for _ in steps]
+    exact, errors = narrow[0].in_float64(), torch.empty(len(steps), 400, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(7)
+    for i in range(errors.shape[1]):
+        given = torch.randn(exact.projected.shape, generator=generator).to(torch.bfloat16)
+        exact.projected = given.double()
+        right, exact.conv_states, exact.ssm_states = exact.run(delta_step_reference, slots, slots)
+        for row, (case, step) in enumerate(zip(narrow, steps, strict=True)):
+            case.projected = given
+            y, case.conv_states, case.ssm_states = case.run(step, slots, slots)
+            errors[row, i] = (
+                y.double() - right
+            ).square().mean().sqrt() / right.square().mean().sqrt()
+    fused, parts = errors
+    assert 0 < fused.median() < 2.0**-7
+    assert fused.mean() <= 1.01 * parts.mean()
+    assert fused[-100:].mean() <= 1.1 * fused[:100].mean(), "it does not grow with the steps"
 
 
 def test_on_a_card_its_parts_are_launched() -> None:
