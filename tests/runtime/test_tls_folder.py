@@ -127,6 +127,35 @@ def test_half_of_a_pair_changes_nothing(folder: Path, caplog: pytest.LogCaptureF
     assert source().key == (other / "decode.key").read_bytes()
 
 
+def test_files_that_become_good_without_a_change_are_read_a_minute_later(folder: Path) -> None:
+    times = [NOW]
+    source = TlsFolder(folder, "decode", lambda: times[-1])
+    first, key = source(), folder / "decode.key"
+    make_certificates(folder, now=NOW)
+    key.chmod(0o644)
+    assert source() is first
+    key.chmod(0o600)  # as the error says; no file is newer for it
+    times.append(NOW + timedelta(seconds=59))
+    assert source() is first
+    times.append(NOW + timedelta(seconds=60))
+    renewed = source()
+    assert renewed.key == key.read_bytes() != first.key
+    times.append(NOW + DAY)
+    assert source() is renewed
+
+
+def test_a_certificate_that_came_before_its_time_is_used_when_the_clock_is_right(
+    folder: Path,
+) -> None:
+    times = [NOW]
+    source = TlsFolder(folder, "decode", lambda: times[-1])
+    first = source()
+    make_certificates(folder, now=NOW + DAY)
+    assert source() is first
+    times.append(NOW + DAY)
+    assert source().certificate == (folder / "decode.crt").read_bytes() != first.certificate
+
+
 def test_expiry_is_told_with_file_and_day(folder: Path) -> None:
     said = refusal(folder, NOW + 30 * DAY)
     assert f"{folder}/decode.crt: it expired on 2026-05-31 00:00 UTC" in said

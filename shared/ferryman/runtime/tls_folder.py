@@ -34,6 +34,9 @@ MAX_FILE_BYTES = 256 << 10
 REFUSED_MODE = stat.S_IWGRP | stat.S_IRWXO
 # Time enough for people to notice; `ferryman certs` makes them for a year.
 EARLY_WARNING = timedelta(days=7)
+# Files can become good without a change: by chmod, by a clock that is set right, by a disk that
+# answers again.
+RETRY = timedelta(minutes=1)
 HINT = "`ferryman certs` makes new ones"
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -48,9 +51,9 @@ class TlsFolder:
     """The certificate of `name` in a folder; calling it gives the newest one.
 
     Files that change are read again when they are next asked for. Those that cannot be used, such
-    as a certificate without its key, change nothing: an error in the log tells of them, and the
-    earlier ones stay in use. So does a warning, once, of a certificate's last days. Raises
-    ConfigError when the first ones cannot be used.
+    as a certificate without its key, change nothing: an error in the log tells of them, the earlier
+    ones stay in use, and after RETRY they are read once more. A warning tells, once, of a
+    certificate's last days. Raises ConfigError when the first ones cannot be used.
     """
 
     def __init__(self, folder: Path, name: str, now: Callable[[], datetime] = utc_now) -> None:
@@ -60,11 +63,12 @@ class TlsFolder:
         self._stamp = self._looked()
         self._material, self._end = self._read()
         self._is_told = False
+        self._failed: datetime | None = None
 
     def __call__(self) -> TlsMaterial:
         with self._lock:
             stamp = self._looked()
-            if stamp != self._stamp:
+            if stamp != self._stamp or self._is_due():
                 self._stamp = stamp
                 self._renew()
             if not self._is_told and self._end - self._now() < EARLY_WARNING:
@@ -77,10 +81,15 @@ class TlsFolder:
         try:
             self._material, self._end = self._read()
         except ConfigError as error:
+            self._failed = self._now()
             log.error("the earlier certificate stays in use: %s", error)
         else:
-            self._is_told = False
+            self._failed, self._is_told = None, False
             log.info("certificate %s read again", self.certificate)
+
+    def _is_due(self) -> bool:
+        """Whether files that could not be used are to be read again; the clock may go back."""
+        return self._failed is not None and abs(self._now() - self._failed) >= RETRY
 
     def _looked(self) -> Stamp:
         return tuple(_stamp(path) for path in (self.authorities, self.certificate, self.key))
@@ -89,7 +98,7 @@ class TlsFolder:
         """The material, and the end of the certificate's time."""
         authorities = _text("authorities", self.authorities)
         certificate = _text("certificate", self.certificate)
-        key = _key_text(self.key)
+        key = _text("key", self.key, REFUSED_MODE)
         _certificates("authorities", self.authorities, authorities)
         leaf = _certificates("certificate", self.certificate, certificate)[0]
         check_validity(leaf, self.certificate, self._now())
@@ -146,21 +155,17 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _text(what: str, path: Path) -> bytes:
+def _text(what: str, path: Path, refused_mode: int = 0) -> bytes:
+    """Raises ConfigError, also for a file whose mode has bits of `refused_mode`."""
     try:
         with path.open("rb") as file:
+            # Of the open file, because its name may mean another one by now.
+            if os.fstat(file.fileno()).st_mode & refused_mode:
+                raise ConfigError(f"{what} {path}: others may read or change it; chmod 600 {path}")
             return file.read(MAX_FILE_BYTES)
     except OSError as error:
         more = f"; {HINT}" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{what} {path}: {error.strerror}{more}") from None
-
-
-def _key_text(path: Path) -> bytes:
-    """Raises ConfigError for a key that others may read or write."""
-    text = _text("key", path)
-    if path.stat().st_mode & REFUSED_MODE:
-        raise ConfigError(f"key {path}: others may read or change it; chmod 600 {path}")
-    return text
 
 
 def _uncounted() -> None:
