@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import nats
 import pytest
 from tests.certificates import forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY
+from tests.worker.pair import until
 
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.embedded import EmbeddedServer, free_port, nats_command, start
@@ -86,3 +88,40 @@ async def test_a_bus_comes_back_to_a_broker_with_a_certificate_of_a_new_authorit
         with broker(tmp_path / "nats", folder, port):
             await bus.connected()
             await bus.flush()
+
+
+async def test_a_bus_takes_an_authority_that_came_while_the_broker_was_away(
+    folder: Path, tmp_path: Path
+) -> None:
+    access, port = GrpcAccess(DECODE, TlsFolder(folder, "decode")), free_port()
+    url = f"tls://127.0.0.1:{port}"
+    options = NatsOptions(url, "decode-1", DECODE.nats, authorities=access.authorities)
+    async with asyncio.timeout(FAILSAFE_SECONDS), nats_bus(options) as bus:
+        with broker(tmp_path / "nats", folder, port):
+            await bus.connected()
+        await bus.disconnected()
+        make_certificates(folder, new_ca=True)
+        forget_older_authorities(folder)
+        with broker(tmp_path / "nats", folder, port):
+            await bus.connected()
+            await bus.flush()
+
+
+async def test_a_bus_does_not_believe_an_authority_that_was_taken_out_and_ends_behind_its_refusal(
+    folder: Path, tmp_path: Path
+) -> None:
+    access, port = GrpcAccess(DECODE, TlsFolder(folder, "decode")), free_port()
+    former = shutil.copytree(folder, tmp_path / "former")
+    url = f"tls://127.0.0.1:{port}"
+    options = NatsOptions(url, "decode-1", DECODE.nats, authorities=access.authorities)
+    async with AsyncExitStack() as failsafe:
+        async with asyncio.timeout(FAILSAFE_SECONDS), AsyncExitStack() as process:
+            bus = await process.enter_async_context(nats_bus(options))
+            with broker(tmp_path / "nats", folder, port):
+                await bus.connected()
+                make_certificates(folder, new_ca=True)
+                forget_older_authorities(folder)
+            await bus.disconnected()
+            server = failsafe.enter_context(broker(tmp_path / "former-nats", former, port))
+            await until(lambda: "TLS handshake error" in server.log_path.read_text())
+    assert not bus.is_connected

@@ -55,6 +55,7 @@ RECONNECT_WAIT_SECONDS = 0.5
 PING_SECONDS = 1
 MAX_PINGS_OUTSTANDING = 2
 FLUSH_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
 _READERS = frozenset(ClusterRole) - {ClusterRole.ROUTER}
 _SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 
@@ -119,13 +120,6 @@ async def nats_bus(options: NatsOptions) -> AsyncIterator[NatsBus]:
         await bus.close()
 
 
-def _tls_context(options: NatsOptions) -> ssl.SSLContext | None:
-    """None without authorities; then the library makes its own for a broker with TLS."""
-    if options.authorities is None:
-        return None
-    return ssl.create_default_context(cadata=options.authorities().decode("ascii"))
-
-
 def _report(sending: asyncio.Task[None]) -> None:
     if not sending.cancelled() and (error := sending.exception()):
         log.error("the bus has stopped sending", exc_info=error)
@@ -138,7 +132,7 @@ class NatsBus:
         self._options = options
         self._servers = options.servers
         self._client = Client()
-        self._tls = _tls_context(options)
+        self._believed = b""
         self._outbox = outbox or Outbox()
         self._inbox = inbox_of(options.user)
         self._acks = Acknowledgements(f"{self._inbox}.{secrets.token_hex(11)}")
@@ -267,11 +261,13 @@ class NatsBus:
         """Closes the connection. Without servers a reconnection ends; when only cancelled, it might
         go on."""
         self._up.clear()
-        # uvloop raises RuntimeError for a transport that the broker has closed.
+        # uvloop raises RuntimeError for a transport that the broker has closed. Behind a handshake
+        # that failed, the library waits for the end of a connection that never ends.
         with suppress(OSError, RuntimeError, nats.errors.Error):
-            if self._was_up:
-                self._client.set_server_pool([])
-            await self._client.close()
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if self._was_up:
+                    self._client.set_server_pool([])
+                await self._client.close()
 
     @property
     def _max_payload(self) -> int:
@@ -286,10 +282,10 @@ class NatsBus:
     async def _connect(self) -> None:
         # The library would prefer this login to one that the URL names.
         login = None if "@" in self._options.url else self._options.login
+        self._believe_newest()
         await self._client.connect(
             user=login.user if login else None,
             password=login.password if login else None,
-            tls=self._tls,
             servers=self._servers,
             name=self._options.client_name,
             inbox_prefix=self._inbox,
@@ -354,10 +350,22 @@ class NatsBus:
             log.warning("bus away url=%s", self._options.url)
         self._up.clear()
         self._down.set()
-        if self._tls and self._options.authorities:  # the broker may come back with a new one
-            self._tls.load_verify_locations(cadata=self._options.authorities().decode("ascii"))
+        self._believe_newest()
+
+    def _believe_newest(self) -> None:
+        """The next attempts to connect believe the newest authorities, and no earlier ones.
+
+        Without any the library makes a context of its own for a broker with TLS.
+        """
+        authorities = self._options.authorities
+        if authorities is not None and (newest := authorities()) != self._believed:
+            # The library asks its options at each attempt.
+            context = ssl.create_default_context(cadata=newest.decode("ascii"))
+            self._client.options["tls"], self._believed = context, newest
 
     async def _on_error(self, error: Exception) -> None:
+        # So ends each attempt that fails: the broker may be given a new certificate while away.
+        self._believe_newest()
         if not self._refusals.take(error):
             log.debug("bus error: %r", error)
 
