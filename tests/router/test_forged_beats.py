@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -123,6 +124,20 @@ async def test_a_worker_that_shows_its_secret_is_believed() -> None:
     await heard.hear(lambda: heard.cache_change(BEAT, SECRET))
     assert heard.fleet.get(NAME) is not None
     assert heard.num_forged == 0
+
+
+async def test_a_worker_whose_beats_are_none_does_not_end_the_listener() -> None:
+    subject, heard = LOCAL.beat(BEAT.role, BEAT.worker_id), Heard(check_sender)
+
+    def say() -> None:
+        raw = json.loads(heartbeat_to_bytes(BEAT))
+        for name, value in (("epoch", []), ("num_running", "many"), ("max_running", None)):
+            payload = json.dumps({**raw, name: value}).encode()
+            heard.bus.offer(subject, payload, proof_for(subject, SECRET))
+        heard.bus.offer(subject, b"[" * 100_000)
+
+    await heard.hear(say)
+    assert heard.fleet.get(NAME) is None
 
 
 FORGED = {

@@ -175,6 +175,9 @@ def test_a_long_text_gives_way_to_a_count() -> None:
     assert decode_event(encode_event(event)).facts == {"b": 1, "omitted": 1}
 
 
+EVENT = LifecycleEntry("decode", "decode-1", 1, "r", 1, 1, "decoding", {})
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -184,6 +187,8 @@ def test_a_long_text_gives_way_to_a_count() -> None:
         b'{"v": 2}',
         b'{"v": 1}',
         json.dumps({"v": 1, "role": "decode", "facts": 7}).encode(),
+        b"[" * 100_000,
+        encode_event(EVENT).replace(b'"epoch":1', b'"epoch":Infinity'),
     ],
 )
 def test_what_is_no_event_is_a_value_error(payload: bytes) -> None:

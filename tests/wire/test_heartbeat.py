@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -41,3 +42,43 @@ def test_a_beat_survives_the_round_trip() -> None:
 def test_what_is_no_beat_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidRequest):
         heartbeat_from_bytes(payload)
+
+
+def with_value(name: str, value: object) -> bytes:
+    raw = json.loads(heartbeat_to_bytes(BEAT))
+    part = raw["state"] if name in raw["state"] else raw
+    part[name] = value
+    return json.dumps(raw).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("worker_id", []),
+        ("address", None),
+        ("epoch", {}),
+        ("epoch", "7"),
+        ("num_running", "many"),
+        ("queue_tokens", -1),
+        ("max_len", 2**64),
+        ("max_len", True),
+        ("step_seconds", math.nan),
+        ("seconds_per_token", math.inf),
+        ("seconds_per_token", -1e-9),
+        ("free_slots", {"full": math.inf}),
+        ("is_ready", 1),
+        ("page_size", "64"),
+        ("digest", 3),
+    ],
+)
+def test_a_value_with_which_a_router_cannot_calculate_makes_it_no_beat(
+    name: str, value: object
+) -> None:
+    with pytest.raises(InvalidRequest):
+        heartbeat_from_bytes(with_value(name, value))
+
+
+def test_whole_seconds_and_deep_nesting() -> None:
+    assert heartbeat_from_bytes(with_value("step_seconds", 2)).step_seconds == 2
+    with pytest.raises(InvalidRequest, match="no beat"):
+        heartbeat_from_bytes(b"[" * 100_000)

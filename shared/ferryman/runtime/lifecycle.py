@@ -193,7 +193,10 @@ def encode_event(event: LifecycleEntry) -> bytes:
 
 def decode_event(payload: bytes) -> LifecycleEntry:
     """Inverse of `encode_event`; raises ValueError when the payload is not an event."""
-    raw = json.loads(payload)
+    try:
+        raw = json.loads(payload)
+    except RecursionError:
+        raise ValueError("a lifecycle event is nested too deeply") from None
     if not isinstance(raw, dict) or raw.get("v") != VERSION:
         raise ValueError(f"no lifecycle event of version {VERSION}")
     try:
@@ -210,7 +213,7 @@ def decode_event(payload: bytes) -> LifecycleEntry:
             elapsed_ms=float(raw["elapsed_ms"]),
             traceparent=str(raw.get("traceparent", "")),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a lifecycle event lacks or spoils a field: {error}") from None
     return _with_whole_gap(event)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
@@ -19,6 +19,17 @@ VERSION = 1
 PREFILL, DECODE, BOTH, HOSTCACHE = "prefill", "decode", "both", "hostcache"
 ROUTER = "router"
 HEARTBEAT_SECONDS = 1.0
+LIMIT = 2**64  # of every number in a beat
+_PLAIN = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+# JSON can be nested too deeply, and its Infinity is no integer.
+_NO_BEAT = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,8 @@ def heartbeat_to_bytes(beat: Heartbeat) -> bytes:
 
 
 def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
-    """Inverse of `heartbeat_to_bytes`; InvalidRequest for a payload of another version."""
+    """Inverse of `heartbeat_to_bytes`. Raises InvalidRequest for a payload of another version, or
+    with a value that is none of its field: whoever hears it calculates with it."""
     try:
         raw: dict[str, Any] = json.loads(payload)
         if raw.pop("v") != VERSION:
@@ -117,6 +129,18 @@ def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
         slots = {Kind(kind): int(free) for kind, free in raw.pop("free_slots").items()}
         planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
         served = ServedState(kinds=kinds, **state)
-        return Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        beat = Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
+    except _NO_BEAT as error:
         raise InvalidRequest(f"these bytes are no beat: {error!r}") from error
+    for part in (beat, beat.state):
+        _check_values(part)
+    return beat
+
+
+def _check_values(part: Heartbeat | ServedState) -> None:
+    for each in fields(part):
+        value, types = getattr(part, each.name), _PLAIN.get(str(each.type))
+        is_other = types is not None and type(value) not in types
+        # Not a number is neither.
+        if is_other or (isinstance(value, int | float) and not 0 <= value < LIMIT):
+            raise InvalidRequest(f"these bytes are no beat: {each.name} is {value!r:.80}")
