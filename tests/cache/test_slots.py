@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -50,6 +54,27 @@ def test_a_donated_slot_is_the_trees_and_can_not_be_freed_by_its_giver() -> None
     assert pool.ledger().by_role == {"tree": 1}
 
 
+def test_a_ledger_of_many_leased_slots_takes_as_many_calls_as_of_one() -> None:
+    assert _num_calls(_pool_with(64).ledger) == _num_calls(_pool_with(1).ledger)
+
+
+def _pool_with(num_leased: int) -> SlotPool:
+    pool = SlotPool(Kind.FULL, 64)
+    pool.try_allocate(num_leased, REQUEST)
+    return pool
+
+
+def _num_calls(run: Callable[[], object]) -> int:
+    """Calls, and turns of generators, until `run` returns."""
+    events = Counter[str]()
+    sys.setprofile(lambda frame, event, arg: events.update((event,)))
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return events.total()
+
+
 def test_a_slot_is_free_only_when_its_last_holder_lets_go() -> None:
     pool = SlotPool(Kind.FULL, 1)
     (handle,) = pool.try_allocate(1, REQUEST) or ()
@@ -86,6 +111,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.held.append((handle, holder))
 
     @precondition(lambda self: self.held)
+    @rule(pick=st.integers(0, 99), role=st.sampled_from(Role), name=st.sampled_from("abc"))
+    def move(self, pick: int, role: Role, name: str) -> None:
+        handle, giver = self.held.pop(pick % len(self.held))
+        taker = Holder(role, name)
+        self.pool.move(handle, giver, taker)
+        self.held.append((handle, taker))
+
+    @precondition(lambda self: self.held)
     @rule(pick=st.integers(0, 99))
     def release(self, pick: int) -> None:
         handle, holder = self.held.pop(pick % len(self.held))
@@ -98,6 +131,8 @@ class PoolMachine(RuleBasedStateMachine):
         ledger = self.pool.ledger()
         assert ledger.balances
         assert ledger.leased == len({handle for handle, _ in self.held})
+        kept = {(handle, holder.role.value) for handle, holder in self.held}
+        assert ledger.by_role == Counter(role for _, role in kept)
 
 
 TestPoolMachine = PoolMachine.TestCase
