@@ -217,6 +217,14 @@ BAD_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
     "too many": ({"tools": [WEATHER_TOOL] * 129}, "tools"),
     "twice": ({"tools": [WEATHER_TOOL] * 2}, "tools"),
     "another type": ({"tools": [{"type": "browser"}]}, "tools[0].type"),
+    "properties that are none": (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"properties": 7}}}
+            ]
+        },
+        "tools[0].function.parameters.properties",
+    ),
     "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     "an odd name": (
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},

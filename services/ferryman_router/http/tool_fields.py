@@ -120,7 +120,7 @@ def check_function(function: BodyFields, parameters: str = "parameters") -> None
         message = f"{function.name('name')} must be 1 to 128 letters, digits or any of _.:/-"
         raise InvalidRequest(message, function.name("name"))
     function.text("description")
-    function.inner(parameters)
+    function.inner(parameters).inner("properties")  # templates go through them
     function.flag("strict")
 
 
