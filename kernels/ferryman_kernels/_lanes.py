@@ -26,10 +26,11 @@ __all__ = [
     "LANES",
     "STEP_BYTES",
     "add_codes",
+    "add_scaled",
     "add_step",
+    "lanes_at",
     "no_sums",
     "steps_of",
-    "sums_at",
 ]
 
 LANES = 64
@@ -59,15 +60,30 @@ def no_sums(typing: Any) -> Any:
 
 
 @generated
-def sums_at(typing: Any, array: Any) -> Any:
-    """sums_at(array): the first 64 numbers of a row of float32."""
+def lanes_at(typing: Any, array: Any, at: Any) -> Any:
+    """lanes_at(array, at): array[at : at + 64] of a flat float32 array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, first = signature.args[0], context.get_constant(numba.types.intp, 0)
-        lanes = ir.VectorType(ir.FloatType(), LANES)
-        return builder.load(pointer_at(context, builder, kind, args[0], first, lanes), align=4)
+        return _floats_at(context, builder, signature.args[0], *args)
 
-    return Vector(numba.types.float32, LANES)(array), generate
+    return Vector(numba.types.float32, LANES)(array, numba.types.intp), generate
+
+
+@generated
+def add_scaled(typing: Any, sums: Any, array: Any, at: Any, number: Any) -> Any:
+    """add_scaled(sums, array, at, number): `sums` with array[at + i] · number added in lane i; a
+    flat float32 array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = _floats_at(context, builder, signature.args[1], args[1], args[2])
+        return fused_values(builder, lanes, in_each_lane(builder, args[3], LANES), args[0])
+
+    return sums(sums, array, numba.types.intp, numba.types.float32), generate
+
+
+def _floats_at(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    pointer = pointer_at(context, builder, kind, array, at, ir.VectorType(ir.FloatType(), LANES))
+    return builder.load(pointer, align=4)
 
 
 @generated

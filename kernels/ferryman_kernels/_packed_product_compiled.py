@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, narrow, numba, part, prange, row_like, wide
-from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES, add_step, steps_of, sums_at
+from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES, add_step, lanes_at, steps_of
 from ferryman_kernels._vectors import row_at, store
 
 if numba is not None:
@@ -49,8 +49,8 @@ def _add_four(
 ) -> None:
     """Adds the products of the steps from `first` to `end`, at `at`, with four rows from `row`."""
     x0, x1, x2, x3 = x[rows[row]], x[rows[row + 1]], x[rows[row + 2]], x[rows[row + 3]]
-    sums0, sums1 = sums_at(sums[row]), sums_at(sums[row + 1])
-    sums2, sums3 = sums_at(sums[row + 2]), sums_at(sums[row + 3])
+    sums0, sums1 = lanes_at(sums[row], 0), lanes_at(sums[row + 1], 0)
+    sums2, sums3 = lanes_at(sums[row + 2], 0), lanes_at(sums[row + 3], 0)
     for step in range(first, end):
         sums0 = add_step(like, sums0, at, x0, step)
         sums1 = add_step(like, sums1, at, x1, step)
@@ -72,7 +72,11 @@ def _add_three(
     last = rows.shape[0] - 1
     second, third = min(row + 1, last), min(row + 2, last)
     x0, x1, x2 = x[rows[row]], x[rows[second]], x[rows[third]]
-    sums0, sums1, sums2 = sums_at(sums[row]), sums_at(sums[second]), sums_at(sums[third])
+    sums0, sums1, sums2 = (
+        lanes_at(sums[row], 0),
+        lanes_at(sums[second], 0),
+        lanes_at(sums[third], 0),
+    )
     for step in range(first, end):
         sums0 = add_step(like, sums0, at, x0, step)
         sums1 = add_step(like, sums1, at, x1, step)

@@ -1,41 +1,304 @@
-"""The chunk scan's loop for the CPU: the decayed scores of a block's tokens.
+"""The chunk scan's loop for the CPU: the state of a head stays in the cache over all its blocks.
 
-Formulas and names are those of `ssd_chunk_scan`.
+Formulas and names are those of `ssd_chunk_scan`. The 64 lanes of a vector are positions of a block,
+or columns of the state; rows are padded to whole vectors with zeros, which change no sum. All sums
+have the order of the source, so the bits of a head do not depend on what else is computed.
+
+    queries [blocks, ssm_groups, ssm_state, t]      transposed, so that positions are lanes
+    keys    [blocks, ssm_groups, s, ssm_state]
+    seen    [blocks, ssm_groups, s, t]              C[t]·B[s]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, exp, prange
+from ferryman_kernels._compiled import (
+    STRICT,
+    Loop,
+    as_array,
+    exp,
+    narrow,
+    part,
+    prange,
+    row_like,
+    wide,
+)
+from ferryman_kernels._lanes import LANES, add_scaled, lanes_at, no_sums
+from ferryman_kernels._vectors import fused, row_at, store
+from ferryman_kernels.chunk_grid import describe_blocks
+from ferryman_kernels.ragged import SlotAt, Span
+
+ROWS = 4
+"""Rows that share a vector while it is in a register."""
 
 
-def _decayed(log_decay: Any, seen: Any, scores: Any) -> None:
-    """Half of the square is above the diagonal: nothing is computed there."""
-    blocks, heads, chunk_len = log_decay.shape
-    heads_per_group, number = heads // seen.shape[1], scores.dtype.type
-    for job in prange(blocks * heads):
-        block, head = job // heads, job % heads
-        decay = log_decay[block, head]
-        for t in range(chunk_len):
-            products, out = seen[block, head // heads_per_group, t], scores[block, head, t]
-            for s in range(t + 1):
-                # The difference is taken in float64: of two long sums only it is small.
-                out[s] = exp(number(decay[t] - decay[s])) * products[s]
-            for s in range(t + 1, chunk_len):
-                out[s] = 0
+@part
+def padded(count: Any, unit: Any) -> Any:
+    return (count + unit - 1) // unit * unit
 
 
-_decayed_loop = Loop(_decayed)
+@part
+def add_rows(sums: Any, vectors: Any, places: Any, factors: Any, at: Any, count: Any) -> Any:
+    """Four sums of 64 lanes, with `count` vectors added, each times a factor of the row.
+
+    `places` are the first vector's place, the step to the next one; a row's step to the next
+    factor, and the step to the next row.
+    """
+    sums0, sums1, sums2, sums3 = sums
+    place, next_vector, next_factor, next_row = places
+    for _ in range(count):
+        sums0 = add_scaled(sums0, vectors, place, factors[at])
+        sums1 = add_scaled(sums1, vectors, place, factors[at + next_row])
+        sums2 = add_scaled(sums2, vectors, place, factors[at + 2 * next_row])
+        sums3 = add_scaled(sums3, vectors, place, factors[at + 3 * next_row])
+        place += next_vector
+        at += next_factor
+    return sums0, sums1, sums2, sums3
 
 
-def decayed_scores_compiled(log_decay: Tensor, seen: Tensor) -> Tensor:
-    blocks, heads, chunk_len = log_decay.shape
-    scores = torch.empty(blocks, heads, chunk_len, chunk_len, dtype=seen.dtype)
-    # The number of blocks must not choose between the loop's versions: bits could differ.
-    elements = heads * chunk_len * chunk_len
-    _decayed_loop(elements, log_decay.numpy(), seen.numpy(), scores.numpy())
-    return scores
+@part
+def scaled_rows(sums: Any, factors: Any, at: Any) -> Any:
+    """Four sums, each lane times its factor."""
+    lanes = lanes_at(factors, at)
+    sums0, sums1, sums2, sums3 = sums
+    return (
+        fused(sums0, lanes, no_sums()),
+        fused(sums1, lanes, no_sums()),
+        fused(sums2, lanes, no_sums()),
+        fused(sums3, lanes, no_sums()),
+    )
+
+
+@part
+def store_rows(rows: Any, at: Any, step: Any, sums: Any) -> None:
+    sums0, sums1, sums2, sums3 = sums
+    store(rows, at, sums0)
+    store(rows, at + step, sums1)
+    store(rows, at + 2 * step, sums2)
+    store(rows, at + 3 * step, sums3)
+
+
+@part
+def lay_group(B: Any, C: Any, low: Any, high: Any, steps: Any, keys: Any, queries: Any) -> None:
+    """Widens a block's B and C of one group; rows of B and C follow each other by `steps`."""
+    keys[:], queries[:] = 0, 0
+    state_dim = queries.shape[0]
+    for position in range(low, high):
+        b, c = (position - low) * steps[0], (position - low) * steps[1]
+        for n in range(state_dim):
+            keys[position, n] = wide(B[b + n])
+            queries[n, position] = wide(C[c + n])
+
+
+@part
+def see(keys: Any, queries: Any, seen: Any) -> None:
+    """The products of a block's keys with its queries."""
+    state_dim, positions = queries.shape
+    width, flat = keys.shape[1], queries.reshape(-1)
+    for s in range(0, keys.shape[0], ROWS):
+        for t in range(0, positions, LANES):
+            sums = no_sums(), no_sums(), no_sums(), no_sums()
+            places = t, positions, 1, width
+            sums = add_rows(sums, flat, places, keys.reshape(-1), s * width, state_dim)
+            store_rows(seen.reshape(-1), s * positions + t, positions, sums)
+
+
+@part
+def sum_decays(steps: Any, A: Any, span: Any, log_decay: Any) -> None:
+    """L: in float64, since a difference of two long float32 sums would lose the small steps."""
+    (low, high), total = span, 0.0
+    for position in range(log_decay.shape[0]):
+        if low <= position < high:
+            total += np.float64(steps[position]) * np.float64(A)
+        log_decay[position] = total
+
+
+@part
+def weigh(log_decay: Any, steps: Any, seen: Any, span: Any, scores: Any) -> None:
+    """exp(L[t] - L[s])·dt[s]·seen[s, t] for low ≤ s ≤ t < high, and 0 elsewhere in those rows."""
+    low, high = span
+    for s in range(low, high):
+        row, products, dt = scores[s], seen[s], steps[s]
+        row[:] = 0
+        for t in range(s, high):
+            row[t] = exp(np.float32(log_decay[t] - log_decay[s])) * dt * products[t]
+
+
+@part
+def read_out(
+    state: Any, queries: Any, entering: Any, x: Any, scores: Any, span: Any, y: Any
+) -> None:
+    """y [head_dim, t] of one block: what the state shows, decayed, and what the block adds."""
+    (low, high), (state_dim, positions) = span, queries.shape
+    width, head_dim, flat = state.shape[1], state.shape[0], queries.reshape(-1)
+    for p in range(0, head_dim, ROWS):
+        for t in range(0, positions, LANES):
+            sums = no_sums(), no_sums(), no_sums(), no_sums()
+            shown = t, positions, 1, width
+            sums = add_rows(sums, flat, shown, state.reshape(-1), p * width, state_dim)
+            sums = scaled_rows(sums, entering, t)
+            own = low * positions + t, positions, head_dim, 1
+            at = low * head_dim + p
+            sums = add_rows(sums, scores.reshape(-1), own, x.reshape(-1), at, high - low)
+            store_rows(y.reshape(-1), p * positions + t, positions, sums)
+
+
+@part
+def feed(state: Any, decay: Any, keys: Any, fed: Any, span: Any) -> None:
+    """state ← decay·state + Σ fed[s] ⊗ keys[s]; `decay` has one number in all its lanes."""
+    (head_dim, width), (low, high) = state.shape, span
+    flat = state.reshape(-1)
+    for p in range(0, head_dim, ROWS):
+        for n in range(0, width, LANES):
+            at = p * width + n
+            sums = (
+                lanes_at(flat, at),
+                lanes_at(flat, at + width),
+                lanes_at(flat, at + 2 * width),
+                lanes_at(flat, at + 3 * width),
+            )
+            sums = scaled_rows(sums, decay, 0)
+            places = low * width + n, width, head_dim, 1
+            rows = fed.reshape(-1)
+            sums = add_rows(sums, keys.reshape(-1), places, rows, low * head_dim + p, high - low)
+            store_rows(flat, at, width, sums)
+
+
+@part
+def take_block(
+    x: Any, step: Any, span: Any, log_decay: Any, steps: Any, own: Any, fed: Any
+) -> None:
+    """Widens a head's x of one block to `own`, and times its dt and its decay to the end to `fed`;
+    rows of x follow each other by `step`."""
+    (low, high), last = span, log_decay[log_decay.shape[0] - 1]
+    for s in range(low, high):
+        to_end = exp(np.float32(last - log_decay[s])) * steps[s]
+        for p in range(fed.shape[1]):
+            own[s, p] = wide(x[(s - low) * step + p])
+            fed[s, p] = own[s, p] * to_end
+
+
+@part
+def write_out(shown: Any, own: Any, D: Any, span: Any, first: Any, y: Any) -> None:
+    """y [tokens, ssm_heads · ssm_head_dim] from the column `first` on ← what was shown, and D·x."""
+    low, high = span
+    for t in range(low, high):
+        out = y[t - low]
+        for p in range(own.shape[1]):
+            out[first + p] = narrow(shown[p, t] + D * own[t, p], out)
+
+
+@part
+def state_of(states: Any, place: Any, head: Any, size: Any, floats: Any) -> Any:
+    """The state [ssm_head_dim, ssm_state] of a head; `place` is a slot and the elements of one."""
+    (slot, elements), (head_dim, state_dim) = place, size
+    at = slot * elements + head * head_dim * state_dim
+    row = row_at(states + at * floats.itemsize, floats)
+    return row[: head_dim * state_dim].reshape(size)
+
+
+def _scan(
+    like: Any, x: int, stride_x: int, dt: Any, A: Any, B: int, stride_b: int, C: int, stride_c: int,
+    D: Any, states: int, slot_size: int, slots: Any, firsts: Any, blocks: Any, wanted: Any, y: Any,
+    sizes: Any,
+) -> None:  # fmt: skip
+    """x, B, C and `states` are addresses, with strides of tokens and slots in elements.
+
+    `blocks` are (token of position 0, low, high), and a request owns those from its `firsts` on;
+    `wanted` is the slot that gets the state behind a block, or -1. y [tokens, ssm_heads ·
+    ssm_head_dim].
+    """
+    heads, groups, head_dim, state_dim, chunk_len = sizes
+    positions, width = padded(chunk_len, LANES), padded(state_dim, LANES)
+    rows, number = padded(head_dim, ROWS), np.float32
+    keys = np.empty((len(blocks), groups, padded(chunk_len, ROWS), width), number)
+    queries = np.empty((len(blocks), groups, state_dim, positions), number)
+    seen = np.empty((len(blocks), groups, padded(chunk_len, ROWS), positions), number)
+    # Once for all heads of a group.
+    for job in prange(len(blocks) * groups):
+        block, group = job // groups, job % groups
+        low, high = blocks[block, 1], blocks[block, 2]
+        token = blocks[block, 0] + low
+        b = row_at(B + (token * stride_b + group * state_dim) * like.itemsize, like)
+        c = row_at(C + (token * stride_c + group * state_dim) * like.itemsize, like)
+        lay_group(b, c, low, high, (stride_b, stride_c), keys[block, group], queries[block, group])
+        see(keys[block, group], queries[block, group], seen[block, group])
+    for job in prange(len(slots) * heads):
+        request, head = job // heads, job % heads
+        group, size = head * groups // heads, (head_dim, state_dim)
+        state = np.zeros((rows, width), number)
+        stored = state_of(states, (slots[request], slot_size), head, size, A)
+        state[:head_dim, :state_dim] = stored
+        log_decay, steps = np.empty(positions, np.float64), np.empty(positions, number)
+        entering, decay = np.empty(positions, number), np.empty(LANES, number)
+        own, fed = np.zeros((chunk_len, rows), number), np.zeros((chunk_len, rows), number)
+        scores, shown = (
+            np.empty((chunk_len, positions), number),
+            np.empty((rows, positions), number),
+        )
+        for block in range(firsts[request], firsts[request + 1]):
+            low, high = span = blocks[block, 1], blocks[block, 2]
+            token = blocks[block, 0] + low
+            steps[low:high] = dt[token : token + high - low, head]
+            sum_decays(steps, A[head], span, log_decay)
+            for t in range(positions):
+                entering[t] = exp(number(log_decay[t]))
+            decay[:] = entering[positions - 1]
+            row = row_at(x + (token * stride_x + head * head_dim) * like.itemsize, like)
+            take_block(row, stride_x, span, log_decay, steps, own[:, :head_dim], fed[:, :head_dim])
+            weigh(log_decay, steps, seen[block, group], span, scores)
+            read_out(state, queries[block, group], entering, own, scores, span, shown)
+            write_out(shown, own[:, :head_dim], D[head], span, head * head_dim, y[token:])
+            feed(state, decay, keys[block, group], fed, span)
+            if wanted[block] >= 0:
+                kept = state_of(states, (wanted[block], slot_size), head, size, A)
+                kept[:] = state[:head_dim, :state_dim]
+        stored[:] = state[:head_dim, :state_dim]
+
+
+_scan_loop = Loop(_scan, STRICT)
+
+# A product takes a sixteenth of the time of an element of other loops.
+_PRODUCTS_PER_ELEMENT = 16
+
+
+def chunk_scan_compiled(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    ssm_states: Tensor,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt],
+    chunk_len: int,
+) -> Tensor:
+    tokens, heads, head_dim = x.shape
+    groups, state_dim = B.shape[1:]
+    assert ssm_states.stride()[1:] == (head_dim * state_dim, state_dim, 1), ssm_states.stride()
+    x, B, C = (in_rows(each) for each in (x, B, C))
+    firsts, blocks, wanted = describe_blocks(spans, snapshots, chunk_len)
+    y = torch.empty(tokens, heads, head_dim, dtype=x.dtype)
+    products = tokens * heads * head_dim * (2 * state_dim + chunk_len)
+    _scan_loop(
+        products // _PRODUCTS_PER_ELEMENT,
+        row_like(x.dtype), x.data_ptr(), x.stride(0), dt.numpy(), A.numpy(), B.data_ptr(),
+        B.stride(0), C.data_ptr(), C.stride(0), D.numpy(), ssm_states.data_ptr(),
+        ssm_states.stride(0), slots.numpy(), np.array(firsts), np.array(blocks), np.array(wanted),
+        as_array(y.view(tokens, -1)), (heads, groups, head_dim, state_dim, chunk_len),
+    )  # fmt: skip
+    return y
+
+
+def in_rows(tokens: Tensor) -> Tensor:
+    """The tensor with each token's [heads, dim] in one piece, however far tokens are apart."""
+    is_dense = tokens.stride()[1:] == (tokens.shape[2], 1)
+    return tokens if is_dense else tokens.contiguous()

@@ -15,13 +15,13 @@ feeds. So a run that resumes at the end of a block computes exactly the numbers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ferryman_kernels._compiled import serves
-from ferryman_kernels._ssd_chunk_scan_compiled import decayed_scores_compiled
+from ferryman_kernels._ssd_chunk_scan_compiled import chunk_scan_compiled
 from ferryman_kernels._ssd_chunk_scan_triton import MAX_CHUNK_LEN, chunk_scan_triton
 from ferryman_kernels.chunk_grid import Grid, check_spans, decay_between, in_blocks, lay_grid
 from ferryman_kernels.ragged import SlotAt, Span
@@ -72,24 +72,9 @@ def _state_fed_by(fed: Tensor, keys: Tensor, log_decay: Tensor) -> Tensor:
 def _within_blocks(fed: Tensor, keys: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
     """The part of y from tokens of the same block: [blocks, ssm_heads, chunk, ssm_head_dim]."""
     decayed, seen = log_decay.transpose(1, 2).contiguous(), queries @ keys.mT
-    scores = decayed_scores(decayed, seen)
+    scores = decay_between(decayed, seen.dtype)
+    scores.view(len(seen), seen.shape[1], -1, *seen.shape[2:]).mul_(seen[:, :, None])
     return scores @ fed.transpose(1, 2).contiguous()
-
-
-def decayed_scores_reference(log_decay: Tensor, seen: Tensor) -> Tensor:
-    scores = decay_between(log_decay, seen.dtype)
-    grouped = scores.view(len(seen), seen.shape[1], -1, *seen.shape[2:])
-    grouped *= seen[:, :, None]
-    return scores
-
-
-def decayed_scores(log_decay: Tensor, seen: Tensor) -> Tensor:
-    """exp(L[t] - L[s])·seen[t, s] for s ≤ t, and 0 for s > t: [blocks, ssm_heads, chunk, chunk].
-
-    `log_decay` L [blocks, ssm_heads, chunk] in float64; `seen` [blocks, ssm_groups, chunk, chunk].
-    """
-    compiled = serves(log_decay, seen) and seen.is_contiguous()
-    return (decayed_scores_compiled if compiled else decayed_scores_reference)(log_decay, seen)
 
 
 def _from_before(entering: Tensor, queries: Tensor, log_decay: Tensor) -> Tensor:
@@ -154,6 +139,15 @@ def chunk_scan(
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    in_triton = x.is_cuda and ssm_states.dtype == torch.float32 and chunk_len <= MAX_CHUNK_LEN
-    run = chunk_scan_triton if in_triton else chunk_scan_reference
+    run = _chosen(x, dt, A, D, ssm_states, chunk_len)
     return run(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
+
+
+def _chosen(
+    x: Tensor, dt: Tensor, A: Tensor, D: Tensor, ssm_states: Tensor, chunk_len: int
+) -> Callable[..., Tensor]:
+    if any(each.dtype is not torch.float32 for each in (dt, A, D, ssm_states)):
+        return chunk_scan_reference
+    if x.is_cuda:
+        return chunk_scan_triton if chunk_len <= MAX_CHUNK_LEN else chunk_scan_reference
+    return chunk_scan_compiled if serves(x) else chunk_scan_reference

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ferryman_kernels import _compiled
+from ferryman_kernels._ssd_chunk_scan_compiled import _scan_loop
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference, decayed_scores
+from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 CPU = torch.device("cpu")
 Run = Callable[..., Tensor]
+SCAN: Run = chunk_scan
 
 
 @dataclass(frozen=True)
@@ -198,19 +202,51 @@ def test_any_chunk_length_scans_the_same(run: Run, chunk_len: int, device: torch
     torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("chunk_len", [1, 7, 64])
-def test_decayed_scores_are_the_formula(dtype: torch.dtype, chunk_len: int) -> None:
-    generator = torch.Generator().manual_seed(chunk_len)
-    steps = torch.rand(3, 4, chunk_len, generator=generator, dtype=torch.float64)
-    # A flood of decay in front: in float32 its sum would swallow the small steps behind it.
-    steps[0, 0, 0] = 1e9
-    log_decay = -steps.cumsum(-1)
-    seen = torch.randn(3, 2, chunk_len, chunk_len, generator=generator).to(dtype)
-    found = decayed_scores(log_decay, seen)
-    lower = torch.ones(chunk_len, chunk_len).tril().double()
-    between = (log_decay[..., :, None] - log_decay[..., None, :]).clamp(max=0).exp() * lower
-    exact = between * seen.double().repeat_interleave(2, 1)
-    bound = 1e-12 if dtype is torch.float64 else 1e-5
-    assert found.dtype is dtype
-    assert (found.double() - exact).abs().max() <= bound * exact.abs().max()
+def recorded(loop: Any, name: str, ran: list[str]) -> Callable[..., None]:
+    def run(*args: Any) -> None:
+        ran.append(name)
+        loop(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_that_share_a_scan_leave_the_bits_of_one(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of tokens chooses between the versions, and must not choose the bits."""
+    inputs, states = _inputs(sum(end - start for start, end in SPANS), dtype), _states(11, dtype)
+    ran: list[str] = []
+    for name in ("alone", "shared"):
+        monkeypatch.setitem(vars(_scan_loop), name, recorded(getattr(_scan_loop, name), name, ran))
+    monkeypatch.setattr(_compiled, "WORTH_SHARING", 0)
+    found = []
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        moved = states.clone()
+        slots = torch.tensor(SLOTS)
+        y = SCAN(*inputs.tensors(), moved, SPANS, slots, SNAPSHOTS, 16)
+        found.append((y, moved))
+    assert ran == ["alone", "shared"]
+    (alone, after_alone), (shared, after_shared) = found
+    assert torch.equal(alone, shared)
+    assert torch.equal(after_alone, after_shared)
+
+
+def test_heads_and_states_of_odd_sizes_are_padded_and_nothing_else_is_read() -> None:
+    """Rows of 70 and 3 fill no vector; what lies behind them in memory is NaN."""
+    tokens, heads, head_dim, state_dim = 23, 2, 3, 70
+    wide = torch.full((tokens, heads * head_dim + 2 * state_dim + 5), torch.nan)
+    mixed = wide[:, : heads * head_dim + 2 * state_dim]
+    mixed.copy_(torch.randn(mixed.shape))
+    x, B, C = mixed.split_with_sizes((heads * head_dim, state_dim, state_dim), dim=1)
+    inputs = ScanInputs(
+        x.view(tokens, heads, head_dim), torch.rand(tokens, heads), -torch.rand(heads),
+        B.view(tokens, 1, state_dim), C.view(tokens, 1, state_dim), torch.randn(heads),
+    )  # fmt: skip
+    states = torch.randn(2, heads, head_dim, state_dim)
+    expected, seen = _naive(inputs, states[1])
+    y = SCAN(*inputs.tensors(), states, ((0, 23),), torch.tensor([1]), ((0, 16, 0),), 8)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(states[1].double(), seen[-1], rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(states[0].double(), seen[16], rtol=2e-5, atol=2e-5)
