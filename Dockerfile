@@ -29,11 +29,13 @@ RUN /opt/ferryman/bin/pip install --quiet --no-compile '.[s3]' \
     && mkdir /models \
     && ln -s /opt/ferryman/lib/python3*/site-packages/ferryman_cli/demo_model /models/demo
 # Headers, test suites and pip stay behind. Bytecode is kept of the modules that services import: no
-# container can write any, and that of all modules of torch and its like is 170 MB.
+# container can write any, and that of all modules of torch and its like is 170 MB. Symbols that
+# debuggers alone read are cut off before, so that those imports try the libraries as they are left.
 RUN cd /opt/ferryman/lib/python3*/site-packages \
     && rm -rf pip pip-*.dist-info torch/include torch/test \
     && find torch/bin -type f ! -name torch_shm_manager -delete \
     && find . -type d -name tests -prune -exec rm -rf {} + \
+    && /opt/ferryman/bin/python /src/tools/strip_libraries.py . \
     && for module in router.service prefill.service decode.service both.service hostcache.service \
         cli.app; do \
         /opt/ferryman/bin/python -c "import ferryman_$module" || exit 1; \
