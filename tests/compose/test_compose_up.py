@@ -50,7 +50,7 @@ def test_a_clean_clone_is_built_and_every_container_becomes_healthy(
     assert (maker["State"], maker["ExitCode"]) == ("exited", 0)
     size = int(cluster.engine.output("image", "inspect", "--format", "{{.Size}}", IMAGE))
     sys.stdout.write(f"\nhealthy after {seconds:.1f} s; the image has {size / 1e6:.0f} MB\n")
-    assert size < 1.3e9
+    assert size < 1.1e9
 
 
 def test_an_answer_is_that_of_one_process(cluster: ComposedCluster) -> None:
