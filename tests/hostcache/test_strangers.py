@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from redis import Redis
 from tests.cluster_keys import KEY, STRANGERS_KEY, key_file_in
 from tests.hostcache.attached import AttachedTestWorker, StoredPrompt, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
@@ -53,6 +54,13 @@ FORGED = ForgedPrompt(PROMPT.manifest, PROMPT.keys, PROMPT.names)
 def patient_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis that a busy machine holds up for a second does not count as away."""
     monkeypatch.setattr(redis_module, "WRITE_SECONDS", 30.0)
+
+
+@pytest.fixture(autouse=True)
+def empty_index(redis_url: str) -> None:
+    """A node whose leave was late is in the index for a minute, and each entry of it counts."""
+    with Redis.from_url(redis_url) as client:
+        client.flushall()
 
 
 @pytest.fixture
