@@ -82,15 +82,12 @@ class WriterAgent:
 
     writer: WriterId
     agent: NixlAgent
-    num_open: int = 0
     is_closing: bool = False
 
     def opened(self) -> None:
-        self.num_open += 1
         self.agent.begin_listening()
 
     def closed(self) -> None:
-        self.num_open -= 1
         self.agent.end_listening()
 
 
@@ -133,12 +130,6 @@ class NixlReceiver:
     def planes(self) -> tuple[str, ...]:
         """The data planes that a writer can be granted now."""
         return (GRPC,) if self._spare.trouble else (NIXL, GRPC)
-
-    def agents(self) -> list[WriterAgent]:
-        """The agents at which writes may land."""
-        return [
-            each for life in self._lives.values() for each in life.writer_agents if each.num_open
-        ]
 
     async def agent_for(
         self, writer: WriterId, presence: str, seconds_left: float

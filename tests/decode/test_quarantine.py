@@ -102,7 +102,8 @@ async def test_a_write_whose_fate_is_unknown_closes_the_agent_it_was_made_to() -
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
-        (writer_agent,) = pair.decode.service._nixl_receiver.agents()
+        (life,) = pair.decode.service._nixl_receiver._lives.values()
+        (writer_agent,) = life.writer_agents
         late.lose()
         with pytest.raises(FerrymanError):
             await running

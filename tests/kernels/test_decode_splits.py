@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
-from ferryman_kernels import _compiled
 from ferryman_kernels._attention_split_compiled import SPLIT
 from ferryman_kernels._paged_attention_compiled import _attend_loop
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_reference
@@ -81,26 +81,11 @@ def test_the_bits_of_an_answer_do_not_depend_on_its_neighbours(
 
 
 def test_two_threads_give_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
     case = DecodeCase(MIXED, torch.float32, (6, 2), 80)
-    alone, shared = _attend_loop.alone, _attend_loop.shared
-    monkeypatch.setattr(_compiled, "WORTH_SHARING", 0)
-    for name, loop in (("alone", alone), ("shared", shared)):
-        monkeypatch.setitem(vars(_attend_loop), name, _recorded(loop, name, ran))
-    answers = []
-    for threads in (1, 2):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        answers.append(case.answer(range(len(MIXED))))
-    assert ran == ["alone", "shared"]
-    assert answers[0].equal(answers[1])
-
-
-def _recorded(loop: Any, name: str, ran: list[str]) -> Any:
-    def run(*args: Any) -> None:
-        ran.append(name)
-        loop(*args)
-
-    return run
+    alone, shared = answers_of_one_thread_and_two(
+        monkeypatch, _attend_loop, lambda: case.answer(range(len(MIXED)))
+    )
+    assert alone.equal(shared)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

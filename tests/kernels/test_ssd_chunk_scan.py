@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import pytest
 import torch
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
-from ferryman_kernels import _compiled
 from ferryman_kernels._ssd_chunk_scan_compiled import _scan_loop
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
@@ -202,32 +201,19 @@ def test_any_chunk_length_scans_the_same(run: Run, chunk_len: int, device: torch
     torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
 
 
-def recorded(loop: Any, name: str, ran: list[str]) -> Callable[..., None]:
-    def run(*args: Any) -> None:
-        ran.append(name)
-        loop(*args)
-
-    return run
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_that_share_a_scan_leave_the_bits_of_one(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of tokens chooses between the versions, and must not choose the bits."""
     inputs, states = _inputs(sum(end - start for start, end in SPANS), dtype), _states(11, dtype)
-    ran: list[str] = []
-    for name in ("alone", "shared"):
-        monkeypatch.setitem(vars(_scan_loop), name, recorded(getattr(_scan_loop, name), name, ran))
-    monkeypatch.setattr(_compiled, "WORTH_SHARING", 0)
-    found = []
-    for threads in (1, 2):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+
+    def answer() -> tuple[Tensor, Tensor]:
         moved = states.clone()
-        slots = torch.tensor(SLOTS)
-        y = SCAN(*inputs.tensors(), moved, SPANS, slots, SNAPSHOTS, 16)
-        found.append((y, moved))
-    assert ran == ["alone", "shared"]
+        y = SCAN(*inputs.tensors(), moved, SPANS, torch.tensor(SLOTS), SNAPSHOTS, 16)
+        return y, moved
+
+    found = answers_of_one_thread_and_two(monkeypatch, _scan_loop, answer)
     (alone, after_alone), (shared, after_shared) = found
     assert torch.equal(alone, shared)
     assert torch.equal(after_alone, after_shared)

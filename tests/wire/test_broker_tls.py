@@ -45,6 +45,13 @@ def broker(place: Path, folder: Path, port: int) -> Iterator[EmbeddedServer]:
         server.stop()
 
 
+def options_by_tls(folder: Path, port: int) -> NatsOptions:
+    """Of a decode worker with the certificates in `folder`."""
+    access = GrpcAccess(DECODE, TlsFolder(folder, "decode"))
+    url = f"tls://127.0.0.1:{port}"
+    return NatsOptions(url, "decode-1", DECODE.nats, authorities=access.authorities)
+
+
 async def refusal(url: str, context: ssl.SSLContext) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         await nats.connect(
@@ -76,9 +83,8 @@ async def test_no_password_is_shown_to_a_broker_of_strangers(
 async def test_a_bus_comes_back_to_a_broker_with_a_certificate_of_a_new_authority(
     folder: Path, tmp_path: Path
 ) -> None:
-    access, port = GrpcAccess(DECODE, TlsFolder(folder, "decode")), free_port()
-    url = f"tls://127.0.0.1:{port}"
-    options = NatsOptions(url, "decode-1", DECODE.nats, authorities=access.authorities)
+    port = free_port()
+    options = options_by_tls(folder, port)
     async with asyncio.timeout(FAILSAFE_SECONDS), nats_bus(options) as bus:
         with broker(tmp_path / "nats", folder, port):
             await bus.connected()
@@ -93,9 +99,8 @@ async def test_a_bus_comes_back_to_a_broker_with_a_certificate_of_a_new_authorit
 async def test_a_bus_takes_an_authority_that_came_while_the_broker_was_away(
     folder: Path, tmp_path: Path
 ) -> None:
-    access, port = GrpcAccess(DECODE, TlsFolder(folder, "decode")), free_port()
-    url = f"tls://127.0.0.1:{port}"
-    options = NatsOptions(url, "decode-1", DECODE.nats, authorities=access.authorities)
+    port = free_port()
+    options = options_by_tls(folder, port)
     async with asyncio.timeout(FAILSAFE_SECONDS), nats_bus(options) as bus:
         with broker(tmp_path / "nats", folder, port):
             await bus.connected()
@@ -110,10 +115,9 @@ async def test_a_bus_takes_an_authority_that_came_while_the_broker_was_away(
 async def test_a_bus_does_not_believe_an_authority_that_was_taken_out_and_ends_behind_its_refusal(
     folder: Path, tmp_path: Path
 ) -> None:
-    access, port = GrpcAccess(DECODE, TlsFolder(folder, "decode")), free_port()
+    port = free_port()
     former = shutil.copytree(folder, tmp_path / "former")
-    url = f"tls://127.0.0.1:{port}"
-    options = NatsOptions(url, "decode-1", DECODE.nats, authorities=access.authorities)
+    options = options_by_tls(folder, port)
     async with AsyncExitStack() as failsafe:
         async with asyncio.timeout(FAILSAFE_SECONDS), AsyncExitStack() as process:
             bus = await process.enter_async_context(nats_bus(options))

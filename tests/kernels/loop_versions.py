@@ -1,0 +1,39 @@
+"""A compiled loop by one thread and by two: which of its versions ran, and what each answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from ferryman_kernels import _compiled
+from ferryman_kernels._compiled import Loop
+
+T = TypeVar("T")
+
+
+def answers_of_one_thread_and_two(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop, answer: Callable[[], T]
+) -> tuple[T, T]:
+    """Calls `answer`, which runs `loop` once, as if torch had one thread, then two."""
+    ran: list[str] = []
+    versions = {"alone": loop.alone, "shared": loop.shared}
+    monkeypatch.setattr(_compiled, "WORTH_SHARING", 0)
+    for name, version in versions.items():
+        monkeypatch.setitem(vars(loop), name, _recorded(version, name, ran))
+    found = []
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(answer())
+    assert ran == ["alone", "shared"]
+    return found[0], found[1]
+
+
+def _recorded(version: Callable[..., None], name: str, ran: list[str]) -> Callable[..., None]:
+    def run(*args: Any) -> None:
+        ran.append(name)
+        version(*args)
+
+    return run
