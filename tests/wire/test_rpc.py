@@ -188,10 +188,10 @@ async def test_health_knows_the_service() -> None:
 async def test_reflection_is_off_unless_asked_for() -> None:
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
     async with serving(Shapes()) as (_, connection):
+        # Nothing is sent, for gRPC loses the status when a write fails beside it (grpc#36066).
         stub = reflection_pb2_grpc.ServerReflectionStub(connection)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            assert [each async for each in stub.ServerReflectionInfo(iter([ask]))]
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        with rpc.ending(stub.ServerReflectionInfo()) as refused:
+            assert await refused.code() is grpc.StatusCode.UNIMPLEMENTED
     async with serving(Shapes(), reflects=True) as (_, connection):
         stub = reflection_pb2_grpc.ServerReflectionStub(connection)
         listed = [each async for each in stub.ServerReflectionInfo(iter([ask]))]
