@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +112,26 @@ def test_a_drafting_layer_takes_its_bytes_on_top(
         options = on_ranks("bfloat16", num_ranks, quantize)
         layer = mtp_bytes(folder, model_files(folder).tensors, options)
         assert told(folder, options) + layer == held(folder, options, load_self_drafting)
+
+
+def test_figures_from_headers_import_no_compiler(tmp_path: Path) -> None:
+    """torch makes some shapes on the meta device behind an import that takes a second."""
+    script = """
+import sys
+from pathlib import Path
+from ferryman.model.footprint import weight_bytes
+from ferryman.model.load_options import LoadOptions
+from ferryman.worker_size import model_files
+for folder in map(Path, sys.argv[1:]):
+    for quantize in ("none", "int8"):
+        options = LoadOptions("bfloat16", quantize=quantize)
+        assert weight_bytes(folder, model_files(folder).tensors, options) > 0
+print(sys.modules.keys() & {"sympy", "torch._dynamo"})
+"""
+    names = ("granite", "qwen3_next", "falcon_h1", "gemma3", "deepseek_v3", "minimax", "apertus")
+    folders = [str(save_random(tmp_path / name, random_config(name, 1), 1)) for name in names]
+    ended = subprocess.run([sys.executable, "-c", script, *folders], capture_output=True, text=True)
+    assert ended.stdout.strip() == "set()", ended.stderr
 
 
 def test_no_weight_is_read(tmp_path: Path) -> None:

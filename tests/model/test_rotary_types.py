@@ -57,7 +57,7 @@ def test_longrope_has_the_waves_of_texts_as_long_as_the_context(
         )
         expected, expected_scaling = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=MAX_POSITIONS)
     stretch = read_scaling(_fields(parameters))
-    found, scaling = rotary_frequencies(1e4, 6, stretch, like=torch.empty(0, dtype=torch.float64))
+    found, scaling = rotary_frequencies(1e4, 6, stretch, torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
     assert scaling == pytest.approx(expected_scaling, rel=1e-15)
 
@@ -67,7 +67,7 @@ def test_dynamic_waves_stay_within_the_context() -> None:
     with Float64Mode():
         expected, _ = _theirs(parameters, 16)
     stretch = read_scaling(_fields(parameters))
-    found, _ = rotary_frequencies(1e4, 16, stretch, like=torch.empty(0, dtype=torch.float64))
+    found, _ = rotary_frequencies(1e4, 16, stretch, torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
 
 
@@ -81,9 +81,7 @@ def test_frequencies_and_scaling_equal_those_of_transformers(seed: int) -> None:
     with Float64Mode():
         expected, expected_scaling = _theirs(parameters, head_dim)
     for dtype, tolerance in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
-        found, scaling = rotary_frequencies(
-            parameters["rope_theta"], head_dim, stretch, like=torch.empty(0, dtype=dtype)
-        )
+        found, scaling = rotary_frequencies(parameters["rope_theta"], head_dim, stretch, dtype)
         assert found.dtype is dtype
         torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=0)
         assert scaling == pytest.approx(expected_scaling, rel=1e-15)

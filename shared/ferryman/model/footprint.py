@@ -13,8 +13,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ferryman.model.checkpoint import TORCH_DTYPES, Checkpoint
 from ferryman.model.config import family_of, load_config
@@ -36,9 +38,9 @@ class CheckpointShapes(Checkpoint):
 
 
 class ShapeTensor(Tensor):
-    """A tensor on the meta device. Sums, products and the like are made here, as shapes.
+    """A tensor on the meta device. Sums, products, rows and the like are made here, as shapes.
 
-    torch makes them in Python, behind an import of its compiler: more than a second at each start.
+    torch makes them in Python, behind an import of its compiler: up to a second at each start.
     """
 
     @classmethod
@@ -49,30 +51,77 @@ class ShapeTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in ELEMENTWISE and not kwargs:
-            shapes = (each.shape for each in args if torch.is_tensor(each))
-            shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-            dtype = torch.result_type(args[0], args[-1])
-            return torch.empty(shape, dtype=dtype, device="meta").as_subclass(cls)
-        if func is torch.cat:
-            return _joined(*args, **(kwargs or {})).as_subclass(cls)
-        return super().__torch_function__(  # type: ignore[no-untyped-call]
-            func, types, args, kwargs or {}
-        )
+        named = kwargs or {}
+        if func in IN_PLACE:
+            return args[0]
+        made = SHAPED.get(func)
+        # An index without a tensor makes a view, which must share its storage, so torch makes it.
+        is_view = func is Tensor.__getitem__ and not torch.is_tensor(args[1])
+        if made is None or is_view or named.keys() - NAMED:
+            return super().__torch_function__(func, types, args, named)  # type: ignore[no-untyped-call]
+        shape, dtype = made(*args, **named)
+        return torch.empty(shape, dtype=dtype, device="meta").as_subclass(cls)
 
 
-def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+Made = tuple[Sequence[int], torch.dtype]
+"""The shape and the dtype of a new tensor."""
+
+
+def _like(first: Tensor) -> Made:
+    return first.shape, first.dtype
+
+
+def _combined(*args: Any) -> Made:
+    # numpy's, for torch.broadcast_shapes makes that import itself.
+    shape = np.broadcast_shapes(*(each.shape for each in args if torch.is_tensor(each)))
+    return shape, torch.result_type(args[0], args[-1])
+
+
+def _compared(*args: Any) -> Made:
+    return _combined(*args)[0], torch.bool
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Made:
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    dtype = reduce(torch.promote_types, (part.dtype for part in parts))
-    return torch.empty(shape, dtype=dtype, device="meta")
+    return shape, reduce(torch.promote_types, (part.dtype for part in parts))
 
 
-ELEMENTWISE = {
-    getattr(place, name)
+def _picked(whole: Tensor, rows: Tensor) -> Made:
+    return (*rows.shape, *whole.shape[1:]), whole.dtype
+
+
+def _largest(whole: Tensor, dim: int, *, keepdim: bool) -> Made:
+    assert keepdim, "no loader asks for another form"
+    return [1 if axis == dim else size for axis, size in enumerate(whole.shape)], whole.dtype
+
+
+def _repeated(row: Tensor, times: int) -> Made:
+    return [len(row) * times], row.dtype
+
+
+IN_PLACE = {Tensor.mul_, Tensor.round_}
+NAMED = {"dim", "keepdim"}
+"""The arguments that may come by name; a call with another one is left to torch."""
+SHAPED: Mapping[Callable[..., Any], Callable[..., Made]] = {
+    getattr(place, name): _combined
     for place in (Tensor, torch)
     for name in ("add", "sub", "mul", "div", "neg", "exp")
-} | {Tensor.__rsub__, Tensor.__rtruediv__}
+} | {
+    Tensor.__rsub__: _combined,
+    Tensor.__rtruediv__: _combined,
+    Tensor.__getitem__: _picked,
+    Tensor.__gt__: _compared,
+    Tensor.abs: _like,
+    Tensor.amax: _largest,
+    Tensor.gt: _compared,
+    Tensor.repeat: _repeated,
+    functional.softplus: _like,
+    torch.cat: _joined,
+    torch.ones_like: _like,
+    torch.where: lambda _, one, other: _combined(one, other),
+    torch.zeros_like: _like,
+}
 
 
 def weight_bytes(folder: Path, tensors: Mapping[str, StoredTensor], options: LoadOptions) -> int:

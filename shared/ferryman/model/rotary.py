@@ -149,10 +149,10 @@ Stretch = (
 
 
 def rotary_frequencies(
-    theta: float, rotary_dim: int, stretch: Stretch, *, like: Tensor
+    theta: float, rotary_dim: int, stretch: Stretch, dtype: torch.dtype
 ) -> tuple[Tensor, float]:
-    """inv_freq [rotary_dim / 2] in the dtype and on the device of `like`, and its scaling."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=like.dtype, device=like.device) / rotary_dim
+    """inv_freq [rotary_dim / 2] in `dtype` on the CPU, and its scaling."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=dtype) / rotary_dim
     return stretch.scale(1.0 / theta**exponents, theta)
 
 

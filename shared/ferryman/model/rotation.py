@@ -57,6 +57,9 @@ def load_rotary(weights: Weights, positions: RotaryPositions | NoPositions) -> R
     """The encoding of `positions`, in the accumulation dtype of `weights`."""
     if isinstance(positions, NoPositions):
         return without_rotary
-    like = torch.empty(0, dtype=accumulation_dtype(weights.dtype), device=weights.device)
-    found = rotary_frequencies(positions.theta, positions.rotary_dim, positions.scaling, like=like)
-    return Rotary(*found)
+    # Computed on the CPU for every device, so that workers on two kinds of device turn alike.
+    dtype = accumulation_dtype(weights.dtype)
+    inv_freq, scaling = rotary_frequencies(
+        positions.theta, positions.rotary_dim, positions.scaling, dtype
+    )
+    return Rotary(inv_freq.to(weights.device), scaling)
