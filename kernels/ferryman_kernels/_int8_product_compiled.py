@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
 from ferryman_kernels._lanes import LANES, add_codes, no_sums
-from ferryman_kernels._vectors import total
+from ferryman_kernels._vectors import prefetch, total
+
+# Codes ahead that memory is asked for: the processor does not look beyond a page by itself.
+_AHEAD = 4096
 
 
 def _one_row(codes: Any, in_dim: int, scales: Any, x: Any, y: Any) -> None:
@@ -21,6 +24,7 @@ def _one_row(codes: Any, in_dim: int, scales: Any, x: Any, y: Any) -> None:
     for output in prange(y.shape[0]):
         sums, at = no_sums(), output * in_dim
         for i in range(0, whole, LANES):
+            prefetch(codes, at + i + _AHEAD)
             sums = add_codes(sums, codes, at + i, x, i)
         dot = total(sums)
         for i in range(whole, in_dim):
