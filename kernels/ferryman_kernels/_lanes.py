@@ -28,6 +28,7 @@ __all__ = [
     "add_codes",
     "add_scaled",
     "add_step",
+    "has_feature",
     "lanes_at",
     "no_sums",
     "steps_of",
@@ -45,7 +46,12 @@ def _features() -> str:
     return str(get_host_cpu_features()) if chosen is None else chosen
 
 
-HAS_DOTS = numba is not None and "+avx512bf16" in _features().split(",")
+def has_feature(name: str) -> bool:
+    """Whether numba compiles for a processor with the feature that LLVM calls so."""
+    return numba is not None and f"+{name}" in _features().split(",")
+
+
+HAS_DOTS = has_feature("avx512bf16")
 """Whether the processor multiplies pairs of bfloat16 and adds them to float32 (AVX512-BF16)."""
 
 

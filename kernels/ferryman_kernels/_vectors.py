@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "pointer_at",
     "prefetch",
+    "prefetch_at",
     "row_at",
     "shuffled",
     "spread",
@@ -107,11 +108,7 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
     """prefetch(array, at): asks for the memory of array[at], which may lie behind the end."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, word = ir.IntType(8), ir.IntType(32)
-        pointer = _pointer(context, builder, signature, args, byte)
-        signs = ir.FunctionType(ir.VoidType(), (byte.as_pointer(), word, word, word))
-        asked = get_or_insert_function(builder.module, signs, "llvm.prefetch.p0")
-        builder.call(asked, (pointer, word(0), word(3), word(1)))  # to read, into every cache
+        _ask_for(builder, _pointer(context, builder, signature, args, ir.IntType(8)))
         return context.get_dummy_value()
 
     return numba.types.void(array, numba.types.intp), generate
@@ -203,6 +200,18 @@ def fused_values(builder: Any, a: Any, b: Any, c: Any) -> Any:
     name = f"llvm.fma.{size}{getattr(kind, 'element', kind).intrinsic_name}"
     signs = ir.FunctionType(kind, (kind, kind, kind))
     return builder.call(get_or_insert_function(builder.module, signs, name), (a, b, c))
+
+
+def prefetch_at(builder: Any, address: Any) -> None:
+    """Asks for the memory at LLVM's value `address`, as `prefetch` does."""
+    _ask_for(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
+
+
+def _ask_for(builder: Any, pointer: Any) -> None:
+    word = ir.IntType(32)
+    signs = ir.FunctionType(ir.VoidType(), (pointer.type, word, word, word))
+    asked = get_or_insert_function(builder.module, signs, "llvm.prefetch.p0")
+    builder.call(asked, (pointer, word(0), word(3), word(1)))  # to read, into every cache
 
 
 def _number(dtype: Any) -> Any:

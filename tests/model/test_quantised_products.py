@@ -12,8 +12,14 @@ from torch import Tensor
 from ferryman.model.matrix import Matrix, join_linear
 from ferryman.model.quantisation import products
 from ferryman.model.quantisation.codes import FP4, INT4, ByteCodes, Codes, pack_nibbles
-from ferryman.model.quantisation.products import WIDENED_FROM, Int4Linear, Int8Linear
+from ferryman.model.quantisation.products import (
+    WIDENED_FROM,
+    Int4Linear,
+    Int8Linear,
+    Int8PanelLinear,
+)
 from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
+from ferryman_kernels._tiles import has_tiles
 
 CPU = torch.device("cpu")
 KINDS = ("int8", "e4m3", "int4", "fp4")
@@ -106,10 +112,21 @@ def test_any_cut_is_that_cut_of_the_numbers(kind: str, columns: int, in_order: b
     [(7, 5, 2), (32, 64, 32), (32, 64, 64), (40, 48, 48), (48, 256, 128), (700, 700, 100)],
 )
 @pytest.mark.parametrize("has_zeros", [True, False], ids=["zeros", "no zeros"])
+@pytest.mark.parametrize("with_tiles", [True, False], ids=["tiles", "no tiles"])
 def test_products_are_those_of_the_numbers(
-    dtype: torch.dtype, kind: str, rows: int, columns: int, group: int, has_zeros: bool
+    dtype: torch.dtype,
+    kind: str,
+    rows: int,
+    columns: int,
+    group: int,
+    has_zeros: bool,
+    with_tiles: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tiles, with bias, and torch's own products where they are taken; a batch row by row too."""
+    if with_tiles and not has_tiles():
+        pytest.skip("this processor multiplies no tiles")
+    monkeypatch.setattr(products, "has_tiles", lambda: with_tiles)
     whole = drawn(kind, rows, columns, group, dtype, has_zeros=has_zeros)
     generator = torch.Generator().manual_seed(3)
     bias = torch.randn(rows, generator=generator).to(dtype)
@@ -137,9 +154,33 @@ def test_products_are_those_of_the_numbers(
     ],
 )
 def test_a_product_of_torch_is_taken_where_it_is_right_and_fast(
-    kind: str, dims: tuple[int, int, int], dtype: torch.dtype, chosen: type
+    kind: str,
+    dims: tuple[int, int, int],
+    dtype: torch.dtype,
+    chosen: type,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(products, "has_tiles", lambda: False)
     assert isinstance(drawn(kind, *dims, dtype).matrix.linear(None), chosen)
+
+
+@pytest.mark.parametrize(
+    ("dims", "dtype", "chosen"),
+    [
+        pytest.param((40, 48, 48), torch.bfloat16, Int8PanelLinear, id="bfloat16"),
+        pytest.param((31, 48, 48), torch.bfloat16, Int8Linear, id="less than a panel"),
+        pytest.param((40, 48, 24), torch.bfloat16, TiledLinear, id="in groups"),
+        pytest.param((40, 48, 48), torch.float32, Int8Linear, id="float32"),
+    ],
+)
+def test_int8_is_multiplied_in_panels_where_the_processor_has_tiles(
+    dims: tuple[int, int, int],
+    dtype: torch.dtype,
+    chosen: type,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "has_tiles", lambda: True)
+    assert isinstance(drawn("int8", *dims, dtype).matrix.linear(None), chosen)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +192,9 @@ def test_a_product_of_torch_is_taken_where_it_is_right_and_fast(
     ],
 )
 def test_torchs_products_of_a_row_do_not_depend_on_the_batch(
-    kind: str, counts: tuple[int, ...]
+    kind: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(products, "has_tiles", lambda: False)
     linear = drawn(kind, 64, 256, 256 if kind == "int8" else 64, torch.bfloat16).matrix.linear(None)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(WIDENED_FROM - 1, 256, generator=generator).to(torch.bfloat16)
@@ -176,6 +218,7 @@ def test_a_products_way_follows_from_the_processor_and_the_tokens_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(products, "multiplies_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(products, "has_tiles", lambda: False)
     linear = drawn("int8", 40, 48, 48, dtype).matrix.linear(None)
     assert isinstance(linear, Int8Linear)
     assert tuple(n for n in (2, 31, 32, 512) if n >= linear.widened_from) == widened

@@ -9,7 +9,8 @@ instructions, November 2026):
     int8             0.27     0.50     2.01    16.05   130.73      Int8Linear
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
-int8 has ways of its own for one token and, where the processor has bfloat16 instructions, for many
+int8 has ways of its own: where the processor multiplies tiles of bfloat16, one loop for any number
+of tokens (`int8_panels`), elsewhere for one token and, with bfloat16 instructions, for many
 (`int8_product`; docs/kernels.md has the times). The way follows from the processor and the number
 of tokens alone, never from a measurement, so workers on like machines have like bits.
 For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
@@ -27,6 +28,9 @@ import torch
 from torch import Tensor
 
 from ferryman.machine import this_machine
+from ferryman.model.quantisation.codes import copied
+from ferryman_kernels._tiles import has_tiles
+from ferryman_kernels.int8_panels import WIDTH, int8_panel_product, panels_of_codes
 from ferryman_kernels.int8_product import int8_product
 
 INT8_COLUMNS = 16
@@ -57,9 +61,28 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-def int8_linear(codes: Tensor, scales: Tensor, bias: Tensor | None) -> Int8Linear:
-    """The product that this processor computes fastest; `scales` are in the model's dtype."""
-    return Int8Linear(codes, scales, _widened_from(scales.dtype), bias)
+@dataclass(frozen=True, slots=True)
+class Int8PanelLinear:
+    """`panels` as in `int8_panels`, `scales` [out_dim] bfloat16."""
+
+    panels: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = int8_panel_product(x, self.panels, self.scales)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+def int8_linear(
+    codes: Tensor, scales: Tensor, bias: Tensor | None, device: torch.device
+) -> Int8Linear | Int8PanelLinear:
+    """The product that this processor computes fastest, with a copy of `codes` [out_dim, in_dim] on
+    `device`; `scales` are in the model's dtype."""
+    # Fewer outputs than a panel has would take a panel's memory.
+    if scales.dtype is torch.bfloat16 and len(codes) >= WIDTH and has_tiles():
+        return Int8PanelLinear(panels_of_codes(codes, device), scales.contiguous(), bias)
+    return Int8Linear(copied(codes, device), scales, _widened_from(scales.dtype), bias)
 
 
 def _widened_from(dtype: torch.dtype) -> int:

@@ -126,7 +126,7 @@ class QuantisedMatrix:
                     and columns % INT8_COLUMNS == 0
                 ):
                     scales = self.scales[:, 0].to(self.dtype)
-                    return int8_linear(copied(codes, self.device), scales, bias)
+                    return int8_linear(codes, scales, bias, self.device)
                 case NibbleCodes(table=table) as codes if (
                     self.dtype is torch.bfloat16
                     and table == INT4

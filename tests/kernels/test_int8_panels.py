@@ -1,0 +1,138 @@
+"""The int8 product by tiles against float64, its infinities, and the tiles of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman_kernels import _int8_panels_compiled
+from ferryman_kernels._compiled import compiled
+from ferryman_kernels._tiles import CONFIG_BYTES, configure, copy_configuration, has_tiles
+from ferryman_kernels.int8_panels import int8_panel_product, panels_of_codes
+
+CPU = torch.device("cpu")
+ROUNDED_ONCE = 2.0**-8
+SHAPES = [(3, 16), (32, 32), (64, 48), (100, 70), (131, 1504)]
+"""Outputs and inputs; the last two end within a panel, three within a block of 32 inputs."""
+
+needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
+
+
+def drawn(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """x, codes, scales; x is a part of something wider, which is not a number elsewhere."""
+    generator = torch.Generator().manual_seed(tokens * shape[0])
+    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
+    x = wide[:, shape[1] : 2 * shape[1]]
+    x.copy_(torch.randn(tokens, shape[1], generator=generator))
+    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).bfloat16()
+
+
+def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    return int8_panel_product(x, panels_of_codes(codes, CPU), scales)
+
+
+def test_a_panel_has_the_codes_of_32_outputs_and_zeros_behind_them() -> None:
+    codes = torch.arange(40 * 3).view(40, 3).to(torch.int8)
+    panels = panels_of_codes(codes, CPU)
+    assert panels.shape == (2, 32, 32)
+    for output in range(64):
+        for i in range(32):
+            expected = 3 * output + i if output < 40 and i < 3 else 0
+            assert panels[output // 32, i, output % 32] == expected
+
+
+@needs_tiles
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 32, 33, 75])
+def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
+    tokens: int, shape: tuple[int, int]
+) -> None:
+    x, codes, scales = drawn(tokens, shape)
+    exact = (x.double() @ codes.double().T) * scales.double()
+    found = product(x, codes, scales)
+    assert found.dtype is torch.bfloat16
+    assert (found.double() - exact).abs().max() <= ROUNDED_ONCE * exact.abs().max()
+
+
+@needs_tiles
+def test_a_token_is_summed_in_float32_and_rounded_once() -> None:
+    """A sum in bfloat16 loses the 1 beside 130,048."""
+    x = torch.tensor([[1024.0, 1.0, -1024.0]], dtype=torch.bfloat16)
+    codes = torch.tensor([[127, 1, 127]], dtype=torch.int8)
+    assert product(x, codes, torch.ones(1, dtype=torch.bfloat16)).item() == 1.0
+
+
+@needs_tiles
+def test_a_token_has_the_same_bits_in_every_batch() -> None:
+    x, codes, scales = drawn(70, (100, 96))
+    alone = torch.cat([product(token[None], codes, scales) for token in x])
+    for first, count in ((0, 2), (3, 16), (1, 17), (5, 32), (2, 33), (0, 64), (0, 70)):
+        found = product(x[first : first + count], codes, scales)
+        assert torch.equal(found, alone[first : first + count])
+
+
+@needs_tiles
+def test_threads_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = drawn(33, (131, 96))
+    loop = _int8_panels_compiled._product_loop
+    one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
+    assert torch.equal(one, two)
+
+
+@needs_tiles
+@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize("in_dim", [16, 32])
+def test_infinity_and_not_a_number_stay_in_their_token(tokens: int, in_dim: int) -> None:
+    """The first two outputs see the same infinity with a code of 0 and of -3."""
+    x = torch.ones(tokens + 2, in_dim, dtype=torch.bfloat16)
+    x[0, 5], x[1, 6] = torch.inf, torch.nan
+    codes = torch.ones(3, in_dim, dtype=torch.int8)
+    codes[0, 5], codes[1, 5] = 0, -3
+    found = product(x, codes, torch.ones(3, dtype=torch.bfloat16))
+    assert found[0, 0].isnan()
+    assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
+    assert found[1].isnan().all()
+    expected = [in_dim - 1.0, in_dim - 4.0, float(in_dim)]
+    assert (found[2:] == torch.tensor(expected)).all()
+
+
+@needs_tiles
+def test_the_tiles_of_others_are_configured_as_before() -> None:
+    """Three rows in each tile: oneDNN, for one, may count on what it configured."""
+    theirs, found = np.zeros(CONFIG_BYTES, np.uint8), np.zeros(CONFIG_BYTES, np.uint8)
+    theirs[0], theirs[16:32:2], theirs[48:56] = 1, 64, 3
+    try:
+        _configured(theirs)
+        product(*drawn(33, (64, 64)))
+        _copied_configuration(found)
+    finally:
+        _configured(np.zeros(CONFIG_BYTES, np.uint8))
+    assert found.tolist() == theirs.tolist()
+
+
+@compiled
+def _configured(config: Any) -> None:
+    configure(config)
+
+
+@compiled
+def _copied_configuration(config: Any) -> None:
+    copy_configuration(config)
+
+
+@needs_tiles
+def test_products_of_onednn_in_between_are_as_without() -> None:
+    drawing = drawn(20, (64, 64))
+    x, weight = torch.ones(20, 64, dtype=torch.bfloat16), torch.eye(64, dtype=torch.bfloat16)
+    first, found = product(*drawing), []
+    for _ in range(3):
+        found.append(F.linear(x, weight))
+        assert torch.equal(product(*drawing), first)
+    assert all(torch.equal(each, x) for each in found)
