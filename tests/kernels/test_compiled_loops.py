@@ -88,11 +88,14 @@ def _exp_of(numbers: Any, powers: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_exp_of_nan_is_nan_and_of_the_lowest_numbers_zero(dtype: Any) -> None:
-    numbers = np.array([np.nan, -np.inf, -1e30, -87.5, -86.0, 0.0, 1.0, 80.0] * 8, dtype)
+    numbers = np.array([np.nan, -np.inf, -1e30, -64.5, -63.0, 0.0, 1.0, 80.0] * 8, dtype)
     powers = np.full_like(numbers, 7)
     Loop(_exp_of)(1, numbers, powers)
     expected = np.exp(numbers.astype(np.float64))
-    np.testing.assert_allclose(powers, expected, rtol=2e-7, atol=2e-38)
+    if dtype is np.float32:
+        # Products with smaller powers would be subnormal, which processors multiply slowly.
+        expected[numbers < -64] = 0
+    np.testing.assert_allclose(powers, expected, rtol=2e-7)
 
 
 def _lanes(numbers: Any, factors: Any, found: Any) -> None:
