@@ -124,10 +124,12 @@ def weigh(log_decay: Any, steps: Any, seen: Any, span: Any, scores: Any) -> None
     """exp(L[t] - L[s])·dt[s]·seen[s, t] for low ≤ s ≤ t < high, and 0 elsewhere in those rows."""
     low, high = span
     for s in range(low, high):
-        row, products, dt = scores[s], seen[s], steps[s]
-        row[:] = 0
-        for t in range(s, high):
-            row[t] = exp(np.float32(log_decay[t] - log_decay[s])) * dt * products[t]
+        scores[s] = 0
+        # Parts that begin at 0: an index that might be negative keeps a loop from being a vector's.
+        row, products, sums = scores[s, s:high], seen[s, s:high], log_decay[s:high]
+        own, dt = log_decay[s], steps[s]
+        for i in range(row.shape[0]):
+            row[i] = exp(np.float32(sums[i] - own)) * dt * products[i]
 
 
 @part
@@ -179,19 +181,27 @@ def take_block(
     (low, high), last = span, log_decay[log_decay.shape[0] - 1]
     for s in range(low, high):
         to_end = exp(np.float32(last - log_decay[s])) * steps[s]
-        for p in range(fed.shape[1]):
-            own[s, p] = wide(x[(s - low) * step + p])
-            fed[s, p] = own[s, p] * to_end
+        row, widened, decayed = x[(s - low) * step :], own[s], fed[s]
+        for p in range(decayed.shape[0]):
+            widened[p] = wide(row[p])
+            decayed[p] = widened[p] * to_end
 
 
 @part
 def write_out(shown: Any, own: Any, D: Any, span: Any, first: Any, y: Any) -> None:
-    """y [tokens, ssm_heads · ssm_head_dim] from the column `first` on ← what was shown, and D·x."""
+    """y [tokens, ssm_heads · ssm_head_dim] from the column `first` on ← what was shown, and D·x.
+
+    Adds into `own`, which is written along its rows twice: a column of `shown` is read slowly.
+    """
     low, high = span
+    for p in range(own.shape[1]):
+        line = shown[p]
+        for t in range(low, high):
+            own[t, p] = line[t] + D * own[t, p]
     for t in range(low, high):
-        out = y[t - low]
-        for p in range(own.shape[1]):
-            out[first + p] = narrow(shown[p, t] + D * own[t, p], out)
+        out, row = y[t - low, first:], own[t]
+        for p in range(row.shape[0]):
+            out[p] = narrow(row[p], out)
 
 
 @part
