@@ -48,17 +48,27 @@ __all__ = [
 RELAXED = {"reassoc", "contract", "nsz"}
 STRICT: set[str] = set()
 """The rules of a loop whose source alone decides about the order of its sums."""
-WORTH_SHARING = 1 << 23
-"""The number of elements from which it pays to wake the other threads. One thread passes them in 3
-to 5 ms; below that two threads of numba's took longer than one (decision 0099)."""
+WORTH_SHARING = 1 << 18
+"""The number of elements from which the other threads help; one passes them in 0.1 to 0.2 ms."""
 
 _LEAST_EXPONENT = np.float32(-64.0)
 
 _KNOWN = frozenset((torch.float32, torch.float64, torch.bfloat16))
 _LAUNCHING = Lock()  # two threads must never enter numba's work queue at once
 
+
+def _layer() -> str:
+    """numba's way to threads: those of torch's products, so that nobody waits for a core on which
+    the other's threads spin (decision 0105). Without OpenMP's library it has threads of its own."""
+    try:
+        import numba.np.ufunc.omppool  # noqa: F401
+    except ImportError:
+        return "workqueue"
+    return "omp"
+
+
 if numba is not None:
-    numba.config.THREADING_LAYER = "workqueue"
+    numba.config.THREADING_LAYER = _layer()
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -96,8 +106,16 @@ class Loop:
             self.alone(*args)
             return
         with _LAUNCHING:
-            numba.set_num_threads(threads)
+            _set_threads(threads)
             self.shared(*args)
+
+
+def _set_threads(threads: int) -> None:
+    """For the next loop. numba's first call of this sets the number for torch as well."""
+    of_torch = torch.get_num_threads()
+    numba.set_num_threads(threads)
+    if torch.get_num_threads() != of_torch:
+        torch.set_num_threads(of_torch)
 
 
 def _cached(function: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferryman_kernels._compiled import STRICT, WORTH_SHARING, Loop, exp
+from ferryman_kernels._compiled import STRICT, WORTH_SHARING, Loop, exp, numba
 from ferryman_kernels._vectors import (
     LANES,
     fused,
@@ -62,6 +62,34 @@ print(json.dumps([found[1], found[WORTH_SHARING]]))
 
 FEW_AND_MANY = ("1", str(WORTH_SHARING))
 
+POOL = """
+import json
+import os
+
+import numpy as np
+import torch
+
+from ferryman_kernels._compiled import WORTH_SHARING, Loop, numba, prange
+
+
+def ran_on(threads):
+    for i in prange(threads.shape[0]):
+        threads[i] = numba.get_thread_id()
+
+
+def started():
+    return len(os.listdir("/proc/self/task"))
+
+
+torch.set_num_threads(2)
+loop, ids = Loop(ran_on), np.full(64, -1, np.int64)
+loop.shared  # compiled before threads are counted
+torch.ones(2000, 2000) @ torch.ones(2000, 2000)
+before = started()
+loop(WORTH_SHARING, ids)
+print(json.dumps([sorted(set(ids.tolist())), started() - before, torch.get_num_threads()]))
+"""
+
 
 @pytest.mark.parametrize("order", [FEW_AND_MANY, FEW_AND_MANY[::-1]])
 def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list[str]) -> None:
@@ -79,6 +107,27 @@ def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list
         )
         assert json.loads(ran.stdout) == [[0], [0, 1]]
     assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 2
+
+
+@pytest.mark.skipif(numba.config.THREADING_LAYER != "omp", reason="no OpenMP library for numba")
+def test_loops_run_on_the_threads_of_torch_and_leave_their_number(tmp_path: Path) -> None:
+    """Two pools of threads on the same cores wait for each other."""
+    toy = tmp_path / "toy.py"
+    toy.write_text(POOL)
+    chosen = {
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "NUMBA_NUM_THREADS": "4",
+        "OMP_NUM_THREADS": "2",
+    }
+    ran = subprocess.run(
+        [sys.executable, toy],
+        env={**os.environ, **chosen},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert json.loads(ran.stdout) == [[0, 1], 0, 2]
 
 
 def _exp_of(numbers: Any, powers: Any) -> None:

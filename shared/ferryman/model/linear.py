@@ -32,8 +32,8 @@ from ferryman_kernels.packed_product import Panels, packed_product, panels_of
 # The least weight, in bytes, that is worth packing (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
 # The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), with one
-# thread and with two: one thread of the loop reads as fast as two of oneDNN, and multiplies as fast
-# as one. With three, oneDNN is faster.
+# thread and with two: the loop reads faster, and multiplies more slowly. With three, oneDNN is
+# faster.
 FEW_TOKENS = {torch.float32: (8, 8), torch.bfloat16: (16 if HAS_DOTS else 4, 4)}
 
 
