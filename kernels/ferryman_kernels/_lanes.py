@@ -28,6 +28,7 @@ __all__ = [
     "add_codes",
     "add_scaled",
     "add_step",
+    "dots_of",
     "has_feature",
     "lanes_at",
     "no_sums",
@@ -154,20 +155,14 @@ def _add_pairs(typing: Any, sums: Any, address: Any, first: Any, second: Any) ->
 def _add_dots(typing: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, address, row, step = args
-        part, word = ir.VectorType(ir.FloatType(), 16), ir.IntType(32)
-        pairs = ir.VectorType(_Bfloat(), 32)
-        signs = ir.FunctionType(part, (part, pairs, pairs))
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        dot = get_or_insert_function(builder.module, signs, name)
         at = builder.shl(step, step.type(1))
-        place = pointer_at(context, builder, signature.args[2], row, at, word)
-        pair = builder.load(place, align=2)
-        inputs = builder.bitcast(in_each_lane(builder, pair, 16), pairs)
+        place = pointer_at(context, builder, signature.args[2], row, at, ir.IntType(32))
+        inputs = in_each_lane(builder, builder.load(place, align=2), 16)
         words, found = _words_at(builder, address), []
         for first in range(0, LANES, 16):
             lanes = range(first, first + 16)
             own = shuffled(builder, sums, sums, lanes), shuffled(builder, words, words, lanes)
-            found.append(builder.call(dot, (own[0], builder.bitcast(own[1], pairs), inputs)))
+            found.append(dots_of(builder, *own, inputs))
         halves = [
             shuffled(builder, both[0], both[1], range(LANES // 2))
             for both in (found[:2], found[2:])
@@ -175,6 +170,14 @@ def _add_dots(typing: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
         return shuffled(builder, halves[0], halves[1], range(LANES))
 
     return sums(sums, numba.types.intp, row, numba.types.intp), generate
+
+
+def dots_of(builder: Any, sums: Any, words: Any, inputs: Any) -> Any:
+    """`sums`, 16 of LLVM's float32, with the products of pairs of bfloat16 added, a pair a word."""
+    pairs = ir.VectorType(_Bfloat(), 32)
+    signs = ir.FunctionType(sums.type, (sums.type, pairs, pairs))
+    dot = get_or_insert_function(builder.module, signs, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(dot, (sums, *(builder.bitcast(each, pairs) for each in (words, inputs))))
 
 
 def _words_at(builder: Any, address: Any) -> Any:

@@ -42,6 +42,7 @@ __all__ = [
     "store",
     "store_totals",
     "total",
+    "totals_of_four",
 ]
 
 LANES = 16
@@ -172,18 +173,23 @@ def store_totals(typing: Any, array: Any, at: Any, a: Any, b: Any, c: Any, d: An
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def added(x: Any, y: Any, low: Sequence[int], high: Sequence[int]) -> Any:
-            return builder.fadd(*(shuffled(builder, x, y, _fourths(part)) for part in (low, high)))
-
-        first = added(args[2], args[3], (0, 16, 1, 17), (2, 18, 3, 19))
-        second = added(args[4], args[5], (0, 16, 1, 17), (2, 18, 3, 19))
-        sums = added(first, second, (0, 1, 16, 17), (2, 3, 18, 19))
-        sums = _folded(builder, sums, 4, _sum)
+        sums = totals_of_four(builder, args[2:])
         pointer = _pointer(context, builder, signature, args, sums.type)
         builder.store(sums, pointer, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return numba.types.void(array, numba.types.intp, a, a, a, a), generate
+
+
+def totals_of_four(builder: Any, vectors: Sequence[Any]) -> Any:
+    """The sums of each of four vectors' lanes, as four of LLVM's lanes."""
+
+    def added(x: Any, y: Any, low: Sequence[int], high: Sequence[int]) -> Any:
+        return builder.fadd(*(shuffled(builder, x, y, _fourths(part)) for part in (low, high)))
+
+    first = added(vectors[0], vectors[1], (0, 16, 1, 17), (2, 18, 3, 19))
+    second = added(vectors[2], vectors[3], (0, 16, 1, 17), (2, 18, 3, 19))
+    return _folded(builder, added(first, second, (0, 1, 16, 17), (2, 3, 18, 19)), 4, _sum)
 
 
 def in_each_lane(builder: Any, number: Any, lanes: int) -> Any:

@@ -4,7 +4,8 @@
 
 Activations are never quantised. One token reads the codes once, in a loop that waits for memory
 alone. Many tokens multiply by codes in the dtype of x, which holds each code exactly, a tile of
-outputs at a time; between them torch has a kernel for bfloat16.
+outputs at a time. Between them, in bfloat16, four rows of codes at a time become bfloat16 in the
+nearest cache, where the processor multiplies pairs (AVX512-BF16); elsewhere torch has a kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman_kernels._compiled import serves
-from ferryman_kernels._int8_product_compiled import one_row_compiled, widen_compiled
+from ferryman_kernels._int8_product_compiled import (
+    few_rows_compiled,
+    one_row_compiled,
+    widen_compiled,
+)
+from ferryman_kernels._lanes import HAS_DOTS
 
 # Widened codes that stay in the cache of a core until they are multiplied.
 _TILE_BYTES = 1 << 20
@@ -39,6 +45,8 @@ def int8_product(x: Tensor, codes: Tensor, scales: Tensor, *, widened_from: int)
         return one_row_compiled(x, codes, scales)
     if len(x) >= widened_from:
         return _widened_product(x, codes, scales)
+    if HAS_DOTS and x.dtype is torch.bfloat16 and serves(x, scales):
+        return few_rows_compiled(x, codes, scales)
     y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), codes, scales)
     return y
 

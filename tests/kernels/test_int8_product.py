@@ -6,9 +6,12 @@ import sys
 
 import pytest
 import torch
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
+from ferryman_kernels import _int8_product_compiled
 from ferryman_kernels import int8_product as op
+from ferryman_kernels._lanes import HAS_DOTS
 from ferryman_kernels.int8_product import int8_product, int8_product_reference
 
 NEVER = sys.maxsize
@@ -39,7 +42,7 @@ def error(x: Tensor, codes: Tensor, scales: Tensor, found: Tensor) -> float:
     [
         # A sum is rounded before it is scaled, and after.
         pytest.param(torch.bfloat16, 0, ROUNDED_TWICE, id="bfloat16 widened"),
-        pytest.param(torch.bfloat16, NEVER, ROUNDED_ONCE, id="bfloat16 by torch"),
+        pytest.param(torch.bfloat16, NEVER, ROUNDED_ONCE, id="bfloat16 by pairs or by torch"),
         pytest.param(torch.float32, 0, 1e-6, id="float32"),
     ],
 )
@@ -86,3 +89,53 @@ def test_infinity_times_a_code_of_zero_is_not_a_number(dtype: torch.dtype, token
     found = int8_product(x, codes, torch.ones(2, dtype=dtype), widened_from=0)
     assert found[:, 0].isnan().all()
     assert (found[:, 1] == -torch.inf).all()
+
+
+needs_pairs = pytest.mark.skipif(not HAS_DOTS, reason="the processor has no bfloat16 instructions")
+
+
+@needs_pairs
+@pytest.mark.parametrize("shape", [(1, 3), (9, 70), (64, 96), (67, 112)], ids=str)
+@pytest.mark.parametrize("tokens", [2, 3, 4, 7])
+def test_pairs_of_any_shape_are_multiplied(tokens: int, shape: tuple[int, int]) -> None:
+    """Numbers beside a row of x are not numbers, and no part of the product."""
+    drawing = drawn(tokens, shape, torch.bfloat16)
+    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
+    wide[:, shape[1] : 2 * shape[1]] = drawing[0]
+    x, codes, scales = wide[:, shape[1] : 2 * shape[1]], *drawing[1:]
+    found = int8_product(x, codes, scales, widened_from=NEVER)
+    assert error(x, codes, scales, found) <= ROUNDED_ONCE
+
+
+@needs_pairs
+def test_a_token_multiplied_by_pairs_has_the_same_bits_in_every_batch() -> None:
+    x, codes, scales = drawn(30, (67, 112), torch.bfloat16)
+    whole = int8_product(x, codes, scales, widened_from=NEVER)
+    for first, count in ((0, 2), (5, 3), (1, 4), (7, 5), (2, 28)):
+        found = int8_product(x[first : first + count], codes, scales, widened_from=NEVER)
+        assert torch.equal(found, whole[first : first + count])
+
+
+@needs_pairs
+def test_threads_do_not_change_a_bit_of_products_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = drawn(5, (131, 96), torch.bfloat16)
+    one, two = answers_of_one_thread_and_two(
+        monkeypatch,
+        _int8_product_compiled._few_rows_loop,
+        lambda: int8_product(*drawing, widened_from=NEVER),
+    )
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("in_dim", [16, 32])
+def test_infinity_and_not_a_number_stay_in_their_token(in_dim: int) -> None:
+    """The first two outputs see the same infinity with a code of 0 and of -3."""
+    x = torch.ones(3, in_dim, dtype=torch.bfloat16)
+    x[0, 5], x[1, 6] = torch.inf, torch.nan
+    codes = torch.ones(3, in_dim, dtype=torch.int8)
+    codes[0, 5], codes[1, 5] = 0, -3
+    found = int8_product(x, codes, torch.ones(3, dtype=torch.bfloat16), widened_from=NEVER)
+    assert found[0, 0].isnan()
+    assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
+    assert found[1].isnan().all()
+    assert found[2].tolist() == [in_dim - 1.0, in_dim - 4.0, float(in_dim)]

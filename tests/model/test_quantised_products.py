@@ -191,7 +191,7 @@ def test_int8_is_multiplied_in_panels_where_the_processor_has_tiles(
         pytest.param("int4", (1, 2, 5, 16), id="int4"),
     ],
 )
-def test_torchs_products_of_a_row_do_not_depend_on_the_batch(
+def test_a_row_of_a_product_does_not_depend_on_the_batch(
     kind: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "has_tiles", lambda: False)

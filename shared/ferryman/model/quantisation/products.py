@@ -10,7 +10,7 @@ instructions, November 2026):
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
 int8 has ways of its own: where the processor multiplies tiles of bfloat16, one loop for any number
-of tokens (`int8_panels`), elsewhere for one token and, with bfloat16 instructions, for many
+of tokens (`int8_panels`), elsewhere for one token and, with bfloat16 instructions, for more
 (`int8_product`; docs/kernels.md has the times). The way follows from the processor and the number
 of tokens alone, never from a measurement, so workers on like machines have like bits.
 For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
@@ -39,7 +39,7 @@ INT8_COLUMNS = 16
 INT8_DTYPES = (torch.bfloat16, torch.float32)
 
 WIDENED_FROM = 32
-"""The tokens from which bfloat16 instructions multiply widened codes faster than torch's kernel."""
+"""The tokens from which bfloat16 instructions multiply widened codes faster (Zen 5)."""
 _NEVER = sys.maxsize
 
 INT4_GROUPS = (32, 64, 128, 256)
