@@ -29,59 +29,21 @@ from ferryman_kernels._compiled import (
     row_like,
     wide,
 )
-from ferryman_kernels._lanes import LANES, add_scaled, lanes_at, no_sums
-from ferryman_kernels._vectors import fused, row_at, store
+from ferryman_kernels._lanes import LANES, no_sums
+from ferryman_kernels._scan_tiles import (
+    PRODUCTS_PER_ELEMENT,
+    ROWS,
+    add_rows,
+    in_rows,
+    padded,
+    rows_at,
+    scaled_rows,
+    state_of,
+    store_rows,
+)
+from ferryman_kernels._vectors import row_at
 from ferryman_kernels.chunk_grid import describe_blocks
 from ferryman_kernels.ragged import SlotAt, Span
-
-ROWS = 4
-"""Rows that share a vector while it is in a register."""
-
-
-@part
-def padded(count: Any, unit: Any) -> Any:
-    return (count + unit - 1) // unit * unit
-
-
-@part
-def add_rows(sums: Any, vectors: Any, places: Any, factors: Any, at: Any, count: Any) -> Any:
-    """Four sums of 64 lanes, with `count` vectors added, each times a factor of the row.
-
-    `places` are the first vector's place, the step to the next one; a row's step to the next
-    factor, and the step to the next row.
-    """
-    sums0, sums1, sums2, sums3 = sums
-    place, next_vector, next_factor, next_row = places
-    for _ in range(count):
-        sums0 = add_scaled(sums0, vectors, place, factors[at])
-        sums1 = add_scaled(sums1, vectors, place, factors[at + next_row])
-        sums2 = add_scaled(sums2, vectors, place, factors[at + 2 * next_row])
-        sums3 = add_scaled(sums3, vectors, place, factors[at + 3 * next_row])
-        place += next_vector
-        at += next_factor
-    return sums0, sums1, sums2, sums3
-
-
-@part
-def scaled_rows(sums: Any, factors: Any, at: Any) -> Any:
-    """Four sums, each lane times its factor."""
-    lanes = lanes_at(factors, at)
-    sums0, sums1, sums2, sums3 = sums
-    return (
-        fused(sums0, lanes, no_sums()),
-        fused(sums1, lanes, no_sums()),
-        fused(sums2, lanes, no_sums()),
-        fused(sums3, lanes, no_sums()),
-    )
-
-
-@part
-def store_rows(rows: Any, at: Any, step: Any, sums: Any) -> None:
-    sums0, sums1, sums2, sums3 = sums
-    store(rows, at, sums0)
-    store(rows, at + step, sums1)
-    store(rows, at + 2 * step, sums2)
-    store(rows, at + 3 * step, sums3)
 
 
 @part
@@ -159,13 +121,7 @@ def feed(state: Any, decay: Any, keys: Any, fed: Any, span: Any) -> None:
     for p in range(0, head_dim, ROWS):
         for n in range(0, width, LANES):
             at = p * width + n
-            sums = (
-                lanes_at(flat, at),
-                lanes_at(flat, at + width),
-                lanes_at(flat, at + 2 * width),
-                lanes_at(flat, at + 3 * width),
-            )
-            sums = scaled_rows(sums, decay, 0)
+            sums = scaled_rows(rows_at(flat, at, width), decay, 0)
             places = low * width + n, width, head_dim, 1
             rows = fed.reshape(-1)
             sums = add_rows(sums, keys.reshape(-1), places, rows, low * head_dim + p, high - low)
@@ -202,15 +158,6 @@ def write_out(shown: Any, own: Any, D: Any, span: Any, first: Any, y: Any) -> No
         out, row = y[t - low, first:], own[t]
         for p in range(row.shape[0]):
             out[p] = narrow(row[p], out)
-
-
-@part
-def state_of(states: Any, place: Any, head: Any, size: Any, floats: Any) -> Any:
-    """The state [ssm_head_dim, ssm_state] of a head; `place` is a slot and the elements of one."""
-    (slot, elements), (head_dim, state_dim) = place, size
-    at = slot * elements + head * head_dim * state_dim
-    row = row_at(states + at * floats.itemsize, floats)
-    return row[: head_dim * state_dim].reshape(size)
 
 
 def _scan(
@@ -274,9 +221,6 @@ def _scan(
 
 _scan_loop = Loop(_scan, STRICT)
 
-# A product takes a sixteenth of the time of an element of other loops.
-_PRODUCTS_PER_ELEMENT = 16
-
 
 def chunk_scan_compiled(
     x: Tensor,
@@ -299,16 +243,10 @@ def chunk_scan_compiled(
     y = torch.empty(tokens, heads, head_dim, dtype=x.dtype)
     products = tokens * heads * head_dim * (2 * state_dim + chunk_len)
     _scan_loop(
-        products // _PRODUCTS_PER_ELEMENT,
+        products // PRODUCTS_PER_ELEMENT,
         row_like(x.dtype), x.data_ptr(), x.stride(0), dt.numpy(), A.numpy(), B.data_ptr(),
         B.stride(0), C.data_ptr(), C.stride(0), D.numpy(), ssm_states.data_ptr(),
         ssm_states.stride(0), slots.numpy(), np.array(firsts), np.array(blocks), np.array(wanted),
         as_array(y.view(tokens, -1)), (heads, groups, head_dim, state_dim, chunk_len),
     )  # fmt: skip
     return y
-
-
-def in_rows(tokens: Tensor) -> Tensor:
-    """The tensor with each token's [heads, dim] in one piece, however far tokens are apart."""
-    is_dense = tokens.stride()[1:] == (tokens.shape[2], 1)
-    return tokens if is_dense else tokens.contiguous()

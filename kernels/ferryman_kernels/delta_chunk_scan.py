@@ -19,12 +19,14 @@ of a cold run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ferryman_kernels._compiled import serves
+from ferryman_kernels._delta_chunk_scan_compiled import delta_chunk_scan_compiled
 from ferryman_kernels._delta_chunk_scan_triton import MAX_CHUNK_LEN, delta_chunk_scan_triton
 from ferryman_kernels.chunk_grid import Grid, check_spans, decay_between, in_blocks, lay_grid
 from ferryman_kernels.ragged import SlotAt, Span
@@ -154,6 +156,15 @@ def delta_chunk_scan(
     assert g.shape == beta.shape == (tokens, v_heads), (g.shape, beta.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    in_triton = v.is_cuda and ssm_states.dtype == torch.float32 and chunk_len <= MAX_CHUNK_LEN
-    run = delta_chunk_scan_triton if in_triton else delta_chunk_scan_reference
+    run = _chosen((q, k, v), (g, beta, ssm_states), chunk_len)
     return run(q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len)
+
+
+def _chosen(
+    rows: Sequence[Tensor], rates_and_states: Sequence[Tensor], chunk_len: int
+) -> Callable[..., Tensor]:
+    states = rates_and_states[-1]
+    if states.dtype is torch.float32 and states.is_cuda and chunk_len <= MAX_CHUNK_LEN:
+        return delta_chunk_scan_triton
+    is_wide = all(each.dtype is torch.float32 for each in rates_and_states)
+    return delta_chunk_scan_compiled if is_wide and serves(*rows) else delta_chunk_scan_reference

@@ -21,8 +21,10 @@ from ferryman_kernels._causal_conv_compiled import (
     causal_conv_decode_compiled,
     causal_conv_prefill_compiled,
 )
+from ferryman_kernels._delta_chunk_scan_compiled import delta_chunk_scan_compiled
 from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
 from ferryman_kernels._delta_decode_compiled import delta_decode_compiled
+from ferryman_kernels._ssd_chunk_scan_compiled import chunk_scan_compiled
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.causal_conv import (
     causal_conv_decode_reference,
@@ -195,7 +197,7 @@ def _backends() -> list[Backend]:
         _convolution("compiled", causal_conv_prefill_compiled, causal_conv_decode_compiled),
         _convolution("Triton", causal_conv_prefill_triton, causal_conv_decode_triton),
         _mamba("torch", chunk_scan_reference, selective_state_update_reference),
-        _mamba("compiled", chunk_scan_reference, selective_state_update_compiled),
+        _mamba("compiled", chunk_scan_compiled, selective_state_update_compiled),
         _mamba("Triton", chunk_scan_triton, selective_state_update_triton),
         _mamba1("torch", selective_runs_reference),
         _mamba1("compiled", selective_runs_compiled),
@@ -204,7 +206,7 @@ def _backends() -> list[Backend]:
         _kimi_delta("compiled", channel_delta_runs_compiled),
         _kimi_delta("Triton", channel_delta_runs_triton),
         _delta("torch", delta_chunk_scan_reference, delta_decode_reference),
-        _delta("compiled", delta_chunk_scan_reference, delta_decode_compiled),
+        _delta("compiled", delta_chunk_scan_compiled, delta_decode_compiled),
         _delta("Triton", delta_chunk_scan_triton, delta_decode_triton),
     ]
 

@@ -15,21 +15,26 @@ from tests.kernels.delta_rule import (
     recurrence,
     wide,
 )
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
+from ferryman_kernels._delta_chunk_scan_compiled import _scan_loop
 from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan_reference
 from ferryman_kernels.delta_decode import delta_decode
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 Run = Callable[..., Tensor]
+SCAN: Run = delta_chunk_scan
 HEADS = Heads()
 FEW = Heads(k_heads=1, v_heads=2, k_dim=4, v_dim=5)
 SPANS = ((0, 37), (16, 48), (5, 18), (32, 33), (0, 16))
 SLOTS = (3, 1, 6, 0, 8)
 SNAPSHOTS = ((0, 16, 2), (0, 32, 4), (1, 32, 5), (2, 16, 7), (4, 16, 9))
 
-every_run = pytest.mark.parametrize("run", [delta_chunk_scan, delta_chunk_scan_triton])
+every_run = pytest.mark.parametrize(
+    "run", [delta_chunk_scan, delta_chunk_scan_reference, delta_chunk_scan_triton]
+)
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE))
 
 
@@ -84,6 +89,23 @@ def test_resuming_on_the_grid_has_the_bits_of_the_cold_run(
         ]
         assert torch.equal(torch.cat(parts), y), cut
         assert torch.equal(states, cold), cut
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_request_gets_the_bits_in_a_mixed_batch_that_it_gets_alone(dtype: torch.dtype) -> None:
+    inputs = random_inputs(sum(end - start for start, end in SPANS), dtype, HEADS)
+    states, slots = random_states(11, dtype, HEADS), torch.tensor(SLOTS)
+    together, first = states.clone(), 0
+    y = SCAN(*inputs.tensors(), together, SPANS, slots, SNAPSHOTS, 16)
+    for index, (start, end) in enumerate(SPANS):
+        alone, last = states.clone(), first + end - start
+        asked = [(0, position, slot) for i, position, slot in SNAPSHOTS if i == index]
+        part, own = inputs.part(first, last), slots[index : index + 1]
+        y_alone = SCAN(*part.tensors(), alone, ((start, end),), own, asked, 16)
+        assert torch.equal(y_alone, y[first:last]), index
+        for slot in (SLOTS[index], *(slot for _, _, slot in asked)):
+            assert torch.equal(alone[slot], together[slot]), slot
+        first = last
 
 
 @every_run
@@ -168,6 +190,60 @@ def test_any_chunk_length_and_odd_heads_scan_the_same(
     expected, seen = recurrence(inputs, states[0])
     torch.testing.assert_close(y.cpu().double(), expected, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(moved[0].cpu().double(), seen[-1], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_that_share_a_scan_leave_the_bits_of_one(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of tokens chooses between the versions, and must not choose the bits."""
+    inputs = random_inputs(sum(end - start for start, end in SPANS), dtype, HEADS)
+    states = random_states(11, dtype, HEADS)
+
+    def answer() -> tuple[Tensor, Tensor]:
+        moved = states.clone()
+        y = SCAN(*inputs.tensors(), moved, SPANS, torch.tensor(SLOTS), SNAPSHOTS, 16)
+        return y, moved
+
+    found = answers_of_one_thread_and_two(monkeypatch, _scan_loop, answer)
+    (alone, after_alone), (shared, after_shared) = found
+    assert torch.equal(alone, shared)
+    assert torch.equal(after_alone, after_shared)
+
+
+def test_heads_of_odd_sizes_are_padded_and_nothing_else_is_read() -> None:
+    """Heads of 66 and 70 fill no tile; what lies behind a token's heads in memory is NaN."""
+    tokens, heads = 75, Heads(k_heads=1, v_heads=2, k_dim=66, v_dim=70)
+    whole = random_inputs(tokens, torch.float32, heads)
+    rows = (torch.full((tokens, 3, 200), torch.nan) for _ in range(3))
+    q, k, v = (
+        row[:, : each.shape[1], : each.shape[2]].copy_(each)
+        for row, each in zip(rows, (whole.q, whole.k, whole.v), strict=True)
+    )
+    inputs = DeltaInputs(q, k, v, whole.g, whole.beta)
+    states = random_states(3, torch.float32, heads)
+    untouched = states[2].clone()
+    expected, seen = recurrence(inputs, states[1])
+    y = SCAN(*inputs.tensors(), states, ((0, tokens),), torch.tensor([1]), ((0, 64, 0),), 64)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(states[1].double(), seen[-1], rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(states[0].double(), seen[64], rtol=2e-5, atol=2e-5)
+    assert torch.equal(states[2], untouched)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
+def test_nan_comes_through_to_what_depends_on_it_and_to_nothing_else(name: str) -> None:
+    """One NaN in token 21; which outputs are NaN follows from the recurrence, in float64."""
+    heads = Heads(k_heads=1, v_heads=2, k_dim=4, v_dim=70)
+    inputs, states = random_inputs(40, torch.float32, heads), torch.randn(2, *heads.state_shape)
+    spoilt = states[0] if name == "state" else getattr(inputs, name)[21]
+    spoilt[(0,) * spoilt.dim()] = torch.nan
+    expected, seen = recurrence(inputs, states[0])
+    y = SCAN(*inputs.tensors(), states, ((0, 40),), torch.tensor([0]), ((0, 16, 1),), 16)
+    assert bool(expected.isnan().any())
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(states[0].isnan(), seen[-1].isnan())
+    assert torch.equal(states[1].isnan(), seen[16].isnan())
 
 
 def test_decoding_goes_on_from_a_scan() -> None:
