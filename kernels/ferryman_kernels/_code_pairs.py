@@ -12,7 +12,9 @@ from ferryman_kernels._compiled import numba
 from ferryman_kernels._lanes import dots_of
 from ferryman_kernels._vectors import (
     LANES,
+    fused_values,
     generated,
+    in_each_lane,
     pointer_at,
     prefetch_at,
     shuffled,
@@ -27,7 +29,9 @@ __all__ = [
     "ROWS",
     "STEP_BYTES",
     "WIDTH",
+    "add_block",
     "add_row_dots",
+    "add_two_inputs",
     "store_row_dots",
     "widen_codes",
     "widen_row",
@@ -110,6 +114,44 @@ def store_row_dots(typing: Any, array: Any, at: Any, sums: Any) -> Any:
         return context.get_dummy_value()
 
     return numba.types.void(array, numba.types.intp, sums), generate
+
+
+@generated
+def add_two_inputs(typing: Any, sums: Any, codes: Any, x: Any, at: Any) -> Any:
+    """add_two_inputs(sums, codes, x, at): `sums`, 64 lanes, with the products of the step at the
+    address `codes` and two inputs added: lane i for x[at], lane 32 + i for x[at + 1]; a flat
+    float32 array. Asks for codes further on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, address, x, at = args
+        prefetch_at(builder, builder.add(address, address.type(_AHEAD)))
+        place = builder.inttoptr(address, ir.VectorType(ir.IntType(8), 2 * WIDTH).as_pointer())
+        words = ir.VectorType(ir.IntType(32), 2 * WIDTH)
+        codes = builder.sitofp(builder.sext(builder.load(place, align=1), words), sums.type)
+        kind, places = ir.FloatType(), (at, builder.add(at, at.type(1)))
+        numbers = [
+            builder.load(pointer_at(context, builder, signature.args[2], x, each, kind), align=4)
+            for each in places
+        ]
+        both = [in_each_lane(builder, number, WIDTH) for number in numbers]
+        inputs = shuffled(builder, both[0], both[1], range(2 * WIDTH))
+        return fused_values(builder, codes, inputs, sums)
+
+    return sums(sums, numba.types.intp, x, numba.types.intp), generate
+
+
+@generated
+def add_block(typing: Any, total: Any, sums: Any) -> Any:
+    """add_block(total, sums): `total` with the sums of both inputs of a pair added, lane by lane;
+    its lanes from 32 on are those below."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        total, sums = args
+        halves = [[*range(n, n + WIDTH)] * 2 for n in (0, WIDTH)]
+        both = builder.fadd(*(shuffled(builder, sums, sums, half) for half in halves))
+        return builder.fadd(total, both)
+
+    return total(total, sums), generate
 
 
 def _words() -> Any:

@@ -1,4 +1,4 @@
-"""The loops over panels of int8 codes for the CPU: tiles of 32 tokens share each read of a code.
+"""The loops over panels of int8 codes for the CPU: up to 32 tokens share each read of a code.
 
 Formulas and names are those of `int8_panels`.
 """
@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ferryman_kernels._code_pairs import PAIRS_BYTES, STEP_BYTES, WIDTH, widen_codes
-from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, wide
+from ferryman_kernels._code_pairs import (
+    PAIRS_BYTES,
+    STEP_BYTES,
+    WIDTH,
+    add_block,
+    add_two_inputs,
+    widen_codes,
+)
+from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, row_like, wide
+from ferryman_kernels._lanes import no_sums
 from ferryman_kernels._tiles import (
     CONFIG_BYTES,
     ROWS,
@@ -22,10 +30,11 @@ from ferryman_kernels._tiles import (
     copy_configuration,
     store_sums,
 )
-from ferryman_kernels._vectors import row_at
+from ferryman_kernels._vectors import row_at, store
 
 BLOCK = 2 * ROWS
 """Inputs, and tokens, of a step over tiles."""
+_LEAST = np.float32(2.0**-126)  # a tile takes smaller numbers for zero
 
 
 @part
@@ -76,6 +85,7 @@ def _product(
         copy_configuration(before)
         # A single group of tokens needs no block again.
         slot = size if tokens > BLOCK else 0
+        # Its address is taken within the loop below, not before: numba would end its life there.
         pairs = np.empty(max(slot * blocks, size), np.uint8)
         first_output = panel * WIDTH
         width = min(WIDTH, out_dim - first_output)
@@ -98,7 +108,32 @@ def _product(
         configure(before)
 
 
-_product_loop = Loop(_product)
+def _one_token(
+    like: Any, codes: int, blocks: int, scales: int, x: int, y: int, out_dim: int
+) -> None:
+    """As `_product` for one token, by vectors: faster, and with the bits of tiles, which add the
+    first inputs of a block's pairs, the second ones, and then both to what was there."""
+    stored, inputs = row_at(x, like), np.empty(blocks * BLOCK, np.float32)
+    for i in range(inputs.shape[0]):
+        number = wide(stored[i])
+        inputs[i] = np.float32(0.0) if abs(number) < _LEAST else number
+    for panel in prange((out_dim + WIDTH - 1) // WIDTH):
+        total, first_output, sums = no_sums(), panel * WIDTH, np.empty(2 * WIDTH, np.float32)
+        at = codes + panel * blocks * ROWS * STEP_BYTES
+        for block in range(blocks):
+            of_block = no_sums()
+            for step in range(block * ROWS, (block + 1) * ROWS):
+                of_block = add_two_inputs(of_block, at + step * STEP_BYTES, inputs, 2 * step)
+            total = add_block(total, of_block)
+        store(sums, 0, total)
+        width = min(WIDTH, out_dim - first_output)
+        own = row_at(scales, like)[first_output : first_output + width]
+        out = row_at(y, like)[first_output : first_output + width]
+        for lane in range(width):
+            out[lane] = narrow(sums[lane] * wide(own[lane]), out)
+
+
+_product_loop, _one_token_loop = Loop(_product), Loop(_one_token, STRICT)
 
 # As in `_packed_product_compiled`; products with 16 tokens take as long as reading the codes.
 _CODES_PER_ELEMENT, _TOKENS_AS_LONG_AS_READING = 4, 32
@@ -109,6 +144,12 @@ def tile_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
     elements = panels.numel() // _CODES_PER_ELEMENT
+    if tokens == 1:
+        _one_token_loop(
+            elements, row_like(x.dtype), panels.data_ptr(), in_dim // BLOCK, scales.data_ptr(),
+            x.data_ptr(), y.data_ptr(), len(scales),
+        )  # fmt: skip
+        return y
     _product_loop(
         elements + elements * tokens // _TOKENS_AS_LONG_AS_READING,
         row_like(x.dtype), panels.data_ptr(), in_dim // BLOCK, scales.data_ptr(), x.data_ptr(),

@@ -68,12 +68,11 @@ def _few_rows(
     whole, stored = in_dim // _STEP * _STEP, row_at(codes, np.empty(0, np.int8))
     own, out = row_at(scales, like), row_at(y, like)
     for job in prange((out_dim + _ROWS_OF_JOB - 1) // _ROWS_OF_JOB):
-        dots, pairs = (
-            np.empty((tokens, ROWS), np.float32),
-            np.zeros((ROWS, stride_x // 2), like.dtype),
-        )
-        memory = pairs.ctypes.data
+        dots = np.empty((tokens, ROWS), np.float32)
+        pairs = np.zeros((ROWS, stride_x // 2), like.dtype)
         for first in range(job * _ROWS_OF_JOB, min((job + 1) * _ROWS_OF_JOB, out_dim), ROWS):
+            # Taken within the loop: numba ends an array's life after its last use.
+            memory = pairs.ctypes.data
             count = min(ROWS, out_dim - first)
             for row in range(count):
                 at, into = (first + row) * in_dim, pairs[row]

@@ -7,9 +7,10 @@ Codes lie in panels of 32 outputs, padded with zeros to whole panels and to a mu
     panels[o // 32][i][o % 32]                                    [panels, inputs, 32], int8
 
 They become pairs of bfloat16, which holds them exactly, 32 inputs at a time in the nearest cache,
-and up to 32 tokens share each read. Activations are never quantised. Sums are float32, scaled and
-rounded once; a token's bits do not depend on the other tokens, nor on their number, nor on threads.
-The processor takes numbers below 1.2e-38 for zero.
+and up to 32 tokens share each read. One token alone is multiplied by vectors, in the order of
+tiles. Activations are never quantised. Sums are float32, scaled and rounded once; a token's bits do
+not depend on the other tokens, nor on their number, nor on threads. The processor takes numbers
+below 1.2e-38 for zero.
 """
 
 from __future__ import annotations

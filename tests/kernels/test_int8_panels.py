@@ -79,23 +79,48 @@ def test_a_token_has_the_same_bits_in_every_batch() -> None:
 
 
 @needs_tiles
-def test_threads_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = drawn(33, (131, 96))
-    loop = _int8_panels_compiled._product_loop
+def test_a_token_alone_is_summed_in_the_order_of_tiles() -> None:
+    """Each product is taken away elsewhere, so that rounding alone is left, with all of its bits;
+    some numbers are too small for tiles."""
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(-128, 128, (64, 384), generator=generator)
+    spread = torch.exp(2 * torch.randn(9, 384, generator=generator))
+    x = (torch.randn(9, 384, generator=generator) * spread).bfloat16()
+    x[:, ::17] = 2.0**-130
+    order = torch.randperm(768, generator=generator)
+    codes = torch.cat([codes, -codes.clamp(min=-127)], 1).to(torch.int8)[:, order]
+    x = torch.cat([x, x], 1)[:, order]
+    ones = torch.ones(64, dtype=torch.bfloat16)
+    whole = product(x, codes, ones)
+    assert torch.equal(torch.cat([product(token[None], codes, ones) for token in x]), whole)
+    tiny = torch.full((2, 32), 2.0**-130, dtype=torch.bfloat16)
+    assert not product(tiny, codes[:, :32], ones).any()
+    assert not product(tiny[:1], codes[:, :32], ones).any()
+
+
+@needs_tiles
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = drawn(tokens, (131, 96))
+    loops = _int8_panels_compiled._one_token_loop, _int8_panels_compiled._product_loop
+    loop = loops[tokens > 1]
     one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
     assert torch.equal(one, two)
 
 
 @needs_tiles
-@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize("others", [1, 33])
 @pytest.mark.parametrize("in_dim", [16, 32])
-def test_infinity_and_not_a_number_stay_in_their_token(tokens: int, in_dim: int) -> None:
-    """The first two outputs see the same infinity with a code of 0 and of -3."""
-    x = torch.ones(tokens + 2, in_dim, dtype=torch.bfloat16)
+def test_infinity_and_not_a_number_stay_in_their_token(others: int, in_dim: int) -> None:
+    """The first two outputs see the same infinity with a code of 0 and of -3; a token alone too."""
+    x = torch.ones(others + 2, in_dim, dtype=torch.bfloat16)
     x[0, 5], x[1, 6] = torch.inf, torch.nan
     codes = torch.ones(3, in_dim, dtype=torch.int8)
     codes[0, 5], codes[1, 5] = 0, -3
-    found = product(x, codes, torch.ones(3, dtype=torch.bfloat16))
+    ones = torch.ones(3, dtype=torch.bfloat16)
+    found = product(x, codes, ones)
+    alone = torch.cat([product(token[None], codes, ones) for token in x])
+    assert torch.equal(found.nan_to_num(3.0), alone.nan_to_num(3.0))
     assert found[0, 0].isnan()
     assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
     assert found[1].isnan().all()
