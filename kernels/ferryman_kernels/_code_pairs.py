@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ferryman_kernels._compiled import numba
-from ferryman_kernels._lanes import dots_of
+from ferryman_kernels._lanes import dots_of, floats_of_codes, words_at
 from ferryman_kernels._vectors import (
+    AHEAD_BYTES,
     LANES,
     fused_values,
     generated,
@@ -43,8 +44,6 @@ STEP_BYTES, PAIRS_BYTES = 2 * WIDTH, 4 * WIDTH
 """The bytes of a step, in codes and as pairs."""
 ROWS = 4
 """Rows of codes that share what they are multiplied by."""
-# Memory is asked for so many bytes ahead: the processor does not look beyond a page by itself.
-_AHEAD = 4096
 
 
 @generated
@@ -53,7 +52,7 @@ def widen_codes(typing: Any, codes: Any, pairs: Any) -> Any:
     `pairs`, and asks for codes further on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        prefetch_at(builder, builder.add(args[0], args[0].type(_AHEAD)))
+        prefetch_at(builder, builder.add(args[0], args[0].type(AHEAD_BYTES)))
         words = _pairs_of(builder, args[0])
         place = builder.inttoptr(args[1], words.type.as_pointer())
         builder.store(words, place, align=4)
@@ -68,7 +67,7 @@ def widen_row(typing: Any, codes: Any, pairs: Any) -> Any:
     `pairs`, and asks for codes further on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        prefetch_at(builder, builder.add(args[0], args[0].type(_AHEAD)))
+        prefetch_at(builder, builder.add(args[0], args[0].type(AHEAD_BYTES)))
         upper = builder.lshr(_floats_of(builder, args[0]), ir.Constant(_words(), [16] * WIDTH))
         found = builder.trunc(upper, ir.VectorType(ir.IntType(16), WIDTH))
         builder.store(found, builder.inttoptr(args[1], found.type.as_pointer()), align=2)
@@ -85,11 +84,11 @@ def add_row_dots(typing: Any, sums: Any, rows: Any, stride: Any, x: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, rows, stride, x = args
-        inputs, found = _words_at(builder, x), []
+        inputs, found = words_at(builder, x, LANES), []
         for row in range(ROWS):
             own = shuffled(builder, sums, sums, range(row * LANES, (row + 1) * LANES))
-            words = _words_at(builder, builder.add(rows, builder.mul(stride, stride.type(row))))
-            found.append(dots_of(builder, own, words, inputs))
+            place = builder.add(rows, builder.mul(stride, stride.type(row)))
+            found.append(dots_of(builder, own, words_at(builder, place, LANES), inputs))
         low = shuffled(builder, found[0], found[1], range(2 * LANES))
         high = shuffled(builder, found[2], found[3], range(2 * LANES))
         return shuffled(builder, low, high, range(ROWS * LANES))
@@ -124,10 +123,8 @@ def add_two_inputs(typing: Any, sums: Any, codes: Any, x: Any, at: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, address, x, at = args
-        prefetch_at(builder, builder.add(address, address.type(_AHEAD)))
-        place = builder.inttoptr(address, ir.VectorType(ir.IntType(8), 2 * WIDTH).as_pointer())
-        words = ir.VectorType(ir.IntType(32), 2 * WIDTH)
-        codes = builder.sitofp(builder.sext(builder.load(place, align=1), words), sums.type)
+        prefetch_at(builder, builder.add(address, address.type(AHEAD_BYTES)))
+        codes = floats_of_codes(builder, _pointer(builder, address), 2 * WIDTH)
         kind, places = ir.FloatType(), (at, builder.add(at, at.type(1)))
         numbers = [
             builder.load(pointer_at(context, builder, signature.args[2], x, each, kind), align=4)
@@ -158,17 +155,13 @@ def _words() -> Any:
     return ir.VectorType(ir.IntType(32), WIDTH)
 
 
-def _words_at(builder: Any, address: Any) -> Any:
-    """The 64 bytes at an address, as 16 words."""
-    words = ir.VectorType(ir.IntType(32), LANES)
-    return builder.load(builder.inttoptr(address, words.as_pointer()), align=2)
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
 
 
 def _floats_of(builder: Any, address: Any) -> Any:
     """The 32 codes at an address as the bits of float32, whose lower halves are zero."""
-    place = builder.inttoptr(address, ir.VectorType(ir.IntType(8), WIDTH).as_pointer())
-    codes = builder.sext(builder.load(place, align=1), _words())
-    return builder.bitcast(builder.sitofp(codes, ir.VectorType(ir.FloatType(), WIDTH)), _words())
+    return builder.bitcast(floats_of_codes(builder, _pointer(builder, address), WIDTH), _words())
 
 
 def _pairs_of(builder: Any, address: Any) -> Any:

@@ -15,10 +15,7 @@ from torch.nn import functional as F
 from ferryman_kernels._code_pairs import ROWS, add_row_dots, store_row_dots, widen_row
 from ferryman_kernels._compiled import Loop, as_array, narrow, part, prange, row_like, wide
 from ferryman_kernels._lanes import LANES, add_codes, no_sums
-from ferryman_kernels._vectors import prefetch, row_at, total
-
-# Codes ahead that memory is asked for: the processor does not look beyond a page by itself.
-_AHEAD = 4096
+from ferryman_kernels._vectors import AHEAD_BYTES, prefetch, row_at, total
 
 # Codes that are multiplied at once, and their bytes as bfloat16.
 _STEP, _STEP_BYTES = 32, 64
@@ -30,7 +27,7 @@ def _one_row(codes: Any, in_dim: int, scales: Any, x: Any, y: Any) -> None:
     for output in prange(y.shape[0]):
         sums, at = no_sums(), output * in_dim
         for i in range(0, whole, LANES):
-            prefetch(codes, at + i + _AHEAD)
+            prefetch(codes, at + i + AHEAD_BYTES)
             sums = add_codes(sums, codes, at + i, x, i)
         dot = total(sums)
         for i in range(whole, in_dim):

@@ -29,10 +29,12 @@ __all__ = [
     "add_scaled",
     "add_step",
     "dots_of",
+    "floats_of_codes",
     "has_feature",
     "lanes_at",
     "no_sums",
     "steps_of",
+    "words_at",
 ]
 
 LANES = 64
@@ -99,16 +101,20 @@ def add_codes(typing: Any, sums: Any, codes: Any, at: Any, x: Any, first: Any) -
     i; int8 codes and float32 x, flat."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def loaded(place: int, number: Any) -> Any:
-            kind, array, at = signature.args[place], args[place], args[place + 1]
-            pointer = pointer_at(context, builder, kind, array, at, ir.VectorType(number, LANES))
-            return builder.load(pointer, align=1)
-
-        words = builder.sext(loaded(1, ir.IntType(8)), ir.VectorType(ir.IntType(32), LANES))
-        x_lanes = loaded(3, ir.FloatType())
-        return fused_values(builder, builder.sitofp(words, x_lanes.type), x_lanes, args[0])
+        sums, codes, at, x, first = args
+        place = pointer_at(context, builder, signature.args[1], codes, at, ir.IntType(8))
+        inputs = _floats_at(context, builder, signature.args[3], x, first)
+        return fused_values(builder, floats_of_codes(builder, place, LANES), inputs, sums)
 
     return sums(sums, codes, numba.types.intp, x, numba.types.intp), generate
+
+
+def floats_of_codes(builder: Any, place: Any, lanes: int) -> Any:
+    """The int8 codes at LLVM's pointer to the first of them, as float32."""
+    vector = ir.VectorType(ir.IntType(8), lanes)
+    codes = builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
+    words = builder.sext(codes, ir.VectorType(ir.IntType(32), lanes))
+    return builder.sitofp(words, ir.VectorType(ir.FloatType(), lanes))
 
 
 def steps_of(like: Any, row: Any) -> Any:
@@ -128,7 +134,7 @@ def add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
 def _add_floats(typing: Any, sums: Any, address: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, address, number = args
-        weights = builder.bitcast(_words_at(builder, address), sums.type)
+        weights = builder.bitcast(words_at(builder, address), sums.type)
         return fused_values(builder, weights, in_each_lane(builder, number, LANES), sums)
 
     return sums(sums, numba.types.intp, numba.types.float32), generate
@@ -138,7 +144,7 @@ def _add_floats(typing: Any, sums: Any, address: Any, number: Any) -> Any:
 def _add_pairs(typing: Any, sums: Any, address: Any, first: Any, second: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, address, *numbers = args
-        words = _words_at(builder, address)
+        words = words_at(builder, address)
         low = builder.shl(words, ir.Constant(words.type, [16] * LANES))
         high = builder.and_(words, ir.Constant(words.type, [0xFFFF0000] * LANES))
         # The order of the processor's own instruction, so that both ways give the same bits.
@@ -158,7 +164,7 @@ def _add_dots(typing: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
         at = builder.shl(step, step.type(1))
         place = pointer_at(context, builder, signature.args[2], row, at, ir.IntType(32))
         inputs = in_each_lane(builder, builder.load(place, align=2), 16)
-        words, found = _words_at(builder, address), []
+        words, found = words_at(builder, address), []
         for first in range(0, LANES, 16):
             lanes = range(first, first + 16)
             own = shuffled(builder, sums, sums, lanes), shuffled(builder, words, words, lanes)
@@ -180,10 +186,10 @@ def dots_of(builder: Any, sums: Any, words: Any, inputs: Any) -> Any:
     return builder.call(dot, (sums, *(builder.bitcast(each, pairs) for each in (words, inputs))))
 
 
-def _words_at(builder: Any, address: Any) -> Any:
-    """The 256 bytes at an address."""
-    words = ir.VectorType(ir.IntType(32), LANES)
-    return builder.load(builder.inttoptr(address, words.as_pointer()), align=4)
+def words_at(builder: Any, address: Any, lanes: int = LANES) -> Any:
+    """The words of 4 bytes at an address."""
+    words = ir.VectorType(ir.IntType(32), lanes)
+    return builder.load(builder.inttoptr(address, words.as_pointer()), align=2)
 
 
 if numba is not None:

@@ -147,7 +147,7 @@ def take_block(
 def write_out(shown: Any, own: Any, D: Any, span: Any, first: Any, y: Any) -> None:
     """y [tokens, ssm_heads · ssm_head_dim] from the column `first` on ← what was shown, and D·x.
 
-    Adds into `own`, which is written along its rows twice: a column of `shown` is read slowly.
+    `own` takes the sums first: `shown` is read by its rows, and y is written by its own.
     """
     low, high = span
     for p in range(own.shape[1]):

@@ -25,6 +25,7 @@ if numba is not None:
     from numba.np.arrayobj import populate_array
 
 __all__ = [
+    "AHEAD_BYTES",
     "LANES",
     "fused",
     "fused_values",
@@ -45,6 +46,9 @@ __all__ = [
     "totals_of_four",
 ]
 
+AHEAD_BYTES = 4096
+"""How far ahead loops ask for memory that they read once: the processor looks no further than a
+page by itself."""
 LANES = 16
 
 

@@ -156,15 +156,17 @@ def delta_chunk_scan(
     assert g.shape == beta.shape == (tokens, v_heads), (g.shape, beta.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    run = _chosen((q, k, v), (g, beta, ssm_states), chunk_len)
+    run = _chosen((q, k, v), g, beta, ssm_states, chunk_len)
     return run(q, k, v, g, beta, ssm_states, spans, slots, snapshots, chunk_len)
 
 
 def _chosen(
-    rows: Sequence[Tensor], rates_and_states: Sequence[Tensor], chunk_len: int
+    rows: Sequence[Tensor], g: Tensor, beta: Tensor, ssm_states: Tensor, chunk_len: int
 ) -> Callable[..., Tensor]:
-    states = rates_and_states[-1]
-    if states.dtype is torch.float32 and states.is_cuda and chunk_len <= MAX_CHUNK_LEN:
-        return delta_chunk_scan_triton
-    is_wide = all(each.dtype is torch.float32 for each in rates_and_states)
+    """`rows` are q, k and v."""
+    if ssm_states.dtype is not torch.float32:
+        return delta_chunk_scan_reference
+    if ssm_states.is_cuda:
+        return delta_chunk_scan_triton if chunk_len <= MAX_CHUNK_LEN else delta_chunk_scan_reference
+    is_wide = g.dtype is beta.dtype is torch.float32
     return delta_chunk_scan_compiled if is_wide and serves(*rows) else delta_chunk_scan_reference

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from ferryman_kernels import _compiled
 from ferryman_kernels._compiled import Loop
@@ -29,6 +30,21 @@ def answers_of_one_thread_and_two(
         found.append(answer())
     assert ran == ["alone", "shared"]
     return found[0], found[1]
+
+
+def check_that_threads_leave_the_bits_of_a_scan(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop, states: Tensor, scan: Callable[[Tensor], Tensor]
+) -> None:
+    """`scan` advances the states that it is given, and returns y."""
+
+    def answer() -> tuple[Tensor, Tensor]:
+        moved = states.clone()
+        return scan(moved), moved
+
+    found = answers_of_one_thread_and_two(monkeypatch, loop, answer)
+    (alone, after_alone), (shared, after_shared) = found
+    assert torch.equal(alone, shared)
+    assert torch.equal(after_alone, after_shared)
 
 
 def _recorded(version: Callable[..., None], name: str, ran: list[str]) -> Callable[..., None]:

@@ -93,41 +93,31 @@ print(json.dumps([sorted(set(ids.tolist())), started() - before, torch.get_num_t
 
 @pytest.mark.parametrize("order", [FEW_AND_MANY, FEW_AND_MANY[::-1]])
 def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list[str]) -> None:
-    toy = tmp_path / "toy.py"
-    toy.write_text(TOY)
-    chosen = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_NUM_THREADS": "2"}
     for _ in ("compiled", "cached"):
-        ran = subprocess.run(
-            [sys.executable, toy, *order],
-            env={**os.environ, **chosen},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        assert json.loads(ran.stdout) == [[0], [0, 1]]
+        assert _answer_of(TOY, tmp_path, *order, NUMBA_NUM_THREADS="2") == [[0], [0, 1]]
     assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 2
 
 
 @pytest.mark.skipif(numba.config.THREADING_LAYER != "omp", reason="no OpenMP library for numba")
 def test_loops_run_on_the_threads_of_torch_and_leave_their_number(tmp_path: Path) -> None:
     """Two pools of threads on the same cores wait for each other."""
-    toy = tmp_path / "toy.py"
-    toy.write_text(POOL)
-    chosen = {
-        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
-        "NUMBA_NUM_THREADS": "4",
-        "OMP_NUM_THREADS": "2",
-    }
+    found = _answer_of(POOL, tmp_path, NUMBA_NUM_THREADS="4", OMP_NUM_THREADS="2")
+    assert found == [[0, 1], 0, 2]
+
+
+def _answer_of(source: str, folder: Path, *args: str, **environment: str) -> Any:
+    """The JSON that a process prints; the cache of its loops lies in the folder."""
+    toy = folder / "toy.py"
+    toy.write_text(source)
     ran = subprocess.run(
-        [sys.executable, toy],
-        env={**os.environ, **chosen},
+        [sys.executable, toy, *args],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), **environment},
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    assert json.loads(ran.stdout) == [[0, 1], 0, 2]
+    return json.loads(ran.stdout)
 
 
 def _exp_of(numbers: Any, powers: Any) -> None:

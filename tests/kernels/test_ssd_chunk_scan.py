@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from tests.kernels.loop_versions import answers_of_one_thread_and_two
+from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
 from torch import Tensor
 
 from ferryman_kernels._ssd_chunk_scan_compiled import _scan_loop
@@ -208,15 +208,10 @@ def test_threads_that_share_a_scan_leave_the_bits_of_one(
     """The number of tokens chooses between the versions, and must not choose the bits."""
     inputs, states = _inputs(sum(end - start for start, end in SPANS), dtype), _states(11, dtype)
 
-    def answer() -> tuple[Tensor, Tensor]:
-        moved = states.clone()
-        y = SCAN(*inputs.tensors(), moved, SPANS, torch.tensor(SLOTS), SNAPSHOTS, 16)
-        return y, moved
+    def scan(moved: Tensor) -> Tensor:
+        return SCAN(*inputs.tensors(), moved, SPANS, torch.tensor(SLOTS), SNAPSHOTS, 16)
 
-    found = answers_of_one_thread_and_two(monkeypatch, _scan_loop, answer)
-    (alone, after_alone), (shared, after_shared) = found
-    assert torch.equal(alone, shared)
-    assert torch.equal(after_alone, after_shared)
+    check_that_threads_leave_the_bits_of_a_scan(monkeypatch, _scan_loop, states, scan)
 
 
 def test_heads_and_states_of_odd_sizes_are_padded_and_nothing_else_is_read() -> None:
