@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ferryman_kernels.launches import launch
+
 try:
     import numba
     from numba import prange
@@ -101,13 +103,21 @@ class Loop:
 
     def __call__(self, elements: int, *args: Any) -> None:
         """Runs over arrays of about `elements` numbers in all; few elements stay on one thread."""
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        if threads == 1 or elements < WORTH_SHARING:
-            self.alone(*args)
-            return
+        is_shared = elements >= WORTH_SHARING and _num_threads() > 1
+        launch(self._on_all_threads if is_shared else self.alone, *args)
+
+    def on_one_thread(self, *args: Any) -> None:
+        """Runs a loop that has nothing to share."""
+        launch(self.alone, *args)
+
+    def _on_all_threads(self, *args: Any) -> None:
         with _LAUNCHING:
-            _set_threads(threads)
+            _set_threads(_num_threads())
             self.shared(*args)
+
+
+def _num_threads() -> int:
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
 def _set_threads(threads: int) -> None:

@@ -203,14 +203,10 @@ def paged_attention_decode_compiled(
     q, table, positions = q.contiguous(), page_table.contiguous(), positions.contiguous()
     out, size, threads = torch.empty(q.shape, dtype=q.dtype), q.shape, torch.get_num_threads()
     added = _no_sinks(size[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
-    number, elements = added.dtype.type, 0
-    if threads > 1:
-        # To look for the last position takes longer than a launch: one thread does not ask.
-        reach = int(positions.max()) + 1
-        seen = min(reach, window_len) if window_len else reach
-        elements = size.numel() * seen // PRODUCTS_PER_ELEMENT
+    number, reach = added.dtype.type, table.shape[1] * page_size
+    seen = min(reach, window_len) if window_len else reach
     _attend_loop(
-        elements,
+        size.numel() * seen // PRODUCTS_PER_ELEMENT,
         threads, row_like(q.dtype), q.data_ptr(), tuple(size), kv_heads, key_pages.data_ptr(),
         value_pages.data_ptr(), key_pages.stride(0), page_size, row_like(torch.int64),
         table.data_ptr(), table.shape[1], positions.data_ptr(), window_len, number(scale),

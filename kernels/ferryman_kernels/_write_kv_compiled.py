@@ -60,7 +60,7 @@ def write_kv_compiled(
     assert page_table.dtype is rows.dtype is positions.dtype is torch.int64, page_table.dtype
     table, rows, positions = page_table.contiguous(), rows.contiguous(), positions.contiguous()
     # The loop has nothing to share: copies of a step are few, and a prompt's are a memory's work.
-    _write_loop.alone(
+    _write_loop.on_one_thread(
         row_like(keys.dtype), key_pages.data_ptr(), value_pages.data_ptr(), key_pages.stride(0),
         page_size, keys.data_ptr(), key_strides[:2], values.data_ptr(), value_strides[:2],
         kv_heads, head_dim, row_like(torch.int64), table.data_ptr(), table.shape[1],

@@ -6,16 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
+from ferryman.engine.decode_forward import EagerForward
+from ferryman.engine.packed_step import pack
+from ferryman.engine.replayed_forward import ReplayedForward
 from ferryman.engine.slabs import Slabs
-from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.engine.step import AS_PLANNED
+from ferryman.engine.step_tensors import DecodeTensors, unpack
+from ferryman.model.batch import PrefillBatch
 from ferryman.model.decoder import Model
 from ferryman.model.load_options import LoadOptions
+from ferryman.model.ranks import SINGLE_RANK
 from ferryman.model.registry import load_model
 from ferryman.model.state import ModelState, state_views
+from ferryman.schedule.batch import DecodeStep, SlotOps
 from ferryman_bench.contender import ContenderModel
 from ferryman_bench.timer import Job
 
@@ -60,19 +68,26 @@ class ModelWithRoom:
             for request in range(1, requests):
                 slab.tensor[request * each : (request + 1) * each] = slab.tensor[:each]
 
-    def decode(self, token_ids: Tensor, position: int) -> Tensor:
-        """One greedy step of every request at `position`."""
-        requests = len(token_ids)
-        slots = torch.arange(requests)
-        batch = DecodeBatch(
-            token_ids=token_ids,
-            positions=torch.full((requests,), position),
-            page_tables=self._page_tables(requests, position + 1),
-            read_slots=slots,
-            write_slots=slots,
-            waves=(requests,),
+    def decode_step(self, requests: int, position: int) -> DecodeTensors:
+        """A step of every request at `position`, on its way as a worker's steps are."""
+        rows = np.arange(requests)
+        tables = self._page_tables(requests, position + 1)
+        step = DecodeStep(
+            step_id=0,
+            ops=SlotOps(),
+            request_ids=(),
+            rows=rows,
+            positions=np.full(requests, position),
+            read_slots=rows,
+            write_slots=rows,
+            verify_depths=(requests,),
+            page_tables={kind: table.numpy() for kind, table in tables.items()},
+            draws=(),
         )
-        return self.model.decode(batch, self.state).argmax(-1)
+        packed = pack(step)
+        tensors = unpack(packed, torch.from_numpy(packed.buffer))
+        assert isinstance(tensors, DecodeTensors), "of a decode step"
+        return tensors
 
     def _page_tables(self, requests: int, end: int) -> dict[Kind, Tensor]:
         first = torch.arange(requests)[:, None] * self.pages_each
@@ -99,18 +114,27 @@ class FerrymanContender:
         room = make_room(self._model, requests, context_len + steps)
         room.prefill(torch.arange(context_len) % self._model.vocab_size)
         room.copy_to_all(requests)
-        return FerrymanDecoder(room, context_len, torch.zeros(requests, dtype=torch.int64))
+        first = torch.zeros(requests, dtype=torch.int64)
+        return FerrymanDecoder(room, context_len, first, steps)
 
 
 class FerrymanDecoder:
-    """Each call is one greedy step."""
+    """Each call is one greedy step, by the forward of a worker."""
 
-    def __init__(self, room: ModelWithRoom, position: int, token_ids: Tensor) -> None:
-        self._room, self._position, self._token_ids = room, position, token_ids
+    def __init__(self, room: ModelWithRoom, position: int, token_ids: Tensor, steps: int) -> None:
+        """`position` is that of `token_ids` [requests]; there are at most `steps` steps."""
+        self._room, self._position, self._requests = room, position, len(token_ids)
+        self._history = torch.zeros(len(token_ids), position + steps + 1, dtype=torch.int32)
+        self._history[:, position] = token_ids
+        model, state = room.model, room.state
+        eager = EagerForward(model, AS_PLANNED, state, self._history, SINGLE_RANK)
+        self._forward = ReplayedForward(eager)
 
+    @torch.inference_mode()
     def __call__(self) -> None:
-        self._token_ids = self._room.decode(self._token_ids, self._position)
+        step = self._room.decode_step(self._requests, self._position)
         self._position += 1
+        self._history[:, self._position] = self._forward.run(step).logits.argmax(-1)
 
 
 def load_bench_model(folder: Path, dtype: str) -> Model:

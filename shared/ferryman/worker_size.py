@@ -15,6 +15,7 @@ from ferryman.model.manifest import attentions, state_manifest
 from ferryman.model.safetensors_header import StoredTensor
 from ferryman.model.shapes import AS_COMPUTED, ModelConfig
 from ferryman.model.weight_formats import AS_STORED
+from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman.settings.engine import EngineOptions
 
 CPU = "cpu"
@@ -213,7 +214,7 @@ def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
     hidden = 24 * options.chunk_tokens * trunk.hidden_dim * item
     logits = 3 * rows * trunk.vocab_size * item
     process = PROCESS_BYTES if options.device == CPU else CARD_BYTES
-    return process + hidden + logits + opened_bytes(config, options) + graph_bytes(config, options)
+    return process + hidden + logits + opened_bytes(config, options) + replay_bytes(config, options)
 
 
 def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
@@ -236,14 +237,17 @@ def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
     return 2 * pages * options.page_size * numbers * _ITEM_BYTES[options.dtype]
 
 
-def graph_bytes(config: ModelConfig, options: EngineOptions) -> int:
-    """The bytes of all graphs of one rank: the shared logits, each one's integers and launches.
+def replay_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """The bytes of all recorded steps, on a processor; of all graphs of one rank, on a card: the
+    shared logits, each one's integers and launches.
 
-    They share the memory of what a step computes, which is counted with the step.
+    Graphs share the memory of what a step computes, which is counted with the step.
     """
-    sizes = options.step_sizes(config.trunk.max_positions)
-    if sizes is None or not options.cuda_graphs:
+    if not (options.replay_steps and options.decodes):
         return 0
+    sizes = options.step_sizes(config.trunk.max_positions)
+    if sizes is None:
+        return RECORDING_BYTES if options.tp_size == 1 else 0
     item = 8 if options.dtype == "float64" else 4
     logits = sizes.max_tokens * config.trunk.vocab_size * item
     each = list(sizes.each())

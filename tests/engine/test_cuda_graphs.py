@@ -36,7 +36,7 @@ def test_replayed_steps_on_a_card_have_the_bits_of_launched_ones(
 ) -> None:
     folder = save_native(tmp_path, native_config())
     found = answers(folder, dtype=dtype, draft=draft)
-    assert found == answers(folder, dtype=dtype, draft=draft, cuda_graphs=False)
+    assert found == answers(folder, dtype=dtype, draft=draft, replay_steps=False)
 
 
 def test_float64_on_a_card_says_what_the_processor_says(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def pair_of(folder: Path) -> Pair:
     model = load_model(folder, LoadOptions("float32", page_size=PAGE_SIZE))
     slabs = [Slabs.allocate(model.manifest, SIZES, "cpu") for _ in range(2)]
     runners = [
-        Runner(model, each, max_rows=4, max_len=64, sizes=STEP_SIZES, graphs=captured)
+        Runner(model, each, max_rows=4, max_len=64, sizes=STEP_SIZES, replays=captured)
         for each, captured in zip(
             slabs, (None, StepGraphs(STEP_SIZES.max_tokens, graphs)), strict=True
         )

@@ -29,15 +29,16 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.manifest import state_manifest
 from ferryman.model.ranks import SingleRank
 from ferryman.model.state import state_views
+from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import DecodeSettings, PrefillSettings
 from ferryman.worker_size import (
     ModelFiles,
     WorkerGroup,
     WorkerPlan,
-    graph_bytes,
     model_files,
     opened_bytes,
+    replay_bytes,
     step_bytes,
 )
 
@@ -398,12 +399,14 @@ def test_a_drafting_layer_is_planned_for(tmp_path: Path) -> None:
         assert engine.max_len == drafting.max_len
 
 
-def test_a_decode_worker_on_a_card_counts_its_graphs(folder: Path) -> None:
+def test_a_decode_worker_counts_what_it_replays(folder: Path) -> None:
     decode = groups(folder, dtype="float32", device="cuda", max_running=8, memory_bytes=GIB)[1]
     config = load_config(folder)
-    launched = decode.options.model_copy(update={"cuda_graphs": False})
+    launched = decode.options.model_copy(update={"replay_steps": False})
     on_processor = decode.options.model_copy(update={"device": "cpu"})
-    assert graph_bytes(config, launched) == graph_bytes(config, on_processor) == 0
+    on_ranks = on_processor.model_copy(update={"tp_size": 2})
+    assert replay_bytes(config, launched) == replay_bytes(config, on_ranks) == 0
+    assert replay_bytes(config, on_processor) == RECORDING_BYTES
     sizes = decode.options.step_sizes(config.trunk.max_positions)
     assert sizes is not None
     assert sizes.max_tokens == 16, "running, and handed over in advance"
@@ -411,4 +414,4 @@ def test_a_decode_worker_on_a_card_counts_its_graphs(folder: Path) -> None:
     num_graphs, logits = 5 * 2, 16 * config.trunk.vocab_size * 4
     integers = 8 * (1 + 2 + 4 + 8 + 16) * (2 * 64 + 4 + 2 * 128 + 4)
     launches = num_graphs * len(config.states) * (64 << 10)
-    assert graph_bytes(config, decode.options) == logits + integers + launches
+    assert replay_bytes(config, decode.options) == logits + integers + launches

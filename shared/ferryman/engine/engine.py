@@ -21,6 +21,7 @@ from ferryman.engine.drafting import load_with_draft
 from ferryman.engine.grammar_masks import GrammarMasks
 from ferryman.engine.loads import LoadQueue
 from ferryman.engine.pipeline import Pipeline
+from ferryman.engine.replayed_forward import StepRecordings
 from ferryman.engine.runner import Runner
 from ferryman.engine.slab_address import SlabAddress
 from ferryman.engine.slabs import SlabGrowth, Slabs
@@ -43,6 +44,7 @@ from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Adapter
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.schedule.step_order import IN_TURNS, PREFILL_FIRST
+from ferryman.schedule.step_sizes import StepSizes
 from ferryman.settings.engine import EngineOptions
 
 # Costs until the first steps are measured: a small model on one core, and a plain memcpy.
@@ -156,8 +158,9 @@ def _engine_of(
         manifest, capacity.slots, limits, FIRST_GUESS, root, prepare=growth.prepare
     )
     steps = options.step_sizes(max_len)
-    graphs = StepGraphs(steps.max_tokens, CudaGraphs()) if steps and options.cuda_graphs else None
-    sizes = SlabSizes(capacity.slots, rows, max_len + 1, graphs.max_tokens if graphs else 0)
+    replays = _replays(options, steps)
+    graph_tokens = replays.max_tokens if isinstance(replays, StepGraphs) else 0
+    sizes = SlabSizes(capacity.slots, rows, max_len + 1, graph_tokens)
     ranks = startup.allocate(manifest, of_rank, sizes) if startup else None
     with ExitStack() as stack:
         # The forward stream ends first: it waits for copies, and copies do not wait for it.
@@ -173,7 +176,7 @@ def _engine_of(
             drafter=drafter,
             masks=GrammarMasks(grammars),
             sizes=steps,
-            graphs=graphs,
+            replays=replays,
         )
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         most = max(1, options.max_running) * (1 + options.drafting.num_tokens)
@@ -200,6 +203,16 @@ def _engine_of(
 def _device(name: str) -> ComputeDevice:
     device = torch.device(name)
     return CudaDevice(device.index or 0) if device.type == "cuda" else HostDevice()
+
+
+def _replays(options: EngineOptions, steps: StepSizes | None) -> StepGraphs | StepRecordings | None:
+    """Graphs on a card; recordings on a processor, for a model on one rank: sums over ranks are
+    messages."""
+    if not options.replay_steps:
+        return None
+    if steps is not None:
+        return StepGraphs(steps.max_tokens, CudaGraphs())
+    return StepRecordings() if options.tp_size == 1 and options.decodes else None
 
 
 def _drafting(options: EngineOptions, grammars: GrammarCompiler) -> Drafting:

@@ -21,7 +21,7 @@ from ferryman.engine.loads import AT_ONCE, LoadedUnits, LoadQueue
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.packed_step import pack
 from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import AS_PLANNED, ForwardModel, StepGraphs, StepRunner
+from ferryman.engine.step import AS_PLANNED, ForwardMaker, ForwardModel, StepRunner
 from ferryman.engine.step_tensors import unpack
 from ferryman.engine.tensor_parallel.channel import SentStep
 from ferryman.engine.tensor_parallel.group import TpGroup
@@ -47,8 +47,8 @@ class Runner:
     """Rank 0 of a worker: its share of the model, and the other `ranks`, which run each step too.
 
     Launch steps from one thread, in their order. `copies` runs the loads: by default within the
-    call that begins them. If there are `sizes`, decode steps are padded to one of them, and may be
-    replayed by `graphs`.
+    call that begins them. If there are `sizes`, decode steps are padded to one of them. Those that
+    `replays` knows are replayed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Runner:
         drafter: Drafter = AS_PLANNED,
         masks: GrammarMasks | None = None,
         sizes: StepSizes | None = None,
-        graphs: StepGraphs | None = None,
+        replays: ForwardMaker | None = None,
     ) -> None:
         side, own_side = device.copy_side(), device.copy_side()
         self.transfer = ranks.transfer_of(slabs) if ranks else transfer_of(slabs, side, own_side)
@@ -81,7 +81,7 @@ class Runner:
             max_len=max_len,
             drafter=drafter,
             masks=masks,
-            graphs=graphs,
+            replays=replays,
         )
         self._sizes = sizes
 

@@ -152,6 +152,12 @@ def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history:
     return penalise(logits, Past(said, past.prompt_lens, draws.positions), past.penalties)
 
 
+class ForwardMaker(Protocol):
+    """Makes the forward of a worker's decode steps from the one that launches them."""
+
+    def forward_of(self, eager: EagerForward) -> DecodeForward: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
     """Graphs for padded decode steps of at most `max_tokens` tokens, padding included."""
@@ -180,7 +186,7 @@ class StepRunner:
         max_len: int,
         drafter: Drafter = AS_PLANNED,
         masks: GrammarMasks | None = None,
-        graphs: StepGraphs | None = None,
+        replays: ForwardMaker | None = None,
     ) -> None:
         self._model = model
         self._slabs = slabs.tensors
@@ -194,7 +200,7 @@ class StepRunner:
         self._history = torch.full(shape, -1, dtype=torch.int32, device=device)
         self._history[-1] = 0
         eager = EagerForward(model, drafter, self._state, self._history, group)
-        self._forward: DecodeForward = graphs.forward_of(eager) if graphs else eager
+        self._forward: DecodeForward = replays.forward_of(eager) if replays else eager
 
     @property
     def layers_run(self) -> LayerCount:

@@ -29,6 +29,9 @@ ALIGNED_PAGES = 16
 
 PADDING = -1
 
+RECORDING_BYTES = 64 << 20
+"""The most for the tensors of all recorded steps on a processor, which has no such sizes."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSize:

@@ -76,8 +76,9 @@ class EngineOptions(BaseModel):
     warning, more than the memory holds refused; 0: what they need and a share of the memory."""
     device: Device = "cpu"
     """`cpu`, `cuda`, `cuda:1`, …, or `auto` (`ferryman up`): a card if torch finds one."""
-    cuda_graphs: bool = True
-    """On a card, replay decode steps as graphs."""
+    replay_steps: bool = True
+    """Replay decode steps of a size that was seen before: on a card as graphs, on a processor as
+    recorded launches."""
     num_threads: Annotated[int, Field(ge=0), Called(flag="--threads")] = 0
     """Threads of compute of each rank; 0: what torch takes, divided among ranks."""
     prefix_cache: bool = True

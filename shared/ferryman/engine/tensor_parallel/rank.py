@@ -150,7 +150,7 @@ class Rank:
             max_rows=max_rows,
             max_len=max_len,
             drafter=self._drafter,
-            graphs=StepGraphs(graph_tokens, CudaGraphs()) if graph_tokens else None,
+            replays=StepGraphs(graph_tokens, CudaGraphs()) if graph_tokens else None,
         )
         _answer(connection, {"done": 1})
         self._run_steps(steps, connection, inbox)

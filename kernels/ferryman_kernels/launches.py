@@ -1,0 +1,39 @@
+"""Launches of compiled loops as values, for a caller that runs the same ones again.
+
+A loop is told addresses, so a launch can be repeated as long as the memory at them lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+
+class Launch(NamedTuple):
+    """A call, complete: `run(*args)` does the same again."""
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+_listener: ContextVar[Callable[[Launch], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def launches_told_to(listener: Callable[[Launch], None]) -> Iterator[None]:
+    """Tells `listener` of each loop that this thread has launched, until the end of the `with`."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def launch(run: Callable[..., Any], *args: Any) -> None:
+    """Runs a loop, and tells of it."""
+    run(*args)
+    listener = _listener.get()
+    if listener is not None:
+        listener(Launch(run, args))

@@ -1,0 +1,188 @@
+"""The launches of a call on the processor, recorded while it runs, to be run again without Python.
+
+At one request the Python between two loops takes longer than most of them compute. A recording is
+the list of a call's loops and of torch's operations, each with the very tensors and addresses that
+it took and gave:
+
+    call ──record──► result,  recording ──replay──► the same result, from what lies at the same
+                              addresses then
+
+Views and empty tensors launch nothing. A result of torch is written where it was put at first, by
+the operation's own `out` form where it has one. Whatever Python read from a tensor would be frozen
+in a recording, so a call that asks for a value, or for a size that depends on values, is refused.
+That is learnt in the middle of the call, which runs to its end all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ferryman.model.state import LayerCount
+from ferryman_kernels.launches import Launch, launches_told_to
+
+KNOWN_NAMESPACES = frozenset({"aten", "mkldnn"})
+UNREPEATABLE = {
+    torch.Tag.data_dependent_output: "it reads a value",
+    torch.Tag.dynamic_output_shape: "its result's size depends on values",
+    torch.Tag.nondeterministic_seeded: "it draws random numbers",
+}
+ASKING = frozenset({"aten::is_nonzero", "aten::allclose"})
+"""Operations that read values, and which torch does not mark."""
+INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
+"""Their results' sizes depend on values only where an index is a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecording:
+    """Launches in their order, and all tensors that they read or write beside state and weights.
+
+    The tensors stay alive, each for itself: a tensor that the call made and kept elsewhere, such
+    as a table, is never given to another recording.
+    """
+
+    launches: tuple[Launch, ...]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        storages = {each.untyped_storage().data_ptr(): each for each in self.tensors}
+        return sum(each.untyped_storage().nbytes() for each in storages.values())
+
+    def replay(self, progress: LayerCount) -> None:
+        """Runs all launches again; `progress` moves with each."""
+        for run, args in self.launches:
+            run(*args)
+            progress.num_done += 1
+
+
+@dataclass(slots=True)
+class LaunchRecorder:
+    """What one call has launched so far, and why it cannot be repeated, if so."""
+
+    launches: list[Launch] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    refusal: str = ""
+
+    def refuse(self, name: str, reason: str) -> None:
+        self.refusal = self.refusal or f"{name}: {reason}"
+
+    def recording(self) -> LaunchRecording:
+        assert not self.refusal, self.refusal
+        return LaunchRecording(tuple(self.launches), tuple(self.tensors))
+
+
+@contextmanager
+def recorded_launches() -> Iterator[LaunchRecorder]:
+    """Records what this thread launches until the end of the `with`."""
+    recorder = LaunchRecorder()
+    with (
+        launches_told_to(recorder.launches.append),
+        _ValueReads(recorder),
+        _Operations(recorder),
+    ):
+        yield recorder
+
+
+class _Operations(TorchDispatchMode):
+    """Notes torch's operations."""
+
+    def __init__(self, recorder: LaunchRecorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, recorder = kwargs or {}, self._recorder
+        if reason := _why_unrepeatable(func, args):
+            recorder.refuse(func.name(), reason)
+        found = func(*args, **kwargs)
+        given = _tensors(found)
+        recorder.tensors += given
+        if func._schema.is_mutable:
+            recorder.launches.append(Launch(_called, (func, args, kwargs)))
+        elif not (_is_empty(func.name()) or _are_views(given, _tensors((args, kwargs)))):
+            recorder.launches.append(_written_again(func, args, kwargs, given))
+        return found
+
+
+class _ValueReads(TorchFunctionMode):
+    """Notices `tolist`, which torch's operations do not show."""
+
+    def __init__(self, recorder: LaunchRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.tolist:
+            self._recorder.refuse("tolist", "it reads values")
+        return func(*args, **(kwargs or {}))
+
+
+def _why_unrepeatable(func: Any, args: Sequence[Any]) -> str:
+    if func.namespace not in KNOWN_NAMESPACES:
+        return "it is none of torch's own operations"
+    if func.name() in ASKING:
+        return UNREPEATABLE[torch.Tag.data_dependent_output]
+    if func.name() in INDEXING:
+        masks = [each for each in _tensors(args[1:2]) if each.dtype in (torch.bool, torch.uint8)]
+        return UNREPEATABLE[torch.Tag.dynamic_output_shape] if masks else ""
+    return next((reason for tag, reason in UNREPEATABLE.items() if tag in func.tags), "")
+
+
+def _is_empty(name: str) -> bool:
+    """Whether an operation gives memory alone, with nothing in it."""
+    return name.startswith(("aten::empty", "aten::new_empty"))
+
+
+def _are_views(given: Sequence[Tensor], taken: Sequence[Tensor]) -> bool:
+    """Whether all results lie in the memory of the arguments."""
+    # A packed weight of oneDNN has no storage, and nothing is a view of it.
+    memory = {each.untyped_storage().data_ptr() for each in taken if not each.is_mkldnn}
+    return all(each.untyped_storage().data_ptr() in memory for each in given)
+
+
+def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    func(*args, **kwargs)
+
+
+def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Launch:
+    """The operation with its results written into `given`."""
+    form = _out_form(func)
+    if form is None:
+        return Launch(_copied, (func, args, kwargs, given))
+    overload, names = form
+    return Launch(_called, (overload, args, {**kwargs, **dict(zip(names, given, strict=True))}))
+
+
+def _copied(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
+    for old, new in zip(given, _tensors(func(*args, **kwargs)), strict=True):
+        old.copy_(new)
+
+
+@cache
+def _out_form(func: Any) -> tuple[Any, tuple[str, ...]] | None:
+    """The operation that takes the same arguments and writes into given tensors, and what it calls
+    these; None if there is none."""
+    taken = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        arguments = overload._schema.arguments
+        outs = tuple(argument.name for argument in arguments if argument.is_out)
+        plain = [(each.name, str(each.type)) for each in arguments if not each.is_out]
+        if plain == taken and len(outs) == len(func._schema.returns) > 0:
+            return overload, outs
+    return None
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]

@@ -1,0 +1,156 @@
+"""Decode steps on the processor, replayed from recordings of steps of the same size.
+
+A recording belongs to a number of requests and a width of page tables. It reads its integers in
+tables of its own, into which each step's are copied:
+
+    first step of a size     run as ever: whatever it makes once, such as a table, is there then
+    second                   recorded while it runs
+    all others               replayed
+
+Recordings hold the tensors between the operations, so they have a budget; the one that was not
+wanted for longest goes first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.engine.decode_forward import DecodeForward, EagerForward, Forwarded
+from ferryman.engine.launch_recording import LaunchRecording, recorded_launches
+from ferryman.engine.step_tensors import DecodeTensors
+from ferryman.schedule.step_sizes import PADDING, RECORDING_BYTES
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 64
+"""Of a step that is recorded: Python takes less than a hundredth of a larger one."""
+
+LEAST_PAGES = 16
+"""The narrowest page tables of a recording. The next ones are twice as wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step of one token each of `requests`, with page tables of up to `pages` pages."""
+
+    requests: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A recording, the integers that it reads, and the result that it writes."""
+
+    inputs: DecodeTensors
+    recording: LaunchRecording
+    forwarded: Forwarded
+
+    @property
+    def num_bytes(self) -> int:
+        return self.recording.num_bytes
+
+
+class ReplayedForward:
+    """Replays steps of a size that was seen before; `eager` runs all others: the first ones, those
+    with drafts or adapters, and those of a size whose forward cannot be recorded."""
+
+    def __init__(self, eager: EagerForward, max_bytes: int = RECORDING_BYTES) -> None:
+        self._eager = eager
+        self._max_bytes = max_bytes
+        self._seen: set[StepShape] = set()
+        self.refused: dict[StepShape, str] = {}
+        self._recorded: OrderedDict[StepShape, RecordedStep] = OrderedDict()
+
+    @property
+    def num_recordings(self) -> int:
+        return len(self._recorded)
+
+    def run(self, tensors: DecodeTensors) -> Forwarded:
+        shape = _shape_of(tensors)
+        if shape is None or shape in self.refused:
+            return self._eager.run(tensors)
+        if shape in self._recorded:
+            return self._replay(shape, tensors)
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return self._eager.run(tensors)
+        return self._record(shape, tensors)
+
+    def _replay(self, shape: StepShape, tensors: DecodeTensors) -> Forwarded:
+        self._recorded.move_to_end(shape)
+        step = self._recorded[shape]
+        _fill(step.inputs, tensors)
+        step.recording.replay(self._eager.state.layers_run)
+        return step.forwarded
+
+    def _record(self, shape: StepShape, tensors: DecodeTensors) -> Forwarded:
+        inputs = _inputs_for(shape, tensors)
+        _fill(inputs, tensors)
+        with recorded_launches() as recorder:
+            forwarded = self._eager.run(inputs)
+        if recorder.refusal:
+            log.info("decode steps of %d are launched: %s", shape.requests, recorder.refusal)
+            self.refused[shape] = recorder.refusal
+        else:
+            self._keep(shape, RecordedStep(inputs, recorder.recording(), forwarded))
+        return forwarded
+
+    def _keep(self, shape: StepShape, step: RecordedStep) -> None:
+        if step.num_bytes > self._max_bytes:
+            self.refused[shape] = f"its tensors take {step.num_bytes} bytes"
+            return
+        self._recorded[shape] = step
+        while sum(each.num_bytes for each in self._recorded.values()) > self._max_bytes:
+            self._recorded.popitem(last=False)
+
+
+class StepRecordings:
+    """Makes the forward of a worker whose decode steps are recorded."""
+
+    def forward_of(self, eager: EagerForward) -> DecodeForward:
+        return ReplayedForward(eager)
+
+
+def _shape_of(tensors: DecodeTensors) -> StepShape | None:
+    """None for a step that is not recorded."""
+    if len(tensors.waves) > 1 or tensors.adapters or tensors.padding is not None:
+        return None
+    (requests,) = tensors.waves
+    if requests > MAX_REQUESTS:
+        return None
+    width = max((table.shape[1] for table in tensors.page_tables.values()), default=1)
+    return StepShape(requests, max(LEAST_PAGES, 1 << (width - 1).bit_length()))
+
+
+def _inputs_for(shape: StepShape, tensors: DecodeTensors) -> DecodeTensors:
+    """Room for the integers of any step of this shape."""
+    tables: Mapping[Kind, Tensor] = {
+        kind: table.new_empty((shape.requests, shape.pages))
+        for kind, table in tensors.page_tables.items()
+    }
+    return replace(
+        tensors,
+        rows=torch.empty_like(tensors.rows),
+        positions=torch.empty_like(tensors.positions),
+        page_tables=tables,
+        read_slots=torch.empty_like(tensors.read_slots),
+        write_slots=torch.empty_like(tensors.write_slots),
+    )
+
+
+def _fill(inputs: DecodeTensors, tensors: DecodeTensors) -> None:
+    inputs.rows.copy_(tensors.rows)
+    inputs.positions.copy_(tensors.positions)
+    inputs.read_slots.copy_(tensors.read_slots)
+    inputs.write_slots.copy_(tensors.write_slots)
+    for kind, table in tensors.page_tables.items():
+        width = table.shape[1]
+        inputs.page_tables[kind][:, :width].copy_(table)
+        inputs.page_tables[kind][:, width:].fill_(PADDING)

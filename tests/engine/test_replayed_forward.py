@@ -1,0 +1,240 @@
+"""Decode steps replayed on the processor are the steps that Python launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.plans import Guest, decode, prefill, verify
+from tests.model.telling import ALL_FAMILIES, save_telling
+from tests.native import native_config, save_native
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.engine.decode_forward import DecodeForward, EagerForward
+from ferryman.engine.launch_recording import recorded_launches
+from ferryman.engine.replayed_forward import ReplayedForward
+from ferryman.engine.runner import Runner
+from ferryman.engine.slabs import Slabs
+from ferryman.llm import LLM
+from ferryman.model.load_options import LoadOptions
+from ferryman.model.registry import load_model
+from ferryman.model.state import LayerCount
+from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
+from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.step_sizes import RECORDING_BYTES
+from ferryman_kernels.rms_norm import rms_norm
+
+PAGE_SIZE = 16
+SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
+LENS = (18, 5, 33)
+
+MASKED = frozenset(
+    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear"}
+)
+"""Families whose steps Python launches: a mask leaves out padding where latents are written."""
+
+
+class Recordings:
+    """Makes a forward that replays, and remembers it."""
+
+    def __init__(self, max_bytes: int = RECORDING_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self.made: list[ReplayedForward] = []
+
+    def forward_of(self, eager: EagerForward) -> DecodeForward:
+        self.made.append(ReplayedForward(eager, self._max_bytes))
+        return self.made[-1]
+
+    @property
+    def count(self) -> int:
+        return self.made[0].num_recordings
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model twice: one launches its steps, the other replays them."""
+
+    launched: Runner
+    replayed: Runner
+    slabs: tuple[Slabs, Slabs]
+    recordings: Recordings
+
+    def run(self, step: StepPlan) -> StepOutcome:
+        expected, found = self.launched.run(step), self.replayed.run(step)
+        assert (found.sampled, found.drafts) == (expected.sampled, expected.drafts)
+        for kind, slab in self.slabs[0].tensors.items():
+            assert slab.equal(self.slabs[1].tensors[kind]), kind
+        return found
+
+
+def pair_of(folder: Path, dtype: str = "float32", max_bytes: int = RECORDING_BYTES) -> Pair:
+    model = load_model(folder, LoadOptions(dtype, page_size=PAGE_SIZE))
+    slabs = [Slabs.allocate(model.manifest, SIZES, "cpu") for _ in range(2)]
+    recordings = Recordings(max_bytes)
+    launched, replayed = (
+        Runner(model, each, max_rows=4, max_len=96, replays=replays)
+        for each, replays in zip(slabs, (None, recordings), strict=True)
+    )
+    return Pair(launched, replayed, (slabs[0], slabs[1]), recordings)
+
+
+def guests(kinds: Sequence[Kind]) -> list[Guest]:
+    """Requests with six pages of each kind."""
+    paged = [kind for kind in kinds if kind is not Kind.RECURRENT]
+    found = []
+    for row, length in enumerate(LENS):
+        tokens = [(7 * i * i + 3 * i + row) % 40 + 3 for i in range(length)]
+        working = 4 * row if Kind.RECURRENT in kinds else -1
+        pages = range(6 * row, 6 * row + 6)
+        found.append(Guest(f"{row}", tokens, row, working, dict.fromkeys(paged, pages)))
+    return found
+
+
+def prefilled(pair: Pair) -> list[Guest]:
+    found = guests(tuple(pair.slabs[0].by_kind))
+    clears = tuple(guest.working_slot for guest in found if guest.working_slot >= 0)
+    spans = [(guest, 0, len(guest.tokens)) for guest in found]
+    pair.run(prefill(1, spans, SlotOps(clears=clears)))
+    return found
+
+
+@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Path) -> None:
+    pair = pair_of(save_telling(tmp_path, family, PAGE_SIZE, 64), "bfloat16")
+    anna, bert, carl = prefilled(pair)
+    # Rows, slots, pages and positions change from step to step, and so do the numbers of requests.
+    for index in range(8):
+        pair.run(decode(2 + 2 * index, [(anna, 18 + index), (carl, 33 + index)]))
+        pair.run(decode(3 + 2 * index, [(bert, 5 + index)]))
+    last = [(carl, 41), (bert, 13)]
+    pair.run(decode(30, last))
+    refused = pair.recordings.made[0].refused.values()
+    # Experts that no loop multiplies, for their shape or on this processor, are asked one by one.
+    known = "aten::index.Tensor" if family in MASKED else "aten::bincount"
+    assert pair.recordings.count == 2 or all(each.startswith(known) for each in refused), refused
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_replayed_steps_have_the_bits_of_launched_ones_in(dtype: str, tmp_path: Path) -> None:
+    pair = pair_of(save_native(tmp_path, native_config()), dtype)
+    anna, bert, _ = prefilled(pair)
+    for index in range(5):
+        pair.run(decode(2 + index, [(bert, 5 + index), (anna, 18 + index)]))
+    assert pair.recordings.count == 1
+
+
+def test_steps_with_drafts_are_launched_between_replayed_ones(tmp_path: Path) -> None:
+    pair = pair_of(save_native(tmp_path, native_config()))
+    anna, _, _ = prefilled(pair)
+    for index in range(4):
+        pair.run(decode(2 + index, [(anna, 18 + index)]))
+    pair.run(verify(6, anna, 22, [5, 6], [anna.working_slot + 1, anna.working_slot + 2]))
+    pair.run(decode(7, [(anna, 25)]))
+    assert pair.recordings.count == 1
+
+
+def test_recordings_beyond_their_budget_make_room_for_newer_ones(tmp_path: Path) -> None:
+    folder = save_native(tmp_path, native_config())
+    whole = pair_of(folder)
+    anna, bert, _ = prefilled(whole)
+    for index in range(2):
+        whole.run(decode(2 + index, [(anna, 18 + index)]))
+    (step,) = whole.recordings.made[0]._recorded.values()
+    pair = pair_of(folder, max_bytes=2 * step.num_bytes)
+    anna, bert, _ = prefilled(pair)
+    for index in range(6):
+        pair.run(decode(10 + 2 * index, [(anna, 18 + index)]))
+        pair.run(decode(11 + 2 * index, [(anna, 19 + index), (bert, 5 + index)]))
+        assert pair.recordings.count <= 1, "one of two requests is twice as large as one of one"
+
+
+def test_a_recording_that_is_larger_than_the_budget_is_not_kept(tmp_path: Path) -> None:
+    pair = pair_of(save_native(tmp_path, native_config()), max_bytes=1)
+    anna, _, _ = prefilled(pair)
+    for index in range(4):
+        pair.run(decode(2 + index, [(anna, 18 + index)]))
+    assert pair.recordings.count == 0
+
+
+def _by_a_loop(x: Tensor) -> Tensor:
+    return rms_norm(x, torch.full((4,), 2.0), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda x: x * 2 + 1, id="new-tensors"),
+        pytest.param(lambda x: x.clone().mul_(3), id="in-place"),
+        pytest.param(lambda x: torch.cat(x.topk(2, dim=1)[0].split(1)), id="several-results"),
+        pytest.param(lambda x: x.T.reshape(-1)[2:].softmax(0), id="views-and-copies"),
+        pytest.param(_by_a_loop, id="compiled-loop"),
+        pytest.param(lambda x: torch.empty(3).fill_(7) + x[:, :3], id="empty"),
+        pytest.param(lambda x: x[:, torch.tensor([0, 2])], id="indexed"),
+    ],
+)
+def test_a_replay_computes_from_the_numbers_that_lie_there_now(
+    call: Callable[[Tensor], Tensor],
+) -> None:
+    x, count = torch.arange(8.0).view(2, 4) - 3, LayerCount()
+    with torch.inference_mode():
+        with recorded_launches() as recorder:
+            found = call(x)
+        recording = recorder.recording()
+        for factor in (-1.5, 4.0):
+            x.mul_(factor).add_(1)
+            before = count.num_done
+            recording.replay(count)
+            assert found.equal(call(x))
+            assert count.num_done > before
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        pytest.param(lambda x: x.add_(int(x[0, 0])), "reads a value", id="int"),
+        pytest.param(lambda x: x.add_(len(x[x > 1])), "size depends", id="mask"),
+        pytest.param(lambda x: x.add_(len(x.nonzero())), "size depends", id="nonzero"),
+        pytest.param(lambda x: x.add_(torch.tensor(x.tolist())), "tolist", id="tolist"),
+        pytest.param(lambda x: x.add_(1 if x.sum() > 0 else 2), "reads a value", id="if"),
+        pytest.param(lambda x: x.add_(torch.rand_like(x)), "random", id="random"),
+        pytest.param(lambda x: x.add_(x.equal(x + 1)), "reads a value", id="equal"),
+    ],
+)
+def test_a_call_that_reads_values_runs_to_its_end_and_is_refused(
+    call: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    x, y = torch.arange(8.0).view(2, 4), torch.arange(8.0).view(2, 4)
+    torch.manual_seed(0)
+    with torch.inference_mode(), recorded_launches() as recorder:
+        found = call(x)
+    torch.manual_seed(0)
+    assert found.equal(call(y))
+    assert reason in recorder.refusal
+
+
+def test_answers_are_the_same_with_and_without_replays(tmp_path: Path) -> None:
+    folder = save_native(tmp_path, native_config())
+    prompts = [[(7 * i * i + 3 * i + row) % 120 + 3 for i in range(12 + 9 * row)] for row in (0, 1)]
+    params = [
+        SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=3),
+        SamplingParams(max_tokens=24, temperature=0.8, seed=7, ignore_eos=True, logprobs=3),
+    ]
+    found = []
+    for replay_steps in (True, False):
+        options = {"page_size": 16, "memory_bytes": 1 << 26, "replay_steps": replay_steps}
+        with LLM(folder, dtype="float64", **options) as llm:
+            found.append([llm.generate(prompts, each) for each in params])
+    assert found[0] == found[1]
