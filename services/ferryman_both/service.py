@@ -6,7 +6,7 @@ import asyncio
 
 from ferryman.settings.workers import BothSettings
 from ferryman.wire.nats.heartbeat import BOTH
-from ferryman.worker.worker_app import serve_worker
+from ferryman.worker.worker_app import WorkerKind, serve_worker
 from ferryman_both.server import SERVICES, BothServicer
 
 ROLE = BOTH
@@ -14,4 +14,5 @@ ROLE = BOTH
 
 async def serve(settings: BothSettings, stopping: asyncio.Event) -> None:
     """Serves until `stopping` is set and every request has its last token."""
-    await serve_worker(settings, settings.engine, ROLE, BothServicer, SERVICES, stopping)
+    kind = WorkerKind(ROLE, SERVICES, BothServicer)
+    await serve_worker(settings, settings.engine, kind, stopping)

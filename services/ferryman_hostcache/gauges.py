@@ -138,31 +138,41 @@ def ledger(host: HostCache) -> HttpAnswer:
     )
 
 
-def make_beat(
-    host: HostCache, prefetching: PrefetchRunner, *, worker_id: str, address: str, beats: int
-) -> Heartbeat:
-    """The heartbeat for the router. The cost of a byte is 0 before the first transfer."""
-    state, free, page_bytes, snapshot_bytes = NO_STATE, {}, 0, 0
-    if host.is_laid_out:
-        state = ServedState.of(host.store.manifest)
-        free = {kind: host.store.num_free(kind) for kind in host.store.manifest.kinds}
-        sizes = {kind: host.store.layout.slot_bytes(kind) for kind in host.store.manifest.kinds}
-        page_bytes = sum(sizes.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW))
-        snapshot_bytes = sizes.get(Kind.RECURRENT, 0)
-    return Heartbeat(
-        role=ROLE,
-        worker_id=worker_id,
-        epoch=host.identity.epoch,
-        address=address,
-        is_ready=True,
-        state=state,
-        max_len=0,
-        num_steps=beats,
-        free_slots=free,
-        node=host.identity.node_id,
-        storage_seconds_per_byte=prefetching.tally.seconds_per_byte(Tier.STORAGE),
-        peer_seconds_per_byte=prefetching.tally.seconds_per_byte(Tier.PEER),
-        page_bytes=page_bytes,
-        snapshot_bytes=snapshot_bytes,
-        prefetch_threshold=prefetching.wish.threshold_tokens,
-    )
+class Beats:
+    """A host-cache's heartbeats for the router; each counts as a step."""
+
+    def __init__(
+        self, host: HostCache, prefetching: PrefetchRunner, worker_id: str, address: str
+    ) -> None:
+        self._host, self._prefetching = host, prefetching
+        self._worker_id, self._address = worker_id, address
+        self._num_beats = 0
+
+    def next(self) -> Heartbeat:
+        """The next heartbeat. The cost of a byte is 0 before the first transfer."""
+        self._num_beats += 1
+        host, tally = self._host, self._prefetching.tally
+        state, free, page_bytes, snapshot_bytes = NO_STATE, {}, 0, 0
+        if host.is_laid_out:
+            state = ServedState.of(host.store.manifest)
+            free = {kind: host.store.num_free(kind) for kind in host.store.manifest.kinds}
+            sizes = {kind: host.store.layout.slot_bytes(kind) for kind in host.store.manifest.kinds}
+            page_bytes = sum(sizes.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW))
+            snapshot_bytes = sizes.get(Kind.RECURRENT, 0)
+        return Heartbeat(
+            role=ROLE,
+            worker_id=self._worker_id,
+            epoch=host.identity.epoch,
+            address=self._address,
+            is_ready=True,
+            state=state,
+            max_len=0,
+            num_steps=self._num_beats,
+            free_slots=free,
+            node=host.identity.node_id,
+            storage_seconds_per_byte=tally.seconds_per_byte(Tier.STORAGE),
+            peer_seconds_per_byte=tally.seconds_per_byte(Tier.PEER),
+            page_bytes=page_bytes,
+            snapshot_bytes=snapshot_bytes,
+            prefetch_threshold=self._prefetching.wish.threshold_tokens,
+        )

@@ -67,7 +67,7 @@ class HostCache:
         self.storage, self._backlog = storage, backlog
         self._snapshot_share = snapshot_share
         self.workers, self.origins = AttachedWorkers(arena.is_alive), PrefetchOrigins()
-        self._publisher, self._lifecycle, self._clock = publisher, lifecycle, clock
+        self.publisher, self._lifecycle, self._clock = publisher, lifecycle, clock
         self._store: HostStore | None = None  # before the first worker has attached
         self._requests: OrderedDict[str, CallTags] = OrderedDict()
         self._distrusted: OrderedDict[PageKey, float] = OrderedDict()
@@ -85,7 +85,7 @@ class HostCache:
             self._store = self._make_store(manifest)
             self.storage.attach(manifest)
             self.flush_storage_effects(CallTags())
-            self._publisher.on_holdings()
+            self.publisher.on_holdings()
         elif self._store.manifest.digest != manifest.digest:
             raise ManifestMismatch(self._store.manifest.differences(manifest) or ("digest",))
         self._remove_workers(self.workers.sweep(self._clock()))
@@ -267,7 +267,7 @@ class HostCache:
     def flush_effects(self, tags: CallTags) -> None:
         """Passes the effects of the host tier to the index, the backlog and the log."""
         effects = self.store.drain_effects()
-        self._publisher.publish(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
+        self.publisher.publish(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
         self._backlog.on_host_effects(effects, tags)
         for effect in effects:
             if isinstance(effect, EvictionRefused):
@@ -277,7 +277,7 @@ class HostCache:
     def flush_storage_effects(self, tags: CallTags) -> None:
         """Passes the effects of the storage tier to the index, the backlog and the log."""
         effects = self.storage.drain_effects()
-        self._publisher.publish(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
+        self.publisher.publish(e for e in effects if isinstance(e, UnitStored | UnitForgotten))
         self._backlog.on_storage_effects(effects)
         for effect in effects:
             match effect:

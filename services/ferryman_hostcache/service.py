@@ -9,20 +9,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ferryman.cluster_key import Purpose
 from ferryman.errors import InvalidRequest
-from ferryman.ids import make_epoch, make_life_secret, worker_id_of
-from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.http_server import HttpAnswer, json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
-from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.membership import Membership, Orders, access_of, drain_order, joined
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
 from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
-from ferryman.runtime.tls_folder import given_tls
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
 from ferryman.tiers.write_policy import write_policy_named
@@ -31,15 +29,12 @@ from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.hostcache.arena import arena_name, sweep_stale_arenas
-from ferryman.wire.nats.bus import Bus, BusMessage, Discoverable
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, heartbeat_to_bytes
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.nats.subjects import ControlSubject, Subjects
+from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.redis.index import NodeLife
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import hostcache_pb2_grpc
 from ferryman_hostcache.arena import Arena
-from ferryman_hostcache.gauges import ROLE, ledger, make_beat, watch
+from ferryman_hostcache.gauges import ROLE, Beats, ledger, watch
 from ferryman_hostcache.host import HostCache
 from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.lower_tiers import LowerTiers, open_lower_tiers
@@ -47,31 +42,6 @@ from ferryman_hostcache.peers import PeerSeals
 from ferryman_hostcache.server import HostCacheServicer
 from ferryman_hostcache.shared_folders import open_shared_folders
 from ferryman_hostcache.storage.factory import open_storage
-
-FLUSH_ALL = "all"
-
-
-class AdminCommands:
-    """Answers commands in JSON. `flush` empties the host tier, with the payload `all` the storage
-    tier too."""
-
-    def __init__(self, host: HostCache, subjects: Subjects, drain: Callable[[], None]) -> None:
-        self._host, self._subjects, self._drain = host, subjects, drain
-
-    async def handle(self, message: BusMessage) -> bytes:
-        """Raises InvalidRequest for an unknown command."""
-        subject = self._subjects.parse(message.subject)
-        assert isinstance(subject, ControlSubject), "only control subjects are answered"
-        match subject.verb, message.payload.decode():
-            case "flush", "" | "host":
-                return json.dumps({"dropped": self._host.flush()}).encode()
-            case "flush", what if what == FLUSH_ALL:
-                return json.dumps({"dropped": self._host.flush_all()}).encode()
-            case "drain", _:
-                self._drain()
-                return b'{"draining": true}'
-        raise InvalidRequest(f"no order is called {subject.verb!r}", "verb")
-
 
 log = logging.getLogger(__name__)
 
@@ -116,32 +86,20 @@ async def running_host_cache(
 ) -> AsyncIterator[RunningHostCache]:
     """A host-cache for the length of a block."""
     key = read_key_file(settings.cluster_key_file)
-    credentials = given_credentials(settings.access, ROLE)
-    access = GrpcAccess(credentials, given_tls(settings.access, ROLE))
-    secret, identity = make_life_secret(), NodeLife(settings.node, make_epoch())
-    worker_id = worker_id_of(ROLE, secret)
-    subjects = Subjects(settings.bus.cluster)
+    access = access_of(settings.access, ROLE)
     async with AsyncExitStack() as stack:
+        member = await stack.enter_async_context(joined(settings.bus, ROLE, access))
+        identity = NodeLife(settings.node, member.epoch)
         arena = await stack.enter_async_context(_arena(settings, identity))
-        login = credentials.nats if credentials else None
-        to_broker = NatsOptions(
-            settings.bus.url,
-            worker_id,
-            login,
-            life_secret=secret,
-            authorities=access.authorities,
-        )
-        bus = await stack.enter_async_context(nats_bus(to_broker))
         index = await stack.enter_async_context(
             redis_index(
                 settings.index.url,
                 key,
-                login=credentials.redis if credentials else None,
+                login=access.credentials.redis if access.credentials else None,
                 authorities=access.authorities,
                 lookup_seconds=settings.index.lookup_seconds,
             )
         )
-        lifecycle = LifecyclePublisher(bus, subjects, Publisher(ROLE, worker_id, identity.epoch))
         publisher = IndexPublisher(index, identity, lambda: host.holdings(), clock=time.monotonic)
         stack.push_async_callback(publisher.unregister)
         storage = await stack.enter_async_context(
@@ -151,16 +109,16 @@ async def running_host_cache(
         if folders:
             publisher.share(folders.own.life(storage.term))
         has_backlog = asyncio.Event()
-        policy = write_policy_named(settings.write_policy)
-        backlog = WritebackBacklog[CallTags](policy, wake=has_backlog.set)
-        limits = StoreLimits(lease_seconds=settings.lease_seconds)
+        backlog = WritebackBacklog[CallTags](
+            write_policy_named(settings.write_policy), wake=has_backlog.set
+        )
         host = HostCache(
             identity,
             arena,
-            limits,
+            StoreLimits(lease_seconds=settings.lease_seconds),
             settings.snapshot_share,
             publisher=publisher,
-            lifecycle=lifecycle,
+            lifecycle=member.lifecycle(),
             clock=time.monotonic,
             storage=storage,
             backlog=backlog,
@@ -169,24 +127,18 @@ async def running_host_cache(
         lower_tiers = await stack.enter_async_context(
             open_lower_tiers(settings, host, backlog, has_backlog, index, seals, access, folders)
         )
-        metrics = Metrics(ROLE)
-        metrics.watch("bus", bus.statistics)
-        watch(metrics, host, publisher, lower_tiers)
-        service = await _open_doors(
-            stack, settings, worker_id, host, publisher, lower_tiers, access, metrics
-        )
-        about = {"grpc": service.address, "worker_id": worker_id, "node": identity.node_id}
+        service = await _open_doors(stack, settings, member, host, lower_tiers, access)
+        about = {
+            "grpc": service.address,
+            "worker_id": member.worker_id,
+            "node": identity.node_id,
+        }
         found = Discoverable("ferryman-hostcache", "1.0.0", "Keeps a node's host memory", about)
-        await stack.enter_async_context(bus.discoverable(found))
-        orders = AdminCommands(host, subjects, order_drain)
-        obeying = bus.answering(subjects.all_control_of(worker_id), orders.handle)
-        await stack.enter_async_context(obeying)
-        jobs = (
-            publisher.run(),
-            _tick(service),
-            _beat(bus, subjects, service),
-            lower_tiers.writer.run(),
-        )
+        await stack.enter_async_context(member.bus.discoverable(found))
+        orders: Orders = {"drain": drain_order(order_drain), "flush": partial(_flush, host)}
+        beats = Beats(host, lower_tiers.prefetching, member.worker_id, service.address)
+        await stack.enter_async_context(member.reporting(beats.next, orders))
+        jobs = (publisher.run(), _tick(service), lower_tiers.writer.run())
         await stack.enter_async_context(alongside(*jobs))
         stack.callback(publisher.stop)
         yield service
@@ -214,13 +166,14 @@ async def _arena(settings: HostCacheServiceSettings, identity: NodeLife) -> Asyn
 async def _open_doors(
     stack: AsyncExitStack,
     settings: HostCacheServiceSettings,
-    worker_id: str,
+    member: Membership,
     host: HostCache,
-    publisher: IndexPublisher,
     lower_tiers: LowerTiers,
     access: GrpcAccess,
-    metrics: Metrics,
 ) -> RunningHostCache:
+    publisher, metrics = host.publisher, Metrics(ROLE)
+    metrics.watch("bus", member.bus.statistics)
+    watch(metrics, host, publisher, lower_tiers)
     guard = MetricsGuard(MetricsAccess(access.credentials), metrics)
     health = {"/health": lambda: json_answer({"status": "ready"})}
     numbers = {
@@ -243,14 +196,14 @@ async def _open_doors(
         register,
         grace=GRPC_GRACE_SECONDS,
         services=(SERVICE,),
-        worker_id=worker_id,
+        worker_id=member.worker_id,
         reflects=settings.access.reflection,
         locks=access.locks(refused_calls(metrics)),
     )
     listening = await stack.enter_async_context(door)
     where = f"{settings.advertise}:{listening.port}"
     publisher.set_address(where)
-    return RunningHostCache(worker_id, where, http_port, host, publisher, lower_tiers)
+    return RunningHostCache(member.worker_id, where, http_port, host, publisher, lower_tiers)
 
 
 async def _tick(service: RunningHostCache) -> None:
@@ -261,16 +214,13 @@ async def _tick(service: RunningHostCache) -> None:
         await asyncio.sleep(TICK_SECONDS)
 
 
-async def _beat(bus: Bus, subjects: Subjects, service: RunningHostCache) -> None:
-    beats = 0
-    while True:
-        beats += 1
-        beat = make_beat(
-            service.host,
-            service.lower_tiers.prefetching,
-            worker_id=service.worker_id,
-            address=service.address,
-            beats=beats,
-        )
-        bus.offer(subjects.beat(ROLE, service.worker_id), heartbeat_to_bytes(beat))
-        await asyncio.sleep(HEARTBEAT_SECONDS)
+def _flush(host: HostCache, payload: bytes) -> bytes:
+    """Empties the host tier; with the payload `all` the storage tier too."""
+    match payload.decode():
+        case "" | "host":
+            dropped = host.flush()
+        case "all":
+            dropped = host.flush_all()
+        case other:
+            raise InvalidRequest(f"no order is called flush {other!r}; say host or all", "payload")
+    return json.dumps({"dropped": dropped}).encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ferryman.settings.workers import PrefillSettings
-from ferryman.worker.worker_app import serve_worker
+from ferryman.worker.worker_app import WorkerKind, serve_worker
 from ferryman_prefill.server import SERVICE, PrefillServicer
 
 ROLE = "prefill"
@@ -13,4 +13,5 @@ ROLE = "prefill"
 
 async def serve(settings: PrefillSettings, stopping: asyncio.Event) -> None:
     """Serves until `stopping` is set and every attempt has ended."""
-    await serve_worker(settings, settings.engine, ROLE, PrefillServicer, (SERVICE,), stopping)
+    kind = WorkerKind(ROLE, (SERVICE,), PrefillServicer)
+    await serve_worker(settings, settings.engine, kind, stopping)

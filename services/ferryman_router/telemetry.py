@@ -1,74 +1,55 @@
-"""Heartbeats of a router, and its answers to orders.
+"""A router's reports of itself: whether it is ready, its heartbeat, its gauges.
 
-Other routers do not need them: people do, and `ferryman roll`, which restarts routers one by one.
+Other routers do not need its heartbeats: people do, and `ferryman roll`, which restarts routers one
+by one.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from typing import Any
 
-from ferryman.errors import InvalidRequest
-from ferryman.wire.nats.bus import Bus, BusMessage
-from ferryman.wire.nats.heartbeat import (
-    HEARTBEAT_SECONDS,
-    NO_STATE,
-    ROUTER,
-    Heartbeat,
-    heartbeat_to_bytes,
-)
-from ferryman.wire.nats.subjects import ControlSubject, Subjects
+from ferryman.runtime.membership import Membership
+from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat
+from ferryman.wire.redis.index import PrefixIndex
+from ferryman_router.dispatcher import Dispatcher
+from ferryman_router.fleet import SERVING
 from ferryman_router.frontend import Frontend
-
-
-@dataclass(frozen=True, slots=True)
-class RouterLife:
-    """One life of a router, and its gRPC door."""
-
-    worker_id: str
-    epoch: int
-    address: str
+from ferryman_router.metrics import RouterStatistics
+from ferryman_router.request_table import RequestTable
 
 
 class RouterTelemetry:
-    """Sends a heartbeat each second; takes orders from the control subject."""
+    """The readiness and the heartbeat of a router."""
 
-    def __init__(
-        self,
-        life: RouterLife,
-        frontend: Frontend,
-        bus: Bus,
-        subjects: Subjects,
-        *,
-        max_in_flight: int,
-        is_ready: Callable[[], bool],
-        order_drain: Callable[[], None],
-    ) -> None:
-        self._life, self._frontend = life, frontend
-        self._bus, self._subjects = bus, subjects
-        self._max_in_flight, self._is_ready = max_in_flight, is_ready
-        self._order_drain = order_drain
+    def __init__(self, member: Membership, frontend: Frontend, max_in_flight: int) -> None:
+        self.member, self._frontend = member, frontend
+        self._max_in_flight = max_in_flight
 
-    async def run(self) -> None:
-        """Sends heartbeats and takes orders, for ever."""
-        subject = self._subjects.beat(ROUTER, self._life.worker_id)
-        pattern = self._subjects.all_control_of(self._life.worker_id)
-        async with self._bus.answering(pattern, self._obey):
-            while True:
-                self._bus.offer(subject, heartbeat_to_bytes(self._beat()))
-                await asyncio.sleep(HEARTBEAT_SECONDS)
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Ready with one usable worker of each role; degraded while the broker is away."""
+        now, is_draining = time.monotonic(), self._frontend.is_draining
+        workers = {role: len(self._frontend.ctx.fleet.usable(role, now)) for role in SERVING}
+        is_ready = all(workers.values()) and not is_draining
+        is_connected = self.member.bus.is_connected
+        state = "draining" if is_draining else "ready" if is_ready else "waiting for workers"
+        if is_ready and not is_connected:
+            state = "degraded"
+        return is_ready, {"status": state, "workers": workers, "broker": is_connected}
 
-    def _beat(self) -> Heartbeat:
-        """A router that hears of no workers yet is not ready: another one must not go before."""
+    def beat(self, address: str) -> Heartbeat:
+        """The heartbeat of the router at this gRPC address. One that hears of no workers yet is not
+        ready: another one must not be restarted before."""
         ctx = self._frontend.ctx
         num_queued = len(ctx.dispatcher)
+        is_ready, _ = self.readiness()
         return Heartbeat(
-            role=ROUTER,
-            worker_id=self._life.worker_id,
-            epoch=self._life.epoch,
-            address=self._life.address,
-            is_ready=self._is_ready(),
+            role=self.member.role,
+            worker_id=self.member.worker_id,
+            epoch=self.member.epoch,
+            address=address,
+            is_ready=is_ready,
             state=ctx.fleet.state() or NO_STATE,
             max_len=self._frontend.max_prompt_len + 1,
             num_running=max(0, len(self._frontend.requests) - num_queued),
@@ -76,10 +57,18 @@ class RouterTelemetry:
             num_queued=num_queued,
         )
 
-    async def _obey(self, message: BusMessage) -> bytes:
-        subject = self._subjects.parse(message.subject)
-        assert isinstance(subject, ControlSubject), "only control subjects are answered"
-        if subject.verb != "drain":
-            raise InvalidRequest(f"no order to a router is called {subject.verb!r}", "verb")
-        self._order_drain()
-        return b'{"draining": true}'
+
+def router_statistics(
+    index: PrefixIndex, dispatcher: Dispatcher, requests: RequestTable
+) -> RouterStatistics:
+    """The gauges that each scrape reads."""
+    now = index.statistics()
+    return RouterStatistics(
+        index_away=now.is_away,
+        index_misses_away=now.num_misses_away,
+        index_forged=now.num_forged,
+        index_refused=now.num_refused,
+        queue_requests=len(dispatcher),
+        queue_seconds=dispatcher.queue_seconds(),
+        in_flight_requests=len(requests),
+    )

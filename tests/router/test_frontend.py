@@ -14,7 +14,7 @@ from tests.skipped_time import SkippedTime, skipped_time
 from ferryman.errors import Cancelled, InvalidRequest
 from ferryman.ids import make_epoch
 from ferryman.runtime.background import Background
-from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.membership import Membership
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.settings.router import LimitSettings
 from ferryman.testing.memory_bus import MemoryBus
@@ -24,6 +24,7 @@ from ferryman.wire.nats.sender_proof import believe_all
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk, TokenPrompt
 from ferryman.wire.values import Usage
+from ferryman_router.components import Transports, make_components
 from ferryman_router.frontend import Frontend
 from ferryman_router.generate_request import PUBLIC, Caller, GenerateRequest, RequestedSampling
 from ferryman_router.intake import Intake, ReaderProcess
@@ -31,7 +32,6 @@ from ferryman_router.quotas import Quotas
 from ferryman_router.request_runner import RequestRunner
 from ferryman_router.response import OutputFailed, OutputLog
 from ferryman_router.served_model import ServedModel
-from ferryman_router.service import Transports, make_components
 
 LINGER_SECONDS = 100.0
 NEVER = 1e6
@@ -48,14 +48,13 @@ async def time(monkeypatch: pytest.MonkeyPatch) -> SkippedTime:
 @pytest.fixture
 async def frontend(folder: Path) -> AsyncIterator[Frontend]:
     """A router without workers: requests are under way, because they wait for one."""
-    bus, subjects = MemoryBus(), Subjects("test")
-    lifecycle = LifecyclePublisher(bus, subjects, Publisher("router", "router-1", make_epoch()))
+    member = Membership("router", "router-1", make_epoch(), MemoryBus(), Subjects("test"))
     model = ServedModel.load(folder, "tiny", 0)
     async with Channels() as channels, Background() as background:
-        ways = Transports(bus, subjects, channels, lifecycle, MemoryIndex(), believe_all)
+        lifecycle, index = member.lifecycle(), MemoryIndex()
+        ways = Transports(member, channels, lifecycle, index, believe_all, background)
         with closing(Intake(ReaderProcess(()))) as intake:
-            parts = (model, "router-1", ways, background, intake, Quotas())
-            yield make_components(LIMITS, *parts).frontend
+            yield make_components(LIMITS, model, ways, intake, Quotas()).frontend
 
 
 async def _open(frontend: Frontend, request_id: str = "request") -> RequestRunner:

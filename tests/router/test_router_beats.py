@@ -58,6 +58,9 @@ async def test_a_router_is_ready_once_it_hears_of_workers_and_until_it_is_ordere
 
 async def test_a_router_takes_no_other_order(made: RouterCluster) -> None:
     router_id = made.router.worker_id
+    async with made.bus.subscribed(made.subjects.all_beats) as heard:
+        # Its first heartbeats may wait for the broker, and are sent when it hears orders.
+        await beat_of(heard, router_id, is_ready=True)
     for verb in ("flush", "snapshot"):
         subject = made.subjects.control(router_id, verb)
         with pytest.raises(InvalidRequest, match=verb):

@@ -1,5 +1,4 @@
-"""Messages of a worker to the fleet: heartbeats, cache events with a sequence, answers to
-orders."""
+"""A worker's messages to the fleet: heartbeats, cache events with a sequence, answers to orders."""
 
 from __future__ import annotations
 
@@ -13,9 +12,10 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine
-from ferryman.errors import InvalidRequest, QueueFull
+from ferryman.errors import QueueFull
 from ferryman.runtime.http_server import Endpoints, HttpAnswer, json_answer
 from ferryman.runtime.logs import set_level
+from ferryman.runtime.membership import Membership, Orders
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
 from ferryman.wire.codec.caches import (
     CacheEvent,
@@ -23,14 +23,7 @@ from ferryman.wire.codec.caches import (
     cache_event_to_bytes,
     cache_snapshot_to_bytes,
 )
-from ferryman.wire.nats.bus import Bus, BusMessage
-from ferryman.wire.nats.heartbeat import (
-    HEARTBEAT_SECONDS,
-    Heartbeat,
-    ServedState,
-    heartbeat_to_bytes,
-)
-from ferryman.wire.nats.subjects import ControlSubject, Subjects
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
 from ferryman.worker.step_timings import StepTimings
 
 log = logging.getLogger(__name__)
@@ -40,16 +33,6 @@ log = logging.getLogger(__name__)
 STUCK_SECONDS = 30.0
 # This many keys fit into a snapshot message of the bus.
 MAX_SNAPSHOT_KEYS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """One process of one worker."""
-
-    role: str
-    worker_id: str
-    epoch: int
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +50,9 @@ class WorkerLoad:
 class CacheEvents:
     """Publishes the changes of the device cache, in order."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, who: Identity) -> None:
-        self._bus = bus
-        self._who = who
-        self._subject = subjects.cache(who.worker_id, who.epoch)
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._subject = member.subjects.cache(member.worker_id, member.epoch)
         self._sequence = 0
 
     def publish(self, changes: Iterable[TreeChange]) -> None:
@@ -80,14 +62,14 @@ class CacheEvents:
             return
         self._sequence += 1
         event = CacheEvent(
-            self._who.worker_id,
-            self._who.epoch,
+            self._member.worker_id,
+            self._member.epoch,
             self._sequence,
             removed=_by_kind(name for name, is_stored in last.items() if not is_stored),
             stored=_by_kind(name for name, is_stored in last.items() if is_stored),
         )
         try:
-            self._bus.publish(self._subject, cache_event_to_bytes(event))
+            self._member.bus.publish(self._subject, cache_event_to_bytes(event))
         except QueueFull:
             log.debug("cache event dropped sequence=%d", self._sequence)
 
@@ -96,8 +78,8 @@ class CacheEvents:
         held = list(units)
         kept = held[:MAX_SNAPSHOT_KEYS]
         snapshot = CacheSnapshot(
-            self._who.worker_id,
-            self._who.epoch,
+            self._member.worker_id,
+            self._member.epoch,
             self._sequence,
             held=_by_kind(kept),
             num_omitted=len(held) - len(kept),
@@ -128,62 +110,42 @@ class StepProgress:
 
 
 class Telemetry:
-    """Sends a heartbeat each second and cache events after each step; takes orders from the control
-    subject."""
+    """A worker's heartbeats, the changes of its cache after each step, and the orders it knows."""
 
     def __init__(
         self,
         engine: Engine,
-        who: Identity,
-        bus: Bus,
-        subjects: Subjects,
+        member: Membership,
+        address: str,
         *,
         pace: StepTimings,
         load: Callable[[], WorkerLoad],
-        order_drain: Callable[[], None],
         wake: asyncio.Event,
     ) -> None:
-        self._engine = engine
-        self._wake = wake
-        self._who = who
-        self._bus = bus
-        self._subjects = subjects
-        self._pace = pace
-        self._load = load
-        self._order_drain = order_drain
-        self._cache_events = CacheEvents(bus, subjects, who)
+        self._engine, self._wake = engine, wake
+        self._member, self._address = member, address
+        self._pace, self._load = pace, load
+        self._cache_events = CacheEvents(member)
         self._progress = StepProgress()
 
     def publish_cache_changes(self, changes: Iterable[TreeChange]) -> None:
         """Publishes the changes of the cache, in order."""
         self._cache_events.publish(changes)
 
-    async def run(self) -> None:
-        """Sends heartbeats and takes orders, for ever."""
-        pattern = self._subjects.all_control_of(self._who.worker_id)
-        async with self._bus.answering(pattern, self._obey):
-            while True:
-                self.beat()
-                await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    def beat(self) -> None:
-        """Sends one heartbeat; none while a step is stuck."""
+    def beat(self) -> Heartbeat | None:
+        """The heartbeat; none while a step is stuck."""
         now = asyncio.get_running_loop().time()
         if self._progress.is_stuck(self._engine, now):
             log.warning("engine stuck steps=%d", self._engine.stream.steps_done)
-            return
-        subject = self._subjects.beat(self._who.role, self._who.worker_id)
-        self._bus.offer(subject, heartbeat_to_bytes(self._beat()))
-
-    def _beat(self) -> Heartbeat:
+            return None
         engine, load = self._engine, self._load()
         ledgers, drafts = engine.scheduler.ledgers(), engine.scheduler.statistics().drafts
         bytes_of = {layout.kind: layout.slot_bytes for layout in engine.manifest.layouts}
         return Heartbeat(
-            role=self._who.role,
-            worker_id=self._who.worker_id,
-            epoch=self._who.epoch,
-            address=self._who.address,
+            role=self._member.role,
+            worker_id=self._member.worker_id,
+            epoch=self._member.epoch,
+            address=self._address,
             is_ready=load.is_ready,
             state=ServedState.of(engine.manifest),
             max_len=engine.max_len,
@@ -206,24 +168,23 @@ class Telemetry:
             planes=load.planes,
         )
 
-    async def _obey(self, message: BusMessage) -> bytes:
-        subject = self._subjects.parse(message.subject)
-        assert isinstance(subject, ControlSubject), "only control subjects are answered"
-        match subject.verb:
-            case "snapshot":
-                return self._cache_events.snapshot(self._engine.scheduler.allocator.tree.units())
-            case "drain":
-                self._order_drain()
-                return b'{"draining": true}'
-            case "flush":
-                freed = self._engine.scheduler.flush()
-                # no step may come for long, and routers still believe the old cache
-                self._wake.set()
-                return json.dumps({"freed": freed}).encode()
-            case "log-level":
-                set_level(message.payload.decode())
-                return b'{"ok": true}'
-        raise InvalidRequest(f"no order is called {subject.verb!r}", "verb")
+    def orders(self) -> Orders:
+        """The orders that a worker knows beside the one to drain."""
+        return {"snapshot": self._snapshot, "flush": self._flush, "log-level": _set_log_level}
+
+    def _snapshot(self, _payload: bytes) -> bytes:
+        return self._cache_events.snapshot(self._engine.scheduler.allocator.tree.units())
+
+    def _flush(self, _payload: bytes) -> bytes:
+        freed = self._engine.scheduler.flush()
+        # no step may come for long, and routers still believe the old cache
+        self._wake.set()
+        return json.dumps({"freed": freed}).encode()
+
+
+def _set_log_level(payload: bytes) -> bytes:
+    set_level(payload.decode())
+    return b'{"ok": true}'
 
 
 def debug_endpoints(engine: Engine, metrics: Metrics) -> Endpoints:

@@ -7,17 +7,20 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine, build_engine
-from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.memory_plan import complete_options
 from ferryman.model.load_progress import LoadProgress
 from ferryman.runtime.background import Background
-from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.http_server import json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.life import (
@@ -26,30 +29,28 @@ from ferryman.runtime.life import (
     announce_ready,
     run_unless_stopped,
 )
-from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.lifecycle import LifecyclePublisher
+from ferryman.runtime.membership import Membership, access_of, drain_order, joined
 from ferryman.runtime.metrics import Metrics, refused_calls
 from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
-from ferryman.runtime.tls_folder import given_tls
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import ShellSettings
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
-from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.grpc.rpc import Channels, GrpcServer
 from ferryman.wire.grpc.rpc import listening as grpc_listening
 from ferryman.wire.handoff.planes import GrpcOnly
 from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import host_cache_client
-from ferryman.wire.nats.bus import Bus, Discoverable
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
-from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.nats.bus import Discoverable
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
 from ferryman.worker.numeric_watch import NumericWatch
 from ferryman.worker.planes import PlaneSide, plane_side
-from ferryman.worker.telemetry import Identity, Telemetry, WorkerLoad, debug_endpoints
+from ferryman.worker.telemetry import Telemetry, WorkerLoad, debug_endpoints
 
 log = logging.getLogger(__name__)
 
@@ -109,38 +110,30 @@ class WorkerService(Protocol):
     async def drain(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """A kind of worker: its role, the full names of its gRPC services, and how they are made."""
+
+    role: str
+    service_names: tuple[str, ...]
+    make: Callable[[WorkerContext], WorkerService]
+
+
 async def serve_worker(
-    settings: ShellSettings,
-    options: EngineOptions,
-    role: str,
-    make: Callable[[WorkerContext], WorkerService],
-    service_names: tuple[str, ...],
-    stopping: asyncio.Event,
+    settings: ShellSettings, options: EngineOptions, kind: WorkerKind, stopping: asyncio.Event
 ) -> None:
     """Serves until `stopping` is set (or a drain is ordered) and all requests have ended."""
-    credentials = given_credentials(settings.access, role)
-    access = GrpcAccess(credentials, given_tls(settings.access, role))
+    role = kind.role
+    access = access_of(settings.access, role)
     async with AsyncExitStack() as stack:
         # A load may take minutes, and a stop ends it: so it runs beside the loop.
         engine = await run_unless_stopped(
             lambda: stack.enter_context(_loaded_engine(options, role)), stopping
         )
-        secret, epoch = make_life_secret(), make_epoch()
-        worker_id = worker_id_of(role, secret)
-        login = credentials.nats if credentials else None
-        to_broker = NatsOptions(
-            settings.bus.url,
-            worker_id,
-            login,
-            life_secret=secret,
-            authorities=access.authorities,
-        )
-        bus = await stack.enter_async_context(nats_bus(to_broker))
-        watch = NumericWatch(worker_id, stopping.set)
-        who = (role, worker_id, epoch)
-        parts = await _parts(stack, settings, engine, bus, who, watch, access)
-        service = make(parts)
-        await _serve(stack, settings, parts, service, service_names, bus, stopping)
+        member = await stack.enter_async_context(joined(settings.bus, role, access))
+        watch = NumericWatch(member.worker_id, stopping.set)
+        parts = await _parts(stack, settings, engine, member, watch, access)
+        await _serve(settings, parts, kind, member, stopping)
 
 
 @contextmanager
@@ -161,21 +154,22 @@ async def _parts(
     stack: AsyncExitStack,
     settings: ShellSettings,
     engine: Engine,
-    bus: Bus,
-    who: tuple[str, str, int],
+    member: Membership,
     watch: NumericWatch,
     access: GrpcAccess,
 ) -> WorkerContext:
-    wake = asyncio.Event()
-    subjects = Subjects(settings.bus.cluster)
-    metrics = Metrics(who[0])
-    host = await stack.enter_async_context(_host_tier(settings, engine, who, wake, metrics, access))
+    wake, metrics = asyncio.Event(), Metrics(member.role)
+    host = await stack.enter_async_context(
+        _host_tier(settings, engine, member, wake, metrics, access)
+    )
     return WorkerContext(
-        *who,
+        member.role,
+        member.worker_id,
+        member.epoch,
         engine=engine,
         wake=wake,
         host=host,
-        lifecycle=LifecyclePublisher(bus, subjects, Publisher(*who)),
+        lifecycle=member.lifecycle(),
         channels=await stack.enter_async_context(Channels(access)),
         background=await stack.enter_async_context(Background()),
         metrics=metrics,
@@ -198,7 +192,7 @@ async def _parts(
 async def _host_tier(
     settings: ShellSettings,
     engine: Engine,
-    who: tuple[str, str, int],
+    member: Membership,
     wake: asyncio.Event,
     metrics: Metrics,
     access: GrpcAccess,
@@ -216,8 +210,8 @@ async def _host_tier(
     # It names a file of shared memory to map: so it must be a host-cache of this cluster.
     options = HostCacheOptions(
         chosen.address,
-        who[1],
-        who[2],
+        member.worker_id,
+        member.epoch,
         call_seconds=chosen.call_seconds,
         prefetch=wish,
         token=access.token,
@@ -233,48 +227,55 @@ async def _host_tier(
 
 
 async def _serve(
-    stack: AsyncExitStack,
     settings: ShellSettings,
     parts: WorkerContext,
-    service: WorkerService,
-    service_names: tuple[str, ...],
-    bus: Bus,
+    kind: WorkerKind,
+    member: Membership,
     stopping: asyncio.Event,
 ) -> None:
-    listen = f"{settings.listen.host}:{settings.listen.port}"
-    listening = await stack.enter_async_context(
-        grpc_listening(
-            listen,
-            service.register,
-            grace=GRACE_SECONDS,
-            services=service_names,
-            worker_id=parts.worker_id,
-            reflects=settings.access.reflection,
-            locks=parts.access.locks(refused_calls(parts.metrics)),
-        )
+    service = kind.make(parts)
+    async with AsyncExitStack() as stack:
+        listening = await stack.enter_async_context(_listening(settings, parts, kind, service))
+        address = f"{settings.advertise}:{listening.port}"
+        service.listens_at(address)
+        guard = MetricsGuard(MetricsAccess(parts.access.credentials), parts.metrics)
+        health = {"/health": lambda: json_answer({"status": "ok"})}
+        app = observed(health, debug_endpoints(parts.engine, parts.metrics), guard.check)
+        observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
+        telemetry, loop = _moving_parts(parts, service, member, address)
+        where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
+        found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
+        await stack.enter_async_context(member.bus.discoverable(found))
+        orders = {"drain": drain_order(stopping.set), **telemetry.orders()}
+        async with (
+            alongside(loop.run(), _lasting(parts.engine), *service.jobs()),
+            member.reporting(telemetry.beat, orders) as beat,
+        ):
+            observe = f"{settings.observe.host}:{observe_port}"
+            announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
+            await stopping.wait()
+            log.info("draining")
+            await listening.drain()
+            draining = parts.background.start(service.drain())
+            await asyncio.sleep(0)  # the drain has begun, and this heartbeat reports it
+            beat()
+            await draining
+            parts.lifecycle.flush_gaps()
+        parts.numeric_watch.check()
+
+
+def _listening(
+    settings: ShellSettings, parts: WorkerContext, kind: WorkerKind, service: WorkerService
+) -> AbstractAsyncContextManager[GrpcServer]:
+    return grpc_listening(
+        f"{settings.listen.host}:{settings.listen.port}",
+        service.register,
+        grace=GRACE_SECONDS,
+        services=kind.service_names,
+        worker_id=parts.worker_id,
+        reflects=settings.access.reflection,
+        locks=parts.access.locks(refused_calls(parts.metrics)),
     )
-    address = f"{settings.advertise}:{listening.port}"
-    service.listens_at(address)
-    guard = MetricsGuard(MetricsAccess(parts.access.credentials), parts.metrics)
-    health = {"/health": lambda: json_answer({"status": "ok"})}
-    app = observed(health, debug_endpoints(parts.engine, parts.metrics), guard.check)
-    observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
-    telemetry, loop = _moving_parts(settings, parts, service, bus, address, stopping)
-    where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
-    found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
-    await stack.enter_async_context(bus.discoverable(found))
-    async with alongside(loop.run(), telemetry.run(), _lasting(parts.engine), *service.jobs()):
-        observe = f"{settings.observe.host}:{observe_port}"
-        announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
-        await stopping.wait()
-        log.info("draining")
-        await listening.drain()
-        draining = parts.background.start(service.drain())
-        await asyncio.sleep(0)  # the drain has begun, and the next heartbeat reports it
-        telemetry.beat()
-        await draining
-        parts.lifecycle.flush_gaps()
-    parts.numeric_watch.check()
 
 
 async def _lasting(engine: Engine) -> None:
@@ -283,32 +284,20 @@ async def _lasting(engine: Engine) -> None:
 
 
 def _moving_parts(
-    settings: ShellSettings,
-    parts: WorkerContext,
-    service: WorkerService,
-    bus: Bus,
-    address: str,
-    stopping: asyncio.Event,
+    parts: WorkerContext, service: WorkerService, member: Membership, address: str
 ) -> tuple[Telemetry, StepLoop]:
-    """The two jobs that run beside the servers. Every cache change is published."""
+    """The two that run beside the servers. Every cache change is published."""
 
     def on_changes(changes: tuple[TreeChange, ...]) -> None:
         parts.host.changed(changes)
         parts.cache_metrics.changed(changes)
         telemetry.publish_cache_changes(changes)
 
-    parts.metrics.watch("bus", bus.statistics)
+    parts.metrics.watch("bus", member.bus.statistics)
     parts.metrics.watch("logits", parts.numeric_watch.statistics)
     loop = StepLoop(parts.engine, parts.wake, service.on_events, parts.clock, on_changes=on_changes)
     parts.metrics.watch("loads", loop.pace.statistics)
     telemetry = Telemetry(
-        parts.engine,
-        Identity(parts.role, parts.worker_id, parts.epoch, address),
-        bus,
-        Subjects(settings.bus.cluster),
-        pace=loop.pace,
-        load=service.load,
-        order_drain=stopping.set,
-        wake=parts.wake,
+        parts.engine, member, address, pace=loop.pace, load=service.load, wake=parts.wake
     )
     return telemetry, loop

@@ -1,0 +1,138 @@
+"""The parts of a router that decide and remember, joined to its ways to others."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from ferryman.grammar.background_compiler import BackgroundCompiler
+from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.runtime.background import Background
+from ferryman.runtime.lifecycle import LifecyclePublisher
+from ferryman.runtime.membership import Membership
+from ferryman.settings.router import LimitSettings
+from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.nats.sender_proof import CheckSender
+from ferryman.wire.redis.index import PrefixIndex
+from ferryman_router.attempt_result import RetryBudget
+from ferryman_router.context import RouterContext
+from ferryman_router.dispatcher import Dispatcher
+from ferryman_router.fleet import Fleet
+from ferryman_router.fleet_listener import FleetListener, Liveness, SenderChecks
+from ferryman_router.frontend import Frontend
+from ferryman_router.intake import Intake
+from ferryman_router.metrics import RouterMetrics
+from ferryman_router.queue import WaitQueue
+from ferryman_router.quotas import Quotas
+from ferryman_router.request_table import Evacuation, RequestTable
+from ferryman_router.routing_policy import RoutingCosts
+from ferryman_router.served_model import ServedModel
+from ferryman_router.telemetry import router_statistics
+from ferryman_router.token_streams import WorkerStreams
+from ferryman_router.worker_client import WorkerClient
+
+
+@dataclass(frozen=True, slots=True)
+class Transports:
+    """How the router reaches others, and whom of them it believes. Calls that outlive their request
+    run in the `background`."""
+
+    member: Membership
+    channels: Channels
+    lifecycle: LifecyclePublisher
+    index: PrefixIndex
+    check_sender: CheckSender
+    background: Background
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The parts that others need to reach."""
+
+    fleet: Fleet
+    frontend: Frontend
+    dispatcher: Dispatcher
+    listener: FleetListener
+
+    async def run(self) -> None:
+        """Dispatches, and looks after requests that stall or whose worker drains; for ever."""
+        requests, evacuation = self.frontend.requests, Evacuation(self.frontend.ctx)
+
+        def look(now: float) -> None:
+            requests.check_stalled(now)
+            evacuation.look(requests, now)
+
+        await self.dispatcher.run(look, lambda: len(requests) > 0)
+
+
+def make_components(
+    limits: LimitSettings,
+    model: ServedModel,
+    transports: Transports,
+    intake: Intake,
+    quotas: Quotas,
+) -> Components:
+    """Builds everything from plain values and the ways to others."""
+    clock, patience = time.monotonic, limits.stream_patience_seconds
+    router_id, background = transports.member.worker_id, transports.background
+    fleet, requests, metrics = Fleet(limits.beat_timeout_seconds), RequestTable(), RouterMetrics()
+    dispatcher = Dispatcher(
+        fleet,
+        WaitQueue(limits.max_queued, limits.max_queued_per_tenant),
+        costs=RoutingCosts(),
+        patience=limits.no_worker_seconds,
+        clock=clock,
+    )
+    streams = WorkerStreams(
+        router_id,
+        fleet,
+        requests=requests,
+        dispatcher=dispatcher,
+        channels=transports.channels,
+        background=background,
+        metrics=metrics,
+        patience=patience,
+    )
+    liveness = Liveness(
+        fleet,
+        patience=patience,
+        connect=transports.channels.fresh,
+        start=background.start,
+        lost=streams.lose,
+    )
+    ctx = RouterContext(
+        router_id=router_id,
+        model=model,
+        fleet=fleet,
+        dispatcher=dispatcher,
+        budget=RetryBudget(limits.retry_share, limits.retry_floor),
+        workers=WorkerClient(fleet, transports.channels, metrics, background.start),
+        liveness=liveness,
+        ask_again=streams.ask_again,
+        lifecycle=transports.lifecycle,
+        index=transports.index,
+        metrics=metrics,
+        quotas=quotas,
+        clock=clock,
+        outlive=background.start,
+        num_in_flight=requests.__len__,
+    )
+    grammars = GrammarCompiler.for_tokenizer(model.tokenizer)
+    grammars.warm_up()
+    frontend = Frontend(ctx, requests, background, intake, limits, BackgroundCompiler(grammars))
+    listener = FleetListener(
+        transports.member.bus,
+        transports.member.subjects,
+        fleet,
+        liveness,
+        happened=streams.on_fleet_effect,
+        senders=SenderChecks(
+            transports.check_sender, metrics.forged_messages, metrics.misplaced_beats
+        ),
+        background=background,
+        clock=clock,
+    )
+    metrics.watch("bus", transports.member.bus.statistics)
+    metrics.watch("", partial(router_statistics, transports.index, dispatcher, requests))
+    return Components(fleet, frontend, dispatcher, listener)

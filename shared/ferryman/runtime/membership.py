@@ -1,0 +1,119 @@
+"""Membership of a process in its cluster: the name of one life, the bus, heartbeats, and answers to
+orders.
+
+Routers, workers and host-caches join in the same way. They differ in what their heartbeats say and
+in the orders that they know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from ferryman.errors import InvalidRequest
+from ferryman.ids import make_epoch, make_life_secret, worker_id_of
+from ferryman.runtime.credentials_file import given_credentials
+from ferryman.runtime.life import alongside
+from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.tls_folder import given_tls
+from ferryman.settings.groups import AccessSettings, BusSettings
+from ferryman.wire.grpc.role_tokens import GrpcAccess
+from ferryman.wire.nats.bus import Bus, BusMessage
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, heartbeat_to_bytes
+from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.subjects import ControlSubject, Subjects
+
+# Obeys an order with this payload; the result goes back to the sender, or the error raised.
+Order = Callable[[bytes], bytes]
+Orders = Mapping[str, Order]
+
+
+def access_of(settings: AccessSettings, role: str) -> GrpcAccess:
+    """How a process of this role shows others who it is. Raises ConfigError for a file that is not
+    its own."""
+    return GrpcAccess(given_credentials(settings, role), given_tls(settings, role))
+
+
+@asynccontextmanager
+async def joined(settings: BusSettings, role: str, access: GrpcAccess) -> AsyncIterator[Membership]:
+    """A new life of a process of this role, for the length of a block.
+
+    The broker may come later.
+    """
+    secret = make_life_secret()
+    worker_id = worker_id_of(role, secret)
+    options = NatsOptions(
+        settings.url,
+        worker_id,
+        access.credentials.nats if access.credentials else None,
+        life_secret=secret,
+        authorities=access.authorities,
+    )
+    async with nats_bus(options) as bus:
+        yield Membership(role, worker_id, make_epoch(), bus, Subjects(settings.cluster))
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One life of one process of the cluster, and its bus."""
+
+    role: str
+    worker_id: str
+    epoch: int
+    bus: Bus
+    subjects: Subjects
+
+    def lifecycle(self) -> LifecyclePublisher:
+        """Publishes the lifecycle events of this life."""
+        publisher = Publisher(self.role, self.worker_id, self.epoch)
+        return LifecyclePublisher(self.bus, self.subjects, publisher)
+
+    @asynccontextmanager
+    async def reporting(
+        self, make_beat: Callable[[], Heartbeat | None], orders: Orders
+    ) -> AsyncIterator[Callable[[], None]]:
+        """Sends a heartbeat each second and answers orders, for the length of a block.
+
+        `make_beat` gives None while the process shall count as silent. The block has a call that
+        sends a heartbeat at once, for news that cannot wait for a second.
+        """
+
+        def beat() -> None:
+            if made := make_beat():
+                subject = self.subjects.beat(self.role, self.worker_id)
+                self.bus.offer(subject, heartbeat_to_bytes(made))
+
+        async def obey(message: BusMessage) -> bytes:
+            subject = self.subjects.parse(message.subject)
+            assert isinstance(subject, ControlSubject), "only control subjects are answered"
+            if subject.verb not in orders:
+                known = ", ".join(orders)
+                raise InvalidRequest(
+                    f"no order is called {subject.verb!r} here; this {self.role} knows {known}",
+                    "verb",
+                )
+            return orders[subject.verb](message.payload)
+
+        async with (
+            self.bus.answering(self.subjects.all_control_of(self.worker_id), obey),
+            alongside(_each_second(beat)),
+        ):
+            yield beat
+
+
+async def _each_second(beat: Callable[[], None]) -> None:
+    while True:
+        beat()
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def drain_order(drain: Callable[[], None]) -> Order:
+    """The order that every process knows: take nothing new, finish, end."""
+
+    def obey(_payload: bytes) -> bytes:
+        drain()
+        return b'{"draining": true}'
+
+    return obey
