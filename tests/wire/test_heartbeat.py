@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 
 import pytest
 
@@ -78,7 +79,23 @@ def test_a_value_with_which_a_router_cannot_calculate_makes_it_no_beat(
         heartbeat_from_bytes(with_value(name, value))
 
 
-def test_whole_seconds_and_deep_nesting() -> None:
-    assert heartbeat_from_bytes(with_value("step_seconds", 2)).step_seconds == 2
+@pytest.mark.parametrize(
+    "name", [each.name for each in fields(Heartbeat) if isinstance(each.default, float)]
+)
+def test_a_whole_number_is_a_number_of_seconds(name: str) -> None:
+    """JSON has one sort of numbers: a sender may write 2 for 2.0, but a yes is no number."""
+    assert getattr(heartbeat_from_bytes(with_value(name, 2)), name) == 2.0
+    for other in (True, "2", None, -1, 2**64, math.nan):
+        with pytest.raises(InvalidRequest, match="no beat"):
+            heartbeat_from_bytes(with_value(name, other))
+
+
+def test_a_count_with_a_fraction_is_none() -> None:
+    for other in (2.0, 2.5, True):
+        with pytest.raises(InvalidRequest, match="no beat"):
+            heartbeat_from_bytes(with_value("num_queued", other))
+
+
+def test_deep_nesting_is_no_beat() -> None:
     with pytest.raises(InvalidRequest, match="no beat"):
         heartbeat_from_bytes(b"[" * 100_000)
