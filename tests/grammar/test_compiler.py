@@ -78,6 +78,19 @@ REFUSED = (
     ),
     ("huge", OutputGrammar.json_schema(a_wide_object(9)), "large"),
     ("number", OutputGrammar(GrammarKind.JSON_SCHEMA, '{"const": NaN}'), "expected value"),
+    ("only itself", OutputGrammar.json_schema({"$ref": "#"}), "refers to itself"),
+    ("itself in all", OutputGrammar.json_schema({"allOf": [{"$ref": "#"}]}), "refers to itself"),
+    (
+        "a circle",
+        OutputGrammar.json_schema(
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            }
+        ),
+        "refers to itself",
+    ),
+    ("rule of itself", OutputGrammar.context_free("start: start"), "refers to itself"),
 )
 
 
@@ -90,6 +103,24 @@ def test_what_cannot_be_served_is_refused_and_says_why(
     assert raised.value.param == grammar.kind
     assert len(str(raised.value)) < 500
     assert compiler.known(grammar) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param({"type": "array", "items": {"$ref": "#"}}, id="in its items"),
+        pytest.param({"anyOf": [{"$ref": "#"}, {"type": "array", "maxItems": 0}]}, id="or not"),
+    ],
+)
+def test_a_schema_may_refer_to_itself_on_the_way_into_a_value(
+    schema: dict[str, object], compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    matcher = compiler.compiled(OutputGrammar.json_schema(schema)).matcher()
+    written: list[int] = []
+    for token in tokenizer.encode("[]").tolist():
+        assert token in allowed(matcher)
+        matcher.move_to(written := [*written, token])
+    assert tokenizer.eos_token_ids & allowed(matcher)
 
 
 def test_a_schema_cannot_change_how_json_is_written(compiler: GrammarCompiler) -> None:

@@ -75,6 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 NOT_SERVED: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a(?=b)"}, "regex"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "json_schema"),
+    ({"guided_json": {"$ref": "#"}}, "json_schema"),
     ({"guided_grammar": "start: b"}, "grammar"),
 ]
 
