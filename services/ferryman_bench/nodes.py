@@ -18,7 +18,8 @@ from ferryman.settings.cluster import UpOptions
 from ferryman.wire.codec.prefill import prefill_order_to_wire, progress_from_wire
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import decode_pb2, hostcache_pb2
 from ferryman.wire.v1.decode_pb2_grpc import DecodeServiceStub

@@ -22,6 +22,7 @@ from ferryman.errors import (
 )
 from ferryman.runtime.credentials_file import read_credentials
 from ferryman.wire.nats.bus import Messages
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import (
     DECODE,
     HEARTBEAT_SECONDS,
@@ -30,7 +31,7 @@ from ferryman.wire.nats.heartbeat import (
     ROUTER,
     Heartbeat,
 )
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions
+from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.lifecycle_reader import CLIENT_NAME, authorities_in, connected_with, next_beat
 from ferryman_launcher.state_folder import credentials_path, running_cluster

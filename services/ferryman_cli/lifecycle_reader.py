@@ -12,8 +12,9 @@ from ferryman.handoff.lifecycle import LifecycleEntry, is_over
 from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.recorded_events import credible_event
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
 

@@ -27,7 +27,8 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.embedded import free_port
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import TokenChunk
 

@@ -77,7 +77,8 @@ async def router_seconds_per_token() -> float:
     from tests.router.fake_workers import FakePrefill, living
     from tests.servers import nats_server
 
-    from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+    from ferryman.wire.nats.connection import NatsOptions
+    from ferryman.wire.nats.nats_bus import nats_bus
     from ferryman.wire.nats.subjects import Subjects
 
     with nats_server() as nats_url:

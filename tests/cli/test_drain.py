@@ -20,9 +20,10 @@ from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
 from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.server_access import with_login
 from ferryman.wire.nats.bus import BusMessage
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState, heartbeat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.drain import DrainChoice, check_drain, order_access

@@ -15,8 +15,9 @@ from tests.servers import nats_server
 from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.runtime.lifecycle import encode_event
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace

@@ -16,7 +16,8 @@ from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.runtime.tls_folder import DOOR, NATS, TlsFolder
 from ferryman.settings.names import names_of
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman_cli.app import run
 from ferryman_cli.container_commands import GIVEN_KEY
 

@@ -22,7 +22,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.handoff.lifecycle import check
 from ferryman.wire.hostcache.arena_copy import UnitSource
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman_hostcache.host import DISTRUST_SECONDS
 from ferryman_hostcache.service import RunningHostCache
 

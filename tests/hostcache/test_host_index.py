@@ -20,7 +20,8 @@ from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.nats.bus import Messages
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index

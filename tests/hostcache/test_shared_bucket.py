@@ -35,7 +35,8 @@ from ferryman.cache.units import Tier
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.wire.grpc.rpc import CallTags
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index

@@ -22,7 +22,8 @@ from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import check
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.tiers.prefetch_values import PrefetchShortfall
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_hostcache.service import RunningHostCache
 

@@ -16,7 +16,8 @@ from ferryman.handoff.lifecycle import LifecycleEntry, check
 from ferryman.ids import NO_REQUEST
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.bus import Messages
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_hostcache.service import RunningHostCache
 

@@ -21,7 +21,8 @@ from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
 from ferryman.settings.router import LimitSettings, RouterSettings
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.nats.bus import Bus
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
 from ferryman_router.fleet import Fleet

@@ -27,7 +27,8 @@ from ferryman.runtime.embedded import free_port
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.nats.bus import Bus
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub

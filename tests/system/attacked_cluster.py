@@ -27,9 +27,10 @@ from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.key_file import read_key_file
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.bus import Messages
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.subjects import LifeSubject, Subjects
 from ferryman.wire.public import GenerateEvent, GenerateStarted, TokenChunk

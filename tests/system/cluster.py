@@ -42,7 +42,8 @@ from ferryman.settings.sources import as_environment
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.handoff.planes import GRPC, NIXL
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.v1 import hostcache_pb2

@@ -20,7 +20,8 @@ from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.tls_folder import TlsFolder
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity, MutualTls, TlsMaterial
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman_launcher.state_folder import credentials_path
 
 FAILSAFE_SECONDS = 120

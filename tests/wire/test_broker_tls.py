@@ -20,7 +20,8 @@ from ferryman.runtime.embedded import EmbeddedServer, free_port, nats_command, s
 from ferryman.runtime.server_access import write_server_access
 from ferryman.runtime.tls_folder import NATS, TlsFolder
 from ferryman.wire.grpc.role_tokens import GrpcAccess
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.permissions import CertificateFiles
 
 DECODE = credentials_of(KEY, ClusterRole.DECODE)

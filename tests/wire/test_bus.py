@@ -14,7 +14,8 @@ from ferryman.errors import DeadlineExceeded, InvalidRequest, OutOfSlots, TooLar
 from ferryman.ids import make_request_id
 from ferryman.testing.memory_bus import MemoryBroker, MemoryBus
 from ferryman.wire.nats.bus import DEADLINE_HEADER, Bus, BusMessage, Discoverable, matches
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.connection import NatsOptions
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 
 Connect = Callable[[], AbstractAsyncContextManager[Bus]]

@@ -20,8 +20,9 @@ from ferryman.errors import Unavailable
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.runtime.server_access import with_login, write_server_access
 from ferryman.wire.nats.bus import BusMessage, Discoverable
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.lifecycle_log import STREAM
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.permissions import inbox_of
 from ferryman.wire.nats.subjects import REFUSED_LOGINS, Subjects
 

@@ -14,8 +14,9 @@ from tests.servers import running_nats
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.runtime.embedded import free_port, nats_command, start
 from ferryman.wire.nats.bus import Discoverable
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.lifecycle_log import STREAM, LogLimits
-from ferryman.wire.nats.nats_bus import NatsBus, NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
 
 LOCAL = Subjects("local")

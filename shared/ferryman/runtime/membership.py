@@ -21,8 +21,9 @@ from ferryman.runtime.tls_folder import given_tls
 from ferryman.settings.groups import AccessSettings, BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
+from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, heartbeat_to_bytes
-from ferryman.wire.nats.nats_bus import NatsOptions, nats_bus
+from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import ControlSubject, Subjects
 
 # Obeys an order with this payload; the result goes back to the sender, or the error raised.

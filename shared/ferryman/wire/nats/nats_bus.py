@@ -1,7 +1,7 @@
 """The bus over NATS.
 
 The client library could buffer while the broker is away and deliver old messages late, so its
-buffer is off. Messages wait in our outbox. Pings detect a broker that is stopped.
+buffer is off. Messages wait in our outbox until the connection is up.
 """
 
 from __future__ import annotations
@@ -9,22 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ferryman.credentials import ClusterRole, Login
-from ferryman.errors import ConfigError, DeadlineExceeded, InvalidRequest, Unavailable
-from ferryman.ids import NO_SECRET
+from ferryman.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from ferryman.wire.nats.bus import (
     DEADLINE_HEADER,
-    MAX_PAYLOAD_BYTES,
     Answer,
     BusMessage,
     BusStatistics,
@@ -35,68 +28,21 @@ from ferryman.wire.nats.bus import (
     checked_payload,
     matches,
 )
-from ferryman.wire.nats.discovery import Attachment, Discovery, ServiceListener
+from ferryman.wire.nats.connection import CONNECT_SECONDS, BrokerConnection, NatsOptions
+from ferryman.wire.nats.discovery import Discovery, ServiceListener
 from ferryman.wire.nats.lifecycle_log import (
     ALL_LIFE,
     Acknowledgements,
-    LogLimits,
     ensure_stream,
     read_log,
 )
 from ferryman.wire.nats.outbox import OutboundMessage, Outbox
-from ferryman.wire.nats.permissions import BrokerRefusals, inbox_of
 from ferryman.wire.nats.replies import answer_from, answer_to
 from ferryman.wire.nats.sender_proof import proof_for
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 2
-RECONNECT_WAIT_SECONDS = 0.5
-PING_SECONDS = 1
-MAX_PINGS_OUTSTANDING = 2
 FLUSH_SECONDS = 1.0
-CLOSE_SECONDS = 1.0
-_READERS = frozenset(ClusterRole) - {ClusterRole.ROUTER}
-_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
-
-
-@dataclass(frozen=True, slots=True)
-class NatsOptions:
-    """The broker's URLs (with commas), the client's name, its login, and the limits of the log.
-
-    A broker that asks for no login is shown none; a URL that names a user counts more. Without
-    limits (None) the client leaves the log as it is, whatever its login allows. A worker proves by
-    its `life_secret` that messages come from it. A broker with TLS has a certificate of one of the
-    newest `authorities` (PEM), or (None) of the machine's.
-    """
-
-    url: str
-    client_name: str = "ferryman"
-    login: Login | None = None
-    log: LogLimits | None = field(default_factory=LogLimits)
-    life_secret: str = field(default=NO_SECRET, repr=False)
-    authorities: Callable[[], bytes] | None = None
-
-    @property
-    def user(self) -> str:
-        """The name that the broker is shown; empty for none."""
-        if "@" in self.url:
-            return urlsplit(self.url.split(",")[0].strip()).username or ""
-        return self.login.user if self.login else ""
-
-    @property
-    def kept_log(self) -> LogLimits | None:
-        """The limits of the log that it makes: of our roles routers alone may, and a stranger's
-        name tells nothing."""
-        return None if self.user in _READERS else self.log
-
-    @property
-    def servers(self) -> list[str]:
-        servers = [server.strip() for server in self.url.split(",")]
-        for server in servers:
-            if not server.startswith(_SCHEMES):
-                raise ConfigError(f"{server!r} is no NATS URL; it begins with nats:// or tls://")
-        return servers
 
 
 @asynccontextmanager
@@ -130,19 +76,12 @@ class NatsBus:
 
     def __init__(self, options: NatsOptions, outbox: Outbox | None = None) -> None:
         self._options = options
-        self._servers = options.servers
-        self._client = Client()
-        self._believed = b""
+        self._connection = BrokerConnection(options, self._on_up)
+        self._client = self._connection.client
         self._outbox = outbox or Outbox()
-        self._inbox = inbox_of(options.user)
-        self._acks = Acknowledgements(f"{self._inbox}.{secrets.token_hex(11)}")
-        self._refusals = BrokerRefusals()
-        self._attached: list[Attachment] = []
-        self._was_up = False
+        self._acks = Acknowledgements(f"{self._connection.inbox}.{secrets.token_hex(11)}")
         self._has_log = False
-        self._up, self._down = asyncio.Event(), asyncio.Event()
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
-        self._down.set()
         self._num_sent, self._num_unsendable = 0, 0
         self._num_missed = 0
 
@@ -150,25 +89,25 @@ class NatsBus:
 
     @property
     def is_connected(self) -> bool:
-        return self._client.is_connected
+        return self._connection.is_connected
 
     async def connected(self) -> None:
         """Waits until the broker is there; the caller sets the time limit."""
-        await self._up.wait()
+        await self._connection.up.wait()
 
     async def disconnected(self) -> None:
         """Waits until the broker is away."""
-        await self._down.wait()
+        await self._connection.down.wait()
 
     def publish(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        checked_payload(payload, self._max_payload)
+        checked_payload(payload, self._connection.max_payload)
         self._outbox.keep(self._outbound(subject, payload, headers))
         self._wake.set()
 
     def offer(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
-        checked_payload(payload, self._max_payload)
+        checked_payload(payload, self._connection.max_payload)
         self._outbox.offer(self._outbound(subject, payload, headers))
         self._wake.set()
 
@@ -179,7 +118,7 @@ class NatsBus:
         async def arrive(message: Msg) -> None:
             self._num_missed += not messages.try_put(_received(message))
 
-        async with self._attachment(ServiceListener(self._client, pattern, arrive)):
+        async with self._connection.attached(ServiceListener(self._client, pattern, arrive)):
             yield messages
 
     @asynccontextmanager
@@ -190,11 +129,11 @@ class NatsBus:
                 with suppress(nats.errors.Error, OSError):
                     await self._client.publish(message.reply, payload, headers=headers or None)
 
-        async with self._attachment(ServiceListener(self._client, pattern, arrive)):
+        async with self._connection.attached(ServiceListener(self._client, pattern, arrive)):
             yield
 
     async def request(self, subject: str, payload: bytes, *, timeout_seconds: float) -> bytes:
-        checked_payload(payload, self._max_payload)
+        checked_payload(payload, self._connection.max_payload)
         if not self.is_connected:
             raise Unavailable("the broker is away")
         headers = {DEADLINE_HEADER: str(round(timeout_seconds * 1000))}
@@ -217,7 +156,7 @@ class NatsBus:
 
     @asynccontextmanager
     async def discoverable(self, process: Discoverable) -> AsyncIterator[None]:
-        async with self._attachment(Discovery(self._client, process)):
+        async with self._connection.attached(Discovery(self._client, process)):
             yield
 
     def statistics(self) -> BusStatistics:
@@ -229,16 +168,17 @@ class NatsBus:
             num_recorded=self._acks.num_recorded,
             num_unrecorded=self._acks.num_unrecorded,
             num_missed=self._num_missed,
-            num_forbidden=self._refusals.number,
+            num_forbidden=self._connection.refusals.number,
         )
 
     # The job that connects and sends.
 
     async def run(self) -> None:
         """Connects, then sends waiting messages, for ever."""
-        await self._connect()
+        await self._connection.connect()
+        await self._client.subscribe(self._acks.pattern, cb=self._acks.on_answer)
         while True:
-            await self._up.wait()
+            await self._connection.up.wait()
             if not self._has_log:
                 await self._begin_log()
             await self._send_waiting()
@@ -250,60 +190,22 @@ class NatsBus:
     async def flush(self) -> None:
         """Waits until every message published so far was sent; for ever, while the broker is
         away."""
-        while len(self._outbox) or not self._up.is_set():
-            await self._up.wait()
+        while len(self._outbox) or not self._connection.up.is_set():
+            await self._connection.up.wait()
             self._idle.clear()
             self._wake.set()
             await self._idle.wait()
         await self._client.flush()
 
     async def close(self) -> None:
-        """Closes the connection. Without servers a reconnection ends; when only cancelled, it might
-        go on."""
-        self._up.clear()
-        # uvloop raises RuntimeError for a transport that the broker has closed. Behind a handshake
-        # that failed, the library waits for the end of a connection that never ends.
-        with suppress(OSError, RuntimeError, nats.errors.Error):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                if self._was_up:
-                    self._client.set_server_pool([])
-                await self._client.close()
-
-    @property
-    def _max_payload(self) -> int:
-        return self._client.max_payload if self.is_connected else MAX_PAYLOAD_BYTES
+        """Closes the connection."""
+        await self._connection.close()
 
     def _outbound(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None
     ) -> OutboundMessage:
         proof = proof_for(check_subject(subject), self._options.life_secret)
         return OutboundMessage(subject, payload, {**(headers or {}), **proof})
-
-    async def _connect(self) -> None:
-        # The library would prefer this login to one that the URL names.
-        login = None if "@" in self._options.url else self._options.login
-        self._believe_newest()
-        await self._client.connect(
-            user=login.user if login else None,
-            password=login.password if login else None,
-            servers=self._servers,
-            name=self._options.client_name,
-            inbox_prefix=self._inbox,
-            error_cb=self._on_error,
-            disconnected_cb=self._on_disconnected,
-            reconnected_cb=self._on_connected,
-            connect_timeout=CONNECT_SECONDS,
-            reconnect_time_wait=RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type]
-            max_reconnect_attempts=-1,
-            ping_interval=PING_SECONDS,
-            max_outstanding_pings=MAX_PINGS_OUTSTANDING,
-            pending_size=0,
-        )
-        await self._client.subscribe(self._acks.pattern, cb=self._acks.on_answer)
-        self._was_up = True
-        for attachment in tuple(self._attached):
-            await attachment.attach()
-        await self._on_connected()
 
     async def _begin_log(self) -> None:
         for message in reversed(self._acks.take_outstanding()):
@@ -313,7 +215,7 @@ class NatsBus:
             await ensure_stream(self._client, limits)
 
     async def _send_waiting(self) -> None:
-        while self._up.is_set():
+        while self._connection.up.is_set():
             await self._acks.room()
             message = self._outbox.take()
             if message is None:
@@ -330,7 +232,7 @@ class NatsBus:
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError):
             self._acks.withdraw(reply)
             self._outbox.give_back(message)
-            self._up.clear()
+            self._connection.up.clear()
         except nats.errors.Error as error:
             self._acks.withdraw(reply)
             self._num_unsendable += 1
@@ -338,49 +240,9 @@ class NatsBus:
         else:
             self._num_sent += 1
 
-    async def _on_connected(self) -> None:
-        log.info("bus connected url=%s", self._options.url)
+    def _on_up(self) -> None:
         self._has_log = False
-        self._up.set()
-        self._down.clear()
         self._wake.set()
-
-    async def _on_disconnected(self) -> None:
-        if self._up.is_set():
-            log.warning("bus away url=%s", self._options.url)
-        self._up.clear()
-        self._down.set()
-        self._believe_newest()
-
-    def _believe_newest(self) -> None:
-        """The next attempts to connect believe the newest authorities, and no earlier ones.
-
-        Without any the library makes a context of its own for a broker with TLS.
-        """
-        authorities = self._options.authorities
-        if authorities is not None and (newest := authorities()) != self._believed:
-            # The library asks its options at each attempt.
-            context = ssl.create_default_context(cadata=newest.decode("ascii"))
-            self._client.options["tls"], self._believed = context, newest
-
-    async def _on_error(self, error: Exception) -> None:
-        # So ends each attempt that fails: the broker may be given a new certificate while away.
-        self._believe_newest()
-        if not self._refusals.take(error):
-            log.debug("bus error: %r", error)
-
-    @asynccontextmanager
-    async def _attachment(self, attachment: Attachment) -> AsyncIterator[None]:
-        """Attaches now, or once the broker is there; the library renews it after outages."""
-        self._attached.append(attachment)
-        try:
-            if self._was_up:
-                await attachment.attach()
-            yield
-        finally:
-            self._attached.remove(attachment)
-            with suppress(nats.errors.Error, OSError, TimeoutError):
-                await attachment.detach()
 
 
 def _received(message: Msg) -> BusMessage:
