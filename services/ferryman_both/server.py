@@ -128,6 +128,9 @@ class BothServicer:
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         return (*self._prefill.jobs(), *self._decode.jobs())
 
+    async def prepare_drain(self) -> None:
+        """Needs nothing for it: its requests leave by gRPC."""
+
     async def drain(self) -> None:
         """Refuses new prompts, and waits until the last request has ended and is read."""
         await self._prefill.drain()

@@ -31,10 +31,12 @@ class Departure:
         request: DecodeRequest,
         side: SendingSide,
         parts: WorkerContext,
+        me: WorkerAddress,
     ) -> None:
+        """`me` is this worker as a writer."""
         self.order = order
         self._request, self._parts = request, parts
-        manifest, me = parts.engine.manifest, WorkerAddress(parts.worker_id, "", parts.epoch)
+        manifest = parts.engine.manifest
         seen = without_last(order, manifest.page_size)
         decode = DecodeClient(seen, parts.channels, me, manifest, side.transport)
         source = HandoffSource(
@@ -56,6 +58,10 @@ class Departure:
     @property
     def is_handed_off(self) -> bool:
         return self._done is not None
+
+    def refuse(self, reservation_id: str) -> None:
+        """The other worker gave up the reservation."""
+        self._writer.refuse(reservation_id)
 
     async def run(self) -> PrefillHandedOff:
         """Returns when the other worker has the request. Raises the error that ended it."""

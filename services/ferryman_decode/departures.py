@@ -12,25 +12,27 @@ it does not come for the state, another attempt computes the request as after a 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
-from ferryman.wire.handoff.planes import GrpcOnly
-from ferryman.wire.values import PrefillOrder
+from ferryman.wire.values import PrefillOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.send_leases import SendLeases
+from ferryman.worker.stop_orders import StopOrder, StopOrders
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.decode_request import DecodeRequest
 from ferryman_decode.departure import Departure
 
 # How long a detached request's state waits for the order to hand it off.
 HOLD_SECONDS = 10.0
-NO_NIXL = GrpcOnly("a request that leaves its decode worker goes by gRPC")
+# How long a drain waits for a NIXL agent: requests go on meanwhile, and new ones are taken.
+PREPARE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class DepartureStatistics:
 class _DetachedState:
     request: DecodeRequest
     until: float
-    is_taken: bool = False
+    departure: Departure | None = None
 
 
 class Departures:
@@ -61,14 +63,34 @@ class Departures:
         self._num_detached = self._num_handed_off = self._num_given_up = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        me = WriterId(parts.worker_id, parts.epoch)
+        self._is_needed = asyncio.Event()
+        self._me = WorkerAddress(parts.worker_id, "", parts.epoch)
+        writer = WriterId(parts.worker_id, parts.epoch)
         self._side = SendingSide(
             parts.engine,
             parts.wake,
             SendLeases(parts.engine.scheduler, parts.clock),
-            HandoffTransport(NO_NIXL, me, parts.clock),
+            HandoffTransport(parts.planes, writer, parts.clock),
             parts.clock,
         )
+        self.stops = StopOrders(parts.epoch, self._side.send_leases, self._refuse)
+
+    def listens_at(self, address: str) -> None:
+        """Stores the address at which another decode worker may ask for a stop."""
+        self._me = replace(self._me, address=address)
+
+    async def run(self) -> None:
+        """Keeps an agent for NIXL from when requests are about to leave."""
+        # A worker drains once in its life, and an agent takes memory.
+        await self._is_needed.wait()
+        await self._side.transport.run()
+
+    async def prepare(self) -> None:
+        """Has an agent made, and waits for it a moment. Without one, requests leave by gRPC."""
+        self._is_needed.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PREPARE_SECONDS):
+                await self._side.transport.made()
 
     # Detaching.
 
@@ -77,6 +99,7 @@ class Departures:
         if request.context.request_id not in self._held:
             self._wanted[request.name] = request
             self._idle.clear()
+            self._is_needed.set()
             self.retry()
 
     def retry(self) -> None:
@@ -100,7 +123,7 @@ class Departures:
     def expire(self, now: float) -> None:
         """Gives up requests for which no order came in time, and sends that nobody renews."""
         self._side.send_leases.expire()
-        late = [held for held in self._held.values() if now >= held.until and not held.is_taken]
+        late = [held for held in self._held.values() if now >= held.until and not held.departure]
         for held in late:
             self._num_given_up += 1
             self._leave(held)
@@ -132,7 +155,7 @@ class Departures:
         if held is None:
             raise LeaseLost(f"the state of {order.context.request_id} is not kept here")
         name = held.request.name
-        if held.is_taken or order.context.attempt <= held.request.context.attempt:
+        if held.departure or order.context.attempt <= held.request.context.attempt:
             raise Stale(f"attempt {order.context.attempt} comes too late for {name}")
         if order.worker_epoch != self._parts.epoch:
             raise WrongEpoch(f"this is epoch {self._parts.epoch}, not {order.worker_epoch}")
@@ -142,8 +165,8 @@ class Departures:
         is_same = np.array_equal(known, order.request.token_ids)
         if not is_same or held.request.router_id != order.router_id:
             raise Stale(f"{name} has other tokens here, or another router, than in the order")
-        held.is_taken = True
-        return Departure(order, held.request, self._side, self._parts)
+        held.departure = Departure(order, held.request, self._side, self._parts, self._me)
+        return held.departure
 
     def ended(self, departure: Departure) -> None:
         """The attempt is over. If it failed, the state is as it was, and another one may come."""
@@ -152,7 +175,13 @@ class Departures:
             self._num_handed_off += 1
             self._leave(held)
         else:
-            held.is_taken, held.until = False, self._parts.clock() + HOLD_SECONDS
+            held.departure, held.until = None, self._parts.clock() + HOLD_SECONDS
+
+    def _refuse(self, order: StopOrder) -> None:
+        held = self._held.get(order.request_id)
+        departure = held.departure if held else None
+        if departure is not None and departure.order.context.attempt == order.attempt:
+            departure.refuse(order.reservation_id)
 
     def _leave(self, held: _DetachedState) -> None:
         """Frees its slots, but for those that are still being sent."""

@@ -257,6 +257,11 @@ class Requests:
             self._idle.set()
             self._busy.clear()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is reserved or running."""
+        return self._busy.is_set()
+
     async def idle(self) -> None:
         """Waits until no request is reserved or running."""
         await self._idle.wait()

@@ -40,7 +40,7 @@ from ferryman.wire.handoff.grpc_plane import receive_pages
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
 from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer
 from ferryman.wire.hostcache.client import HostLease
-from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
+from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     PrefillAdmitted,
     PrefillQueued,
@@ -49,6 +49,7 @@ from ferryman.wire.values import (
     WriterAbort,
 )
 from ferryman.worker.order_check import OrderCheck
+from ferryman.worker.stop_orders import StopOrder, StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.aborts import Aborts, Quarantine
@@ -67,6 +68,27 @@ SERVICE = "ferryman.wire.v1.DecodeService"
 # The longest delay between the end of a lease or deadline and its handling.
 EXPIRY_SECONDS = 0.1
 IDLE_SECONDS = 1.0  # … of what is left when no request is under way
+
+
+class StopWritingServicer(prefill_pb2_grpc.PrefillServiceServicer):
+    """The part of PrefillService that a decode worker serves, because it writes the requests that
+    leave it. It refuses to prefill (UNIMPLEMENTED)."""
+
+    def __init__(self, stops: StopOrders) -> None:
+        self._stops = stops
+
+    async def StopWriting(
+        self, request: prefill_pb2.StopWritingRequest, context: Any
+    ) -> prefill_pb2.StopWritingResponse:
+        order = StopOrder(
+            request.request_id, request.attempt, request.reservation_id, request.worker_epoch
+        )
+        word = await self._stops.obey(order)
+        return prefill_pb2.StopWritingResponse(
+            is_stopped=word.is_stopped,
+            has_failed_writes=word.has_failed_writes,
+            worker_epoch=self._stops.epoch,
+        )
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -107,10 +129,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._parts.background.start(self._quarantine.until_stopped(order))
 
     def listens_at(self, address: str) -> None:
-        """Needs no address here: the router tells it to prefill."""
+        """Stores the address at which the taker of a request may ask for a stop."""
+        self._departures.listens_at(address)
 
     def register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+        # A worker that prefills, too, serves the whole of that service, and never writes by NIXL.
+        if not isinstance(self._parts.planes, GrpcOnly):
+            stops = StopWritingServicer(self._departures.stops)
+            prefill_pb2_grpc.add_PrefillServiceServicer_to_server(stops, server)
 
     # Hand-off.
 
@@ -317,6 +344,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             planes=self._nixl_receiver.planes,
         )
 
+    async def prepare_drain(self) -> None:
+        """Makes ready to send running requests elsewhere; new ones are still taken meanwhile."""
+        if self._requests.is_busy:
+            await self._departures.prepare()
+
     async def drain(self) -> None:
         """Refuses new reservations; waits until running requests have ended and are read."""
         self._is_draining = True
@@ -326,7 +358,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Jobs beside the servers; the worker ends when one of them ends."""
-        return (self._expire(), self._nixl_receiver.run())
+        return (self._expire(), self._nixl_receiver.run(), self._departures.run())
 
     def _on_landed(self, message: bytes) -> None:
         """Verifies units that a writer reports as landed, while it goes on writing."""

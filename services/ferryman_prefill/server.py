@@ -22,14 +22,13 @@ from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.loop import hear_each
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.send_leases import SendLeases
+from ferryman.worker.stop_orders import StopOrder, StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_prefill.attempt import PrefillAttempt
 from ferryman_prefill.prompt_attempt import AttemptOver, PrefillContext, PromptAttempt
 
 SERVICE = "ferryman.wire.v1.PrefillService"
-# How long a call that asks for a stop waits; then decode asks again.
-STOP_SECONDS = 1.0
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
@@ -52,6 +51,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             ),
             clock=parts.clock,
         )
+        self._stops = StopOrders(parts.epoch, self._send_leases, self._refuse)
         self._channels = parts.channels
         self._numeric_watch = parts.numeric_watch
         self._me = WorkerAddress(parts.worker_id, "", parts.epoch)
@@ -109,17 +109,19 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     async def StopWriting(
         self, request: prefill_pb2.StopWritingRequest, context: Any
     ) -> prefill_pb2.StopWritingResponse:
-        if request.worker_epoch != self._me.epoch:
-            raise WrongEpoch(f"this is epoch {self._me.epoch}, not {request.worker_epoch}")
-        # Before the answer to Reserve has come, an attempt does not know its reservation's id.
-        if attempt := self._attempts.get(f"{request.request_id}.{request.attempt}"):
-            attempt.refuse(request.reservation_id)
-        word = await self._send_leases.stop_and_report(request.reservation_id, STOP_SECONDS)
+        order = StopOrder(
+            request.request_id, request.attempt, request.reservation_id, request.worker_epoch
+        )
+        word = await self._stops.obey(order)
         return prefill_pb2.StopWritingResponse(
             is_stopped=word.is_stopped,
             has_failed_writes=word.has_failed_writes,
-            worker_epoch=self._me.epoch,
+            worker_epoch=self._stops.epoch,
         )
+
+    def _refuse(self, order: StopOrder) -> None:
+        if attempt := self._attempts.get(f"{order.request_id}.{order.attempt}"):
+            attempt.refuse(order.reservation_id)
 
     def _checked(self, order: PrefillOrder) -> PrefillOrder:
         """Checks the order before anything is taken."""
@@ -164,6 +166,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     def jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Jobs beside the servers. Attempts have tasks and deadlines of their own."""
         return (self._send_leases.expiring(), self._transport.run())
+
+    async def prepare_drain(self) -> None:
+        """Needs nothing for it."""
 
     async def drain(self) -> None:
         """Refuses new orders, and waits until every attempt has ended."""

@@ -113,7 +113,7 @@ class MoveLog:
 
 @contextmanager
 def cluster(folder: Path, flags: Sequence[str]) -> Iterator[Mapping[str, str]]:
-    """What `cluster.json` says of a cluster with two decode workers."""
+    """A cluster with two decode workers, as its `cluster.json` describes it."""
     ports = ["--http-port", str(free_port()), "--grpc-port", str(free_port())]
     size = ["--decode", str(NUM_DECODE), "--state-dir", str(folder), "--json"]
     command = [sys.executable, "-m", "ferryman_cli", "up", *size, *ports, *flags]

@@ -6,13 +6,16 @@ Each order is tried in time, late, twice, and forged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.decode.test_quarantine import OvertakesItself
 from tests.worker.fake_engine import MANIFEST, PAGE_SIZE, request
+from tests.worker.late_agents import late_agent_in
 from tests.worker.pair import (
     PairWorker,
     WorkerPair,
@@ -27,7 +30,9 @@ from ferryman.cache.keys import page_keys, root_key
 from ferryman.errors import InvalidRequest, LeaseLost, NotFound, OutOfSlots, Stale, WrongEpoch
 from ferryman.wire.codec.handoff import hand_off_order_to_wire, hand_off_progress_from_wire
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.v1 import decode_pb2
+from ferryman.wire.handoff.nixl_library import has_nixl
+from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     Failure,
     PrefillHandedOff,
@@ -37,6 +42,7 @@ from ferryman.wire.values import (
     RouterAbort,
     WorkerAddress,
 )
+from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode import departures
 from ferryman_decode.server import DecodeServicer
 
@@ -106,11 +112,16 @@ class Leaving:
 
 
 @asynccontextmanager
-async def leaving(*, num_slots: int = 60) -> AsyncIterator[Leaving]:
+async def leaving(
+    *,
+    num_slots: int = 60,
+    planes: PlaneChoice = "grpc",
+    make_taker: Callable[[WorkerContext], Any] = DecodeServicer,
+) -> AsyncIterator[Leaving]:
     """A request under way; its steps wait for `go_on`."""
     async with AsyncExitStack() as stack:
-        pair = await stack.enter_async_context(pair_of_workers())
-        taker = await stack.enter_async_context(worker("decode", DecodeServicer, num_slots))
+        pair = await stack.enter_async_context(pair_of_workers(planes=planes))
+        taker = await stack.enter_async_context(worker("decode", make_taker, num_slots, planes))
         taken = await stack.enter_async_context(paired(pair.prefill, taker))
         pair.decode.hold()
         await pair.run_prefill(pair.order(ASKED))
@@ -228,3 +239,64 @@ async def test_a_late_abort_of_the_attempt_that_was_leaves_its_state_alone() -> 
         await moved.pair.abort(RouterAbort("r1", 1, "attempt_lost", "router-1"))
         await moved.hand_off(moved.order(tokens))
         await moved.answer_at_taker(tokens)
+
+
+# By NIXL, where the taker cannot refuse a late write.
+
+with_nixl = pytest.mark.skipif(not has_nixl(), reason="NIXL is not installed")
+
+
+@with_nixl
+async def test_a_late_write_of_a_request_that_leaves_lands_in_quarantined_slots_only() -> None:
+    """The taker gives the reservation up while it is written, and asks the leaving worker."""
+    async with leaving(planes="nixl") as moved:
+        tokens = await moved.detached()
+        transport = moved.source.service._departures._side.transport
+        await transport.made()
+        late = late_agent_in(transport)
+        running = asyncio.create_task(moved.hand_off(moved.order(tokens)))
+        await until(lambda: late.num_waiting > 0)
+        answer = await moved.taken.abort(RouterAbort("r1", 2, "attempt_lost", "router-1"))
+        assert answer.has_pending_writes
+        assert "transfer_in" in moved.taker.leased()
+        await asyncio.to_thread(late.arrive)
+        with pytest.raises(LeaseLost):
+            await running
+        await until(lambda: not moved.taker.leased())
+        await moved.hand_off(moved.order(tokens, attempt=3))
+        rest, _ = await moved.taken.read_tokens("r1", attempt=3, base=len(tokens) - 1)
+        assert [*tokens[:-1], *rest] == expected(ASKED)
+        assert moved.source.facts("handed_off")[-1]["path"] == "nixl"
+        await moved.nothing_is_kept()
+
+
+@with_nixl
+async def test_a_reservation_given_up_before_the_leaving_worker_knows_it_is_never_written() -> None:
+    async with leaving(planes="nixl", make_taker=OvertakesItself) as moved:
+        tokens = await moved.detached()
+        parts = moved.source.parts
+        taker = moved.taker.service
+        taker.prefill = prefill_pb2_grpc.PrefillServiceStub(parts.channels.to(moved.source.address))
+        taker.epoch = parts.epoch
+        with pytest.raises(LeaseLost, match="before it was known"):
+            await moved.hand_off(moved.order(tokens))
+        assert taker.answer.is_stopped
+
+
+@with_nixl
+async def test_a_worker_is_asked_to_stop_in_its_own_life_alone() -> None:
+    async with leaving(planes="nixl") as moved:
+        stub = prefill_pb2_grpc.PrefillServiceStub(
+            moved.pair.prefill.parts.channels.to(moved.source.address)
+        )
+        with pytest.raises(WrongEpoch), typed_errors():
+            await stub.StopWriting(prefill_pb2.StopWritingRequest(worker_epoch=1))
+
+
+@with_nixl
+async def test_a_worker_that_will_drain_has_its_agent_before_requests_leave() -> None:
+    async with leaving(planes="nixl") as moved:
+        transport = moved.source.service._departures._side.transport
+        assert transport.planes == ("grpc",), "an agent takes memory, and is not needed yet"
+        await moved.source.service.prepare_drain()
+        assert transport.planes == ("nixl", "grpc")

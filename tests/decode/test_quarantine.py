@@ -219,7 +219,7 @@ class OvertakesItself(DecodeServicer):
         answer = await super().Reserve(request, context)
         stop = prefill_pb2.StopWritingRequest(
             request_id=request.context.request_id,
-            attempt=1,
+            attempt=request.context.attempt,
             reservation_id=answer.reservation_id,
             worker_epoch=self.epoch,
         )

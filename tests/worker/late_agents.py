@@ -11,6 +11,7 @@ from tests.worker.pair import PairWorker
 from ferryman.errors import Unavailable
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun
+from ferryman.worker.handoff_transport import HandoffTransport
 
 Write = tuple[str, Sequence[WriteRun], "Future[None]"]
 End = Callable[[str, Sequence[WriteRun], "Future[None]"], None]
@@ -121,8 +122,13 @@ def _lost(peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
 
 def late_agent_of(prefill: PairWorker) -> LateAgent:
     """Put in place of the worker's own; no write is too late for this test's patience."""
-    writer = prefill.service._transport.writer
+    return late_agent_in(prefill.service._transport)
+
+
+def late_agent_in(transport: HandoffTransport) -> LateAgent:
+    """The same, of a writer by its transport."""
+    writer = transport.writer
     writer._stall_seconds = 600.0
-    writer._agent = LateAgent(writer._agent)
-    late: LateAgent = writer._agent
+    late = LateAgent(writer._agent)
+    writer._agent = late  # type: ignore[assignment]
     return late

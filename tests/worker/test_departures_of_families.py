@@ -26,6 +26,8 @@ from ferryman.llm import Completion
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.handoff import hand_off_order_to_wire
 from ferryman.wire.grpc.status import typed_errors
+from ferryman.wire.handoff.nixl_library import has_nixl
+from ferryman.wire.handoff.planes import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman.wire.values import Failure, RequestContext
 from ferryman_decode.server import DecodeServicer
@@ -37,16 +39,19 @@ DRAWN = SamplingParams(
 )
 # Mamba-2, a window, the delta rule, latents: each kind of state once.
 IN_CI = ("granite", "gpt_oss", "qwen3_next", "deepseek_v3")
+PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl") if has_nixl() else ("grpc",)
 FAMILIES = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else IN_CI
 
 
 @asynccontextmanager
-async def three_workers(folder: Path, **both: Any) -> AsyncIterator[tuple[WorkerPair, WorkerPair]]:
+async def three_workers(
+    folder: Path, planes: PlaneChoice = "grpc", **both: Any
+) -> AsyncIterator[tuple[WorkerPair, WorkerPair]]:
     """One prefill worker, with each of two decode workers."""
     with build_engine(worker_options(folder, **both)) as for_taker:
         async with (
-            pair_on(folder, "grpc", **both) as pair,
-            worker_on(for_taker, "decode", DecodeServicer) as taker,
+            pair_on(folder, planes, **both) as pair,
+            worker_on(for_taker, "decode", DecodeServicer, planes) as taker,
             paired(pair.prefill, taker) as taken,
         ):
             yield pair, taken
@@ -93,7 +98,11 @@ async def move(
 
 
 async def check_moved(
-    pair: WorkerPair, taken: WorkerPair, cold: Completion, sampling: SamplingParams = GREEDY
+    pair: WorkerPair,
+    taken: WorkerPair,
+    cold: Completion,
+    sampling: SamplingParams = GREEDY,
+    planes: PlaneChoice = "grpc",
 ) -> None:
     """Tokens and log probabilities, the repeated one's too, are those of the cold run."""
     drawn = await detached(pair, sampling)
@@ -106,6 +115,8 @@ async def check_moved(
     for found, right in zip((*drawn.logprobs[:-1], *rest.logprobs), cold.logprobs, strict=True):
         assert found == pytest.approx(right, abs=1e-9, rel=0)
     assert taken.decode.engine.scheduler.statistics().prefill_steps == 0
+    (handed_off,) = pair.decode.facts("handed_off")
+    assert handed_off["path"] == planes, handed_off
     await until(lambda: not pair.decode.leased() | taken.decode.leased())
     for side in (pair.decode, taken.decode):
         side.engine.scheduler.check_integrity()
@@ -117,12 +128,15 @@ def cold_answer(folder: Path, sampling: SamplingParams = GREEDY) -> Completion:
     return cold
 
 
+@pytest.mark.parametrize("planes", PLANES)
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_request_that_moved_answers_as_the_cold_run(family: str, tmp_path: Path) -> None:
+async def test_a_request_that_moved_answers_as_the_cold_run(
+    family: str, planes: PlaneChoice, tmp_path: Path
+) -> None:
     folder = save_telling(tmp_path, family, PAGE_SIZE, 64)
     cold = cold_answer(folder)
-    async with three_workers(folder) as (pair, taken):
-        await check_moved(pair, taken, cold)
+    async with three_workers(folder, planes) as (pair, taken):
+        await check_moved(pair, taken, cold, planes=planes)
 
 
 async def test_penalties_and_draws_go_on_where_they_were(tmp_path: Path) -> None:

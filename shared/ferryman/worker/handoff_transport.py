@@ -1,4 +1,7 @@
-"""The data planes that this prefill worker offers decode: gRPC, and NIXL once it has an agent."""
+"""The data planes that a writer offers decode: gRPC, and NIXL once it has an agent.
+
+A prefill worker is a writer, and a decode worker that drains.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ APART_SECONDS = 30.0
 
 
 class HandoffTransport:
-    """The planes of one prefill worker (vLLM's KV connector, SGLang's transfer backend).
+    """The planes of one writer (vLLM's KV connector, SGLang's transfer backend).
 
     Until `run` has an agent, hand-offs use gRPC, or wait if NIXL is required. After a hand-off by
     NIXL failed, hand-offs to that decode worker use gRPC for a while; after failures with two
@@ -48,6 +51,11 @@ class HandoffTransport:
         if self._writer is None:
             raise Unavailable("this worker's NIXL agent is gone")
         return self._writer
+
+    async def made(self) -> None:
+        """Waits for the first agent, as long as necessary; not on a side without NIXL."""
+        if not isinstance(self._side, GrpcOnly):
+            await self._is_made.wait()
 
     async def offer_to(self, decode_id: str) -> PlaneOffer:
         """The offer to a decode worker, as of now."""

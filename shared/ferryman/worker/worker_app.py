@@ -107,6 +107,8 @@ class WorkerService(Protocol):
 
     def listens_at(self, address: str) -> None: ...
 
+    async def prepare_drain(self) -> None: ...
+
     async def drain(self) -> None: ...
 
 
@@ -255,6 +257,7 @@ async def _serve(
             announce_ready(parts.role, parts.worker_id, address, parts.epoch, observe=observe)
             await stopping.wait()
             log.info("draining")
+            await service.prepare_drain()
             await listening.drain()
             draining = parts.background.start(service.drain())
             await asyncio.sleep(0)  # the drain has begun, and this heartbeat reports it
