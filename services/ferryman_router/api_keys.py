@@ -23,12 +23,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
 
 from ferryman.cluster_key import ClusterKey, Purpose
 from ferryman.errors import ConfigError, Unauthenticated
 from ferryman.runtime.key_file import read_private_text
-from ferryman.settings.declaration import Name
+from ferryman.settings.declaration import Name, reason_of, suggestion
 from ferryman_router.generate_request import PUBLIC, Tenant
 from ferryman_router.quotas import Quotas, TenantLimits
 
@@ -42,11 +51,24 @@ _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _Limit = Annotated[int, Field(ge=0)]
 
 
+def _check_key(written: str) -> str:
+    """A key or a digest as the file has it. Raises ValueError for one that nobody could show, and
+    for a digest that was cut: taken as a key, it would let in whoever has seen the file."""
+    if written.lower().startswith("sha256:") and not _DIGEST.fullmatch(written):
+        raise ValueError("behind sha256: come 64 hex digits")
+    if not (written.isascii() and written.isprintable()) or " " in written:
+        raise ValueError("a key has no spaces and only characters of ASCII: it is sent in a header")
+    return written
+
+
+_Key = Annotated[str, Field(min_length=8), AfterValidator(_check_key)]
+
+
 class _TenantTable(BaseModel):
     """One table of the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    keys: Annotated[list[Annotated[str, Field(min_length=8)]], Field(min_length=1)]
+    keys: Annotated[list[_Key], Field(min_length=1)]
     requests_per_minute: _Limit = 0
     tokens_per_minute: _Limit = 0
     max_in_flight: _Limit = 0
@@ -146,10 +168,17 @@ def read_key_tables(path: Path) -> Mapping[str, _TenantTable]:
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"] if part != "[key]")
-        raise ConfigError(f"API keys {path}: {place}: {first['msg']}") from None
+        raise ConfigError(f"API keys {path}: {place}: {_reason(first)}") from None
     if not tables:
         raise ConfigError(f"API keys {path}: it names no tenant, so nobody could call")
     return tables
+
+
+def _reason(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        field = str(error["loc"][-1])
+        return f"there is no such field{suggestion(field, _TenantTable.model_fields)}"
+    return reason_of(error)
 
 
 def _digests(keys: Iterable[str]) -> Iterator[bytes]:

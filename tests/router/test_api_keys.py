@@ -94,7 +94,17 @@ def test_a_file_read_again_counts_at_once_and_a_broken_one_changes_nothing(
         ("[shop]", "shop.keys: Field required"),
         ("[shop]\nkeys = []", "shop.keys: "),
         ('[shop]\nkeys = ["short"]', "shop.keys.0: "),
-        ('[shop]\nkeys = ["long-enough"]\nlimit = 1', "shop.limit: Extra inputs"),
+        ('[shop]\nkeys = ["long-enough"]\nlimit = 1', "shop.limit: there is no such field"),
+        (
+            '[shop]\nkeys = ["long-enough"]\nrequests_per_minut = 1',
+            "shop.requests_per_minut: there is no such field; did you mean requests_per_minute?",
+        ),
+        # Read as a key it would let in whoever has seen the file.
+        ('[shop]\nkeys = ["sha256:5e884898"]', "shop.keys.0: behind sha256: come 64 hex digits"),
+        (f'[shop]\nkeys = ["SHA256:{64 * "0"}"]', "shop.keys.0: behind sha256: come 64 hex"),
+        ('[shop]\nkeys = ["long-enough key"]', "shop.keys.0: a key has no spaces"),
+        ('[shop]\nkeys = ["long-enough\\n"]', "shop.keys.0: a key has no spaces"),
+        ('[shop]\nkeys = ["long-enough-é"]', "shop.keys.0: a key has no spaces"),
         ('[shop]\nkeys = ["long-enough"]\nrequests_per_minute = -1', "requests_per_minute: "),
         ('[shop]\nkeys = ["long-enough"]\nshare = 0.0', "shop.share: "),
         ('[shop]\nkeys = ["long-enough"]\nexpires = 2027-01-01', "shop.expires: "),
