@@ -19,6 +19,8 @@ import numpy as np
 
 from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
+from ferryman.handoff.offer import offered_ranges
+from ferryman.wire.handoff.planes import GrpcOnly
 from ferryman.wire.values import PrefillOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
@@ -31,6 +33,10 @@ from ferryman_decode.departure import Departure
 
 # How long a detached request's state waits for the order to hand it off.
 HOLD_SECONDS = 10.0
+# The first write by NIXL from one worker to another sets a connection up. For less than so many
+# bytes gRPC is done before that.
+MIN_NIXL_BYTES = 32 << 20
+SMALL = GrpcOnly("the state of this request is small")
 # How long a drain waits for a NIXL agent: requests go on meanwhile, and new ones are taken.
 PREPARE_SECONDS = 1.0
 
@@ -73,6 +79,8 @@ class Departures:
             HandoffTransport(parts.planes, writer, parts.clock),
             parts.clock,
         )
+        by_grpc = HandoffTransport(SMALL, writer, parts.clock)
+        self._small_side = replace(self._side, transport=by_grpc)
         self.stops = StopOrders(parts.epoch, self._side.send_leases, self._refuse)
 
     def listens_at(self, address: str) -> None:
@@ -165,8 +173,19 @@ class Departures:
         is_same = np.array_equal(known, order.request.token_ids)
         if not is_same or held.request.router_id != order.router_id:
             raise Stale(f"{name} has other tokens here, or another router, than in the order")
-        held.departure = Departure(order, held.request, self._side, self._parts, self._me)
+        side = self._side_for(order)
+        held.departure = Departure(order, held.request, side, self._parts, self._me)
         return held.departure
+
+    def _side_for(self, order: PrefillOrder) -> SendingSide:
+        planes, manifest = self._parts.planes, self._parts.engine.manifest
+        if isinstance(planes, GrpcOnly) or planes.is_required:
+            return self._side
+        offered = offered_ranges(manifest, order.request.prompt_len)
+        sizes = (
+            manifest.layout(span.kind).slot_bytes * len(span) for span in offered
+        )
+        return self._side if sum(sizes) >= MIN_NIXL_BYTES else self._small_side
 
     def ended(self, departure: Departure) -> None:
         """The attempt is over. If it failed, the state is as it was, and another one may come."""

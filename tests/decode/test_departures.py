@@ -300,3 +300,18 @@ async def test_a_worker_that_will_drain_has_its_agent_before_requests_leave() ->
         assert transport.planes == ("grpc",), "an agent takes memory, and is not needed yet"
         await moved.source.service.prepare_drain()
         assert transport.planes == ("nixl", "grpc")
+
+
+@with_nixl
+@pytest.mark.parametrize(("min_bytes", "path"), [(1 << 30, "grpc"), (1, "nixl")])
+async def test_only_a_large_state_is_worth_the_first_connection_by_nixl(
+    min_bytes: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "MIN_NIXL_BYTES", min_bytes)
+    async with leaving(planes="auto") as moved:
+        await until(lambda: moved.taker.service.load().planes[0] == "nixl")
+        await moved.source.service.prepare_drain()
+        tokens = await moved.detached()
+        await moved.hand_off(moved.order(tokens))
+        assert moved.source.facts("handed_off")[-1]["path"] == path
+        await moved.answer_at_taker(tokens)
