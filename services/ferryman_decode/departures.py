@@ -182,9 +182,7 @@ class Departures:
         if isinstance(planes, GrpcOnly) or planes.is_required:
             return self._side
         offered = offered_ranges(manifest, order.request.prompt_len)
-        sizes = (
-            manifest.layout(span.kind).slot_bytes * len(span) for span in offered
-        )
+        sizes = (manifest.layout(span.kind).slot_bytes * len(span) for span in offered)
         return self._side if sum(sizes) >= MIN_NIXL_BYTES else self._small_side
 
     def ended(self, departure: Departure) -> None:
