@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-
-import httpx
+from urllib.request import urlopen
 
 from ferryman.cache.keys import PageKey
 from ferryman.errors import Unavailable
@@ -108,10 +107,9 @@ class Nodes:
 
     def _is_settled(self, hostcache: str) -> bool:
         """Whether no unit waits for storage or is being written to it."""
-        answer = httpx.get(f"http://{self._said[hostcache]['observe']}/metrics", timeout=10)
-        gauges = dict(
-            line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
-        )
+        with urlopen(f"http://{self._said[hostcache]['observe']}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        gauges = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         names = ("backlog_waiting", "storage_in_flight", "storage_leases")
         return not any(float(gauges[f"ferryman_hostcache_{name}"]) for name in names)
 

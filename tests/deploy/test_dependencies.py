@@ -1,0 +1,63 @@
+"""What our sources import is what pip installs with them: tools of developers are not there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+from tests.deploy.compose_file import ROOT
+
+NAME = re.compile(r"[\w.-]+")
+EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
+# Each is asked for where it is used, by an error that says how to get it.
+EXTRAS = ("nixl", "peers", "plot", "s3")
+# Comes with torch for cards, and is imported by what runs on one; stubs are for type checkers.
+APART = {"triton", "_typeshed", "llama_cpp"}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(name: str, extras: tuple[str, ...] = ()) -> Iterator[str]:
+    """The names of what a distribution needs, with those extras of it."""
+    for line in requires(name) or ():
+        extra = EXTRA.search(line)
+        if extra is None or extra[1] in extras:
+            yield canonical(NAME.findall(line)[0])
+
+
+def brought() -> set[str]:
+    """All that comes with us, and with what comes with us."""
+    known, waiting = {"ferryman"}, list(requirements("ferryman", EXTRAS))
+    while waiting:
+        name = waiting.pop()
+        if name not in known:
+            known.add(name)
+            try:
+                waiting += requirements(name)
+            except PackageNotFoundError:
+                continue  # for another platform, or in none but one extra
+    return known
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_every_import_is_of_what_is_installed_with_us() -> None:
+    of_module, known = packages_distributions(), brought()
+    for folder in ("services", "shared", "kernels"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for name in set(imported(path)) - sys.stdlib_module_names - APART:
+                ours = name.startswith("ferryman")
+                homes = {canonical(each) for each in of_module.get(name, ())}
+                assert ours or homes & known, f"{path} imports {name}"
