@@ -50,7 +50,7 @@ def test_a_clean_clone_is_built_and_every_container_becomes_healthy(
     assert (maker["State"], maker["ExitCode"]) == ("exited", 0)
     size = int(cluster.engine.output("image", "inspect", "--format", "{{.Size}}", IMAGE))
     sys.stdout.write(f"\nhealthy after {seconds:.1f} s; the image has {size / 1e6:.0f} MB\n")
-    assert size < 1.1e9
+    assert size < 900e6
 
 
 def test_an_answer_is_that_of_one_process(cluster: ComposedCluster) -> None:
@@ -59,6 +59,18 @@ def test_an_answer_is_that_of_one_process(cluster: ComposedCluster) -> None:
         [sys.executable, "-m", "ferryman_cli", *words], capture_output=True, text=True, check=True
     )
     assert chat(cluster) == json.loads(alone.stdout)["text"] == ANSWER
+
+
+@pytest.mark.parametrize("service", ["prefill", "decode"])
+def test_loops_of_a_worker_run_on_the_threads_of_torch(
+    cluster: ComposedCluster, service: str
+) -> None:
+    maps = cluster.read(service, "/proc/1/maps").splitlines()
+    mapped = {Path(line.split()[-1]).name.split(".")[0] for line in maps if line.endswith(".so")}
+    assert "omppool" in mapped
+    assert "workqueue" not in mapped
+    openmp = {line.split()[-1] for line in maps if "libgomp" in line}
+    assert [Path(path).parent.name for path in openmp] == ["lib"], "torch's, once"
 
 
 def test_a_stranger_on_the_network_gets_nothing(cluster: ComposedCluster) -> None:
