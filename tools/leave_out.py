@@ -41,7 +41,7 @@ def _entry(given: dict[str, str | list[str]]) -> LeftOut:
 
 
 def found(entry: LeftOut, folder: Path, pattern: str) -> Sequence[Path]:
-    """What a pattern of an entry fits below the folder, without what the entry keeps."""
+    """The paths that a pattern of an entry fits below the folder, without those that it keeps."""
     kept = {folder / name for name in entry.kept}
     return [path for path in sorted(folder.glob(pattern)) if path not in kept]
 

@@ -1,4 +1,4 @@
-"""What our sources import is what pip installs with them: tools of developers are not there."""
+"""Our sources import what pip installs with them: tools of developers are not there."""
 
 from __future__ import annotations
 

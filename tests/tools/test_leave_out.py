@@ -1,4 +1,4 @@
-"""What the image is built without is listed with reasons, and nothing that serves asks for it."""
+"""The image is built without what a list names with reasons; nothing that serves asks for it."""
 
 from __future__ import annotations
 
