@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
@@ -79,3 +80,9 @@ def test_brackets_of_every_query_close() -> None:
     for query in queries():
         assert all(query.count(a) == query.count(b) for a, b in ("()", "[]", "{}"))
     assert len(asked_for()) > 15
+
+
+def test_no_rate_is_taken_over_several_names_of_one_process() -> None:
+    """A rate loses its name: two metrics of one process would be one series twice, an error."""
+    expressions = [each["expr"] for each in alerts()]
+    assert not [each for each in expressions if re.search(r'__name__=~"[^"]*\|', each)]
