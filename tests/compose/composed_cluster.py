@@ -19,6 +19,7 @@ from tests.deploy.compose_file import ROOT, SERVERS, SETTINGS
 PROJECT = "ferryman-compose-test"
 IMAGE = "ferryman:0.1.0"
 MINE = f"label=com.docker.compose.project={PROJECT}"
+DOORS = ("HTTP", "GRPC", "NATS", "PROMETHEUS")
 STAYING = {*SERVERS, *SETTINGS}
 
 
@@ -82,7 +83,7 @@ def composed_cluster(
     engine: ContainerEngine, tree: Path, **choices: str
 ) -> Iterator[ComposedCluster]:
     """A cluster that is not up yet, and is taken down in the end, with its volumes."""
-    ports = {f"{door}_PORT": _free_port() for door in ("HTTP", "GRPC", "NATS")}
+    ports = {f"{door}_PORT": _free_port() for door in DOORS}
     cluster = ComposedCluster(engine, tree, {**ports, **choices})
     try:
         yield cluster

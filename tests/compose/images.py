@@ -12,6 +12,8 @@ from tests.compose.container_engine import ContainerEngine, NoEngineError
 
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 BASE, NATS, REDIS = "python:3.11-slim", "nats:2-alpine", "redis:7-alpine"
+PROMETHEUS = "prom/prometheus:v3.7.3"
+SERVERS = {"nats": NATS, "redis": REDIS, "prometheus": PROMETHEUS}
 SUITE = "bookworm"  # its Python is 3.11
 # What Debian's slim images leave out: manuals, and languages; texts of licences stay.
 NOT_IN_SLIM = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
@@ -19,9 +21,9 @@ PIP_OPTION = re.compile(r"^(?:\S+)\.([\w-]+)='(.*)'$", re.MULTILINE)
 
 
 def prepare_images(engine: ContainerEngine, folder: Path) -> None:
-    """Gives the engine all three images. `folder` is for files. Raises NoEngineError."""
+    """Gives the engine all these images. `folder` is for files. Raises NoEngineError."""
     if not engine.private:
-        for name in (BASE, NATS, REDIS):
+        for name in (BASE, *SERVERS.values()):
             if (
                 engine.run("image", "inspect", name).returncode
                 and engine.run("pull", name).returncode
@@ -31,7 +33,7 @@ def prepare_images(engine: ContainerEngine, folder: Path) -> None:
     if shutil.which("debootstrap") is None:
         raise NoEngineError("there is no debootstrap to make a base image with")
     _import_debian(engine, folder / "debian")
-    for target, name in (("nats", NATS), ("redis", REDIS)):
+    for target, name in SERVERS.items():
         more = ("--network", "host", "--build-arg", f"BASE={BASE}", "--target", target)
         engine.output("build", "--quiet", *more, "--tag", name, str(STAND_INS))
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -37,6 +38,31 @@ def chat(cluster: ComposedCluster) -> str:
     answer = httpx.post(f"{cluster.http}/v1/chat/completions", json=asked, timeout=FAILSAFE_SECONDS)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
+
+
+async def stream_of_a_killed_worker(cluster: ComposedCluster, names: Sequence[str]) -> None:
+    """Kills the one of these containers that decodes a stream; its tokens are those of one
+    process all the same."""
+    workers = {cluster.ready_line(name)["worker_id"]: name for name in names}
+    assert len(workers) == len(names)
+    with one_process(demo_model(), memory_bytes=1 << 28) as llm:
+        (wanted,) = llm.generate([STORY], LONG)
+    token_ids: list[int] = []
+    victim = ""
+    async with asyncio.timeout(FAILSAFE_SECONDS), Client(cluster.grpc) as client:
+        async for event in client.generate(STORY, LONG, request_id="disturbed"):
+            if not isinstance(event, TokenChunk):
+                continue
+            assert event.offset == len(token_ids), "each token once and in order"
+            token_ids += event.token_ids
+            if not victim and len(token_ids) >= SOME_TOKENS:
+                (route,) = await client.explain("disturbed")
+                victim = workers[route.chosen.decode_worker_id]
+                await asyncio.to_thread(cluster.engine.output, "kill", victim)
+        routes = await client.explain("disturbed")
+    assert len(routes) == 2, "it was under way when its worker went"
+    assert workers[routes[-1].chosen.decode_worker_id] != victim
+    assert tuple(token_ids) == wanted.token_ids
 
 
 def test_a_clean_clone_is_built_and_every_container_becomes_healthy(
@@ -127,26 +153,7 @@ async def test_a_stream_whose_decode_container_is_killed_ends_as_if_nothing_had_
     await asyncio.to_thread(cluster.up, "--scale", "decode=2")
     names = cluster.names_of("decode")
     assert len(names) == 2
-    workers = {cluster.ready_line(name)["worker_id"]: name for name in names}
-    assert len(workers) == 2
-    with one_process(demo_model(), memory_bytes=1 << 28) as llm:
-        (wanted,) = llm.generate([STORY], LONG)
-    token_ids: list[int] = []
-    victim = ""
-    async with asyncio.timeout(FAILSAFE_SECONDS), Client(cluster.grpc) as client:
-        async for event in client.generate(STORY, LONG, request_id="disturbed"):
-            if not isinstance(event, TokenChunk):
-                continue
-            assert event.offset == len(token_ids), "each token once and in order"
-            token_ids += event.token_ids
-            if not victim and len(token_ids) >= SOME_TOKENS:
-                (route,) = await client.explain("disturbed")
-                victim = workers[route.chosen.decode_worker_id]
-                await asyncio.to_thread(cluster.engine.output, "kill", victim)
-        routes = await client.explain("disturbed")
-    assert len(routes) == 2, "it was under way when its worker went"
-    assert workers[routes[-1].chosen.decode_worker_id] != victim
-    assert tuple(token_ids) == wanted.token_ids
+    await stream_of_a_killed_worker(cluster, names)
 
 
 def test_a_killed_worker_is_replaced_by_the_next_up(cluster: ComposedCluster) -> None:
