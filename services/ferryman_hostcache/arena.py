@@ -1,9 +1,10 @@
-"""The arena: one file in shared memory, allocated before the service starts, and its attached
+"""The arena: one file in shared memory that takes memory as its slots are given, and its attached
 workers."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 from collections.abc import Callable
@@ -13,11 +14,17 @@ from pathlib import Path
 
 import xxhash
 
+from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError, Stale
+from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.values import WorkerLife
 from ferryman.wire.hostcache.arena import OWNER_BYTE, is_locked, liveness_byte, try_lock
 
+log = logging.getLogger(__name__)
+
 PAGE = mmap.PAGESIZE
+STRETCH_BYTES = 2 << 20  # 0.5 ms to take
+_NO_MEMORY = frozenset({errno.ENOSPC, errno.ENOMEM})
 
 # The time from the answer to Attach until a worker must hold its lock.
 LOCK_GRACE_SECONDS = 30.0
@@ -29,25 +36,34 @@ class Arena:
     def __init__(self, path: Path, fd: int, num_bytes: int) -> None:
         self.path, self.num_bytes = path, num_bytes
         self._fd = fd
-        self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED)
         self._memory = memoryview(self._map)
 
     @classmethod
     def create(cls, path: Path, num_bytes: int) -> Arena:
-        """Allocates every page now: too little room is a ConfigError here, not a SIGBUS later."""
+        """Takes no memory yet (see `take`), but too little room for all of it is a ConfigError."""
         num_bytes -= num_bytes % PAGE
         _check_room(path.parent, num_bytes)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             assert try_lock(fd, OWNER_BYTE), "a file that is new is locked by nobody"
-            os.posix_fallocate(fd, 0, num_bytes)
+            os.ftruncate(fd, num_bytes)
             return cls(path, fd, num_bytes)
-        except BaseException as error:
+        except BaseException:
             path.unlink()
             os.close(fd)
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise ConfigError(_too_small(path.parent, num_bytes)) from error
             raise
+
+    def take(self, offset: int, num_bytes: int) -> bool:
+        """Takes memory for these bytes, before anybody touches them: too little of it would be a
+        SIGBUS then. False, and none is taken, where there is too little."""
+        try:
+            os.posix_fallocate(self._fd, offset, num_bytes)
+        except OSError as error:
+            if error.errno not in _NO_MEMORY:
+                raise
+            return False
+        return True
 
     def is_alive(self, worker_index: int) -> bool:
         """Whether that worker maps the arena, by its lock in the kernel."""
@@ -69,6 +85,32 @@ class Arena:
             self._memory.release()
             self._map.close()
         os.close(self._fd)
+
+
+class ArenaGrowth:
+    """Takes memory for the slots of each kind as they are given for the first time, a stretch at
+    once. Where shared memory has none left, the kind ends at the slots that have theirs."""
+
+    def __init__(self, arena: Arena, layout: ArenaLayout) -> None:
+        self._arena, self._layout = arena, layout
+        self._num_ready = dict.fromkeys(layout.regions, 0)
+
+    def prepare(self, kind: Kind, slot: int) -> int:
+        """Has memory for `slot` and for the rest of a stretch; returns the number of slots, from 0
+        on, that have it."""
+        region, begin = self._layout.regions[kind], self._num_ready[kind]
+        if slot < begin:
+            return begin
+        end = min(region.num_slots, slot + max(1, STRETCH_BYTES // region.slot_bytes))
+        num_bytes = (end - begin) * region.slot_bytes
+        if self._arena.take(region.offset_of(begin), num_bytes):
+            self._num_ready[kind] = end
+        else:
+            said = (
+                "%s has no memory left: %d of %d %s slots; lower FERRYMAN_HOST_MEMORY or enlarge it"
+            )
+            log.warning(said, self._arena.path.parent, begin, region.num_slots, kind)
+        return self._num_ready[kind]
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:

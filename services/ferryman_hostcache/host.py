@@ -35,7 +35,7 @@ from ferryman.tiers.values import (
 from ferryman.tiers.writeback import WritebackBacklog
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.redis.index import NodeLife
-from ferryman_hostcache.arena import Arena, AttachedWorkers
+from ferryman_hostcache.arena import Arena, ArenaGrowth, AttachedWorkers
 from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.storage.interface import StorageTier
 
@@ -98,13 +98,17 @@ class HostCache:
         except ConfigError as error:
             log.warning("arena too small: %s", error)
             raise ManifestMismatch((str(error),)) from error
+        growth = ArenaGrowth(self.arena, layout)
+        ready = [growth.prepare(kind, 0) for kind in layout.regions]
+        if not all(ready):
+            raise ManifestMismatch(("shared memory for the arena's first slots",))
         slots = {kind.value: count for kind, count in layout.num_slots.items()}
         log.info("arena laid out %s", Tail(manifest=manifest.digest, **slots))
         fits = budget_of(manifest, layout)
         parts = {f"{pool.kind}_bytes": pool.num_bytes for pool in fits.pools}
         room = Tail(tokens=fits.num_tokens, snapshots=fits.num_snapshots, **parts)
         log.info("arena bytes=%d %s", self.arena.num_bytes, room)
-        return HostStore(manifest, layout, self.limits)
+        return HostStore(manifest, layout, self.limits, growth.prepare)
 
     def check_epoch(self, epoch: int) -> None:
         if epoch != self.identity.epoch:

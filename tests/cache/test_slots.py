@@ -17,6 +17,7 @@ from ferryman.cache.slots import (
     Holder,
     LeaseError,
     Pools,
+    Prepare,
     Role,
     SlotHandle,
     SlotPool,
@@ -148,8 +149,29 @@ def test_a_slot_is_made_ready_before_it_is_given_for_the_first_time() -> None:
 
     pool = SlotPool(Kind.FULL, 7, prepare)
     given = pool.try_allocate(5, REQUEST) or ()
-    assert asked == [0, 3]
+    assert asked == [4]
     for handle in given:
         pool.release(handle, REQUEST)
     pool.try_allocate(7, REQUEST)
-    assert asked == [0, 3, 6]
+    assert asked == [4, 6]
+
+
+def memory_of(num_slots: int) -> Prepare:
+    """Memory for so many slots of each kind, and none for a later one."""
+    return lambda kind, slot: min(slot + 1, num_slots)
+
+
+def test_a_pool_ends_where_its_memory_ends() -> None:
+    pool = SlotPool(Kind.FULL, 7, memory_of(5))
+    assert pool.try_allocate(6, REQUEST) is None
+    assert (pool.num_slots, pool.num_free) == (5, 5)
+    given = pool.try_allocate(5, REQUEST) or ()
+    assert [handle.slot for handle in given] == [0, 1, 2, 3, 4]
+    pool.check_integrity()
+
+
+def test_a_demand_takes_nothing_where_the_memory_of_one_kind_is_short() -> None:
+    pools = Pools({Kind.FULL: 7, Kind.RECURRENT: 7}, memory_of(5))
+    assert pools.try_allocate({Kind.FULL: 2, Kind.RECURRENT: 6}, REQUEST) is None
+    assert [ledger.leased for ledger in pools.ledgers().values()] == [0, 0]
+    pools.check_integrity()

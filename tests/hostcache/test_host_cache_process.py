@@ -21,7 +21,6 @@ from tests.tiers.state_shapes import chain, manifest_of
 from ferryman.cache.manifest import Kind
 from ferryman.wire.hostcache.arena import PREFIX, sweep_stale_arenas
 from ferryman.wire.hostcache.client import MISS
-from ferryman_hostcache.arena import Arena
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
 PROMPT = prompt_of(MANIFEST, chain(1, 2), snapshots=[1])
@@ -160,10 +159,3 @@ async def test_the_room_of_a_killed_writer_comes_back(start_host_cache: StartHos
         counts = store.statistics()
         assert (counts.num_reservations, counts.num_quarantined) == (0, 0)
         assert all(each.total == each.free for each in counts.kinds.values())
-
-
-def test_every_page_of_an_arena_is_allocated_at_start(tmp_path: Path) -> None:
-    arena = Arena.create(tmp_path / "ferryman-arena-local-local-0000000000000001", 1 << 16)
-    assert arena.path.stat().st_blocks * 512 >= 1 << 16
-    arena.remove()
-    assert list(tmp_path.iterdir()) == []

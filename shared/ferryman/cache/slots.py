@@ -84,7 +84,7 @@ class Ledger:
 
 Prepare = Callable[[Kind, int], int]
 """Makes the memory of a slot ready before the slot is given for the first time; returns the number
-of slots of that pool, from 0 on, that are ready now."""
+of slots of that pool, from 0 on, that are ready now. Where memory is short they end before it."""
 
 
 def is_ready(kind: Kind, slot: int) -> int:
@@ -95,7 +95,7 @@ def is_ready(kind: Kind, slot: int) -> int:
 class SlotPool:
     """Fixed-size slots of one kind, with their free list. The slot freed last is reused first: its
     memory is likely still in the processor's cache. Of fresh slots the lowest is given first, so
-    that memory is used from its beginning on."""
+    that memory is used from its beginning on. Where it ends too early, the pool ends there too."""
 
     def __init__(self, kind: Kind, num_slots: int, prepare: Prepare = is_ready) -> None:
         self.kind = kind
@@ -114,17 +114,30 @@ class SlotPool:
 
     def try_allocate(self, count: int, holder: Holder) -> tuple[SlotHandle, ...] | None:
         """Leases `count` fresh slots to `holder`; takes none and returns None if fewer are free."""
-        if count > len(self._free):
+        if not self.make_ready(count):
             return None
         handles = tuple(self._allocate_one(holder) for _ in range(count))
         self._num_leased += count
         self._num_by_role[holder.role] += count
         return handles
 
+    def make_ready(self, count: int) -> bool:
+        """Whether so many slots are free, with the memory of those that are given next."""
+        if 0 < count <= len(self._free) and self._num_ready < self.num_slots:
+            last = max(self._free[-count:])
+            if last >= self._num_ready:
+                self._num_ready = self._prepare(self.kind, last)
+                if last >= self._num_ready:
+                    self._end_at(self._num_ready)
+        return count <= len(self._free)
+
+    def _end_at(self, num_slots: int) -> None:
+        """A pool of fewer slots. No later one was ever given, so none has a holder."""
+        self.num_slots = num_slots
+        self._free = [slot for slot in self._free if slot < num_slots]
+
     def _allocate_one(self, holder: Holder) -> SlotHandle:
         slot = self._free.pop()
-        if slot >= self._num_ready:
-            self._num_ready = self._prepare(self.kind, slot)
         self._generations[slot] += 1
         self._holders[slot].append(holder)
         return SlotHandle(self.kind, slot, self._generations[slot])
@@ -222,6 +235,10 @@ class Pools:
     ) -> dict[Kind, tuple[SlotHandle, ...]] | None:
         """Leases the whole demand to `holder` in one transaction, or nothing, and returns None."""
         if self.shortage(demand):
+            return None
+        # Of all kinds before any is leased: memory may be too short for the last of them.
+        ready = [self.by_kind[kind].make_ready(count) for kind, count in demand.items()]
+        if not all(ready):
             return None
         return {
             kind: self.by_kind[kind].try_allocate(count, holder) or ()

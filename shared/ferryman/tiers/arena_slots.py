@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cache.slots import TREE, Demand, Holder, Pools, Role, SlotHandle
+from ferryman.cache.slots import (
+    TREE,
+    Demand,
+    Holder,
+    Pools,
+    Prepare,
+    Role,
+    SlotHandle,
+    is_ready,
+)
 from ferryman.tiers.layout import ArenaLayout
 from ferryman.tiers.unit_group import Group, demand_of
 from ferryman.tiers.values import KindStatistics, ReservedUnit, StoredUnit, UnitName
@@ -16,8 +25,8 @@ from ferryman.tiers.values import KindStatistics, ReservedUnit, StoredUnit, Unit
 class ArenaSlots:
     """A pool of slots for each kind, each slot at its place in the arena."""
 
-    def __init__(self, layout: ArenaLayout) -> None:
-        self.layout, self.pools = layout, Pools(layout.num_slots)
+    def __init__(self, layout: ArenaLayout, prepare: Prepare = is_ready) -> None:
+        self.layout, self.pools = layout, Pools(layout.num_slots, prepare)
 
     # Slots of the tree.
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cache.slots import TREE, Demand, Holder, Role, SlotHandle
+from ferryman.cache.slots import TREE, Demand, Holder, Prepare, Role, SlotHandle, is_ready
 from ferryman.cache.units import HostUnit, Tier
 from ferryman.errors import InvalidRequest, LeaseLost
 from ferryman.tiers.arena_slots import ArenaSlots
@@ -38,11 +38,17 @@ from ferryman.tiers.values import (
 
 
 class HostStore(UnitStore):
-    """The units of one model's state in one arena."""
+    """The units of one model's state in one arena; `prepare` makes its memory ready for slots."""
 
-    def __init__(self, manifest: StateManifest, layout: ArenaLayout, limits: StoreLimits) -> None:
+    def __init__(
+        self,
+        manifest: StateManifest,
+        layout: ArenaLayout,
+        limits: StoreLimits,
+        prepare: Prepare = is_ready,
+    ) -> None:
         self.layout, self.limits = layout, limits
-        self._slots = ArenaSlots(layout)
+        self._slots = ArenaSlots(layout, prepare)
         super().__init__(manifest, Tier.HOST, self._slots)
         self._readers: LeaseTable[ReadLease] = LeaseTable(limits.max_leases)
         self._writers: LeaseTable[HostReservation] = LeaseTable(limits.max_reservations)

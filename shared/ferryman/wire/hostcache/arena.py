@@ -84,7 +84,10 @@ def _removed_stale(path: Path) -> bool:
 
 
 class MappedArena:
-    """The arena in a worker's memory. The lock lives as long as the mapping."""
+    """The arena in a worker's memory. The lock lives as long as the mapping.
+
+    Only the bytes of units are touched: the host-cache takes memory for these alone.
+    """
 
     def __init__(self, path: str, num_bytes: int, lock_offset: int) -> None:
         """Raises Unavailable when the file is gone, too small, or the byte is locked."""
@@ -97,7 +100,7 @@ class MappedArena:
                 raise Unavailable(f"the arena {path} is smaller than {num_bytes} bytes")
             if not try_lock(fd, lock_offset):
                 raise Unavailable(f"byte {lock_offset} of {path} is locked by another")
-            self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED)
         except OSError as error:
             raise Unavailable(f"the arena {path} cannot be mapped: {error.strerror}") from error
         finally:
