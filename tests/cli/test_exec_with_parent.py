@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from ferryman_launcher.exec_with_parent import TIMER_SLACK_NANOSECONDS, with_parent
+
 PARENT = """
 import os, subprocess, sys
 from ferryman_launcher.exec_with_parent import with_parent
@@ -29,3 +31,10 @@ def test_a_killed_parent_takes_its_servers_along() -> None:
     ended, _, _ = select.select([watched], [], [], 30)
     os.close(watched)
     assert ended
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a slack of timers")
+def test_timers_of_a_server_may_be_late() -> None:
+    command = with_parent(("/bin/cat", "/proc/self/timerslack_ns"), os.getpid())
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert int(said) == TIMER_SLACK_NANOSECONDS

@@ -41,18 +41,19 @@ def adopting() -> Iterator[None]:
 
     No longer than needed: nothing here waits for the end of a stranger's process.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def _request_end_signal() -> None:
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Linux's call of that name. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option})")
