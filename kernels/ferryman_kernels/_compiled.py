@@ -7,7 +7,10 @@ passed as uint16, the upper half of a float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -57,6 +60,7 @@ _LEAST_EXPONENT = np.float32(-64.0)
 
 _KNOWN = frozenset((torch.float32, torch.float64, torch.bfloat16))
 _LAUNCHING = Lock()  # two threads must never enter numba's work queue at once
+_ONCE = nullcontext()
 
 
 def _layer() -> str:
@@ -103,12 +107,16 @@ class Loop:
 
     def __call__(self, elements: int, *args: Any) -> None:
         """Runs over arrays of about `elements` numbers in all; few elements stay on one thread."""
-        is_shared = elements >= WORTH_SHARING and _num_threads() > 1
-        launch(self._on_all_threads if is_shared else self.alone, *args)
+        if elements >= WORTH_SHARING and _num_threads() > 1:
+            with _ONCE if "shared" in self.__dict__ else _turn(self.shared):
+                launch(self._on_all_threads, *args)
+        else:
+            self.on_one_thread(*args)
 
     def on_one_thread(self, *args: Any) -> None:
         """Runs a loop that has nothing to share."""
-        launch(self.alone, *args)
+        with _ONCE if "alone" in self.__dict__ else _turn(self.alone):
+            launch(self.alone, *args)
 
     def _on_all_threads(self, *args: Any) -> None:
         with _LAUNCHING:
@@ -118,6 +126,21 @@ class Loop:
 
 def _num_threads() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+@contextmanager
+def _turn(loop: Any) -> Iterator[None]:
+    """For the first call of a loop. While one process compiles it, others wait, and then find it in
+    the cache: two workers that start together have half of the work each."""
+    path = Path(loop.stats.cache_path or os.devnull, f"{loop.py_func.__qualname__}.lock")
+    try:
+        file = path.open("wb")
+    except OSError:  # there is no cache, so nothing to wait for
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _set_threads(threads: int) -> None:

@@ -30,7 +30,7 @@ from ferryman.engine.stream import ForwardStream
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
 from ferryman.engine.tensor_parallel.rank import RankOrders
 from ferryman.engine.transfer import Transfer
-from ferryman.engine.warm_up import warm_up
+from ferryman.engine.warm_up import WarmUp, warm_up
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.forced_runs import ForcedRunDrafting
 from ferryman.model.decoder import Decoder, Model
@@ -79,17 +79,18 @@ class Engine:
 
 @contextmanager
 def build_engine(
-    options: EngineOptions, on_progress: ProgressListener = unheard
+    options: EngineOptions, on_progress: ProgressListener = unheard, warm: WarmUp = warm_up
 ) -> Iterator[Engine]:
     """An engine for the length of a `with`, from complete options.
 
     `on_progress` hears how far rank 0 has loaded its part of the model; others load beside it.
+    `warm` runs the first steps.
     Raises ConfigError for options that cannot work, RankLost.
     """
     assert options.is_complete, "dtype, device and memory are derived before an engine is built"
     if num_threads := _threads_per_rank(options):
         torch.set_num_threads(num_threads)
-    with _startup(options) as startup, _engine_of(options, startup, on_progress) as engine:
+    with _startup(options) as startup, _engine_of(options, startup, on_progress, warm) as engine:
         yield engine
 
 
@@ -123,7 +124,10 @@ def _startup(options: EngineOptions) -> AbstractContextManager[TpStartup | None]
 
 @contextmanager
 def _engine_of(
-    options: EngineOptions, startup: TpStartup | None, on_progress: ProgressListener
+    options: EngineOptions,
+    startup: TpStartup | None,
+    on_progress: ProgressListener,
+    warm: WarmUp,
 ) -> Iterator[Engine]:
     group = startup.group if startup else SINGLE_RANK
     loaded_as = LoadOptions(
@@ -180,7 +184,7 @@ def _engine_of(
         )
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         most = max(1, options.max_running) * (1 + options.drafting.num_tokens)
-        stream.call(lambda: warm_up(runner, manifest, steps, most)).result()
+        stream.call(lambda: warm(runner, manifest, steps, most)).result()
         yield Engine(
             manifest=manifest,
             capacity=capacity,

@@ -12,7 +12,7 @@ checked: a model whose logits are not finite even here is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,8 @@ from ferryman.schedule.batch import (
 )
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import PADDING, DecodeSize, StepSizes
+
+WarmUp = Callable[[StepEngine, StateManifest, StepSizes | None, int], None]
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Below every real step.
@@ -65,6 +67,21 @@ def warm_up(
         for size in _each_sort(sizes):
             engine.launch(idle_step(size, manifest)).outcome()
         engine.launch(_copying(idle_step(size, manifest), manifest)).outcome()
+
+
+def warm_up_decode_first(
+    engine: StepEngine,
+    manifest: StateManifest,
+    sizes: StepSizes | None = None,
+    max_tokens: int = 1,
+) -> None:
+    """As `warm_up`, behind a decode step on slots that hold nothing, whose outcome says nothing.
+
+    Where no loop is compiled yet, a decode worker so begins with other loops than the prefill
+    worker that starts beside it, and finds in the cache what that one has compiled meanwhile.
+    """
+    engine.launch(idle_step(DecodeSize(1, 1, 1), manifest)).outcome()
+    warm_up(engine, manifest, sizes, max_tokens)
 
 
 def _each_sort(sizes: StepSizes) -> Iterator[DecodeSize]:

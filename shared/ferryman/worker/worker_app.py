@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine, build_engine
+from ferryman.engine.warm_up import warm_up, warm_up_decode_first
 from ferryman.memory_plan import complete_options
 from ferryman.model.load_progress import LoadProgress
 from ferryman.runtime.background import Background
@@ -45,6 +46,7 @@ from ferryman.wire.handoff.planes import GrpcOnly
 from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import host_cache_client
 from ferryman.wire.nats.bus import Discoverable
+from ferryman.wire.nats.heartbeat import DECODE
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
@@ -143,7 +145,8 @@ def _loaded_engine(options: EngineOptions, role: str) -> Iterator[Engine]:
     complete, notes = complete_options(options)
     for note in notes:
         log.info(note)
-    with build_engine(complete, LoadAnnouncer(role, time.monotonic)) as engine:
+    warm = warm_up_decode_first if role == DECODE else warm_up
+    with build_engine(complete, LoadAnnouncer(role, time.monotonic), warm) as engine:
         engine.grammars.warm_up()
         for warning in engine.capacity.warnings:
             log.warning(warning)
