@@ -266,11 +266,13 @@ class Requests:
         """Waits until no request is reserved or running."""
         await self._idle.wait()
 
-    async def busy(self, patience: float) -> None:
-        """Waits for a request that is not over, but no longer than `patience` seconds."""
+    async def is_busy(self, patience: float) -> bool:
+        """Waits for a request that is not over, but no longer than `patience` seconds; whether
+        there is one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._busy.wait()
+        return self._busy.is_set()
 
     # Events of the schedule.
 

@@ -24,6 +24,7 @@ from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.effects import StopWriter, WriteFence, WriterId
 from ferryman.handoff.values import Reservation, units_of
 from ferryman.runtime.lifecycle import Fact
+from ferryman.runtime.ticks import seconds_to_tick
 from ferryman.schedule.events import Event
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
@@ -373,8 +374,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _expire(self) -> None:
         """Ends leases and deadlines, by this process's own monotonic clock."""
         while True:
-            await self._requests.busy(IDLE_SECONDS)
-            await asyncio.sleep(EXPIRY_SECONDS)
+            if await self._requests.is_busy(seconds_to_tick(IDLE_SECONDS)):
+                await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
             self._receiver.carry_out(self._receiver.table.expire(now))
             self._parts.engine.scheduler.reservations.expire(now)

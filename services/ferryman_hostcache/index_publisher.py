@@ -17,6 +17,7 @@ from itertools import groupby, islice
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.units import Tier
+from ferryman.runtime.ticks import next_tick, seconds_to_tick
 from ferryman.tiers.values import UnitForgotten, UnitStored
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS
 from ferryman.wire.redis.bucket_folders import CLAIM_SECONDS
@@ -191,10 +192,10 @@ class IndexPublisher:
     async def _pause(self) -> None:
         """Waits for a heartbeat's time, or until there are changes for an index that answers."""
         if self.is_away:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await next_tick(HEARTBEAT_SECONDS)
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
+            async with asyncio.timeout(seconds_to_tick(HEARTBEAT_SECONDS)):
                 await self._wake.wait()
         self._wake.clear()
 

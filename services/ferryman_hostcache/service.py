@@ -21,6 +21,7 @@ from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, Orders, access_of, drain_order, joined
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
 from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
+from ferryman.runtime.ticks import next_tick
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
 from ferryman.tiers.write_policy import write_policy_named
@@ -211,7 +212,7 @@ async def _tick(service: RunningHostCache) -> None:
         if service.host.is_laid_out:
             service.lower_tiers.tick()
         service.host.tick()
-        await asyncio.sleep(TICK_SECONDS)
+        await next_tick(TICK_SECONDS)
 
 
 def _flush(host: HostCache, payload: bytes) -> bytes:

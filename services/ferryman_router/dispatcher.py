@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ferryman.errors import DeadlineExceeded, FerrymanError, NoWorker, Overloaded
+from ferryman.runtime.ticks import seconds_to_tick
 from ferryman_router.fleet import Fleet
 from ferryman_router.forecast import Forecast, Need, retry_seconds
 from ferryman_router.queue import QueuePosition, RolePatience, Ticket, WaitQueue
@@ -140,9 +141,10 @@ class Dispatcher:
             if not self._waiting and not is_busy():
                 self._has_come.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_SECONDS):
+                    async with asyncio.timeout(seconds_to_tick(IDLE_SECONDS)):
                         await self._has_come.wait()
-            await asyncio.sleep(TICK_SECONDS)
+            if self._waiting or is_busy():
+                await asyncio.sleep(TICK_SECONDS)
             self.serve()
             look(self._clock())
 

@@ -218,6 +218,11 @@ class Fleet:
         silent = [w for w in self if now - w.last_heard > self._beat_timeout]
         return tuple(e for w in silent for e in self._lose(w.beat.worker_id, "silent"))
 
+    def seconds_to_silence(self, now: float) -> float:
+        """The time until a worker will have been silent too long, if it does not beat."""
+        heard = (worker.last_heard for worker in self)
+        return min(heard, default=now) + self._beat_timeout - now
+
     def reset_timeouts(self, now: float) -> None:
         """No beat could be heard, so no silence counts: the broker or this process was away."""
         for worker in self._workers.values():

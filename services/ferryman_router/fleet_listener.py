@@ -18,6 +18,7 @@ from prometheus_client import Counter
 
 from ferryman.errors import FerrymanError, PermissionDenied
 from ferryman.runtime.background import Background
+from ferryman.runtime.ticks import seconds_to_tick
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.grpc.rpc import is_worker_at
 from ferryman.wire.nats.bus import Bus, BusMessage
@@ -36,7 +37,8 @@ from ferryman_router.prefix_sources import CacheSnapshotUpdate, CacheUpdate
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS, LEAST_LOOK_SECONDS = 0.5, 0.05
+AWAY_SECONDS = 0.25  # between two looks whether the broker is back
 SNAPSHOT_SECONDS = 2.0
 SNAPSHOT_RETRY_SECONDS = 1.0
 MAX_NAMED = 64  # forged names that are warned of
@@ -237,12 +239,17 @@ class FleetListener:
 
     async def _watch(self) -> None:
         """Silence only counts while there is a broker through which one could be heard."""
+        seconds = AWAY_SECONDS
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(seconds)
+            now = self._clock()
             if self._bus.is_connected:
-                self.apply(self._fleet.expire(self._clock()))
+                self.apply(self._fleet.expire(now))
+                soon = max(LEAST_LOOK_SECONDS, self._fleet.seconds_to_silence(now))
+                seconds = min(soon, seconds_to_tick(LOOK_SECONDS))
             else:
-                self._fleet.reset_timeouts(self._clock())
+                self._fleet.reset_timeouts(now)
+                seconds = AWAY_SECONDS
 
     async def _ask_snapshot(self, name: WorkerName) -> None:
         """Until it answers or has left; a worker without a prefix cache has nothing to answer."""

@@ -21,7 +21,7 @@ from ferryman_router.attempt_result import uncached_tokens
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-TICK_SECONDS, IDLE_TICK_SECONDS = 0.02, 0.16
+TICK_SECONDS, IDLE_TICK_SECONDS = 0.02, 0.64
 IDLE_SHARE = 0.1  # of the time between two ticks; below it the process is idle
 
 

@@ -14,8 +14,11 @@ from dataclasses import replace
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.skipped_time import skipped_time
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from ferryman.runtime.connections import ConnectionLimits, ConnectionTable, within_file_limit
+from ferryman.runtime.http_protocol import AnswerDate
 from ferryman.runtime.http_server import listening
 from ferryman.settings.groups import ListenSettings
 
@@ -256,3 +259,24 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
     endless = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (endless, endless))
     assert within_file_limit(8192) == 8192
+
+
+def test_answers_have_the_date_of_the_second_in_which_the_request_came() -> None:
+    seconds = iter([1_000_000_000.25, 1_000_000_000.75, 1_000_000_001.0])
+    date, state, config = AnswerDate(lambda: next(seconds)), ServerState(), Config(_app)
+    config.encoded_headers = [(b"server", b"ours")]
+    found = []
+    for _ in range(3):
+        date.renew(state, config)
+        found.append(state.default_headers)
+    assert found[0] == [(b"date", b"Sun, 09 Sep 2001 01:46:40 GMT"), (b"server", b"ours")]
+    assert found[1] is found[0]
+    assert found[2][0] == (b"date", b"Sun, 09 Sep 2001 01:46:41 GMT")
+
+
+async def test_every_answer_has_a_date() -> None:
+    async with (
+        listening(_app, ListenSettings(port=0)) as port,
+        _peer(port, b"GET /read HTTP/1.1\r\nhost: a\r\n\r\n") as peer,
+    ):
+        assert b"\r\ndate: " in await peer.head()

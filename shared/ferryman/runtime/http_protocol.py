@@ -13,10 +13,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from collections.abc import Callable
+from email.utils import formatdate
 from enum import StrEnum
 from typing import Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from ferryman.runtime.connections import ConnectionTable
 
@@ -32,12 +37,27 @@ class _Waits(StrEnum):
     BUSY = "busy"
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection of the server with this `table`."""
+class AnswerDate:
+    """The date of a server's answers. uvicorn's clock renews it every second, and was most of what
+    an idle server did; here the first request of a second does."""
 
-    def __init__(self, table: ConnectionTable, **given: Any) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock, self._second = clock, 0
+
+    def renew(self, state: ServerState, config: Config) -> None:
+        """Gives answers from now on the date, among the headers that all have."""
+        if (second := int(self._clock())) != self._second:
+            self._second = second
+            date = (b"date", formatdate(second, usegmt=True).encode())
+            state.default_headers = [date, *config.encoded_headers]
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection of the server with this `table`, whose answers have this `date`."""
+
+    def __init__(self, table: ConnectionTable, date: AnswerDate, **given: Any) -> None:
         super().__init__(**given)
-        self._table, self._limits = table, table.limits
+        self._table, self._limits, self._date = table, table.limits, date
         # Clients decide how often uvicorn warns about their input, so warnings are rate-limited.
         self.logger = _RareWarnings(self.logger, table)  # type: ignore[assignment]
         self._is_counted = False
@@ -82,6 +102,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_TOO_LONG_HEAD)
         if waits is _Waits.DROP and self._num_bytes > self._limits.drain_bytes:
             self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._date.renew(self.server_state, self.config)
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._is_whole = False

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,11 +20,10 @@ from starlette.types import ASGIApp
 
 from ferryman.errors import ConfigError, FerrymanError
 from ferryman.runtime.connections import ConnectionLimits, ConnectionTable
-from ferryman.runtime.http_protocol import BoundedProtocol
+from ferryman.runtime.http_protocol import AnswerDate, BoundedProtocol
 from ferryman.settings.groups import ListenSettings
 
 _BACKLOG = 1024
-DATE_SECONDS = 1.0
 SHOW_A_TOKEN = {"www-authenticate": "Bearer"}
 _DEFAULT_LIMITS = ConnectionLimits()
 
@@ -87,7 +86,7 @@ async def listening(
 def _config(app: ASGIApp, grace_seconds: float, table: ConnectionTable) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, table),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, table, AnswerDate()),  # type: ignore[arg-type]
         lifespan="off",
         ws="none",
         log_config=None,
@@ -110,12 +109,8 @@ class _Server(uvicorn.Server):
         self._ending.set()
 
     async def main_loop(self) -> None:
-        """Renews the date of answers every second, until the end. uvicorn's own loop looks for the
-        end ten times a second, which was most of what an idle worker did."""
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(DATE_SECONDS):
-                    await self._ending.wait()
+        """Waits for the end. uvicorn's own loop looks for it ten times a second."""
+        await self._ending.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ in the orders that they know.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
+from ferryman.runtime.ticks import next_tick
 from ferryman.runtime.tls_folder import given_tls
 from ferryman.settings.groups import AccessSettings, BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
@@ -107,7 +107,7 @@ class Membership:
 async def _each_second(beat: Callable[[], None]) -> None:
     while True:
         beat()
-        await asyncio.sleep(HEARTBEAT_SECONDS)
+        await next_tick(HEARTBEAT_SECONDS)
 
 
 def drain_order(drain: Callable[[], None]) -> Order:

@@ -20,11 +20,12 @@ from ferryman.errors import LeaseLost
 from ferryman.handoff.holder import Hold, HoldEffect, HoldTable, ReleaseHold, StopSending
 from ferryman.handoff.offer import UnitsToSend
 from ferryman.handoff.values import WantedUnit
+from ferryman.runtime.ticks import next_tick
 from ferryman.schedule.scheduler import Scheduler
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
 from ferryman.wire.handoff.nixl_writer import FailedWrites
 
-EXPIRY_SECONDS = 0.5
+EXPIRY_SECONDS, IDLE_SECONDS = 0.5, 1.0
 LEAVE_SECONDS = 2.0
 MAX_FAILED = 4096
 
@@ -117,7 +118,7 @@ class SendLeases:
     async def expiring(self) -> None:
         """Ends holds that decode did not renew, by this process's own clock; for ever."""
         while True:
-            await asyncio.sleep(EXPIRY_SECONDS)
+            await next_tick(EXPIRY_SECONDS if self._held else IDLE_SECONDS)
             self.expire()
 
     async def stop_and_report(self, reservation_id: str, patience_seconds: float) -> WriterStatus:
