@@ -91,6 +91,36 @@ print(json.dumps([sorted(set(ids.tolist())), started() - before, torch.get_num_t
 """
 
 
+SAME = """
+import numpy as np
+
+from ferryman_kernels._compiled import Loop
+
+
+def counted(numbers):
+    for i in range(numbers.shape[0]):
+        numbers[i] = i
+
+
+loop, numbers = Loop(counted), np.zeros(8)
+loop(1, numbers)
+assert numbers[7] == 7
+print(sum(loop.alone.stats.cache_misses.values()))
+"""
+
+
+def test_of_two_processes_that_need_a_loop_one_compiles_it(tmp_path: Path) -> None:
+    same = tmp_path / "same.py"
+    same.write_text(SAME)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, str(same)]
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert sorted(process.communicate(timeout=120)[0] for process in both) == ["0\n", "1\n"]
+
+
 @pytest.mark.parametrize("order", [FEW_AND_MANY, FEW_AND_MANY[::-1]])
 def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list[str]) -> None:
     for _ in ("compiled", "cached"):
