@@ -266,7 +266,7 @@ class Requests:
         """Waits until no request is reserved or running."""
         await self._idle.wait()
 
-    async def is_busy(self, patience: float) -> bool:
+    async def becomes_busy(self, patience: float) -> bool:
         """Waits for a request that is not over, but no longer than `patience` seconds; whether
         there is one."""
         with suppress(TimeoutError):

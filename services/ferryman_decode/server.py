@@ -374,7 +374,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _expire(self) -> None:
         """Ends leases and deadlines, by this process's own monotonic clock."""
         while True:
-            if await self._requests.is_busy(seconds_to_tick(IDLE_SECONDS)):
+            if await self._requests.becomes_busy(seconds_to_tick(IDLE_SECONDS)):
                 await asyncio.sleep(EXPIRY_SECONDS)
             now = self._parts.clock()
             self._receiver.carry_out(self._receiver.table.expire(now))
