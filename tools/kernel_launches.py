@@ -28,14 +28,21 @@ from ferryman_kernels._sparse_index_triton import index_scores_triton
 from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
 from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
 from ferryman_kernels.channel_delta_scan import channel_delta_runs_triton
+from ferryman_kernels.clamped_swiglu import clamped_swiglu_triton
 from ferryman_kernels.delta_decode import delta_decode_triton
+from ferryman_kernels.gated_silu import gated_silu_triton
 from ferryman_kernels.latent_pages import write_latents_triton
 from ferryman_kernels.pages import write_kv_triton
-from ferryman_kernels.rms_norm import gated_rms_norm_triton, rms_norm_triton
+from ferryman_kernels.rms_norm import (
+    add_rms_norm_triton,
+    gated_rms_norm_triton,
+    rms_norm_then_gate_triton,
+    rms_norm_triton,
+)
 from ferryman_kernels.rotary import apply_rotary_triton
 from ferryman_kernels.selective_scan import selective_runs_triton
 from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
-from ferryman_kernels.ssd_decode import selective_state_update_triton
+from ferryman_kernels.ssd_decode import raw_state_update_triton, selective_state_update_triton
 
 FEW_AND_MANY = (8, 1 << 16)
 """Pairs of a token and an expert on either side of where a grouped product changes its tiles."""
@@ -49,10 +56,29 @@ def launch_norms(dtype: torch.dtype, dim: int) -> None:
     rms_norm_triton(torch.zeros(8, dim, dtype=dtype), torch.zeros(dim, dtype=dtype), 1e-5)
 
 
+def launch_residual(dtype: torch.dtype, dim: int, scale: float) -> None:
+    """A layer's output added to what entered it, and the norm of the sum."""
+    rows = torch.zeros(8, dim, dtype=dtype)
+    add_rms_norm_triton(rows, rows, scale, torch.zeros(dim), 1e-5)
+
+
 def launch_gated_norm(dtype: torch.dtype, dim: int, groups: int) -> None:
-    """The gated norm behind a recurrence."""
+    """The norm behind a recurrence, with the gate before and behind it."""
     rows = torch.zeros(8, dim, dtype=dtype)
     gated_rms_norm_triton(rows, rows, torch.zeros(dim, dtype=dtype), 1e-5, groups)
+    rms_norm_then_gate_triton(rows, rows, torch.zeros(dim, dtype=dtype), 1e-5, groups)
+
+
+def launch_activation(dtype: torch.dtype, inner_dim: int) -> None:
+    """silu(gate) · up of an MLP, or of an expert."""
+    gated_silu_triton(torch.zeros(8, 2 * inner_dim, dtype=dtype))
+
+
+def launch_clamped_activation(
+    dtype: torch.dtype, inner_dim: int, alpha: float, limit: float
+) -> None:
+    """gpt-oss's activation of an expert."""
+    clamped_swiglu_triton(torch.zeros(8, 2 * inner_dim, dtype=dtype), alpha, limit)
 
 
 def launch_slots() -> None:
@@ -117,8 +143,19 @@ def launch_index(dtype: torch.dtype, heads: int, head_dim: int) -> None:
     index_scores_triton(q, q[:, :, 0], pages, table, index, index)
 
 
+def launch_mamba_step(
+    dtype: torch.dtype, heads: int, head_dim: int, groups: int, state: int,
+    dt_limit: tuple[float, float],
+) -> None:  # fmt: skip
+    """The step of a Mamba-2 layer from its raw dt, whose bounds the kernel knows."""
+    states, A = torch.zeros(2, heads, head_dim, state), torch.zeros(heads)
+    x, dt = (torch.zeros(8, heads, *more, dtype=dtype) for more in ((head_dim,), ()))
+    B, index = torch.zeros(8, groups, state, dtype=dtype), torch.zeros(8, dtype=torch.int64)
+    raw_state_update_triton((states, x, dt, A, B, B, A), A, dt_limit, index, index)
+
+
 def launch_mamba(dtype: torch.dtype, heads: int, head_dim: int, groups: int, state: int) -> None:
-    """The scan and the step of a Mamba-2 layer."""
+    """The scan of a Mamba-2 or a lightning layer, and the step from a finished dt."""
     states, A = torch.zeros(2, heads, head_dim, state), torch.zeros(heads)
     x, dt = torch.zeros(128, heads, head_dim, dtype=dtype), torch.zeros(128, heads)
     B, index = torch.zeros(128, groups, state, dtype=dtype), torch.zeros(8, dtype=torch.int64)
@@ -187,11 +224,15 @@ def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: i
 def launch_all(dtype: torch.dtype) -> None:
     """Launches everything once, in the shapes of a Granite 4 H layer and of other families."""
     launch_norms(dtype, 2048)
+    launch_residual(dtype, 2048, 0.22)
     launch_gated_norm(dtype, 4096, 1)
+    launch_activation(dtype, 8192)
+    launch_clamped_activation(dtype, 2880, 1.702, 7.0)
     launch_rotation(dtype, (32, 8), 128, 128)
     launch_slots()
     launch_conv(dtype, 4352, 4, has_bias=True)
     launch_mamba(dtype, 64, 64, 1, 128)
+    launch_mamba_step(dtype, 64, 64, 1, 128, (0.0, float("inf")))
     launch_mamba1(dtype, 8192, 16)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=True, cap=0.0)
@@ -206,5 +247,6 @@ def launch_all(dtype: torch.dtype) -> None:
 def launch_wide(dtype: torch.dtype) -> None:
     """The largest tiles: states of 128 × 256 (Falcon-H1), heads of 256 and 512 (Gemma, Gemma 4)."""
     launch_mamba(dtype, 24, 128, 1, 256)
+    launch_mamba_step(dtype, 24, 128, 1, 256, (0.001, 0.1))
     launch_attention(dtype, (8, 4), 256, has_sinks=False, cap=0.0)
     launch_attention(dtype, (16, 2), 512, has_sinks=False, cap=0.0)

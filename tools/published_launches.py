@@ -7,7 +7,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from tools.kernel_launches import (
+    launch_activation,
     launch_attention,
+    launch_clamped_activation,
     launch_conv,
     launch_delta_rule,
     launch_experts,
@@ -17,14 +19,17 @@ from tools.kernel_launches import (
     launch_latents,
     launch_mamba,
     launch_mamba1,
+    launch_mamba_step,
     launch_norms,
+    launch_residual,
     launch_rotation,
 )
 
 from ferryman.model.attention_shapes import AttentionShape, IndexShape, LatentShape, NoPositions
 from ferryman.model.delta_shapes import DeltaShape, KimiDeltaShape
+from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.nemotron_h import ExpertsShape
-from ferryman.model.feed_forward_shapes import MoeShape
+from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
 from ferryman.model.recurrent_shapes import (
     LightningShape,
     Mamba1Shape,
@@ -41,6 +46,7 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
     """The launches of a model's layers and norms."""
     hidden_dim = config.trunk.hidden_dim
     yield launch_norms, hidden_dim
+    yield launch_residual, hidden_dim, getattr(config, "residual_multiplier", 1.0)
     for shape in _values(config):
         yield from _attending(shape)
         yield from _recurrent(shape)
@@ -48,6 +54,14 @@ def launches_of(config: ModelConfig) -> Iterator[Launch]:
             yield from _products(shape.routed, shape.latent_dim)
         if isinstance(shape, MoeShape):
             yield from _products(shape, hidden_dim)
+        if isinstance(shape, MlpShape | MoeShape):
+            yield _activation(config, shape.inner_dim)
+
+
+def _activation(config: ModelConfig, inner_dim: int) -> Launch:
+    if isinstance(config, GptOssConfig):
+        return launch_clamped_activation, inner_dim, config.swiglu_alpha, config.swiglu_limit
+    return launch_activation, inner_dim
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -81,6 +95,7 @@ def _recurrent(shape: Any) -> Iterator[Launch]:
         case MambaShape():
             sizes = shape.ssm_heads, shape.ssm_head_dim, shape.ssm_groups, shape.ssm_state
             yield launch_mamba, *sizes
+            yield launch_mamba_step, *sizes, shape.dt_limit
             yield launch_gated_norm, shape.inner_dim, shape.ssm_groups
             yield launch_conv, shape.conv_dim, shape.conv_width, shape.has_conv_bias
         case Mamba1Shape():

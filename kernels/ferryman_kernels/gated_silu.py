@@ -15,7 +15,11 @@ from torch.nn import functional as F
 
 from ferryman_kernels._compiled import Loop, narrow, prange, row_like, serves, silu, wide
 from ferryman_kernels._rms_norm_compiled import SILU_ELEMENTS
+from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
 from ferryman_kernels._vectors import row_at
+
+BLOCK_DIM = 1024
+"""Channels of a token that one program opens."""
 
 
 def gated_silu_reference(x: Tensor) -> Tensor:
@@ -48,11 +52,43 @@ def gated_silu_compiled(x: Tensor) -> Tensor:
     return y
 
 
+@Kernel
+def _gated_silu_kernel(
+    x_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    stride_x_row: int,
+    dim: int,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
+    """Some channels of one token."""
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    mask = offs < dim
+    gate_at = x_ptr + row * stride_x_row + offs
+    gate = tl.load(gate_at, mask=mask, other=0.0).to(WIDE)
+    up = tl.load(gate_at + dim, mask=mask, other=0.0).to(WIDE)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(y_ptr.dtype.element_ty).to(WIDE)
+    tl.store(y_ptr + row * dim + offs, (opened * up).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def gated_silu_triton(x: Tensor) -> Tensor:
+    assert x.stride(1) == 1, x.stride()
+    tokens, dim = x.shape[0], x.shape[1] // 2
+    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
+    block = min(BLOCK_DIM, next_power_of_two(dim))
+    _gated_silu_kernel[tokens, cdiv(dim, block)](
+        x, y, x.stride(0), dim, BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=4
+    )
+    return y
+
+
 def gated_silu(x: Tensor) -> Tensor:
-    """silu(gate) · up [tokens, inner_dim] for x [tokens, 2 · inner_dim]; on a card two kernels of
-    torch's."""
+    """silu(gate) · up [tokens, inner_dim] for x [tokens, 2 · inner_dim]."""
     assert x.shape[-1] % 2 == 0, x.shape
     has_rows = x.ndim == 2 and x.stride(1) == 1
-    if not x.is_cuda and has_rows and serves(x):
+    if has_rows and x.is_cuda:
+        return gated_silu_triton(x)
+    if has_rows and serves(x):
         return gated_silu_compiled(x)
     return gated_silu_reference(x)

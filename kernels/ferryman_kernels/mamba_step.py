@@ -5,7 +5,8 @@
     state   ← exp(dt·A)·state + dt·(x ⊗ B),  y = state·C + D·x       as `selective_state_update`
 
 On a CPU all of it is one loop: at one request the launches of its parts took longer than they
-computed. x, B and C are rounded to the model's dtype in between, as by the parts.
+computed. On a card it is two kernels: dt is computed where the state is updated. x, B and C are
+rounded to the model's dtype in between, as by the parts.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from torch.nn import functional as F
 from ferryman_kernels._causal_conv_compiled import step_rounded
 from ferryman_kernels._compiled import Loop, part, prange, row_like, serves, wide
 from ferryman_kernels._vectors import row_at
-from ferryman_kernels.causal_conv import causal_conv_decode
-from ferryman_kernels.ssd_decode import advance_head, selective_state_update
+from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_decode_triton
+from ferryman_kernels.ssd_decode import (
+    StateInputs,
+    advance_head,
+    raw_state_update_triton,
+    selective_state_update,
+)
 
 
 class StepWeights(NamedTuple):
@@ -49,17 +55,40 @@ def mamba_step_reference(
     slots: Tensor,
     into: Tensor,
 ) -> Tensor:
-    """One operation after the other; on a card each is a kernel."""
-    _, heads, head_dim, state_dim = ssm_states.shape
-    inner_dim, places = heads * head_dim, (slots, into)
+    """One operation after the other."""
     taps = weights.conv_weight, weights.conv_bias
-    convolved = causal_conv_decode(mixed, conv_states, *taps, *places)
-    group_dim = (mixed.shape[1] - inner_dim) // 2
+    convolved = causal_conv_decode(mixed, conv_states, *taps, slots, into)
+    steps = weights.time_steps(dt)
+    given = _state_inputs(convolved, steps, weights, ssm_states)
+    return selective_state_update(*given, slots, into)
+
+
+def mamba_step_triton(
+    mixed: Tensor,
+    dt: Tensor,
+    weights: StepWeights,
+    conv_states: Tensor,
+    ssm_states: Tensor,
+    slots: Tensor,
+    into: Tensor,
+) -> Tensor:
+    taps = weights.conv_weight, weights.conv_bias
+    convolved = causal_conv_decode_triton(mixed, conv_states, *taps, slots, into)
+    given = _state_inputs(convolved, dt, weights, ssm_states)
+    return raw_state_update_triton(given, weights.dt_bias, weights.dt_limit, slots, into)
+
+
+def _state_inputs(
+    convolved: Tensor, dt: Tensor, weights: StepWeights, ssm_states: Tensor
+) -> StateInputs:
+    """What the state update takes, of the convolution's output [requests, conv_dim]."""
+    _, heads, head_dim, state_dim = ssm_states.shape
+    inner_dim = heads * head_dim
+    group_dim = (convolved.shape[1] - inner_dim) // 2
     x, B, C = convolved.split_with_sizes((inner_dim, group_dim, group_dim), dim=1)
     x = x.view(-1, heads, head_dim)
     B, C = (each.view(len(each), -1, state_dim) for each in (B, C))
-    steps = weights.time_steps(dt)
-    return selective_state_update(ssm_states, x, steps, weights.A, B, C, weights.D, *places)
+    return ssm_states, x, dt, weights.A, B, C, weights.D
 
 
 @part
@@ -168,10 +197,12 @@ def mamba_step(
     assert conv_states.shape[1:] == (conv_dim, width - 1), conv_states.shape
     assert weights.A.shape == weights.D.shape == weights.dt_bias.shape == (heads,)
     assert conv_states.dtype == mixed.dtype == dt.dtype, (conv_states.dtype, mixed.dtype, dt.dtype)
-    # The first question, as in every launcher: on a card each part is a kernel of its own.
-    if mixed.is_cuda or not _has_loop(mixed, weights, ssm_states):
-        return mamba_step_reference(mixed, dt, weights, conv_states, ssm_states, slots, into)
-    return mamba_step_compiled(mixed, dt, weights, conv_states, ssm_states, slots, into)
+    # The first question, as in every launcher.
+    if mixed.is_cuda:
+        return mamba_step_triton(mixed, dt, weights, conv_states, ssm_states, slots, into)
+    has_loop = _has_loop(mixed, weights, ssm_states)
+    run = mamba_step_compiled if has_loop else mamba_step_reference
+    return run(mixed, dt, weights, conv_states, ssm_states, slots, into)
 
 
 def _has_loop(mixed: Tensor, weights: StepWeights, ssm_states: Tensor) -> bool:

@@ -6,7 +6,7 @@
     rms_norm_then_gate(x, g) = rms_norm over each of `groups` groups of x, · silu(g)
 
 Computed in float32 (float64 for float64) and rounded once, at the end; s is rounded too, before its
-norm. On a card torch adds, and `rms_norm_then_gate` is torch's products around the norm's kernel.
+norm. On a card each of the four is one kernel.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rms_norm_then_gate_reference(
 ) -> Tensor:
     wide = wide_dtype(x.dtype)
     parts = x.to(wide).reshape(len(x) * groups, x.shape[1] // groups)
-    normed = rms_norm(parts, parts.new_ones(parts.shape[1]), eps).view_as(x)
+    normed = rms_norm_reference(parts, parts.new_ones(parts.shape[1]), eps).view_as(x)
     return (normed * weight.to(wide) * F.silu(gate.to(wide))).to(x.dtype)
 
 
@@ -62,7 +62,8 @@ def _rms_norm_kernel(
     stride_y_row: int,
     dim: int,
     eps: float,
-    GATED: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+    GATE_LAST: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
@@ -72,27 +73,74 @@ def _rms_norm_kernel(
     offs = first + tl.arange(0, BLOCK_DIM)
     mask = offs < first + dim
     x = tl.load(x_ptr + row * stride_x_row + offs, mask=mask, other=0.0).to(WIDE)
-    if GATED:
-        gate = tl.load(gate_ptr + row * stride_gate_row + offs, mask=mask, other=0.0).to(WIDE)
+    gate_at = gate_ptr + row * stride_gate_row + offs
+    if GATE_FIRST:
+        gate = tl.load(gate_at, mask=mask, other=0.0).to(WIDE)
         x = x * gate / (1.0 + tl.exp(-gate))
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / dim + eps)
     weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(WIDE)
     y = x * scale * weight
+    if GATE_LAST:
+        gate = tl.load(gate_at, mask=mask, other=0.0).to(WIDE)
+        y = y * (gate / (1.0 + tl.exp(-gate)))
     tl.store(y_ptr + row * stride_y_row + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@Kernel
+def _add_rms_norm_kernel(
+    x_ptr: tl.tensor,
+    added_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    stride_x_row: int,
+    stride_added_row: int,
+    dim: int,
+    eps: float,
+    SCALE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
+    """One program handles one row."""
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, BLOCK_DIM)
+    mask = offs < dim
+    x = tl.load(x_ptr + row * stride_x_row + offs, mask=mask, other=0.0).to(WIDE)
+    added = tl.load(added_ptr + row * stride_added_row + offs, mask=mask, other=0.0).to(WIDE)
+    rounded = (x + added * SCALE).to(total_ptr.dtype.element_ty)
+    tl.store(total_ptr + row * dim + offs, rounded, mask=mask)
+    total = rounded.to(WIDE)
+    scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=0) / dim + eps)
+    weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(WIDE)
+    y = total * scale * weight
+    tl.store(y_ptr + row * dim + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _launch(x, x, weight, eps, groups=1, gated=False)
+    return _launch(x, x, weight, eps, groups=1)
 
 
 def gated_rms_norm_triton(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
-    return _launch(x, gate, weight, eps, groups=groups, gated=True)
+    return _launch(x, gate, weight, eps, groups=groups, gate_first=True)
+
+
+def rms_norm_then_gate_triton(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    return _launch(x, gate, weight, eps, groups=groups, gate_last=True)
 
 
 def _launch(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int, gated: bool
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    groups: int,
+    gate_first: bool = False,
+    gate_last: bool = False,
 ) -> Tensor:
     assert x.stride(1) == gate.stride(1) == weight.stride(0) == 1, (x.stride(), gate.stride())
     tokens, dim = x.shape
@@ -101,10 +149,28 @@ def _launch(
     _rms_norm_kernel[tokens, groups](
         x, gate, weight, y,
         x.stride(0), gate.stride(0), y.stride(0), dim // groups, eps,
-        GATED=gated, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
-        num_warps=min(16, max(1, block // 512)),
+        GATE_FIRST=gate_first, GATE_LAST=gate_last, BLOCK_DIM=block, WIDE=wide_type(x.dtype),
+        num_warps=_num_warps(block),
     )  # fmt: skip
     return y
+
+
+def _num_warps(block: int) -> int:
+    return min(16, max(1, block // 512))
+
+
+def add_rms_norm_triton(
+    x: Tensor, added: Tensor, scale: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    assert x.stride(1) == added.stride(1) == weight.stride(0) == 1, (x.stride(), added.stride())
+    total, y = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    block = next_power_of_two(x.shape[1])
+    _add_rms_norm_kernel[len(x),](
+        x, added, weight, total, y,
+        x.stride(0), added.stride(0), x.shape[1], eps,
+        SCALE=float(scale), BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=_num_warps(block),
+    )  # fmt: skip
+    return total, y
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -122,8 +188,10 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """x + scale · added, both [tokens, dim], and the norm of its rows; `weight` [dim]."""
     assert x.shape == added.shape, (x.shape, added.shape)
-    is_narrow = x.dtype is added.dtype and x.ndim == 2
-    if is_narrow and not x.is_cuda and serves(x, added, weight):
+    is_alike = x.dtype is added.dtype and x.ndim == 2
+    if is_alike and x.is_cuda:
+        return add_rms_norm_triton(x, added, scale, weight, eps)
+    if is_alike and serves(x, added, weight):
         return add_rms_norm_compiled(x, added, scale, weight, eps)
     total = x.add(added, alpha=scale)
     return total, rms_norm(total, weight, eps)
@@ -148,6 +216,8 @@ def rms_norm_then_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float, grou
     assert gate.shape == x.shape, (x.shape, gate.shape)
     assert weight.shape == x.shape[1:], (x.shape, weight.shape)
     assert x.shape[1] % groups == 0, (x.shape, groups)
-    if not x.is_cuda and x.dtype is gate.dtype and serves(x, weight):
-        return rms_norm_then_gate_compiled(x, gate, weight, eps, groups)
-    return rms_norm_then_gate_reference(x, gate, weight, eps, groups)
+    if x.is_cuda:
+        return rms_norm_then_gate_triton(x, gate, weight, eps, groups)
+    has_loop = x.dtype is gate.dtype and serves(x, weight)
+    run = rms_norm_then_gate_compiled if has_loop else rms_norm_then_gate_reference
+    return run(x, gate, weight, eps, groups)

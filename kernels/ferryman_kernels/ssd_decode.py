@@ -4,6 +4,7 @@
     y     = state·C + D·x                          [requests, ssm_heads, ssm_head_dim]
 
 `dt` already includes its bias, softplus and clamp; `A` is negative; heads share B and C by group.
+On a card the kernel computes those of a raw dt too (`mamba_step`).
 The state is read at `slots` and written at `into`: the same slots in plain decoding, other slots
 where the old state must survive a draft that may be rejected.
 """
@@ -21,6 +22,9 @@ from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
 
 BLOCK_DIM = 16
 """Rows of a head's state that one program holds."""
+
+StateInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""ssm_states, x, dt, A, B, C, D, as `selective_state_update` takes them."""
 
 
 def selective_state_update_reference(
@@ -150,6 +154,7 @@ def _selective_state_update_kernel(
     b_ptr: tl.tensor,
     c_ptr: tl.tensor,
     d_ptr: tl.tensor,
+    dt_bias_ptr: tl.tensor,
     slots_ptr: tl.tensor,
     into_ptr: tl.tensor,
     y_ptr: tl.tensor,
@@ -161,10 +166,14 @@ def _selective_state_update_kernel(
     heads_per_group: int,
     head_dim: int,
     state_dim: int,
+    RAW_DT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_STATE: tl.constexpr,
 ) -> None:
-    """Some rows of one head's state of one request."""
+    """Some rows of one head's state of one request. A raw dt still lacks its bias, softplus and
+    bounds."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + request).to(tl.int64)
     target = tl.load(into_ptr + request).to(tl.int64)
@@ -182,6 +191,18 @@ def _selective_state_update_kernel(
     state = tl.load(state_at + slot * stride_slot, mask=held, other=0.0)
     x = tl.load(x_ptr + x_at, mask=mask_dim, other=0.0).to(wide)
     dt = tl.load(dt_ptr + request * stride_dt_request + head).to(wide)
+    if RAW_DT:
+        raw = dt + tl.load(dt_bias_ptr + head).to(wide)
+        # log(1 + small), without losing what the sum rounds away (Kahan). Above 20 it is raw.
+        small = tl.exp(tl.where(raw > 20.0, 0.0, raw))
+        one_more = 1.0 + small
+        lost = one_more == 1.0
+        ratio = small / tl.where(lost, 1.0, one_more - 1.0)
+        soft = tl.where(lost, small, tl.log(one_more) * ratio)
+        dt = tl.where(raw > 20.0, raw, soft)
+        # In this form what is no number stays none.
+        dt = tl.where(dt < LOW, dt * 0.0 + LOW, dt)
+        dt = tl.where(dt > HIGH, HIGH, dt)
     a, d = tl.load(a_ptr + head).to(wide), tl.load(d_ptr + head).to(wide)
     b = tl.load(b_ptr + request * stride_b_request + group_at, mask=mask_state, other=0.0).to(wide)
     c = tl.load(c_ptr + request * stride_c_request + group_at, mask=mask_state, other=0.0).to(wide)
@@ -204,6 +225,28 @@ def selective_state_update_triton(
     slots: Tensor,
     into: Tensor,
 ) -> Tensor:
+    return _launch((ssm_states, x, dt, A, B, C, D), None, (0.0, 0.0), slots, into)
+
+
+def raw_state_update_triton(
+    given: StateInputs,
+    dt_bias: Tensor,
+    dt_limit: tuple[float, float],
+    slots: Tensor,
+    into: Tensor,
+) -> Tensor:
+    """As the state update, of a dt without its bias [ssm_heads], softplus and bounds."""
+    return _launch(given, dt_bias, dt_limit, slots, into)
+
+
+def _launch(
+    given: StateInputs,
+    dt_bias: Tensor | None,
+    dt_limit: tuple[float, float],
+    slots: Tensor,
+    into: Tensor,
+) -> Tensor:
+    ssm_states, x, dt, A, B, C, D = given
     requests, ssm_heads, ssm_head_dim = x.shape
     ssm_state = B.shape[2]
     assert ssm_states.stride()[1:] == (ssm_head_dim * ssm_state, ssm_state, 1), ssm_states.stride()
@@ -213,10 +256,12 @@ def selective_state_update_triton(
     assert slots.stride(0) == into.stride(0) == 1, (slots.stride(), into.stride())
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(BLOCK_DIM, next_power_of_two(ssm_head_dim))
+    low, high = map(float, dt_limit)
     _selective_state_update_kernel[requests, ssm_heads, cdiv(ssm_head_dim, block)](
-        ssm_states, x, dt, A, B, C, D, slots, into, y,
+        ssm_states, x, dt, A, B, C, D, A if dt_bias is None else dt_bias, slots, into, y,
         ssm_states.stride(0), x.stride(0), dt.stride(0), B.stride(0), C.stride(0),
         ssm_heads // B.shape[1], ssm_head_dim, ssm_state,
+        RAW_DT=dt_bias is not None, LOW=low, HIGH=high,
         BLOCK_DIM=block, BLOCK_STATE=next_power_of_two(ssm_state), num_warps=4,
     )  # fmt: skip
     return y

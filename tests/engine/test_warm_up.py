@@ -144,12 +144,14 @@ def test_no_decode_step_launches_what_the_warm_up_has_not(tmp_path: Path) -> Non
         for step in steps:
             runner.run(step)
     assert {kernel for kernel, *_ in seen} == {
+        "_add_rms_norm_kernel",
         "_causal_conv_decode_kernel",
         "_clear_slots_kernel",
         "_copy_slots_kernel",
         "_decode_join_kernel",
         "_decode_split_kernel",
         "_delta_decode_kernel",
+        "_gated_silu_kernel",
         "_rms_norm_kernel",
         "_rotary_kernel",
         "_selective_state_update_kernel",

@@ -11,17 +11,23 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel
-from ferryman_kernels.causal_conv import _causal_conv_decode_kernel
+from ferryman_kernels.causal_conv import _causal_conv_decode_kernel, causal_conv_decode_triton
 from ferryman_kernels.mamba_step import (
     StepWeights,
+    _state_inputs,
     mamba_step,
     mamba_step_compiled,
     mamba_step_reference,
+    mamba_step_triton,
 )
-from ferryman_kernels.ssd_decode import _selective_state_update_kernel
+from ferryman_kernels.ssd_decode import (
+    _selective_state_update_kernel,
+    selective_state_update_triton,
+)
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2.0**-8}
 SLOTS = 7
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,20 @@ class StepCase:
     ssm_states: Tensor
     sizes: MixerSizes
 
-    def run(self, step: object, slots: Tensor, into: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def run(
+        self, step: object, slots: Tensor, into: Tensor, place: torch.device = CPU
+    ) -> tuple[Tensor, Tensor, Tensor]:
         assert callable(step)
-        states = self.conv_states.clone(), self.ssm_states.clone()
+        states = [each.to(place, copy=True) for each in (self.conv_states, self.ssm_states)]
+        *tensors, limits = self.weights
+        moved = (each if each is None else each.to(place) for each in tensors)
+        weights = StepWeights(*moved, limits)
         # Parts of one product's rows, as the mixer has them.
-        mixed, dt = self.projected.split_with_sizes((self.sizes.conv_dim, self.sizes.heads), dim=1)
-        return step(mixed, dt, self.weights, *states, slots, into), *states
+        parts = self.projected.to(place).split_with_sizes(
+            (self.sizes.conv_dim, self.sizes.heads), dim=1
+        )
+        y = step(*parts, weights, *states, slots.to(place), into.to(place))
+        return y.cpu(), states[0].cpu(), states[1].cpu()
 
 
 def drawn(
@@ -103,17 +117,47 @@ def assert_alike(
     torch.testing.assert_close(ssm, exact_ssm, rtol=close, atol=close)
 
 
+def parts_of_a_card(
+    mixed: Tensor,
+    dt: Tensor,
+    weights: StepWeights,
+    conv_states: Tensor,
+    ssm_states: Tensor,
+    slots: Tensor,
+    into: Tensor,
+) -> Tensor:
+    """Kernels with dt computed by torch between them. Like the fused ones, the interpreter cuts
+    their results where the compiler rounds to bfloat16."""
+    taps = weights.conv_weight, weights.conv_bias
+    convolved = causal_conv_decode_triton(mixed, conv_states, *taps, slots, into)
+    given = _state_inputs(convolved, weights.time_steps(dt), weights, ssm_states)
+    return selective_state_update_triton(*given, slots, into)
+
+
+PARTS = [
+    pytest.param(mamba_step_compiled, mamba_step_reference, id="processor"),
+    pytest.param(mamba_step_triton, parts_of_a_card, id="card"),
+]
+
+
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("requests", [1, 4])
 @pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("run", "parts"), PARTS)
 def test_it_is_its_parts(
-    sizes: MixerSizes, dtype: torch.dtype, requests: int, has_bias: bool
+    run: Callable[..., Tensor],
+    parts: Callable[..., Tensor],
+    sizes: MixerSizes,
+    dtype: torch.dtype,
+    requests: int,
+    has_bias: bool,
+    device: torch.device,
 ) -> None:
     case = drawn(sizes, dtype, requests, has_bias=has_bias)
     slots = torch.tensor([5, 0, 3, 6])[:requests]
-    found = case.run(mamba_step_compiled, slots, slots)
-    assert_alike(found, case.run(mamba_step_reference, slots, slots), dtype)
+    place = device if run is mamba_step_triton else CPU
+    assert_alike(case.run(run, slots, slots, place), case.run(parts, slots, slots, place), dtype)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
@@ -142,27 +186,35 @@ def test_a_request_has_the_same_bits_in_every_batch_and_into_any_slot(dtype: tor
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_time_steps_are_bounded_and_large_ones_are_themselves(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("run", [mamba_step, mamba_step_triton])
+def test_time_steps_are_bounded_and_large_ones_are_themselves(
+    run: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    place = device if run is mamba_step_triton else CPU
     sizes, slots = MixerSizes(4, 8, 2, 16, 4), torch.tensor([1])
-    for limits in ((0.0, float("inf")), (0.5, 0.6), (1.0, 30.0)):
+    for limits in ((0.0, float("inf")), (0.001, 0.1), (0.5, 0.6), (1.0, 30.0)):
         case = drawn(sizes, dtype, 1, limits=limits)
         case.projected[0, sizes.conv_dim :] = torch.tensor([-90.0, 0.0, 19.5, 45.0])
-        found = case.run(mamba_step, slots, slots)
+        found = case.run(run, slots, slots, place)
         assert_alike(found, case.run(mamba_step_reference, slots, slots), dtype)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_not_a_number_stays_in_its_head(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("run", [mamba_step, mamba_step_triton])
+def test_not_a_number_stays_in_its_head(
+    run: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    place = device if run is mamba_step_triton else CPU
     sizes, slots = MixerSizes(4, 8, 2, 16, 4), torch.tensor([1])
     case = drawn(sizes, dtype, 1, limits=(0.0, 1.0))
     case.projected[0, sizes.conv_dim + 2] = torch.nan
-    y, _, ssm = case.run(mamba_step, slots, slots)
+    y, _, ssm = case.run(run, slots, slots, place)
     assert y.isnan().all(-1).tolist() == [[False, False, True, False]]
     assert ssm[1].isnan().flatten(1).all(-1).tolist() == [False, False, True, False]
     assert not y[0, [0, 1, 3]].isnan().any()
 
 
-def test_on_a_card_its_parts_are_launched() -> None:
+def test_on_a_card_dt_is_computed_where_the_state_is_updated() -> None:
     """A launcher asks for the card first: whatever the processor's loop could take as well."""
     launched = []
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ferryman_kernels._precision import wide_dtype
 from ferryman_kernels.rms_norm import (
     add_rms_norm,
+    add_rms_norm_triton,
     gated_rms_norm,
     gated_rms_norm_reference,
     gated_rms_norm_triton,
@@ -21,6 +22,7 @@ from ferryman_kernels.rms_norm import (
     rms_norm_reference,
     rms_norm_then_gate,
     rms_norm_then_gate_reference,
+    rms_norm_then_gate_triton,
     rms_norm_triton,
 )
 
@@ -111,6 +113,34 @@ def test_gates_open_before_or_behind_the_norm_of_each_group(
     _assert_close(found, expected)
     again = rms_norm_then_gate_reference(x, gate, weight, 1e-5, groups)
     _assert_close(again, expected)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("scale", [1.0, 0.246])
+@pytest.mark.parametrize("dim", [8, 100])
+def test_a_card_adds_and_norms_in_one_kernel(
+    dim: int, scale: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, added = torch.randn(2, 5, dim + 3, dtype=wide_dtype(dtype)).to(dtype)[:, :, :dim]
+    weight = torch.randn(dim, dtype=wide_dtype(dtype))
+    given = x.to(device), added.to(device), scale, weight.to(device), 1e-5
+    total, y = (each.cpu() for each in add_rms_norm_triton(*given))
+    assert total.dtype == y.dtype == dtype
+    _assert_close(total, x.double() + scale * added.double())
+    _assert_close(y, _naive(total, None, weight, 1e-5, 1))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_card_norms_and_then_gates_in_one_kernel(
+    groups: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, gate = torch.randn(2, 5, 50).to(dtype)[:, :, :48]
+    weight = torch.randn(48, dtype=wide_dtype(dtype))
+    given = x.to(device), gate.to(device), weight.to(device), 1e-5, groups
+    found = rms_norm_then_gate_triton(*given).cpu()
+    normed = _naive(x, None, weight, 1e-5, groups)
+    _assert_close(found, normed * torch.nn.functional.silu(gate.double()))
 
 
 def _assert_close(found: Tensor, expected: Tensor) -> None:
