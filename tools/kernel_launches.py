@@ -114,6 +114,24 @@ def launch_attention(
     paged_attention_prefill_triton(q, pages, pages, table[:1], ((0, 8),), *seen)
 
 
+def launch_coded_attention(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, has_sinks: bool, cap: float
+) -> None:
+    """As `launch_attention`, to pages of e4m3 codes and their scales: in bfloat16 alone."""
+    if dtype != torch.bfloat16:
+        return
+    index, table = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 32, dtype=torch.int64)
+    q = torch.zeros(8, heads[0], head_dim, dtype=dtype)
+    pages = torch.zeros(4, heads[1], 64, head_dim, dtype=torch.uint8)
+    rows, scales = pages[:, :, 0].repeat(2, 1, 1), torch.zeros(4, heads[1], 64)
+    write_kv_triton(pages, pages, rows, rows, table, index, index)
+    each = rows[:, :, :1].float()
+    write_kv_triton(scales[..., None], scales[..., None], each, each, table, index, index)
+    seen = (0.1, 0, torch.zeros(heads[0]) if has_sinks else None, cap, (scales, scales))
+    paged_attention_decode_triton(q, pages, pages, table, index, *seen)
+    paged_attention_prefill_triton(q, pages, pages, table[:1], ((0, 8),), *seen)
+
+
 def launch_rotation(
     dtype: torch.dtype, heads: tuple[int, int], head_dim: int, rotary_dim: int
 ) -> None:
@@ -237,6 +255,7 @@ def launch_all(dtype: torch.dtype) -> None:
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=True, cap=0.0)
     launch_attention(dtype, (32, 8), 128, has_sinks=False, cap=50.0)
+    launch_coded_attention(dtype, (32, 8), 128, has_sinks=False, cap=0.0)
     launch_delta_rule(dtype, (16, 32), 128, 128)
     launch_latents(dtype, 128, 512, 64)
     launch_index(dtype, 64, 128)

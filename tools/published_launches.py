@@ -10,6 +10,7 @@ from tools.kernel_launches import (
     launch_activation,
     launch_attention,
     launch_clamped_activation,
+    launch_coded_attention,
     launch_conv,
     launch_delta_rule,
     launch_experts,
@@ -79,7 +80,9 @@ def _attending(shape: Any) -> Iterator[Launch]:
     match shape:
         case AttentionShape():
             heads = shape.q_heads, shape.kv_heads
-            yield launch_attention, heads, shape.head_dim, shape.has_sinks, shape.score_cap
+            asked = heads, shape.head_dim, shape.has_sinks, shape.score_cap
+            yield launch_attention, *asked
+            yield launch_coded_attention, *asked
             yield launch_norms, shape.head_dim
             if not isinstance(shape.positions, NoPositions):
                 yield launch_rotation, heads, shape.head_dim, shape.positions.rotary_dim

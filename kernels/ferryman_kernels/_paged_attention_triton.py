@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ferryman_kernels._triton import (
     Kernel,
+    KernelPart,
     cdiv,
     dot_type,
     next_power_of_two,
     tl,
 )
-from ferryman_kernels.page_layout import check_page_layout
+from ferryman_kernels.page_layout import PageScales, check_page_layout
 from ferryman_kernels.ragged import Span, first_tokens, on_device
 
 BLOCK_KEYS = 64
@@ -26,8 +27,10 @@ BLOCK_KEYS = 64
 # By the widest head: queries of prefill, keys of prefill, keys of decode, warps of prefill. Chosen
 # by registers, spills and shared memory as compiled for sm_90a, not by time.
 _TILES = {128: (64, 64, 64, 4), 256: (64, 32, 32, 4), 512: (32, 16, 16, 8)}
+# With pages of codes a tile of heads of 256 is shared by more warps: with four it spilled 360 B.
+_CODED_WARPS = 8
 # float32 is multiplied without the card's matrix units, out of registers: larger tiles spill 19 kB.
-_FLOAT32_TILES = {128: (32, 32, 16, 8), 256: (16, 16, 16, 8), 512: (16, 16, 16, 8)}
+_FLOAT32_TILES = {128: (32, 32, 16, 8), 256: (16, 16, 16, 8), 512: (16, 32, 16, 8)}
 
 SPLIT_KEYS = 512
 """The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS."""
@@ -35,17 +38,31 @@ SPLIT_KEYS = 512
 MAX_SPLITS = 32
 
 
+@KernelPart
+def _number_of(code: tl.tensor) -> tl.tensor:
+    """The e4m3 numbers of bytes, without an instruction for them: four bits of power, three of
+    mantissa; without a power, eighths."""
+    size = code.to(tl.int32) & 127
+    bits = ((size + (120 << 3)) << 20).to(tl.float32, bitcast=True)
+    number = tl.where(size < 8, size.to(tl.float32) * 0.001953125, bits)
+    number = tl.where(size == 127, float("nan"), number)
+    return tl.where(code < 128, number, -number)
+
+
 @Kernel
 def _decode_split_kernel(
     q_ptr: tl.tensor,
     key_pages_ptr: tl.tensor,
     value_pages_ptr: tl.tensor,
+    key_scales_ptr: tl.tensor,
+    value_scales_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     positions_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     stride_q_request: int,
     stride_page: int,
+    stride_scale_page: int,
     stride_table_row: int,
     split_keys: int,
     window_len: int,
@@ -59,6 +76,7 @@ def _decode_split_kernel(
     KEYS: tl.constexpr,
     NARROW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    CODED: tl.constexpr,
 ) -> None:
     """The heads of one group over one split of one request's keys.
 
@@ -87,8 +105,15 @@ def _decode_split_kernel(
         rows = pages * stride_page + (kv_head * page_size + keys_at % page_size) * head_dim
         mask = mask_key[:, None] & (offs_dim < head_dim)[None, :]
         at = rows[:, None] + offs_dim[None, :]
-        keys = tl.load(key_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
-        values = tl.load(value_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
+        keys = tl.load(key_pages_ptr + at, mask=mask, other=0)
+        values = tl.load(value_pages_ptr + at, mask=mask, other=0)
+        if CODED:  # what is stored is exact in every dtype from bfloat16 on
+            scale_at = pages * stride_scale_page + kv_head * page_size + keys_at % page_size
+            key_scale = tl.load(key_scales_ptr + scale_at, mask=mask_key, other=0.0)
+            value_scale = tl.load(value_scales_ptr + scale_at, mask=mask_key, other=0.0)
+            keys = _number_of(keys) * key_scale[:, None]
+            values = _number_of(values) * value_scale[:, None]
+        keys, values = keys.to(NARROW), values.to(NARROW)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
         if HAS_CAP:  # cap · tanh(score / cap)
             scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)
@@ -155,9 +180,11 @@ def paged_attention_decode_triton(
     window_len: int,
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
+    scales: PageScales | None = None,
 ) -> Tensor:
     """The number of splits depends on the table's width alone: positions stay on the device."""
     _check_strides(q, key_pages, value_pages, page_table)
+    pages = _as_read(key_pages, value_pages, scales)
     requests, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
     reach = page_table.shape[1] * page_size
@@ -168,12 +195,12 @@ def paged_attention_decode_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group, block_dim = q_heads // kv_heads, max(16, next_power_of_two(head_dim))
     _decode_split_kernel[requests, kv_heads, splits](
-        q, key_pages, value_pages, page_table, positions, partial, weight,
-        q.stride(0), key_pages.stride(0), page_table.stride(0),
+        q, *pages, page_table, positions, partial, weight,
+        q.stride(0), key_pages.stride(0), pages[2].stride(0), page_table.stride(0),
         split_keys, window_len, page_size, head_dim, scale, score_cap,
         GROUP=group, BLOCK_GROUP=max(16, next_power_of_two(group)),
         BLOCK_DIM=block_dim, KEYS=_tile_of(q, block_dim)[2], NARROW=dot_type(q),
-        HAS_CAP=score_cap > 0,
+        HAS_CAP=score_cap > 0, CODED=scales is not None,
     )  # fmt: skip
     _decode_join_kernel[requests * q_heads,](
         partial, weight, out if sinks is None else sinks, out, splits, q_heads, head_dim,
@@ -188,12 +215,15 @@ def _prefill_kernel(
     q_ptr: tl.tensor,
     key_pages_ptr: tl.tensor,
     value_pages_ptr: tl.tensor,
+    key_scales_ptr: tl.tensor,
+    value_scales_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     tiles_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     out_ptr: tl.tensor,
     stride_q_token: int,
     stride_page: int,
+    stride_scale_page: int,
     stride_table_row: int,
     window_len: int,
     page_size: int,
@@ -207,6 +237,7 @@ def _prefill_kernel(
     NARROW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    CODED: tl.constexpr,
 ) -> None:
     """A tile of one request's queries, one head; `tiles` rows: request, token, position, count."""
     tile, q_head = tiles_ptr + tl.program_id(0) * 4, tl.program_id(1)
@@ -234,8 +265,15 @@ def _prefill_kernel(
         rows = pages * stride_page + (kv_head * page_size + keys_at % page_size) * head_dim
         mask = (pages >= 0)[:, None] & mask_dim
         at = rows[:, None] + offs_dim[None, :]
-        keys = tl.load(key_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
-        values = tl.load(value_pages_ptr + at, mask=mask, other=0.0).to(NARROW)
+        keys = tl.load(key_pages_ptr + at, mask=mask, other=0)
+        values = tl.load(value_pages_ptr + at, mask=mask, other=0)
+        if CODED:  # what is stored is exact in every dtype from bfloat16 on
+            scale_at = pages * stride_scale_page + kv_head * page_size + keys_at % page_size
+            key_scale = tl.load(key_scales_ptr + scale_at, mask=pages >= 0, other=0.0)
+            value_scale = tl.load(value_scales_ptr + scale_at, mask=pages >= 0, other=0.0)
+            keys = _number_of(keys) * key_scale[:, None]
+            values = _number_of(values) * value_scale[:, None]
+        keys, values = keys.to(NARROW), values.to(NARROW)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
         if HAS_CAP:  # cap · tanh(score / cap)
             scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)
@@ -272,24 +310,41 @@ def paged_attention_prefill_triton(
     window_len: int,
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
+    scales: PageScales | None = None,
 ) -> Tensor:
     _check_strides(q, key_pages, value_pages, page_table)
+    pages = _as_read(key_pages, value_pages, scales)
     _, q_heads, head_dim = q.shape
     kv_heads, page_size = key_pages.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block_dim = max(16, next_power_of_two(head_dim))
     queries, keys, _, warps = _tile_of(q, block_dim)
+    if scales is not None and block_dim > 128:
+        warps = _CODED_WARPS
     tiles = on_device(_tiles(spans, queries), q.device)
     _prefill_kernel[len(tiles), q_heads](
-        q, key_pages, value_pages, page_table, tiles, out if sinks is None else sinks, out,
-        q.stride(0), key_pages.stride(0), page_table.stride(0),
+        q, *pages, page_table, tiles, out if sinks is None else sinks, out,
+        q.stride(0), key_pages.stride(0), pages[2].stride(0), page_table.stride(0),
         window_len, page_size, head_dim, scale, score_cap,
         GROUP=q_heads // kv_heads, QUERIES=queries, KEYS=keys,
         BLOCK_DIM=block_dim, NARROW=dot_type(q),
-        HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0,
+        HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0, CODED=scales is not None,
         num_warps=warps,
     )  # fmt: skip
     return out
+
+
+def _as_read(
+    key_pages: Tensor, value_pages: Tensor, scales: PageScales | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pages and scales as a kernel takes them; pages of numbers stand for scales, unread."""
+    if scales is None:
+        return key_pages, value_pages, key_pages, value_pages
+    keys, values = scales
+    assert keys.shape == values.shape == key_pages.shape[:3], (keys.shape, values.shape)
+    assert keys.stride() == values.stride(), (keys.stride(), values.stride())
+    assert keys.stride()[1:] == (key_pages.shape[2], 1), keys.stride()
+    return key_pages.view(torch.uint8), value_pages.view(torch.uint8), keys, values
 
 
 def _tile_of(q: Tensor, block_dim: int) -> tuple[int, int, int, int]:

@@ -16,6 +16,7 @@ import torch
 
 __all__ = [
     "Kernel",
+    "KernelPart",
     "cdiv",
     "dot_type",
     "next_power_of_two",
@@ -37,6 +38,17 @@ else:
     tl = _Language()
 
 
+class KernelPart:
+    """A function in Triton's language that kernels of its module call by its name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError(f"{self.function.__name__} is called by kernels alone")
+
+
 class Kernel:
     """A function in Triton's language: `kernel[grid](...)` launches it."""
 
@@ -52,7 +64,11 @@ class Kernel:
         except ModuleNotFoundError:
             raise RuntimeError("tensors on a CUDA device need the package triton") from None
         # Triton looks a kernel's names up in its module, and knows its language by the module.
-        self._function.__globals__["tl"] = language
+        names = self._function.__globals__
+        names["tl"] = language
+        for name, value in list(names.items()):
+            if isinstance(value, KernelPart):
+                names[name] = import_module("triton").jit(value.function)
         return self._function
 
     @cached_property

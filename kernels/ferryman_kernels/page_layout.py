@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+PageScales = tuple[Tensor, Tensor]
+"""The scales of pages of e4m3 codes, for keys and for values: [slots, kv_heads, page_size]."""
+
 
 def check_page_layout(key_pages: Tensor, value_pages: Tensor) -> None:
     """Asserts that a page [kv_heads, page_size, head_dim] is contiguous, and that pages of keys and

@@ -27,6 +27,7 @@ from ferryman_kernels._paged_attention_triton import (
     paged_attention_prefill_triton,
 )
 from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.page_layout import PageScales
 from ferryman_kernels.ragged import Span
 
 QUERY_BLOCK = 256
@@ -207,6 +208,7 @@ def paged_attention_decode(
     window_len: int = 0,
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
+    scales: PageScales | None = None,
 ) -> Tensor:
     """Queries at any positions, `q` [tokens, q_heads, head_dim], each with a row of the table.
 
@@ -214,15 +216,15 @@ def paged_attention_decode(
     must name every page that a query sees; `positions` [tokens]. Several tokens may belong to one
     request if the keys of all are already written: each sees those up to its own position. `sinks`
     [q_heads] are in the dtype of the softmax. A `score_cap` of 0 is none. A query at a negative
-    position, which pads a batch, sees nothing and gets zeros.
+    position, which pads a batch, sees nothing and gets zeros. With `scales` the pages are e4m3
+    codes, which a card's kernels open as they read (`reads_codes`).
     """
-    _check_pages(q, key_pages, value_pages)
+    _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
     assert page_table.shape[0] == positions.shape[0] == q.shape[0], (page_table.shape, q.shape)
     if q.is_cuda and q.dtype != torch.float64:
-        return paged_attention_decode_triton(
-            q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
-        )
+        given = (q, key_pages, value_pages, page_table, positions, scale, window_len, sinks)
+        return paged_attention_decode_triton(*given, score_cap, scales)
     if serves(q):
         return paged_attention_decode_compiled(
             q, key_pages, value_pages, page_table, positions, scale, window_len, sinks, score_cap
@@ -231,8 +233,8 @@ def paged_attention_decode(
         real = (positions >= 0).nonzero()[:, 0]
         out, seen = torch.zeros_like(q), (scale, window_len, sinks, score_cap)
         if len(real):
-            given = (q[real], key_pages, value_pages, page_table[real], positions[real])
-            out[real] = paged_attention_decode(*given, *seen)
+            asked = (q[real], key_pages, value_pages, page_table[real], positions[real])
+            out[real] = paged_attention_decode(*asked, *seen)
         return out
     spans = [(position, position + 1) for position in positions.tolist()]
     return _prefill_cpu(
@@ -250,29 +252,43 @@ def paged_attention_prefill(
     window_len: int = 0,
     sinks: Tensor | None = None,
     score_cap: float = 0.0,
+    scales: PageScales | None = None,
 ) -> Tensor:
     """Queries of several chunks, flattened: `q` [tokens, q_heads, head_dim].
 
     Request i's queries are at the absolute positions spans[i]; keys and values up to its end are
-    already written to the pages in page_table[i]. `sinks` and `score_cap` as in decode.
+    already written to the pages in page_table[i]. `sinks`, `score_cap` and `scales` as in decode.
     """
-    _check_pages(q, key_pages, value_pages)
+    _check_pages(q, key_pages, value_pages, scales)
     _check_sinks(q, sinks)
     assert page_table.shape[0] == len(spans), (page_table.shape, spans)
     assert sum(end - start for start, end in spans) == q.shape[0], (spans, q.shape)
-    in_triton = q.is_cuda and q.dtype != torch.float64
-    run = paged_attention_prefill_triton if in_triton else _prefill_cpu
-    return run(q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
+    given = (q, key_pages, value_pages, page_table, spans, scale, window_len, sinks, score_cap)
+    if q.is_cuda and q.dtype != torch.float64:
+        return paged_attention_prefill_triton(*given, scales)
+    return _prefill_cpu(*given)
 
 
-def _check_pages(q: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
+def reads_codes(table: Tensor, dtype: torch.dtype) -> bool:
+    """Whether attention of queries in `dtype` reads pages of codes as they are: a card's kernels in
+    bfloat16 do. In float32, whose tiles fill the registers, opening them spilled 300 B and more."""
+    return table.is_cuda and dtype == torch.bfloat16
+
+
+def _check_pages(
+    q: Tensor, key_pages: Tensor, value_pages: Tensor, scales: PageScales | None
+) -> None:
     _, kv_heads, page_size, head_dim = key_pages.shape
     assert value_pages.shape == key_pages.shape, (key_pages.shape, value_pages.shape)
     assert q.ndim == 3, q.shape
     assert q.shape[2] == head_dim, q.shape
     assert q.shape[1] % kv_heads == 0, q.shape
     assert page_size & (page_size - 1) == 0, page_size
-    assert q.dtype == key_pages.dtype == value_pages.dtype, (q.dtype, key_pages.dtype)
+    assert key_pages.dtype == value_pages.dtype, (key_pages.dtype, value_pages.dtype)
+    if scales is None:
+        assert q.dtype == key_pages.dtype, (q.dtype, key_pages.dtype)
+    else:
+        assert reads_codes(q, q.dtype), "elsewhere pages are opened before"
 
 
 def _check_sinks(q: Tensor, sinks: Tensor | None) -> None:

@@ -9,8 +9,8 @@ bytes in whatever steps it was filled, and every query, even one of the same ste
 stored. The division and the product by a power of two are exact, and a stored value is exact in
 every dtype from bfloat16 on.
 
-Reading opens the pages of a table, in the dtype of the queries, for the kernels of attention. That
-is a copy: no kernel reads codes yet.
+A card's kernels of attention in bfloat16 read codes and scales as they are. Elsewhere reading opens
+the pages of a table in the dtype of the queries, which is a copy.
 """
 
 from __future__ import annotations

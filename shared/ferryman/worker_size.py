@@ -219,12 +219,13 @@ def step_bytes(config: ModelConfig, options: EngineOptions) -> int:
 
 def opened_bytes(config: ModelConfig, options: EngineOptions) -> int:
     """The bytes of the copy in `dtype` of the pages that one layer's attention reads, of one rank;
-    0 unless they are kept as codes.
+    0 unless they are kept as codes, and on a card in bfloat16, whose kernels read codes.
 
     Counted for all rows at a context of LEAST_CONTEXT: longer ones take more, up to what the pools
-    hold on a processor, where rows that share a page open it once.
+    hold, since rows that share a page open it once.
     """
-    if options.kv_dtype == AS_COMPUTED:
+    reads_codes = options.device != CPU and options.dtype == "bfloat16"
+    if options.kv_dtype == AS_COMPUTED or reads_codes:
         return 0
     rows = options.concurrency.max_running
     if options.device != CPU:

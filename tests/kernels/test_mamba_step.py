@@ -65,9 +65,15 @@ class StepCase:
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert callable(step)
         states = [each.to(place, copy=True) for each in (self.conv_states, self.ssm_states)]
-        *tensors, limits = self.weights
-        moved = (each if each is None else each.to(place) for each in tensors)
-        weights = StepWeights(*moved, limits)
+        bias = self.weights.conv_bias
+        weights = StepWeights(
+            conv_weight=self.weights.conv_weight.to(place),
+            conv_bias=None if bias is None else bias.to(place),
+            A=self.weights.A.to(place),
+            D=self.weights.D.to(place),
+            dt_bias=self.weights.dt_bias.to(place),
+            dt_limit=self.weights.dt_limit,
+        )
         # Parts of one product's rows, as the mixer has them.
         parts = self.projected.to(place).split_with_sizes(
             (self.sizes.conv_dim, self.sizes.heads), dim=1

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ferryman_kernels._paged_attention_triton import (
+    paged_attention_decode_triton,
+    paged_attention_prefill_triton,
+)
 from ferryman_kernels.quantised_pages import coded, named_pages, opened_pages, write_coded_kv
 
+# Their tensors come in tuples, so the checker cannot count the arguments.
+DECODE: Any = paged_attention_decode_triton
+PREFILL: Any = paged_attention_prefill_triton
 CODES = torch.arange(256, dtype=torch.uint8)
 NUMBERS = CODES.view(torch.float8_e4m3fn).double()
 
@@ -80,3 +89,51 @@ def test_a_page_is_opened_once_whatever_names_it() -> None:
     slots, places = named_pages(torch.tensor([[4, 2, 7], [4, -1, -1]]))
     assert sorted(slots.tolist()) == [0, 2, 4, 7], "slot 0 stands for what is not named"
     assert torch.where(places < 0, -1, slots[places]).tolist() == [[4, 2, 7], [4, -1, -1]]
+
+
+SPANS = ((0, 21), (0, 12))
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_that_read_codes_have_the_bits_of_opened_pages(
+    dtype: torch.dtype, window: int, device: torch.device
+) -> None:
+    """A page of NaN beside them, as one that another request owns, changes nothing."""
+    key_codes, value_codes, key_scales, value_scales = (each.to(device) for each in pages_of(9))
+    codes, scales = (key_codes, value_codes), (key_scales, value_scales)
+    keys, values = (torch.randn(2, 33, 2, 16) * 5).to(device, dtype)
+    table = torch.tensor([[5, 2, 0, 7, 4, 8], [3, 1, 6, -1, -1, -1]], device=device)
+    rows = torch.tensor([0] * 21 + [1] * 12, device=device)
+    positions = torch.tensor([*range(21), *range(12)], device=device)
+    write_coded_kv(*codes, *scales, keys, values, table, rows, positions)
+    q = torch.randn(33, 4, 16).to(device, dtype)
+    slots, places = named_pages(table)
+    opened = (
+        opened_pages(key_codes, key_scales, slots, dtype),
+        opened_pages(value_codes, value_scales, slots, dtype),
+    )
+    seen = 0.3, window, None, 0.0
+    found = PREFILL(q, *codes, table, SPANS, *seen, scales)
+    assert found.equal(PREFILL(q, *opened, places, SPANS, *seen))
+    assert found.isfinite().all()
+    at = torch.tensor([20, 11, -1], device=device)
+    table, places = table[[0, 1, 1]], places[[0, 1, 1]]
+    found = DECODE(q[:3], *codes, table, at, *seen, scales)
+    assert found.equal(DECODE(q[:3], *opened, places, at, *seen))
+    assert found.isfinite().all()
+
+
+def test_kernels_read_every_code_as_its_number(device: torch.device) -> None:
+    """A single key has the weight 1: what is seen of it is its value."""
+    codes = CODES.view(16, 1, 1, 16).expand(16, 1, 4, 16).contiguous().to(device)
+    scales = torch.full((16, 1, 4), 0.25, device=device)
+    keys = torch.zeros_like(codes)
+    q = torch.ones(16, 1, 16, device=device)
+    table, first = torch.arange(16, device=device)[:, None], torch.zeros(16, device=device).long()
+    seen = 1.0, 0, None, 0.0
+    found = DECODE(q, keys, codes, table, first, *seen, (scales, scales))
+    found = found.flatten().cpu().double()
+    spoilt = NUMBERS.isnan()
+    assert found[~spoilt].equal(NUMBERS[~spoilt] / 4)
+    assert found[spoilt].isnan().all()

@@ -356,6 +356,9 @@ def test_a_step_counts_the_pages_that_it_opens(dtype: str, tmp_path: Path) -> No
     assert opened_bytes(config, as_codes) == max(found) > 0
     assert opened_bytes(config, as_computed) == 0
     assert step_bytes(config, as_codes) - step_bytes(config, as_computed) == max(found)
+    # A card's kernels read codes in bfloat16.
+    on_card = EngineOptions(**given, kv_dtype="fp8", device="cuda")
+    assert (opened_bytes(config, on_card) > 0) == (dtype != "bfloat16")
 
 
 def test_a_plan_counts_weights_as_int8(folder: Path) -> None:

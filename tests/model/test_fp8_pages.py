@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,24 @@ def test_the_state_is_the_nearest_e4m3(folder: Path, monkeypatch: pytest.MonkeyP
     for some, others, unrounded in zip(found, expected, plain, strict=True):
         assert difference(some, others) < 1e-9
         assert difference(some, unrounded) > 1e-4, "rounding shows"
+
+
+def test_a_page_has_the_same_bytes_in_whatever_steps_it_was_filled(folder: Path) -> None:
+    """Also where a decode step writes its last token. Bytes, not answers: other workers reuse
+    them."""
+    found = []
+    for cuts in ((64,), (16, 48, 64), (7, 33, 63)):
+        model = load_model(folder, LoadOptions("float64", page_size=16, kv_dtype="fp8"))
+        run = PagedRun(model, seed=len(cuts))
+        lane = run.start()
+        for start, end in pairwise((0, *cuts)):
+            run.prefill([Part(lane, PROMPT[start:end])])
+        for token in PROMPT[lane.position : 64]:
+            run.decode([lane], [token])
+        slab, slots = run.slabs.tensors[Kind.FULL], lane.pages[Kind.FULL]
+        found.append(slab[[slots[page] for page in range(4)]])
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2])
 
 
 def answers(folder: Path, prompts: Sequence[Sequence[int]], **options: Any) -> list[Completion]:

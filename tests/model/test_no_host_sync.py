@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from tests.fake_card import CARD, HostSync, fake_card, without_waits
 from tests.model.comparison import FAMILIES, random_config
 from tests.tiny_models import save_random
+from tools.published_launches import launches_of
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.model.batch import DecodeBatch, PrefillBatch
+from ferryman.model.config import load_config
 from ferryman.model.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.state import ModelState, state_views
+from ferryman_kernels._triton import Kernel
 from ferryman_kernels.ragged import on_device
 
 PAGES, REQUESTS = 4, 3
@@ -84,6 +89,37 @@ def test_a_forward_waits_for_nothing(family: str, tmp_path: Path) -> None:
                 logits = step(model, state)
             assert logits.shape[0] == rows
             assert logits.device == CARD
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whatever_a_forward_launches_is_compiled_for_published_shapes(
+    family: str, tmp_path: Path
+) -> None:
+    """`tools/compile_kernels.py` has a launch of each kernel, so none is left out for a family."""
+    folder = save_random(tmp_path, random_config(family, 3), 3)
+    with fake_card(), torch.inference_mode():
+        model = load_model(folder, LoadOptions("bfloat16", CARD, page_size=16))
+        state = state_of(model)
+        with noted_kernels() as launched:
+            prefill(model, state)
+            decode(model, state)
+    with noted_kernels() as compiled:
+        for launch, *sizes in launches_of(load_config(folder)):
+            launch(torch.bfloat16, *sizes)
+    assert launched
+    assert launched <= compiled
+
+
+@contextmanager
+def noted_kernels() -> Iterator[set[str]]:
+    """The names of kernels that are launched, and not run."""
+    names = set[str]()
+
+    def noted(kernel: Kernel, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **constants: names.add(kernel._function.__name__)
+
+    with patch.object(Kernel, "__getitem__", noted):
+        yield names
 
 
 WAITS: dict[str, Callable[[Tensor], object]] = {

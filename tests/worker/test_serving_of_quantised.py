@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,8 +127,19 @@ def plain(tmp_path: Path) -> Path:
     return save_native(tmp_path, native_config(["full_attention"]))
 
 
-async def test_workers_of_which_one_quantises_refuse_each_other(plain: Path) -> None:
-    prefills = worker_options(plain, decodes=False, quantize="int8")
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        pytest.param({"quantize": "int8"}, "fingerprint: .* here, .* there", id="weights"),
+        pytest.param(
+            {"kv_dtype": "fp8"}, "dtype float64 here, float8_e4m3fn there", id="pages of keys"
+        ),
+    ],
+)
+async def test_workers_of_which_one_quantises_refuse_each_other(
+    plain: Path, option: dict[str, Any], words: str
+) -> None:
+    prefills = worker_options(plain, decodes=False, **option)
     async with pair_with(prefills, worker_options(plain), "grpc") as pair:
         with pytest.raises(ManifestMismatch, match=r"digest: .* here, .* there"):
             await hand_off(pair, "by-prefill", PROMPT, GREEDY)
@@ -137,6 +149,6 @@ async def test_workers_of_which_one_quantises_refuse_each_other(plain: Path) -> 
             manifest_digest=prefills_own.digest,
             manifest_json=manifest_to_json(prefills_own),
         )
-        with pytest.raises(ManifestMismatch, match=r"fingerprint: .* here, .* there"):
+        with pytest.raises(ManifestMismatch, match=words):
             await pair.reserve(theirs)
         assert not pair.prefill.leased() | pair.decode.leased()

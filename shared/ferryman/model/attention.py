@@ -113,6 +113,7 @@ class AttentionLayer:
             self.shape.window_len,
             self.sinks,
             self.shape.score_cap,
+            pages.scales,
         )
         return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 
@@ -134,6 +135,7 @@ class AttentionLayer:
             self.shape.window_len,
             self.sinks,
             self.shape.score_cap,
+            pages.scales,
         )
         return self.out(self.gate.pass_through(mixed, gate).flatten(1))
 

@@ -23,6 +23,7 @@ from ferryman.model.ranks import share_of
 from ferryman.model.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
+from ferryman_kernels.page_layout import PageScales
 from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
 
 
@@ -38,23 +39,25 @@ class EarlierPagesAttention:
     out: Linear
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        asked, shape = self._asked(hidden, batch, state), self.shape
-        mixed = paged_attention_prefill(*asked, batch.spans, shape.scale, shape.window_len)
+        asked, scales = self._asked(hidden, batch, state)
+        seen = self.shape.scale, self.shape.window_len
+        mixed = paged_attention_prefill(*asked, batch.spans, *seen, scales=scales)
         return self.out(mixed.flatten(1))
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        asked, shape = self._asked(hidden, batch, state), self.shape
-        mixed = paged_attention_decode(*asked, batch.positions, shape.scale, shape.window_len)
+        asked, scales = self._asked(hidden, batch, state)
+        seen = self.shape.scale, self.shape.window_len
+        mixed = paged_attention_decode(*asked, batch.positions, *seen, scales=scales)
         return self.out(mixed.flatten(1))
 
     def _asked(
         self, hidden: Tensor, batch: PrefillBatch | DecodeBatch, state: ModelState
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The queries, and the pages of keys and of values with their table."""
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], PageScales | None]:
+        """The queries, the pages of keys and of values with their table; the scales of codes."""
         q = self._queries(hidden, batch.positions)
         table = batch.page_tables[self.shape.kind]
         pages, table = state.attention[self.source].opened(table, q.dtype)
-        return q, pages.key_pages, pages.value_pages, table
+        return (q, pages.key_pages, pages.value_pages, table), pages.scales
 
     def _queries(self, hidden: Tensor, positions: Tensor) -> Tensor:
         heads = self.queries(hidden).view(len(hidden), -1, self.shape.head_dim)

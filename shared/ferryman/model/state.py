@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, Section, StateManifest
+from ferryman_kernels.page_layout import PageScales
+from ferryman_kernels.paged_attention import reads_codes
 from ferryman_kernels.pages import write_kv
 from ferryman_kernels.quantised_pages import named_pages, opened_pages, write_coded_kv
 
@@ -19,10 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttentionState:
-    """Pages of one attention layer; both tensors [slots, kv_heads, page_size, head_dim]."""
+    """Pages of one attention layer; both tensors [slots, kv_heads, page_size, head_dim].
+
+    With `scales` they are pages of codes, for kernels that open them as they read.
+    """
 
     key_pages: Tensor
     value_pages: Tensor
+    scales: PageScales | None = None
 
     def write(
         self, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, positions: Tensor
@@ -53,7 +59,11 @@ class CodedAttentionState:
         write_coded_kv(*pages, keys, values, table, rows, positions)
 
     def opened(self, table: Tensor, dtype: torch.dtype) -> tuple[AttentionState, Tensor]:
-        """As `AttentionState.opened`: a copy of the pages that the table names."""
+        """As `AttentionState.opened`: a copy of the pages that the table names, but where attention
+        reads codes."""
+        if reads_codes(table, dtype):
+            scales = self.key_scales, self.value_scales
+            return AttentionState(self.key_pages, self.value_pages, scales), table
         slots, places = named_pages(table)
         keys = opened_pages(self.key_pages, self.key_scales, slots, dtype)
         values = opened_pages(self.value_pages, self.value_scales, slots, dtype)
