@@ -235,6 +235,8 @@ def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: i
         grouped_floats_triton(x, weight, bias, *routed)
         fp8, four = (codes(in_dim), FP8), codes(in_dim // 2)
         grouped_codes_triton(x, fp8, scaled(BLOCK, torch.float32), None, *routed)
+        if in_dim % 2:  # a byte holds two codes of one row
+            continue
         grouped_codes_triton(x, (four, INT4), scaled(BLOCK, dtype, zeros=True), None, *routed)
         grouped_codes_triton(x, (four, FP4), scaled(32, torch.uint8), bias, *routed)
 
