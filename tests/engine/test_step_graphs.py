@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tests.engine.replayed_graphs import (
 )
 from tests.model.telling import ALL_FAMILIES, NATIVE, save_telling
 from tests.native import native_config, save_native
-from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.runner import Runner
@@ -34,10 +32,8 @@ from ferryman.model.experts import load_experts_for
 from ferryman.model.families import gpt_oss, nemotron_h
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.shapes import AS_COMPUTED, FP8
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.step_sizes import StepSizes
-from ferryman_kernels.quantised_pages import opened_pages
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter stands for it")
 
@@ -115,9 +111,9 @@ class Pair:
         return found
 
 
-def pair_of(folder: Path, dtype: str = "float32", kv_dtype: str = AS_COMPUTED) -> Pair:
+def pair_of(folder: Path) -> Pair:
     graphs = ReplayedGraphs()
-    model = load_model(folder, LoadOptions(dtype, page_size=PAGE_SIZE, kv_dtype=kv_dtype))
+    model = load_model(folder, LoadOptions("float32", page_size=PAGE_SIZE))
     slabs = [Slabs.allocate(model.manifest, SIZES, "cpu") for _ in range(2)]
     runners = [
         Runner(model, each, max_rows=4, max_len=64, sizes=STEP_SIZES, replays=captured)
@@ -156,27 +152,7 @@ def _experts_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_experts_of_a_card")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Path) -> None:
-    captured = steps_replayed(pair_of(saved(tmp_path, family)))
-    assert captured == NOT_CAPTURED.get(family, [1, 1])
-
-
-def test_replayed_steps_read_pages_of_codes_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = pair_of(saved(tmp_path, NATIVE), "bfloat16", FP8)
-    on_card = list[bool]()
-
-    def noted(pages: Tensor, *given: Any) -> Tensor:
-        on_card.append(pages.is_cuda)
-        return opened_pages(pages, *given)
-
-    monkeypatch.setattr("ferryman.model.state.opened_pages", noted)
-    assert steps_replayed(pair) == [1, 1]
-    assert set(on_card) == {False}, "the prompt's step runs on the processor, and copies"
-
-
-def steps_replayed(pair: Pair) -> list[int]:
-    """Runs a prompt's step and two decode steps, and counts the replays of each graph."""
+    pair = pair_of(saved(tmp_path, family))
     anna, bert, carl = guests(tuple(pair.slabs[0].by_kind))
     clears = tuple(g.working_slot for g in (anna, bert, carl) if g.working_slot >= 0)
     spans = [(g, 0, len(g.tokens)) for g in (anna, bert, carl)]
@@ -186,4 +162,4 @@ def steps_replayed(pair: Pair) -> list[int]:
         # with two tokens each.
         pair.run(decode(2, [(anna, 18), (bert, 5), (carl, 33)]))
         pair.run(verify(3, anna, 19, [5], [anna.working_slot + 1] if clears else [-1]))
-    return [graph.num_replays for graph in pair.graphs.captured]
+    assert [graph.num_replays for graph in pair.graphs.captured] == NOT_CAPTURED.get(family, [1, 1])
