@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ferryman_kernels._loop_cache import cached
 from ferryman_kernels.launches import launch
 
 try:
@@ -61,6 +63,7 @@ _LEAST_EXPONENT = np.float32(-64.0)
 _KNOWN = frozenset((torch.float32, torch.float64, torch.bfloat16))
 _LAUNCHING = Lock()  # two threads must never enter numba's work queue at once
 _ONCE = nullcontext()
+COMPILING_SECONDS, LOOK_SECONDS = 60.0, 0.02
 
 
 def _layer() -> str:
@@ -103,7 +106,7 @@ class Loop:
             "error_model": "numpy",
             "parallel": parallel,
         }
-        return _cached(_named(self.function, "shared" if parallel else "alone"), options)
+        return cached(_named(self.function, "shared" if parallel else "alone"), options)
 
     def __call__(self, elements: int, *args: Any) -> None:
         """Runs over arrays of about `elements` numbers in all; few elements stay on one thread."""
@@ -131,7 +134,10 @@ def _num_threads() -> int:
 @contextmanager
 def _turn(loop: Any) -> Iterator[None]:
     """For the first call of a loop. While one process compiles it, others wait, and then find it in
-    the cache: two workers that start together have half of the work each."""
+    the cache: two workers that start together have half of the work each.
+
+    Nobody waits longer than compiling takes: the other one may be stopped.
+    """
     path = Path(loop.stats.cache_path or os.devnull, f"{loop.py_func.__qualname__}.lock")
     try:
         file = path.open("wb")
@@ -139,7 +145,14 @@ def _turn(loop: Any) -> Iterator[None]:
         yield
         return
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        for _ in range(round(COMPILING_SECONDS / LOOK_SECONDS)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOOK_SECONDS)
+            except OSError:  # a file system without locks
+                break
         yield
 
 
@@ -151,17 +164,10 @@ def _set_threads(threads: int) -> None:
         torch.set_num_threads(of_torch)
 
 
-def _cached(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder is writable for the cache
-        return numba.njit(**options)(function)
-
-
 def compiled(function: Callable[..., Any]) -> Any:
     """A function for loops to call, compiled once for all of them, by strict rules."""
     options = {"nogil": True, "error_model": "numpy"}
-    return function if numba is None else _cached(_named(function, "part"), options)
+    return function if numba is None else cached(_named(function, "part"), options)
 
 
 def part(function: Callable[..., Any]) -> Any:
@@ -172,15 +178,15 @@ def part(function: Callable[..., Any]) -> Any:
 @cache
 def _digest_of_sources() -> str:
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("_*.py")):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def _named(function: Callable[..., None], version: str) -> Callable[..., None]:
-    """The same function under a name of its own, with a digest of all loops' sources in it.
+    """The same function under a name of its own, with a digest of the package's sources in it.
 
-    numba's cache on disk asks for the name, the types and the time of the function's own file. With
+    The cache on disk asks for the name, the types and the time of the function's own file. With
     one name the version that was compiled first would serve both: a loop for one thread would run
     on all of them. Without the digest a loop would keep parts that another file has changed.
     """

@@ -125,7 +125,7 @@ def test_of_two_processes_that_need_a_loop_one_compiles_it(tmp_path: Path) -> No
 def test_each_version_runs_as_compiled_and_as_cached(tmp_path: Path, order: list[str]) -> None:
     for _ in ("compiled", "cached"):
         assert _answer_of(TOY, tmp_path, *order, NUMBA_NUM_THREADS="2") == [[0], [0, 1]]
-    assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 2
+    assert len(list((tmp_path / "cache").rglob("*.nbc"))) == 2
 
 
 @pytest.mark.skipif(numba.config.THREADING_LAYER != "omp", reason="no OpenMP library for numba")

@@ -1,0 +1,113 @@
+"""The cache of compiled loops on disk, with other processes in the same folder, damaged or full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+from ferryman_kernels import _compiled
+from ferryman_kernels._loop_cache import LoopFiles
+
+# Doubles every second number, or each of them; `full` lets the process write no file.
+TOY = """
+import os
+import resource
+import sys
+
+import numpy as np
+
+from ferryman_kernels._compiled import Loop
+
+
+def double(numbers, found):
+    for i in range(len(numbers)):
+        found[i] = 2 * numbers[i]
+
+
+step = int(sys.argv[1])
+if "full" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+loop, found = Loop(double), np.zeros(4)
+loop(1, np.arange(4.0 * step)[::step], found)
+os.write(1, f"{found.tolist()} {sum(loop.alone.stats.cache_hits.values())}".encode())
+"""
+EACH, SECOND = "[0.0, 2.0, 4.0, 6.0]", "[0.0, 4.0, 8.0, 12.0]"
+
+
+def _answer(folder: Path, *args: str) -> str:
+    toy = folder / "toy.py"
+    if not toy.exists():  # its time is part of what a file is compiled for
+        toy.write_text(TOY)
+    ran = subprocess.run(
+        [sys.executable, toy, *args],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return ran.stdout
+
+
+def test_two_processes_that_compile_at_once_keep_their_files_apart(tmp_path: Path) -> None:
+    """Between the look of one at the folder and its file comes all of the other's."""
+    one, other = (LoopFiles(tmp_path, "loop", "source") for _ in range(2))
+    keys = ("float32, every element", "zen"), ("float32, every second element", "zen")
+    assert one.load(keys[0]) is other.load(keys[1]) is None
+    one.save(keys[0], "one")
+    other.save(keys[1], "other")
+    assert [LoopFiles(tmp_path, "loop", "source").load(key) for key in keys] == ["one", "other"]
+
+
+def test_other_types_processors_and_sources_have_other_files(tmp_path: Path) -> None:
+    files = LoopFiles(tmp_path, "loop", ("today", 1))
+    files.save(("float32", "zen4 +avx512bf16"), "fast")
+    assert files.load(("float32", "zen4 +avx512bf16")) == "fast"
+    assert files.load(("float32", "zen2")) is None
+    assert files.load(("float64", "zen4 +avx512bf16")) is None
+    assert (
+        LoopFiles(tmp_path, "loop", ("tomorrow", 1)).load(("float32", "zen4 +avx512bf16")) is None
+    )
+
+
+def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path) -> None:
+    assert [_answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
+    assert [_answer(tmp_path, "2") for _ in range(2)] == [f"{SECOND} 0", f"{SECOND} 1"]
+
+
+@pytest.mark.parametrize(
+    "kept", [0, 7, 40, -1], ids=["nothing", "a digest's part", "40", "all but 1"]
+)
+def test_a_damaged_file_is_compiled_anew(tmp_path: Path, kept: int) -> None:
+    _answer(tmp_path, "1")
+    for path in _files(tmp_path):
+        path.write_bytes(path.read_bytes()[:kept])
+    assert [_answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
+
+
+def test_a_loop_runs_where_no_file_can_be_written(tmp_path: Path) -> None:
+    assert _answer(tmp_path, "1", "full") == f"{EACH} 0"
+    assert list(_files(tmp_path)) == []
+
+
+def test_a_part_from_any_file_of_the_package_changes_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mamba_step` takes a part from `ssd_decode`, whose name begins with no underscore."""
+    monkeypatch.setattr(_compiled, "__file__", str(tmp_path / "_compiled.py"))
+    found = []
+    for content in ("1", "2"):
+        (tmp_path / "ssd_decode.py").write_text(content)
+        found.append(_compiled._digest_of_sources.__wrapped__())
+    assert found[0] != found[1]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in (folder / "cache").rglob("*") if path.is_file())
