@@ -233,8 +233,9 @@ def narrow(value: Any, like: Any) -> Any:
 def exp(value: Any) -> Any:
     """exp for float32 within 2e-7, in a form that vectorises; exact for float64.
 
-    Below -64 it is 0, so a product with a number above 1e-10 is normal or 0: processors multiply
-    subnormal numbers up to a hundred times slower. NaN stays NaN.
+    Above 88.37 it is infinite, or silu(-1e38) would be -0.6. Below -64 it is 0, so a product with a
+    number above 1e-10 is normal or 0: processors multiply subnormal numbers up to a hundred times
+    slower. NaN stays NaN.
     """
     raise NotImplementedError("only in compiled loops")
 
@@ -274,7 +275,7 @@ def _exp(value: Any) -> Callable[..., Any]:
     def series(value: Any) -> Any:
         """exp(k·log 2 + r) = 2ᵏ·exp(r), |r| ≤ log(2)/2, by its minimax polynomial (Cephes)."""
         x = value if value > _LEAST_EXPONENT else _LEAST_EXPONENT
-        x = x if x < np.float32(88.0) else np.float32(88.0)
+        x = x if x < np.float32(89.0) else np.float32(89.0)
         k = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
         r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
         p = np.float32(1.9875691500e-4)

@@ -85,7 +85,8 @@ def causal_conv_decode_reference(
     activates: bool = True,
 ) -> Tensor:
     named, kept = slots >= 0, into >= 0
-    states = conv_states[slots.clamp(min=0)] * named[:, None, None]
+    # No product with zero: what another request has in the first slot may be no number.
+    states = conv_states[slots.clamp(min=0)].masked_fill(~named[:, None, None], 0)
     windows = torch.cat((states, x[:, :, None]), dim=2)  # [requests, conv_dim, width]
     conv_states[into[kept]] = windows[kept][:, :, 1:]
     return _convolve(windows.to(wide_dtype(x.dtype)), weight, bias, activates).to(x.dtype)

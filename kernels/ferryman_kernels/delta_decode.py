@@ -32,7 +32,8 @@ def delta_decode_reference(
 ) -> Tensor:
     wide, per_key = ssm_states.dtype, v.shape[1] // k.shape[1]
     q, k = (rows.to(wide).repeat_interleave(per_key, 1) for rows in (q, k))
-    old = ssm_states[slots.clamp(min=0)] * (slots >= 0)[:, None, None, None]
+    # No product with zero: what another request has in the first slot may be no number.
+    old = ssm_states[slots.clamp(min=0)].masked_fill((slots < 0)[:, None, None, None], 0)
     decayed = old * g.to(wide).exp()[..., None, None]
     known = (k[..., None, :] @ decayed).squeeze(-2)
     fed = beta.to(wide)[..., None] * (v.to(wide) - known)

@@ -188,6 +188,7 @@ def delta_step(
     assert conv_states.shape[1:] == (conv_dim, width - 1), conv_states.shape
     assert weights.decay.shape == weights.dt_bias.shape == (v_heads,), weights.decay.shape
     assert (conv_dim - v_heads * v_dim) % (2 * k_dim) == 0, (conv_dim, ssm_states.shape)
+    assert v_heads % ((conv_dim - v_heads * v_dim) // (2 * k_dim)) == 0, (conv_dim, v_heads)
     assert conv_states.dtype == mixed.dtype == a.dtype == b.dtype, (conv_states.dtype, mixed.dtype)
     # The first question, as in every launcher: on a card each part is a kernel of its own.
     has_loop = not mixed.is_cuda and _has_loop(mixed, weights, ssm_states)

@@ -34,11 +34,14 @@ def int8_product_reference(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 def int8_product(x: Tensor, codes: Tensor, scales: Tensor, *, widened_from: int) -> Tensor:
     """The product of x [tokens, in_dim] with `codes` [out_dim, in_dim] int8; `scales` [out_dim].
 
-    x and `scales` are bfloat16 or float32. From `widened_from` tokens on the codes are widened;
-    below that x must be bfloat16, unless it is one token. The caller fixes the number, because the
-    bits of a token depend on it.
+    x and `scales` are both bfloat16 or both float32. From `widened_from` tokens on the codes are
+    widened; below that x must be bfloat16, unless it is one token. The caller fixes the number,
+    because the bits of a token depend on it.
     """
     assert codes.dtype is torch.int8, codes.dtype
+    # A loop reads both at an address: of two dtypes it would take the bits of one for the other.
+    assert x.dtype is scales.dtype, (x.dtype, scales.dtype)
+    assert x.dtype in (torch.bfloat16, torch.float32), x.dtype
     assert x.shape[1:] == codes.shape[1:], (x.shape, codes.shape)
     assert scales.shape == codes.shape[:1], (scales.shape, codes.shape)
     if len(x) == 1 and serves(x, scales):

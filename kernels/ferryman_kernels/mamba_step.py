@@ -196,6 +196,11 @@ def mamba_step(
     assert weights.conv_weight.shape == (conv_dim, width), weights.conv_weight.shape
     assert conv_states.shape[1:] == (conv_dim, width - 1), conv_states.shape
     assert weights.A.shape == weights.D.shape == weights.dt_bias.shape == (heads,)
+    bias = weights.conv_bias
+    assert bias is None or bias.shape == (conv_dim,), (bias.shape, conv_dim)
+    group_dims = conv_dim - heads * ssm_states.shape[2]
+    assert group_dims > 0 == group_dims % (2 * ssm_states.shape[3]), (conv_dim, ssm_states.shape)
+    assert heads % (group_dims // (2 * ssm_states.shape[3])) == 0, (conv_dim, ssm_states.shape)
     assert conv_states.dtype == mixed.dtype == dt.dtype, (conv_states.dtype, mixed.dtype, dt.dtype)
     # The first question, as in every launcher.
     if mixed.is_cuda:

@@ -106,6 +106,7 @@ def packed_product(x: Tensor, panels: Panels, bias: Tensor) -> Tensor:
     assert x.shape[1] == panels.in_dim, (x.shape, panels.in_dim)
     assert bias.numel() in (0, panels.out_dim), (bias.shape, panels.out_dim)
     assert x.dtype is panels.dtype is bias.dtype, (x.dtype, panels.dtype, bias.dtype)
+    assert bias.is_contiguous(), bias.stride()
     return packed_product_compiled(x, panels.address, panels.panel_bytes, bias, panels.out_dim)
 
 
@@ -135,6 +136,7 @@ def packed_grouped_product(x: Tensor, stack: PanelStack, chosen: Tensor) -> Tens
     of its rows, int64 [rows, per_row]; expert after expert in the order of `chosen`."""
     first = stack.panels[0]
     assert x.shape == (len(chosen), first.in_dim), (x.shape, chosen.shape, first.in_dim)
+    assert chosen.dtype is torch.int64, chosen.dtype
     assert x.dtype is first.dtype, (x.dtype, first.dtype)
     assert stack.biases.is_contiguous(), "as stacked"
     return packed_grouped_product_compiled(

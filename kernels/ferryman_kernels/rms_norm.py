@@ -188,6 +188,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """x + scale · added, both [tokens, dim], and the norm of its rows; `weight` [dim]."""
     assert x.shape == added.shape, (x.shape, added.shape)
+    assert weight.shape == x.shape[1:], (x.shape, weight.shape)
     is_alike = x.dtype is added.dtype and x.ndim == 2
     if is_alike and x.is_cuda:
         return add_rms_norm_triton(x, added, scale, weight, eps)

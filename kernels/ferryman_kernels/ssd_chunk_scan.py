@@ -139,15 +139,23 @@ def chunk_scan(
     assert ssm_heads % B.shape[1] == 0, (B.shape, C.shape)
     assert slots.shape == (len(spans),), (slots.shape, spans)
     check_spans(spans, snapshots, tokens, chunk_len)
-    run = _chosen(x, dt, A, D, ssm_states, chunk_len)
+    run = _chosen((x, B, C), dt, A, D, ssm_states, chunk_len)
     return run(x, dt, A, B, C, D, ssm_states, spans, slots, snapshots, chunk_len)
 
 
 def _chosen(
-    x: Tensor, dt: Tensor, A: Tensor, D: Tensor, ssm_states: Tensor, chunk_len: int
+    rows: Sequence[Tensor],
+    dt: Tensor,
+    A: Tensor,
+    D: Tensor,
+    ssm_states: Tensor,
+    chunk_len: int,
 ) -> Callable[..., Tensor]:
+    """`rows` are x, B and C."""
     if any(each.dtype is not torch.float32 for each in (dt, A, D, ssm_states)):
         return chunk_scan_reference
-    if x.is_cuda:
+    if ssm_states.is_cuda:
         return chunk_scan_triton if chunk_len <= MAX_CHUNK_LEN else chunk_scan_reference
-    return chunk_scan_compiled if serves(x) else chunk_scan_reference
+    # The loop reads all three at addresses, as numbers of one dtype.
+    has_loop = serves(*rows) and len({each.dtype for each in rows}) == 1
+    return chunk_scan_compiled if has_loop else chunk_scan_reference

@@ -42,10 +42,11 @@ def selective_state_update_reference(
     per_group = x.shape[1] // B.shape[1]
     B = B.to(wide).repeat_interleave(per_group, 1)
     C = C.to(wide).repeat_interleave(per_group, 1)
-    named, kept = slots >= 0, into >= 0
+    cleared, kept = slots < 0, into >= 0
     decay = (dt.to(wide) * A.to(wide)).exp()
     fed = (dt.to(wide)[..., None] * x.to(wide))[..., None] * B[:, :, None, :]
-    old = ssm_states[slots.clamp(min=0)] * named[:, None, None, None]
+    # No product with zero: what another request has in the first slot may be no number.
+    old = ssm_states[slots.clamp(min=0)].masked_fill(cleared[:, None, None, None], 0)
     state = decay[..., None, None] * old + fed
     ssm_states[into[kept]] = state[kept]
     y = (state @ C[..., None]).squeeze(-1) + D.to(wide)[:, None] * x.to(wide)
