@@ -36,7 +36,7 @@ _DIGEST_BYTES = 32
 
 
 class LoopFiles:
-    """What numba's cache asks of its files; `source` changes whenever the function's file does."""
+    """The files of numba's cache; `source` changes whenever the function's file does."""
 
     def __init__(self, folder: Path, name: str, source: Any) -> None:
         self._folder, self._name, self._source = folder, name, source

@@ -1,5 +1,4 @@
-"""What a loop would misread at an address is refused, or goes another way; what is no number stays
-in its own request."""
+"""Launchers refuse arguments that a loop would misread, or go another way; NaN stays in its request."""
 
 from __future__ import annotations
 
