@@ -1,4 +1,4 @@
-"""Launchers refuse arguments that a loop would misread, or go another way; NaN stays in its request."""
+"""Launchers refuse arguments that a loop would misread; NaN stays in its own request."""
 
 from __future__ import annotations
 
