@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,10 @@ OnLoad = Callable[[WeightsReport], None]
 LAST_OUTPUT_BYTES = 4096
 LINE_BYTES = 1 << 16
 FLUSH_SECONDS = 1.0
+COMPUTING_SECONDS = 1.0
+"""The processor time by which a process that says nothing is known to compute."""
+COMPUTING_SPELLS = 5
+"""How often such a process is given as much time again."""
 
 
 class ChildEnded(Exception):
@@ -75,13 +80,20 @@ class Child(asyncio.SubprocessProtocol):
         Raises ConfigError, or ChildEnded with the last line of its output, or after `seconds`
         without progress.
         """
+        spells = 0
         while not self._is_ready.is_set():
             self._advanced.clear()
+            used = _processor_seconds(self.pid)
             try:
                 async with asyncio.timeout(seconds):
                     await self._advanced.wait()
             except TimeoutError:
-                raise ChildEnded(f"{self.job.name} {_standstill(self._report, seconds)}") from None
+                # A first start compiles loops without a word, for minutes on a busy machine.
+                spells += 1
+                computed = _processor_seconds(self.pid) - used
+                if computed < COMPUTING_SECONDS or spells > COMPUTING_SPELLS:
+                    waited = f"{self.job.name} {_standstill(self._report, seconds * spells)}"
+                    raise ChildEnded(waited) from None
         if self._exited.is_set():
             await self._raise_start_failure()
         return self._ready_event
@@ -239,6 +251,16 @@ def last_output(log_path: Path, start: int) -> str:
         log.seek(max(start, end - LAST_OUTPUT_BYTES))
         lines = log.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "(it said nothing)"
+
+
+def _processor_seconds(pid: int) -> float:
+    """The processor time of a process; 0 for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    user, system = (int(ticks) for ticks in fields[11:13])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 def _standstill(report: WeightsReport | None, seconds: float) -> str:

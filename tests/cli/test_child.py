@@ -14,6 +14,7 @@ import pytest
 from tests.skipped_time import skipped_time
 
 from ferryman.errors import ConfigError
+from ferryman_launcher import child as child_module
 from ferryman_launcher.child import Child, ChildEnded, ChildSpec, spawn
 from ferryman_launcher.readiness import WeightsReport, ready_event, ready_words, weights_report
 
@@ -134,6 +135,28 @@ async def test_a_service_that_repeats_itself_is_given_up(
         await waiting
     child.kill()
     await child.ended()
+
+
+async def test_a_service_that_computes_without_a_word_is_given_as_much_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "COMPUTING_SPELLS", 1)
+    child, time = await started("while True: pass", tmp_path), skipped_time(monkeypatch)
+    waiting = asyncio.create_task(child.ready(1000))
+    for spell in (1, 2):
+        assert not waiting.done()
+        await asyncio.to_thread(_wait_for_processor_time, child.pid, 1.2 * spell)
+        await time.skip(1001)
+    with pytest.raises(ChildEnded, match="was not ready within 2000 s"):
+        await waiting
+    child.kill()
+    await child.ended()
+
+
+def _wait_for_processor_time(pid: int, seconds: float) -> None:
+    """Returns once the process has computed for so long."""
+    while int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) < seconds * 1e9:
+        os.sched_yield()
 
 
 async def test_reports_do_not_hide_the_last_words_in_the_log(tmp_path: Path) -> None:
