@@ -11,18 +11,19 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 
-class Launch(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """A call, complete: `run(*args)` does the same again."""
 
     run: Callable[..., Any]
     args: tuple[Any, ...]
 
 
-_listener: ContextVar[Callable[[Launch], None] | None] = ContextVar("listener", default=None)
+Listener = Callable[[RecordedLaunch], None]
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def launches_told_to(listener: Callable[[Launch], None]) -> Iterator[None]:
+def launches_told_to(listener: Listener) -> Iterator[None]:
     """Tells `listener` of each loop that this thread has launched, until the end of the `with`."""
     token = _listener.set(listener)
     try:
@@ -36,4 +37,4 @@ def launch(run: Callable[..., Any], *args: Any) -> None:
     run(*args)
     listener = _listener.get()
     if listener is not None:
-        listener(Launch(run, args))
+        listener(RecordedLaunch(run, args))

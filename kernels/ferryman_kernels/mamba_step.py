@@ -81,7 +81,7 @@ def mamba_step_triton(
 def _state_inputs(
     convolved: Tensor, dt: Tensor, weights: StepWeights, ssm_states: Tensor
 ) -> StateInputs:
-    """What the state update takes, of the convolution's output [requests, conv_dim]."""
+    """The arguments of the state update, from the convolution's output [requests, conv_dim]."""
     _, heads, head_dim, state_dim = ssm_states.shape
     inner_dim = heads * head_dim
     group_dim = (convolved.shape[1] - inner_dim) // 2

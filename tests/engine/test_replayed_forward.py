@@ -9,26 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 from tests.engine.plans import Guest, decode, prefill, verify
+from tests.engine.runner_pair import PAGE_SIZE, RunnerPair, runner_pair
 from tests.model.telling import ALL_FAMILIES, save_telling
 from tests.native import native_config, save_native
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.decode_forward import DecodeForward, EagerForward
-from ferryman.engine.launch_recording import recorded_launches
+from ferryman.engine.recorded_launches import recorded_launches
 from ferryman.engine.replayed_forward import ReplayedForward
-from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
 from ferryman.llm import LLM
-from ferryman.model.load_options import LoadOptions
-from ferryman.model.registry import load_model
 from ferryman.model.state import LayerCount
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman_kernels.rms_norm import rms_norm
 
-PAGE_SIZE = 16
 SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 LENS = (18, 5, 33)
 
@@ -55,31 +51,19 @@ class Recordings:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The same model twice: one launches its steps, the other replays them."""
+class RecordedPair:
+    """A pair of runners, and the recordings of the one that replays."""
 
-    launched: Runner
-    replayed: Runner
-    slabs: tuple[Slabs, Slabs]
+    runners: RunnerPair
     recordings: Recordings
 
     def run(self, step: StepPlan) -> StepOutcome:
-        expected, found = self.launched.run(step), self.replayed.run(step)
-        assert (found.sampled, found.drafts) == (expected.sampled, expected.drafts)
-        for kind, slab in self.slabs[0].tensors.items():
-            assert slab.equal(self.slabs[1].tensors[kind]), kind
-        return found
+        return self.runners.run(step)
 
 
-def pair_of(folder: Path, dtype: str = "float32", max_bytes: int = RECORDING_BYTES) -> Pair:
-    model = load_model(folder, LoadOptions(dtype, page_size=PAGE_SIZE))
-    slabs = [Slabs.allocate(model.manifest, SIZES, "cpu") for _ in range(2)]
+def pair_of(folder: Path, dtype: str = "float32", max_bytes: int = RECORDING_BYTES) -> RecordedPair:
     recordings = Recordings(max_bytes)
-    launched, replayed = (
-        Runner(model, each, max_rows=4, max_len=96, replays=replays)
-        for each, replays in zip(slabs, (None, recordings), strict=True)
-    )
-    return Pair(launched, replayed, (slabs[0], slabs[1]), recordings)
+    return RecordedPair(runner_pair(folder, SIZES, recordings, dtype=dtype, max_len=96), recordings)
 
 
 def guests(kinds: Sequence[Kind]) -> list[Guest]:
@@ -94,8 +78,8 @@ def guests(kinds: Sequence[Kind]) -> list[Guest]:
     return found
 
 
-def prefilled(pair: Pair) -> list[Guest]:
-    found = guests(tuple(pair.slabs[0].by_kind))
+def prefilled(pair: RecordedPair) -> list[Guest]:
+    found = guests(tuple(pair.runners.slabs[0].by_kind))
     clears = tuple(guest.working_slot for guest in found if guest.working_slot >= 0)
     spans = [(guest, 0, len(guest.tokens)) for guest in found]
     pair.run(prefill(1, spans, SlotOps(clears=clears)))

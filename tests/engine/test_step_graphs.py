@@ -20,18 +20,15 @@ from tests.engine.replayed_graphs import (
     ReplayedGraphs,
     like_a_card,
 )
+from tests.engine.runner_pair import PAGE_SIZE, RunnerPair, runner_pair
 from tests.model.telling import ALL_FAMILIES, NATIVE, save_telling
 from tests.native import native_config, save_native
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import StepGraphs
 from ferryman.model import moe
 from ferryman.model.experts import load_experts_for
 from ferryman.model.families import gpt_oss, nemotron_h
-from ferryman.model.load_options import LoadOptions
-from ferryman.model.registry import load_model
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.step_sizes import StepSizes
 
@@ -74,7 +71,6 @@ def test_a_replay_with_another_number_address_or_size_is_noticed() -> None:
 
 
 SIZES = {Kind.FULL: 24, Kind.WINDOW: 24, Kind.RECURRENT: 16}
-PAGE_SIZE = 16
 LENS = (18, 5, 33)
 STEP_SIZES = StepSizes(max_requests=4, max_pages=4, page_size=PAGE_SIZE, num_drafts=1)
 FAMILIES = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else (NATIVE,)
@@ -95,33 +91,20 @@ SMALL = native_config(
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The same model twice: steps are launched by one, and replayed by the other."""
+class GraphedPair:
+    """A pair of runners, and the graphs of the one that replays."""
 
-    launched: Runner
-    replayed: Runner
-    slabs: tuple[Slabs, Slabs]
+    runners: RunnerPair
     graphs: ReplayedGraphs
 
     def run(self, step: StepPlan) -> StepOutcome:
-        expected, found = self.launched.run(step), self.replayed.run(step)
-        assert (found.sampled, found.drafts) == (expected.sampled, expected.drafts)
-        for kind, slab in self.slabs[0].tensors.items():
-            assert slab.equal(self.slabs[1].tensors[kind]), kind
-        return found
+        return self.runners.run(step)
 
 
-def pair_of(folder: Path) -> Pair:
+def pair_of(folder: Path) -> GraphedPair:
     graphs = ReplayedGraphs()
-    model = load_model(folder, LoadOptions("float32", page_size=PAGE_SIZE))
-    slabs = [Slabs.allocate(model.manifest, SIZES, "cpu") for _ in range(2)]
-    runners = [
-        Runner(model, each, max_rows=4, max_len=64, sizes=STEP_SIZES, replays=captured)
-        for each, captured in zip(
-            slabs, (None, StepGraphs(STEP_SIZES.max_tokens, graphs)), strict=True
-        )
-    ]
-    return Pair(runners[0], runners[1], (slabs[0], slabs[1]), graphs)
+    maker = StepGraphs(STEP_SIZES.max_tokens, graphs)
+    return GraphedPair(runner_pair(folder, SIZES, maker, max_len=64, sizes=STEP_SIZES), graphs)
 
 
 def guests(kinds: Sequence[Kind]) -> list[Guest]:
@@ -153,7 +136,7 @@ def _experts_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replayed_steps_have_the_bits_of_launched_ones(family: str, tmp_path: Path) -> None:
     pair = pair_of(saved(tmp_path, family))
-    anna, bert, carl = guests(tuple(pair.slabs[0].by_kind))
+    anna, bert, carl = guests(tuple(pair.runners.slabs[0].by_kind))
     clears = tuple(g.working_slot for g in (anna, bert, carl) if g.working_slot >= 0)
     spans = [(g, 0, len(g.tokens)) for g in (anna, bert, carl)]
     pair.run(prefill(1, spans, SlotOps(clears=clears)))

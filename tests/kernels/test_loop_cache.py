@@ -110,4 +110,4 @@ def test_a_part_from_any_file_of_the_package_changes_the_name(
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in (folder / "cache").rglob("*") if path.is_file())
+    return (path for path in (folder / "cache").rglob("*.nbc"))

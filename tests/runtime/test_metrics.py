@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from ferryman.errors import ConfigError
-from ferryman.runtime import http_server
 from ferryman.runtime.http_server import HttpAnswer, json_answer, listening, observed
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
 from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
@@ -89,9 +88,6 @@ async def test_an_error_of_the_body_leaves_and_the_server_ends() -> None:
     assert isinstance(caught.value.exceptions[0], ZeroDivisionError)
 
 
-async def test_a_server_ends_without_waiting_for_its_next_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_server, "DATE_SECONDS", 3600.0)
+async def test_a_server_ends_without_waiting_for_a_look() -> None:
     async with asyncio.timeout(60), listening(NOTHING, ListenSettings()):
         pass

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.decode_forward import DecodeForward, EagerForward, Forwarded
-from ferryman.engine.launch_recording import LaunchRecording, recorded_launches
+from ferryman.engine.recorded_launches import LaunchRecording, recorded_launches
 from ferryman.engine.step_tensors import DecodeTensors
 from ferryman.schedule.step_sizes import PADDING, RECORDING_BYTES
 

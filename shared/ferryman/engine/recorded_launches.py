@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferryman.model.state import LayerCount
-from ferryman_kernels.launches import Launch, launches_told_to
+from ferryman_kernels.launches import RecordedLaunch, launches_told_to
 
 KNOWN_NAMESPACES = frozenset({"aten", "mkldnn"})
 UNREPEATABLE = {
@@ -50,7 +50,7 @@ class LaunchRecording:
     as a table, is never given to another recording.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[RecordedLaunch, ...]
     tensors: tuple[Tensor, ...]
 
     @property
@@ -67,9 +67,9 @@ class LaunchRecording:
 
 @dataclass(slots=True)
 class LaunchRecorder:
-    """What one call has launched so far, and why it cannot be repeated, if so."""
+    """The launches of one call so far; `refusal` says why it cannot be repeated, or is empty."""
 
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[RecordedLaunch] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     refusal: str = ""
 
@@ -100,6 +100,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to be skipped by torch's compiler means to import it, a second of processor time."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self._recorder
         if reason := _why_unrepeatable(func, args):
@@ -108,7 +113,7 @@ class _Operations(TorchDispatchMode):
         given = _tensors(found)
         recorder.tensors += given
         if func._schema.is_mutable:
-            recorder.launches.append(Launch(_called, (func, args, kwargs)))
+            recorder.launches.append(RecordedLaunch(_called, (func, args, kwargs)))
         elif not (_is_empty(func.name()) or _are_views(given, _tensors((args, kwargs)))):
             recorder.launches.append(_written_again(func, args, kwargs, given))
         return found
@@ -154,13 +159,15 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     func(*args, **kwargs)
 
 
-def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Launch:
+def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> RecordedLaunch:
     """The operation with its results written into `given`."""
     form = _out_form(func)
     if form is None:
-        return Launch(_copied, (func, args, kwargs, given))
+        return RecordedLaunch(_copied, (func, args, kwargs, given))
     overload, names = form
-    return Launch(_called, (overload, args, {**kwargs, **dict(zip(names, given, strict=True))}))
+    return RecordedLaunch(
+        _called, (overload, args, {**kwargs, **dict(zip(names, given, strict=True))})
+    )
 
 
 def _copied(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
