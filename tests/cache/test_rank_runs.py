@@ -15,8 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache.test_shards import Bytes, as_array, content_of
 
-from ferryman.cache.manifest import DTYPE_BYTES, Kind, KindLayout, SectionSpec, lay_out
-from ferryman.cache.shards import RankRun, ReshardPlan, rank_runs, reshard
+from ferryman.cache.manifest import (
+    DTYPE_BYTES,
+    Kind,
+    KindLayout,
+    SectionSpec,
+    StateManifest,
+    lay_out,
+)
+from ferryman.cache.rank_runs import MAX_RANKS, RankRun, RankShares, rank_runs
+from ferryman.cache.shards import ReshardPlan, reshard
 
 RANKS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 6), (3, 2)]
 
@@ -149,3 +157,24 @@ def test_what_no_rank_divides_goes_to_every_rank(sides: tuple[int, int], targets
         (run.target_rank, run.target_offset + run.num_bytes) for run in rank_runs(source, target)
     ]
     assert {rank for rank, end in ends if end > latent} == targets
+
+
+def manifest_of(num_ranks: int) -> StateManifest:
+    if 4 % num_ranks:
+        raise ValueError(f"{num_ranks} ranks do not divide 4 heads")
+    return StateManifest("four heads", 4, 4, 0, (heads(4 // num_ranks),))
+
+
+def test_shares_say_the_layout_of_any_number_of_ranks_and_the_runs_to_it() -> None:
+    shares = RankShares(manifest_of(1), 2, manifest_of)
+    assert shares.digest == manifest_of(2).digest != manifest_of(4).digest
+    assert shares.runs_to(2)[Kind.FULL] == (RankRun(0, 0, 0, 0, 384), RankRun(1, 0, 1, 0, 384))
+    assert {run.target_rank for run in shares.runs_to(4)[Kind.FULL]} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("num_ranks", [-1, 0, 3, MAX_RANKS + 1])
+def test_numbers_of_ranks_that_cannot_be_are_refused(num_ranks: int) -> None:
+    with pytest.raises(ValueError, match="ranks"):
+        RankShares(manifest_of(1), 2, manifest_of).runs_to(num_ranks)
+    with pytest.raises(ValueError, match="ranks"):
+        RankShares.undivided(manifest_of(1)).runs_to(num_ranks)

@@ -11,13 +11,12 @@ numbers of ranks exchange state without knowing it.
 Rank r of n keeps piece r · (d / l) // n. With fewer pieces than ranks, neighbouring ranks keep the
 same piece: replicated heads, each n / (d / l) times.
 
-Two workers that are cut by different plans can also move a slot without joining it: from each rank
-of one to each rank of the other (`rank_runs`).
+Two workers also move a slot without joining it: from each rank of one to each of the other
+(`rank_runs.py`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -93,41 +92,6 @@ def reshard(whole: KindLayout, of_rank: KindLayout, num_ranks: int) -> ReshardPl
                 gathered += runs
     runs = _merged(scattered), _merged(gathered)
     return ReshardPlan(num_ranks, whole.slot_bytes, of_rank.slot_bytes, *runs)
-
-
-@dataclass(frozen=True, slots=True)
-class RankRun:
-    """Bytes contiguous in the slots of two ranks: one of the source's, one of the target's."""
-
-    source_rank: int
-    source_offset: int
-    target_rank: int
-    target_offset: int
-    num_bytes: int
-
-
-def rank_runs(source: ReshardPlan, target: ReshardPlan) -> tuple[RankRun, ...]:
-    """The runs that fill the slots of all ranks of `target` from those of `source`.
-
-    Bytes that several ranks of `target` keep go to each of them, from the first rank of `source`
-    that keeps them. Workers that are cut alike move whole slots, each rank to the same rank.
-    """
-    if source == target:
-        size = source.rank_slot_bytes
-        return tuple(RankRun(rank, 0, rank, 0, size) for rank in range(source.num_ranks))
-    return tuple(_runs_between(source, target))
-
-
-def _runs_between(source: ReshardPlan, target: ReshardPlan) -> Iterator[RankRun]:
-    kept = sorted(source.gathered, key=lambda run: run.offset)
-    ends = [run.end for run in kept]
-    for run in target.scattered:
-        for index in range(bisect_right(ends, run.offset), len(kept)):
-            if kept[index].offset >= run.end:
-                break
-            part = kept[index].clipped(run.offset, run.end)
-            at = run.rank_offset + part.offset - run.offset
-            yield RankRun(part.rank, part.rank_offset, run.rank, at, part.num_bytes)
 
 
 def num_pieces(section: Section, share: Section) -> int:
