@@ -22,7 +22,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
+from ferryman.cache.rank_runs import RankShares
 from ferryman.errors import ConfigError, CorruptState, Unavailable
 from ferryman.handoff.values import Reservation, UnitDigest, WantedUnit, ranges_of
 from ferryman.schedule.batch import Sampled
@@ -34,11 +35,14 @@ from ferryman.wire.handoff.net_devices import ucx_device
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun, has_nixl
 from ferryman.wire.handoff.nixl_writer import NixlWriter
-from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant
+from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2_grpc
 from ferryman.wire.values import CommitOrder, RequestContext, Usage
 
 UNIT_BYTES = 256 << 10
+# Units of one section each, which nobody divides.
+_UNIT = SectionSpec("unit", 0, (UNIT_BYTES // 4,), "float32", None)
+UNITS = RankShares.undivided(StateManifest("bench", 1, 1, 0, (lay_out(Kind.FULL, [_UNIT]),)))
 EPOCH = 1
 Bytes = NDArray[np.uint8]
 Job = Callable[[], Awaitable[object]]
@@ -100,8 +104,9 @@ async def _measured(site: _SiteAddress, num_units: int, repeats: int) -> PlaneRa
         region = MemoryRegion(int(source.ctypes.data), source.nbytes)
         with nixl_agent("bench-writer", [region], agent_options("127.0.0.1")) as agent:
             peer = await agent.add_peer(site.grant.metadata)
-            whole = WriteRun(int(source.ctypes.data), site.grant.addresses[0], source.nbytes)
-            writer = NixlWriter(agent)
+            base = int(source.ctypes.data)
+            whole = WriteRun(base, site.grant.slabs.addresses[Kind.FULL][0], source.nbytes)
+            writer = NixlWriter(agent, _slabs_at(base), UNITS)
 
             async def raw() -> None:
                 await asyncio.wrap_future(agent.write(peer, [whole]))
@@ -123,9 +128,9 @@ class _Bench:
         self._source, self._site, self._stub = source, site, stub
         self._target = np.zeros_like(source)
         self._round = 0
-        content, base = memoryview(source.data), int(source.ctypes.data)
+        content = memoryview(source.data)
         self._units = [
-            OutgoingUnit(WantedUnit(Kind.FULL, index, 1), content[at : at + UNIT_BYTES], base + at)
+            OutgoingUnit(WantedUnit(Kind.FULL, index, 1), content[at : at + UNIT_BYTES], index)
             for index, at in enumerate(range(0, len(content), UNIT_BYTES))
         ]
         self._wanted = tuple(unit.unit for unit in self._units)
@@ -186,6 +191,10 @@ def _filled(num_units: int) -> Bytes:
     return content.view(np.uint8)
 
 
+def _slabs_at(address: int) -> RankSlabs:
+    return RankSlabs((HOST,), {Kind.FULL: (address,)})
+
+
 @dataclass(frozen=True, slots=True)
 class _SiteAddress:
     """The receiving process: the address on which it listens, and the grant to write there."""
@@ -210,8 +219,13 @@ def _site(
         if not line:
             raise Unavailable("the receiving process ended before it was ready")
         said = json.loads(line)
-        addresses = tuple(said["base"] + nth * UNIT_BYTES for nth in range(num_units))
-        grant = NixlGrant("bench-site", bytes.fromhex(said["metadata"]), HOST, addresses)
+        grant = NixlGrant(
+            "bench-site",
+            bytes.fromhex(said["metadata"]),
+            _slabs_at(said["base"]),
+            tuple(range(num_units)),
+            UNITS.digest,
+        )
         try:
             yield _SiteAddress(said["address"], grant)
         finally:

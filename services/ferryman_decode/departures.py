@@ -76,10 +76,10 @@ class Departures:
             parts.engine,
             parts.wake,
             SendLeases(parts.engine.scheduler, parts.clock),
-            HandoffTransport(parts.planes, writer, parts.clock),
+            HandoffTransport(parts.planes, parts.engine.shares, writer, parts.clock),
             parts.clock,
         )
-        by_grpc = HandoffTransport(SMALL, writer, parts.clock)
+        by_grpc = HandoffTransport(SMALL, parts.engine.shares, writer, parts.clock)
         self._small_side = replace(self._side, transport=by_grpc)
         self.stops = StopOrders(parts.epoch, self._side.send_leases, self._refuse)
 

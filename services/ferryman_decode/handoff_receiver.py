@@ -38,6 +38,7 @@ from ferryman.ids import make_reservation_id
 from ferryman.wire.codec.pieces import Piece, WriteHeader
 from ferryman.wire.handoff.planes import NixlGrant
 from ferryman.wire.values import CommitOrder, ReserveOrder
+from ferryman.worker.planes import rank_slabs
 from ferryman_decode.decode_request import name_of
 from ferryman_decode.nixl_receiver import WriterAgent
 
@@ -149,13 +150,14 @@ class HandoffReceiver:
         self, reservation: Reservation, order: ReserveOrder, writer_agent: WriterAgent
     ) -> None:
         """Lets the writer of this reservation write directly into its slots."""
-        places = self._engine.places
-        slots = self._slots[reservation.reservation_id]
-        addresses = tuple(
-            places[unit.kind].address_of(slots[unit.name].slot) for unit in reservation.wanted
+        engine, slots = self._engine, self._slots[reservation.reservation_id]
+        grant = NixlGrant(
+            writer_agent.agent.name,
+            writer_agent.agent.metadata,
+            rank_slabs(engine.places),
+            tuple(slots[unit.name].slot for unit in reservation.wanted),
+            engine.shares.digest,
         )
-        device = next(iter(places.values())).device
-        grant = NixlGrant(writer_agent.agent.name, writer_agent.agent.metadata, device, addresses)
         writer_agent.opened()
         granted = GrantedWrites(grant, order.writer.address, writer_agent)
         self.granted[reservation.reservation_id] = granted

@@ -37,7 +37,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     def __init__(self, parts: WorkerContext) -> None:
         limits = parts.engine.scheduler.limits
         writer = WriterId(parts.worker_id, parts.epoch)
-        self._transport = HandoffTransport(parts.planes, writer, parts.clock)
+        self._transport = HandoffTransport(parts.planes, parts.engine.shares, writer, parts.clock)
         self._send_leases = SendLeases(parts.engine.scheduler, parts.clock)
         self._ctx = PrefillContext(
             engine=parts.engine,

@@ -16,6 +16,7 @@ from tests.defects.watch import WatchedWorker
 from tests.schedule.cluster import MAX_LEN, VOCAB, ScheduledWorker
 
 from ferryman.cache.capacity import CapacityPlan
+from ferryman.cache.rank_runs import RankShares
 from ferryman.engine.engine import Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.stream import ForwardStream
@@ -76,6 +77,7 @@ def engine_of(worker: ScheduledWorker) -> Iterator[Engine]:
             transfer=worker.engine.transfer,
             host_tier=worker.engine.host_tier,
             grammars=GrammarCompiler.for_folder(Path("no-model")),
+            shares=RankShares.undivided(worker.manifest),
         )
 
 
@@ -178,7 +180,12 @@ class StampedPair:
                 self.engine,
                 asyncio.Event(),
                 self.send_leases,
-                HandoffTransport(GrpcOnly(), WriterId(PREFILL.worker_id, 4), lambda: self.now),
+                HandoffTransport(
+                    GrpcOnly(),
+                    self.engine.shares,
+                    WriterId(PREFILL.worker_id, 4),
+                    lambda: self.now,
+                ),
                 lambda: self.now,
             ),
             clock=lambda: self.now,

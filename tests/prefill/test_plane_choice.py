@@ -235,10 +235,6 @@ async def test_an_attempt_ends_though_its_writes_do_not() -> None:
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
 
 
-def test_nixl_is_refused_to_workers_of_several_ranks() -> None:
-    """They have no slab addresses: none of their slots is in one piece."""
-    hosts = ("127.0.0.1", "127.0.0.1")
-    with pytest.raises(ConfigError, match="TP_SIZE=1"):
-        plane_side("nixl", {}, hosts, NixlSettings(), {})
-    assert plane_side("auto", {}, hosts, NixlSettings(), {}) == GrpcOnly("has several ranks")
-    assert plane_side("grpc", {}, hosts, NixlSettings(), {}) == GrpcOnly("was told to use gRPC")
+def test_a_worker_that_was_told_to_use_grpc_has_no_agent() -> None:
+    side = plane_side("grpc", {}, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
+    assert side == GrpcOnly("was told to use gRPC")

@@ -27,7 +27,7 @@ from ferryman.tiers.prefetch_values import Prefetched, PrefetchShortfall, Traffi
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
-from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, NixlOffer
+from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, NixlOffer, RankSlabs
 
 u32 = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)
@@ -159,12 +159,18 @@ def reserve_orders(draw: st.DrawFn) -> values.ReserveOrder:
 def reserve_answers() -> SearchStrategy[ReserveAnswer]:
     reservations = st.builds(Reservation, texts, epochs, counts, wanted, seconds)
     over_grpc = st.builds(ReserveAnswer, reservations)
-    return st.one_of(over_grpc, st.builds(_granted, over_grpc, texts, st.binary(max_size=9)))
+    granted = st.builds(_granted, over_grpc, texts, st.binary(max_size=9), st.integers(1, 4))
+    return st.one_of(over_grpc, granted)
 
 
-def _granted(answer: ReserveAnswer, agent: str, metadata: bytes) -> ReserveAnswer:
-    addresses = tuple(2**40 + 64 * nth for nth, _ in enumerate(answer.reservation.wanted))
-    return replace(answer, plane=NixlGrant(agent, metadata, -1, addresses))
+def _granted(answer: ReserveAnswer, agent: str, metadata: bytes, num_ranks: int) -> ReserveAnswer:
+    slots = tuple(nth for nth, _ in enumerate(answer.reservation.wanted))
+    by_kind = {
+        kind: tuple(2**40 + 64 * rank for rank in range(num_ranks))
+        for kind in {unit.kind for unit in answer.reservation.wanted}
+    }
+    slabs = RankSlabs((-1,) * num_ranks, by_kind)
+    return replace(answer, plane=NixlGrant(agent, metadata, slabs, slots, "digest"))
 
 
 def commit_orders() -> SearchStrategy[values.CommitOrder]:

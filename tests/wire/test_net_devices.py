@@ -12,7 +12,7 @@ import pytest
 from tests.sockets import listening_addresses
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slab_address import SlabAddress
+from ferryman.engine.slab_address import ShardedSlab, SlabAddress
 from ferryman.errors import ConfigError
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff import net_devices
@@ -24,7 +24,7 @@ from ferryman.worker.planes import NixlSide, PlaneSide, plane_side
 
 needs_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")
 ELSEWHERE = "203.0.113.77"  # kept free for documents (RFC 5737)
-PLACES = {Kind.FULL: SlabAddress(4096, 1 << 20, 4096)}
+PLACES = {Kind.FULL: ShardedSlab((SlabAddress(4096, 1 << 20, 4096),))}
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ async def test_a_closed_agent_answers_nothing(sides: tuple[Side, Side]) -> None:
         writer.agent.write(receiver.agent.name, [WriteRun(0, 0, 1)]).result(timeout=120)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
+@given(st.lists(st.integers(1, 9), max_size=20), st.data())
 def test_merging_moves_the_same_bytes_with_fewer_descriptors(
     sizes: list[int], data: st.DataObject
 ) -> None:
@@ -133,15 +133,21 @@ def test_merging_moves_the_same_bytes_with_fewer_descriptors(
     for size in sizes:
         local += data.draw(st.integers(0, 1))
         remote += data.draw(st.integers(0, 1))
-        units.append(WriteRun(local, remote, size))
+        devices = data.draw(st.sampled_from([(-1, -1), (-1, 0), (1, 0)]))
+        units.append(WriteRun(local, remote, size, *devices))
         local, remote = local + size, remote + size
-    runs = merged_runs(units, 12)
-    moved = [(run.local + i, run.remote + i) for run in runs for i in range(run.num_bytes)]
-    assert moved == [(unit.local + i, unit.remote + i) for unit in units for i in range(unit[2])]
-    assert all(run.num_bytes <= 12 for run in runs)
+    table = np.array(units, np.int64).reshape(-1, 5)
+    runs = [WriteRun(*row) for row in merged_runs(table).tolist()]
+    assert list(moved_by(runs)) == list(moved_by(units))
     for one, other in pairwise(runs):
-        follows = (one[0] + one[2], one[1] + one[2]) == (other[0], other[1])
-        assert not follows or one.num_bytes + other.num_bytes > 12
+        ends = (one.local + one.num_bytes, one.remote + one.num_bytes)
+        assert (*ends, one[3:]) != (other.local, other.remote, other[3:])
+
+
+def moved_by(runs: list[WriteRun]) -> Iterator[tuple[int, ...]]:
+    """Each byte: from where to where."""
+    for run in runs:
+        yield from ((run.local + i, run.remote + i, *run[3:]) for i in range(run.num_bytes))
 
 
 class OddLibrary:

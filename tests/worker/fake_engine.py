@@ -15,6 +15,7 @@ import numpy as np
 from ferryman.cache.capacity import CapacityPlan, Concurrency, tracking_slots
 from ferryman.cache.keys import page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.rank_runs import RankShares
 from ferryman.engine.engine import FIRST_GUESS, Engine
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.stream import ForwardStream
@@ -106,6 +107,7 @@ def fake_engine(
             transfer=fake.transfer,
             host_tier=fake.host_tier,
             grammars=GrammarCompiler.for_folder(Path("no-model")),
+            shares=RankShares.undivided(manifest),
             places=fake.slabs.places,
         )
 

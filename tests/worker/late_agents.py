@@ -10,11 +10,11 @@ from tests.worker.pair import PairWorker
 
 from ferryman.errors import Unavailable
 from ferryman.wire.handoff.nixl_agent import NixlAgent
-from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun
+from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions, RunTable
 from ferryman.worker.handoff_transport import HandoffTransport
 
-Write = tuple[str, Sequence[WriteRun], "Future[None]"]
-End = Callable[[str, Sequence[WriteRun], "Future[None]"], None]
+Write = tuple[str, RunTable, "Future[None]"]
+End = Callable[[str, RunTable, "Future[None]"], None]
 
 
 class SlowMaking:
@@ -60,8 +60,7 @@ class LateAgent:
         self._waiting: list[Write] = []
         self._end: End = self._wait
 
-    def write(self, peer: str, runs: Sequence[WriteRun], device: int) -> Future[None]:
-        assert device == HOST
+    def write(self, peer: str, runs: RunTable) -> Future[None]:
         landed: Future[None] = Future()
         self._end(peer, runs, landed)
         return landed
@@ -73,7 +72,7 @@ class LateAgent:
     @property
     def remote_addresses(self) -> set[int]:
         """Where what waits will be written to."""
-        return {run.remote for _, runs, _ in self._waiting for run in runs}
+        return {int(run[1]) for _, runs, _ in self._waiting for run in runs}
 
     def arrive(self) -> None:
         """They land, or end as the library says. Blocks until those that waited have."""
@@ -91,10 +90,10 @@ class LateAgent:
             end(*write)
         return waiting
 
-    def _wait(self, peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
+    def _wait(self, peer: str, runs: RunTable, landed: Future[None]) -> None:
         self._waiting.append((peer, runs, landed))
 
-    def _really_write(self, peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
+    def _really_write(self, peer: str, runs: RunTable, landed: Future[None]) -> None:
         def pass_on(done: Future[None]) -> None:
             error = done.exception()
             landed.set_result(None) if error is None else landed.set_exception(error)
@@ -116,7 +115,7 @@ class LateAgent:
         self._agent.tell(peer, message)
 
 
-def _lost(peer: str, runs: Sequence[WriteRun], landed: Future[None]) -> None:
+def _lost(peer: str, runs: RunTable, landed: Future[None]) -> None:
     landed.set_exception(Unavailable("the connection broke"))
 
 

@@ -1,7 +1,7 @@
 """Every family, handed off between two workers, answers as one process that computes everything.
 
 In float64, to 1e-9. In CI each family goes by one plane, not all by the same; with
-FERRYMAN_TEST_ALL_CELLS set, by both; with FERRYMAN_TEST_RANKS set, by gRPC between workers of one
+FERRYMAN_TEST_ALL_CELLS set, by both; with FERRYMAN_TEST_RANKS set, by both between workers of one
 rank and of two: 1 → 2, 2 → 1, 2 → 2. One family goes from 1 to 2 and from 2 to 1 in CI too.
 """
 
@@ -72,7 +72,7 @@ MTP_HANDED_OFF = tuple(CASES) if "FERRYMAN_TEST_ALL_CELLS" in os.environ else MT
 
 def planes_of(family: str) -> tuple[PlaneChoice, ...]:
     if WITH_RANKS:
-        return ("grpc",)
+        return PLANES
     index = ALL_FAMILIES.index(family) % len(PLANES)
     return PLANES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else PLANES[index : index + 1]
 
@@ -82,7 +82,7 @@ def ways() -> Iterator[tuple[str, PlaneChoice, Ranks]]:
     for family in ALL_FAMILIES:
         yield from ((family, plane, ranks) for plane in planes_of(family) for ranks in RANKS)
     if not WITH_RANKS:
-        yield from ((CUT_FAMILY, "grpc", ranks) for ranks in DIFFERENT)
+        yield from ((CUT_FAMILY, plane, ranks) for plane in PLANES for ranks in DIFFERENT)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from tests.worker.fake_engine import fake_engine, request
 from tests.worker.pair import WorkerPair, expected, paired, until, worker_on
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slab_address import SlabAddress
+from ferryman.engine.slab_address import ShardedSlab, SlabAddress
 from ferryman.engine.transfer import Transfer
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
-from ferryman.worker.planes import NixlSide, plane_side
+from ferryman.wire.handoff.planes import PlaneChoice, RankSlabs
+from ferryman.worker.planes import NixlSide, plane_side, rank_slabs
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer
 
@@ -89,8 +89,10 @@ async def test_whole_slots_are_read_beside_the_event_loop(planes: PlaneChoice) -
 
 @with_nixl
 def test_slabs_on_a_card_are_handed_off_by_nixl_unless_told_otherwise() -> None:
-    places = {Kind.FULL: SlabAddress(1 << 20, 640, 64, 3)}
+    slabs = SlabAddress(1 << 20, 640, 64, 3), SlabAddress(1 << 30, 640, 64, 4)
+    places = {Kind.FULL: ShardedSlab(slabs)}
     hosts = ("127.0.0.1", "127.0.0.1")
     side = plane_side("auto", places, hosts, NixlSettings(), {})
     assert isinstance(side, NixlSide)
-    assert side.regions == [MemoryRegion(1 << 20, 640, 3)]
+    assert side.regions == [MemoryRegion(1 << 20, 640, 3), MemoryRegion(1 << 30, 640, 4)]
+    assert rank_slabs(places) == RankSlabs((3, 4), {Kind.FULL: (1 << 20, 1 << 30)})

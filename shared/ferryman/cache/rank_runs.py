@@ -67,6 +67,7 @@ class RankShares:
         raises an error of its own where the model cannot be divided among them."""
         self._whole, self.num_ranks, self._share_of = whole, num_ranks, share_of
         self._shares: dict[int, StateManifest] = {}
+        self._runs: dict[int, Mapping[Kind, tuple[RankRun, ...]]] = {}
 
     @classmethod
     def undivided(cls, whole: StateManifest) -> RankShares:
@@ -93,10 +94,12 @@ class RankShares:
 
     def runs_to(self, num_ranks: int) -> Mapping[Kind, tuple[RankRun, ...]]:
         """The runs from the own ranks to `num_ranks` of another worker, by kind. Raises as `of`."""
-        return {
-            kind: rank_runs(self._plan(kind, self.num_ranks), self._plan(kind, num_ranks))
-            for kind in self._whole.kinds
-        }
+        if num_ranks not in self._runs:
+            self._runs[num_ranks] = {
+                kind: rank_runs(self._plan(kind, self.num_ranks), self._plan(kind, num_ranks))
+                for kind in self._whole.kinds
+            }
+        return self._runs[num_ranks]
 
     def _plan(self, kind: Kind, num_ranks: int) -> ReshardPlan:
         share = self.of(num_ranks).layout(kind)

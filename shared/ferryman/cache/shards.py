@@ -90,8 +90,9 @@ def reshard(whole: KindLayout, of_rank: KindLayout, num_ranks: int) -> ReshardPl
             scattered += runs
             if _is_first_holder(section, share, rank, num_ranks):
                 gathered += runs
-    runs = _merged(scattered), _merged(gathered)
-    return ReshardPlan(num_ranks, whole.slot_bytes, of_rank.slot_bytes, *runs)
+    return ReshardPlan(
+        num_ranks, whole.slot_bytes, of_rank.slot_bytes, _merged(scattered), _merged(gathered)
+    )
 
 
 def num_pieces(section: Section, share: Section) -> int:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from ferryman.cache.capacity import CapacityPlan
 from ferryman.cache.keys import root_key
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.resume import ResumeCosts
 from ferryman.cache.shards import over_ranks
 from ferryman.engine.copy_stream import CopyStream
@@ -23,8 +25,8 @@ from ferryman.engine.loads import LoadQueue
 from ferryman.engine.pipeline import Pipeline
 from ferryman.engine.replayed_forward import StepRecordings
 from ferryman.engine.runner import Runner
-from ferryman.engine.slab_address import SlabAddress
-from ferryman.engine.slabs import SlabGrowth, Slabs
+from ferryman.engine.slab_address import ShardedSlab
+from ferryman.engine.slabs import SlabGrowth, Slabs, places_of
 from ferryman.engine.step import StepGraphs
 from ferryman.engine.stream import ForwardStream
 from ferryman.engine.tensor_parallel.group import SlabSizes, TpStartup, start_ranks
@@ -55,9 +57,10 @@ FIRST_GUESS = ResumeCosts(prefill_seconds_per_token=1e-3, load_seconds_per_byte=
 class Engine:
     """A running engine: the scheduler decides, the pipeline feeds the stream, the stream runs.
 
-    `manifest` and `transfer` belong to the whole model, also when ranks share it. With several
-    ranks `places` is empty, because no slot lies in one piece. `lost` fails with RankLost when a
-    rank is lost. `adapters` are those of the model, by the name that clients use.
+    `manifest` and `transfer` belong to the whole model, also when ranks share it. `places` are the
+    slabs of every rank, and `shares` says what of a slot each keeps, here and at other workers.
+    `lost` fails with RankLost when a rank is lost. `adapters` are those of the model, by the name
+    that clients use.
     """
 
     manifest: StateManifest
@@ -71,7 +74,8 @@ class Engine:
     transfer: Transfer
     host_tier: LoadQueue
     grammars: GrammarCompiler
-    places: Mapping[Kind, SlabAddress] = field(default_factory=dict)
+    shares: RankShares
+    places: Mapping[Kind, ShardedSlab] = field(default_factory=dict)
     lost: Future[None] = field(default_factory=Future)
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     layers_run: LayerCount = field(default_factory=LayerCount)
@@ -142,13 +146,7 @@ def _engine_of(
     )
     model, drafter = load_with_draft(options.model, options.drafted_by, loaded_as)
     of_rank = model.manifest
-    manifest = state_manifest(
-        model.config,
-        options.dtype,
-        options.page_size,
-        of_rank.fingerprint,
-        kv_dtype=options.kv_dtype,
-    )
+    manifest = _share_of(model, options, 1)
     capacity = options.capacity(over_ranks(manifest, of_rank, group.num_ranks))
     max_len = min(model.config.trunk.max_positions, capacity.max_tokens(manifest))
     slabs = Slabs.allocate(of_rank, capacity.slots, options.device, is_filled=False)
@@ -197,11 +195,24 @@ def _engine_of(
             transfer=runner.transfer,
             host_tier=runner.host_tier,
             grammars=grammars,
-            places=slabs.places if group.num_ranks == 1 else {},
+            shares=RankShares(manifest, group.num_ranks, partial(_share_of, model, options)),
+            places=places_of([slabs.tensors, *(ranks.shares if ranks else ())]),
             lost=startup.lost if startup else Future(),
             layers_run=runner.layers_run,
             adapters=_adapters(model),
         )
+
+
+def _share_of(model: Model, options: EngineOptions, num_ranks: int) -> StateManifest:
+    """The state that each of `num_ranks` ranks of the model keeps. Raises ConfigError."""
+    return state_manifest(
+        model.config,
+        options.dtype,
+        options.page_size,
+        model.manifest.fingerprint,
+        num_ranks,
+        options.kv_dtype,
+    )
 
 
 def _device(name: str) -> ComputeDevice:

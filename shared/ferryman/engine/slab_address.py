@@ -18,3 +18,17 @@ class SlabAddress:
 
     def address_of(self, slot: int) -> int:
         return self.address + slot * self.slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSlab:
+    """The slab of each rank for one kind: slot s of the model is slot s of every one of them.
+
+    A model that is not divided has one rank.
+    """
+
+    ranks: tuple[SlabAddress, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(slab.num_bytes for slab in self.ranks)

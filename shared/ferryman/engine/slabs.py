@@ -10,14 +10,14 @@ a slab on the host is address space.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
-from ferryman.engine.slab_address import HOST, SlabAddress
+from ferryman.engine.slab_address import HOST, ShardedSlab, SlabAddress
 
 POISON = 0xFF
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
@@ -83,11 +83,6 @@ class Slabs:
         return {kind: slab.tensor for kind, slab in self.by_kind.items()}
 
     @property
-    def places(self) -> Mapping[Kind, SlabAddress]:
-        """The addresses of the slabs, for transports that move bytes by address."""
-        return {kind: _place_of(slab.tensor) for kind, slab in self.by_kind.items()}
-
-    @property
     def num_bytes(self) -> int:
         return sum(slab.tensor.numel() for slab in self.by_kind.values())
 
@@ -137,6 +132,11 @@ def fill_slab(slab: Tensor, layout: KindLayout) -> None:
         begin = layout.slot_bytes if section is None else section.offset
         slab[:, end:begin] = 0
         end = begin if section is None else begin + section.num_bytes
+
+
+def places_of(ranks: Sequence[Mapping[Kind, Tensor]]) -> Mapping[Kind, ShardedSlab]:
+    """The addresses of the slabs of all ranks, for transports that move bytes by address."""
+    return {kind: ShardedSlab(tuple(_place_of(each[kind]) for each in ranks)) for kind in ranks[0]}
 
 
 def _place_of(tensor: Tensor) -> SlabAddress:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
-from ferryman.engine.slab_address import SlabAddress
+from ferryman.engine.slab_address import ShardedSlab, SlabAddress
 
 Hashes = NDArray[np.uint64]
 
@@ -92,9 +92,9 @@ class StampSlabs:
         return content
 
     @property
-    def places(self) -> Mapping[Kind, SlabAddress]:
+    def places(self) -> Mapping[Kind, ShardedSlab]:
         return {
-            kind: SlabAddress(int(slab.ctypes.data), slab.nbytes, slab.shape[1])
+            kind: ShardedSlab((SlabAddress(int(slab.ctypes.data), slab.nbytes, slab.shape[1]),))
             for kind, slab in self._bytes.items()
         }
 

@@ -27,7 +27,7 @@ from ferryman.wire.codec.handoff import (
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
-from ferryman.wire.handoff.nixl_writer import FailedWrites, NotMet
+from ferryman.wire.handoff.nixl_writer import FailedWrites, GrantMisfit, NotMet
 from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, Plane, PlaneOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman.wire.values import (
@@ -114,11 +114,14 @@ class DecodeClient:
     ) -> Sent:
         """Writes units as they come, on the plane that decode chose; returns when all have arrived.
 
-        If decode's NIXL agent is out of reach, gRPC takes over before the first write.
+        If decode's NIXL agent is out of reach, or its grant does not fit, gRPC takes over before
+        the first write.
         """
         if isinstance(self._plane, NixlGrant):
             try:
                 return await self._transport.writer.send(self._plane, reservation, batches)
+            except GrantMisfit as error:
+                self._nixl_failed(error, "decode's grant does not fit")
             except NotMet as error:
                 self._nixl_failed(error)
             except FailedWrites as error:
@@ -130,9 +133,11 @@ class DecodeClient:
                 self._stub, reservation, request_id, self._manifest.digest, batches
             )
 
-    def _nixl_failed(self, error: Exception) -> None:
+    def _nixl_failed(
+        self, error: Exception, why: str = "decode's NIXL agent is out of reach"
+    ) -> None:
         self._plane = GrpcOnly()
-        self.why_grpc = "prefill: decode's NIXL agent is out of reach"
+        self.why_grpc = f"prefill: {why}"
         self._transport.failed(self._order.decode.worker_id, error)
 
     async def commit(self, commit: CommitOrder) -> None:

@@ -9,12 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from ferryman.cache.rank_runs import RankShares
 from ferryman.errors import Unavailable
 from ferryman.handoff.effects import WriterId
 from ferryman.wire.handoff.nixl_writer import NixlWriter
 from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer, PlaneOffer
 from ferryman.wire.handoff.process_liveness import liveness_server
-from ferryman.worker.planes import AgentMaker, PlaneSide
+from ferryman.worker.planes import AgentMaker, PlaneSide, rank_slabs
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,11 @@ class HandoffTransport:
     is offered all the same.
     """
 
-    def __init__(self, side: PlaneSide, who: WriterId, clock: Callable[[], float]) -> None:
-        self._side = side
+    def __init__(
+        self, side: PlaneSide, shares: RankShares, who: WriterId, clock: Callable[[], float]
+    ) -> None:
+        """`shares` are those of the worker's ranks."""
+        self._side, self._shares = side, shares
         self._who = who
         self._clock = clock
         self._maker = AgentMaker(side, f"{who.worker_id}.{who.epoch}")
@@ -94,7 +98,7 @@ class HandoffTransport:
         async with liveness_server(side.listen_host, self._who) as port:
             agent = await self._maker.make()
             try:
-                self._writer = NixlWriter(agent)
+                self._writer = NixlWriter(agent, rank_slabs(side.places), self._shares)
                 self._presence = f"{side.advertise}:{port}"
                 self._is_made.set()
                 await asyncio.Event().wait()

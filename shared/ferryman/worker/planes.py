@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slab_address import SlabAddress
+from ferryman.engine.slab_address import ShardedSlab
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.net_devices import ucx_device
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import ON_LOOPBACK, MemoryRegion, NixlOptions, has_nixl
-from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice
+from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice, RankSlabs
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class NixlSide:
     `is_required` when the settings ask for NIXL: then a library that does not work is an error.
     """
 
-    places: Mapping[Kind, SlabAddress]
+    places: Mapping[Kind, ShardedSlab]
     listen_host: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
     options: NixlOptions = ON_LOOPBACK
@@ -46,24 +46,28 @@ class NixlSide:
     @property
     def regions(self) -> list[MemoryRegion]:
         return [
-            MemoryRegion(place.address, place.num_bytes, place.device)
+            MemoryRegion(slab.address, slab.num_bytes, slab.device)
             for place in self.places.values()
-            if place.num_bytes
+            for slab in place.ranks
+            if slab.num_bytes
         ]
-
-    @property
-    def device(self) -> int:
-        """The device that all slabs lie on."""
-        (device,) = {place.device for place in self.places.values()}
-        return device
 
 
 PlaneSide = NixlSide | GrpcOnly
 
 
+def rank_slabs(places: Mapping[Kind, ShardedSlab]) -> RankSlabs:
+    """The slabs as a writer and a grant name them. All kinds have the same ranks."""
+    first = next(iter(places.values()))
+    addresses = {
+        kind: tuple(slab.address for slab in place.ranks) for kind, place in places.items()
+    }
+    return RankSlabs(tuple(slab.device for slab in first.ranks), addresses)
+
+
 def plane_side(
     choice: PlaneChoice,
-    places: Mapping[Kind, SlabAddress],
+    places: Mapping[Kind, ShardedSlab],
     hosts: tuple[str, str],
     nixl: NixlSettings,
     environment: Mapping[str, str],
@@ -72,16 +76,16 @@ def plane_side(
     Blocks while the advertised name is looked up.
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
-    has the advertised address. A worker of several ranks has no places, because no slot of it lies
-    in one piece; it uses gRPC. Slabs on a card are registered with the agent; where the library
-    cannot do that there is no agent, and hand-offs use gRPC. It has not run on a card yet.
+    has the advertised address. One agent registers the slabs of all ranks, each on its own device.
+    Where the library cannot register those of cards there is no agent, and hand-offs use gRPC. It
+    has not run on a card yet.
     """
     if choice == "nixl" and not has_nixl():
         raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
-    if choice == "nixl" and not places:
-        raise ConfigError("PLANES=nixl needs TP_SIZE=1: ranks share each slot")
-    if why := _why_not(choice, places):
-        return GrpcOnly(why)
+    if choice == "grpc":
+        return GrpcOnly("was told to use gRPC")
+    if not has_nixl():
+        return GrpcOnly("has no NIXL")
     device = ucx_device(hosts[1], environment)
     if isinstance(device, GrpcOnly):
         if choice == "nixl":
@@ -89,15 +93,6 @@ def plane_side(
         return device
     options = NixlOptions(device, nixl.error_handling)
     return NixlSide(places, *hosts, options, is_required=choice == "nixl")
-
-
-def _why_not(choice: PlaneChoice, places: Mapping[Kind, SlabAddress]) -> str:
-    """The reason against NIXL; empty if there is none."""
-    if choice == "grpc":
-        return "was told to use gRPC"
-    if not has_nixl():
-        return "has no NIXL"
-    return "" if places else "has several ranks"
 
 
 class AgentMaker:

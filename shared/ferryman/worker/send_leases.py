@@ -182,7 +182,6 @@ class _LeasedUnit:
 
     unit: WantedUnit
     slot: int
-    address: int
 
 
 class OutgoingUnits:
@@ -229,16 +228,14 @@ class OutgoingUnits:
     def _read(self, batch: list[_LeasedUnit]) -> list[OutgoingUnit]:
         read = self._engine.transfer.read
         return [
-            OutgoingUnit(each.unit, read(each.unit.kind, each.slot), each.address) for each in batch
+            OutgoingUnit(each.unit, read(each.unit.kind, each.slot), each.slot) for each in batch
         ]
 
     def _leased(self, unit: WantedUnit) -> _LeasedUnit:
         engine, (kind, index) = self._engine, unit.name
         ((_, handle),) = engine.scheduler.units_at(self._name, kind, index, index + 1)
         self._send_leases.lease(self._reservation_id, handle)
-        place = engine.places.get(kind)
-        address = place.address_of(handle.slot) if place else 0
-        return _LeasedUnit(unit, handle.slot, address)
+        return _LeasedUnit(unit, handle.slot)
 
 
 async def _set(event: asyncio.Event) -> None:

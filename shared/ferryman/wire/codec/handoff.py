@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
+from ferryman.cache.rank_runs import MAX_RANKS
 from ferryman.errors import InvalidRequest
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, WantedUnit
@@ -25,7 +27,14 @@ from ferryman.wire.codec.scalars import (
     milliseconds,
     seconds,
 )
-from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, NixlOffer, Plane, PlaneOffer
+from ferryman.wire.handoff.planes import (
+    GrpcOnly,
+    NixlGrant,
+    NixlOffer,
+    Plane,
+    PlaneOffer,
+    RankSlabs,
+)
 from ferryman.wire.v1 import decode_pb2, types_pb2
 from ferryman.wire.values import (
     AbortOrder,
@@ -95,16 +104,53 @@ reserve_order_to_wire, reserve_order_from_wire = table(
     request=REQUEST,
     offer=Within(("nixl",), _offer_to_fields, _offer_from_fields),
 )
-GRANT = table(NixlGrant, decode_pb2.NixlGrant, addresses=At(same, tuple))
+# Beyond it is no address of a process, and none that fits a signed number.
+MAX_ADDRESS = (1 << 63) - 1
 
 
-def _plane_from_wire(message: decode_pb2.ReserveResponse, num_wanted: int) -> Plane:
+def _slabs_to_fields(slabs: RankSlabs) -> dict[str, Any]:
+    by_kind = [
+        decode_pb2.GrantedSlab(kind=kind_to_wire(kind), addresses=addresses)
+        for kind, addresses in slabs.addresses.items()
+    ]
+    return {"devices": slabs.devices, "slabs": by_kind}
+
+
+def _slabs_from_fields(message: decode_pb2.NixlGrant) -> RankSlabs:
+    """Raises InvalidRequest for ranks that cannot be, or that differ from kind to kind."""
+    devices = tuple(message.devices)
+    if not 1 <= len(devices) <= MAX_RANKS:
+        raise InvalidRequest(f"{len(devices)} ranks are not from 1 to {MAX_RANKS}", "nixl")
+    if len({device < 0 for device in devices}) > 1:
+        raise InvalidRequest("ranks are all on a host or all on cards", "nixl")
+    for slab in message.slabs:
+        if len(slab.addresses) != len(devices):
+            text = f"{len(slab.addresses)} addresses of slabs for {len(devices)} ranks"
+            raise InvalidRequest(text, "nixl")
+        if max(slab.addresses) > MAX_ADDRESS:
+            raise InvalidRequest("no slab is at such an address", "nixl")
+    addresses = {kind_from_wire(slab.kind): tuple(slab.addresses) for slab in message.slabs}
+    return RankSlabs(devices, addresses)
+
+
+GRANT = table(
+    NixlGrant,
+    decode_pb2.NixlGrant,
+    slabs=Within(("devices", "slabs"), _slabs_to_fields, _slabs_from_fields),
+    slots=At(same, tuple),
+)
+
+
+def _plane_from_wire(message: decode_pb2.ReserveResponse, wanted: tuple[WantedUnit, ...]) -> Plane:
+    """Raises InvalidRequest for a grant that does not say for each wanted unit where it belongs."""
     if not message.HasField("nixl"):
         return GrpcOnly()
-    num_addresses = len(message.nixl.addresses)
-    if num_addresses != num_wanted:
-        raise InvalidRequest(f"{num_addresses} addresses for {num_wanted} units", "nixl")
-    return GRANT.from_wire(message.nixl)
+    grant = GRANT.from_wire(message.nixl)
+    if len(grant.slots) != len(wanted):
+        raise InvalidRequest(f"{len(grant.slots)} slots for {len(wanted)} units", "nixl")
+    for kind in {unit.kind for unit in wanted}.difference(grant.slabs.addresses):
+        raise InvalidRequest(f"{kind} units are wanted, and no slab for them is named", "nixl")
+    return grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +180,7 @@ def reserve_answer_from_wire(message: decode_pb2.ReserveResponse, attempt: int) 
         wanted=wanted_from_wire(message.wanted),
         lease_seconds=seconds(message.lease_ms),
     )
-    return ReserveAnswer(reservation, _plane_from_wire(message, len(reservation.wanted)))
+    return ReserveAnswer(reservation, _plane_from_wire(message, reservation.wanted))
 
 
 def _commit_from_wire(message: decode_pb2.CommitRequest) -> CommitOrder:

@@ -44,12 +44,12 @@ WriteCall = grpc.aio.StreamUnaryCall[decode_pb2.WritePagesRequest, decode_pb2.Wr
 class OutgoingUnit:
     """A wanted unit and its bytes, which must not change until decode has answered.
 
-    `address` is their address in memory that NIXL knows; 0 where it is not needed.
+    `slot` is the writer's slot that holds them; NIXL reads them there.
     """
 
     unit: WantedUnit
     content: memoryview
-    address: int = 0
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,11 @@ from typing import Any, TypeVar
 
 from ferryman.errors import InvalidRequest, Unavailable
 from ferryman.wire.handoff.nixl_library import (
-    HOST,
     ON_LOOPBACK,
     MemoryRegion,
     NixlLibrary,
     NixlOptions,
-    WriteRun,
+    WriteRuns,
     as_unavailable,
 )
 
@@ -69,7 +68,6 @@ class NixlAgent:
 
     def __init__(self, name: str, regions: Sequence[MemoryRegion], options: NixlOptions) -> None:
         self.name = name
-        self._devices = {region.device for region in regions}
         # A Queue: SimpleQueue.get waits without end when its deadline passes at the wrong moment.
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._num_listening = 0
@@ -113,21 +111,20 @@ class NixlAgent:
         """Ends the connection to a peer; later writes to it need `add_peer` again."""
         await self._call(lambda: self._remove(peer))
 
-    def write(self, peer: str, runs: Sequence[WriteRun], device: int = HOST) -> Future[None]:
-        """Posts a write of `runs` into the peer's memory on `device`.
+    def write(self, peer: str, runs: WriteRuns) -> Future[None]:
+        """Posts a write of `runs` into the peer's memory.
 
         The future ends when all bytes have landed, or with Unavailable when that can no longer be
         known. It cannot be cancelled: until it ends, NIXL reads the memory and writes the peer's.
         """
         landed: Future[None] = Future()
         landed.set_running_or_notify_cancel()
-        devices = (*self._devices, device)
 
         def end_unposted(posting: Future[None]) -> None:
             if (error := posting.exception()) is not None:
                 landed.set_exception(error)
 
-        posting = self._submit(lambda: self._library.post(peer, runs, devices, landed))
+        posting = self._submit(lambda: self._library.post(peer, runs, landed))
         posting.add_done_callback(end_unposted)
         return landed
 

@@ -8,7 +8,7 @@ because it may not be installed; its names and its errors become ours here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ferryman.errors import ConfigError, Unavailable
 from ferryman.wire.handoff.net_devices import LOOPBACK, UcxDevice
@@ -38,11 +39,18 @@ class MemoryRegion:
 
 
 class WriteRun(NamedTuple):
-    """Bytes in one piece on both sides."""
+    """Bytes in one piece on both sides. Devices as of `MemoryRegion`."""
 
     local: int
     remote: int
     num_bytes: int
+    local_device: int = HOST
+    remote_device: int = HOST
+
+
+# Many runs: an int64 [runs, 5] with the fields of a WriteRun.
+RunTable = NDArray[np.int64]
+WriteRuns = Sequence[WriteRun] | RunTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +78,15 @@ def has_nixl() -> bool:
     return find_spec("nixl") is not None
 
 
-def merged_runs(units: Iterable[WriteRun], max_bytes: int = 1 << 62) -> list[WriteRun]:
-    """Merges runs that are neighbours on both sides into runs of at most `max_bytes`; keeps the
-    order."""
-    found: list[WriteRun] = []
-    for unit in units:
-        if found:
-            local, remote, num_bytes = found[-1]
-            follows = (local + num_bytes, remote + num_bytes) == (unit.local, unit.remote)
-            if follows and num_bytes + unit.num_bytes <= max_bytes:
-                found[-1] = WriteRun(local, remote, num_bytes + unit.num_bytes)
-                continue
-        found.append(unit)
+def merged_runs(runs: RunTable) -> RunTable:
+    """Merges runs that follow each other on both sides; keeps the order."""
+    if not len(runs):
+        return runs
+    ends = runs[:-1, :2] + runs[:-1, 2:3]
+    follows = (ends == runs[1:, :2]).all(axis=1) & (runs[:-1, 3:] == runs[1:, 3:]).all(axis=1)
+    firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    found = runs[firsts]
+    found[:, 2] = np.add.reduceat(runs[:, 2], firsts)
     return found
 
 
@@ -128,28 +133,26 @@ class NixlLibrary:
     def remove_peer(self, peer: str) -> None:
         self._agent.remove_remote_agent(peer)
 
-    def post(
-        self, peer: str, runs: Sequence[WriteRun], devices: Sequence[int], landed: Future[None]
-    ) -> None:
-        """Begins a write of `runs`; `landed` gets its end. `devices` are ours and the peer's."""
+    def post(self, peer: str, runs: WriteRuns, landed: Future[None]) -> None:
+        """Begins a write of `runs`; `landed` gets its end. Each side of all is a host's or cards'
+        memory."""
         try:
-            write = _Write(*self._posted(peer, runs, devices), landed)
+            write = _Write(*self._posted(peer, runs), landed)
         except Exception as error:
             landed.set_exception(as_unavailable(error))
             return
         if not write.has_ended(self._agent):
             self._writes.append(write)
 
-    def _posted(
-        self, peer: str, runs: Sequence[WriteRun], devices: Sequence[int]
-    ) -> tuple[Any, str]:
+    def _posted(self, peer: str, runs: WriteRuns) -> tuple[Any, str]:
         """The library's handle of the transfer, and its state."""
-        table = np.array(runs, dtype=np.uint64).reshape(-1, 3)
+        table = np.asarray(runs, dtype=np.int64).reshape(-1, len(WriteRun._fields))
         ours, theirs = (
             self._agent.get_xfer_descs(
-                _descriptors(table[:, column], table[:, 2], device), _segment(device)
+                _descriptors(table[:, side], table[:, 2], table[:, 3 + side]),
+                _segment(int(table[0, 3 + side])),
             )
-            for column, device in enumerate(devices)
+            for side in (0, 1)
         )
         handle = self._agent.initialize_xfer("WRITE", ours, theirs, peer)
         return handle, self._agent.transfer(handle)
@@ -235,10 +238,10 @@ def _segment(device: int) -> str:
     return "DRAM" if device == HOST else "VRAM"
 
 
-def _descriptors(addresses: Any, sizes: Any, device: int) -> Any:
+def _descriptors(addresses: RunTable, sizes: RunTable, devices: RunTable) -> NDArray[np.uint64]:
     """[runs, 3]: address, length, device."""
-    devices = np.full(len(addresses), max(device, 0), dtype=np.uint64)
-    return np.stack([addresses, sizes, devices], axis=1)
+    columns = [addresses, sizes, np.maximum(devices, 0)]
+    return np.stack(columns, axis=1).astype(np.uint64)
 
 
 def _nixl_api() -> ModuleType:

@@ -1,6 +1,6 @@
 """Units from prefill to decode by NIXL: written to their slots, then verified there.
 
-    writer      units as they become ready → runs → write | digest → UnitsLanded → Sent
+    writer      units as they become ready → runs by rank → write | digest → UnitsLanded → Sent
     receiver    UnitsLanded → digests of what lies there; the rest with Commit
 
 Decode cannot refuse such a write. The writer ends only when all its writes have ended, even after
@@ -10,22 +10,27 @@ an error or a cancel, so that its report "nothing more will be written" is true.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import xxhash
 from google.protobuf.message import DecodeError
 
+from ferryman.cache.rank_runs import RankShares
 from ferryman.errors import FerrymanError, Unavailable, Unreachable
 from ferryman.handoff.effects import WriteFence, fence_of
 from ferryman.handoff.values import PageRange, Reservation, UnitDigest, UnitName, ranges_of
 from ferryman.wire.codec.handoff import range_from_wire, range_to_wire
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
 from ferryman.wire.handoff.nixl_agent import NixlAgent
-from ferryman.wire.handoff.nixl_library import WriteRun, merged_runs
-from ferryman.wire.handoff.planes import NIXL, NixlGrant
+from ferryman.wire.handoff.nixl_library import RunTable, merged_runs
+from ferryman.wire.handoff.planes import NIXL, NixlGrant, RankSlabs
+from ferryman.wire.handoff.slot_runs import SlotRuns
 from ferryman.wire.v1 import decode_pb2
 
 # A post costs as much as writing some 100 KiB: on two cores parts of 4 MiB reached 0.44 of a raw
@@ -50,15 +55,29 @@ class NotMet(Unavailable):
     """The receiver's agent is out of reach; nothing was written, and no unit was taken."""
 
 
+class GrantMisfit(NotMet):
+    """The receiver's ranks are not cut as this side computes; nothing was written."""
+
+
 class NixlWriter:
     """The writing agent of a process, and the peers it knows.
+
+    It reads slots where they lie, in `slabs`, which `shares` says how to cut for the receiver.
 
     A connection on which nothing lands for `stall_seconds`, or longer where parts are large, is
     ended: a lost interface or a stopped peer would otherwise be silent for many minutes.
     """
 
-    def __init__(self, agent: NixlAgent, *, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        agent: NixlAgent,
+        slabs: RankSlabs,
+        shares: RankShares,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
         self._agent, self._stall_seconds = agent, stall_seconds
+        self._slabs, self._shares = slabs, shares
         self._digester = ThreadPoolExecutor(1, thread_name_prefix="nixl-digest")
         self._peers: dict[str, str] = {}
 
@@ -73,8 +92,13 @@ class NixlWriter:
         Raises NotMet before any write, FailedWrites when some failed or stalled. Other errors leave
         only after the last write has ended. Cancel it at most once.
         """
+        runs = self._runs_to(grant)
         peer = await self._peer(grant)
-        sending = _Sending(self._agent, peer, grant, reservation, self._digester)
+        slots = {
+            unit.name: slot for unit, slot in zip(reservation.wanted, grant.slots, strict=True)
+        }
+        target = _Target(peer, fence_of(reservation), slots)
+        sending = _Sending(self._agent, target, runs, self._digester)
         try:
             async for batch in batches:
                 sending.write(batch)
@@ -92,6 +116,19 @@ class NixlWriter:
             await self._forget(grant)  # this ends them
             await sending.ended()
             raise
+
+    def _runs_to(self, grant: NixlGrant) -> SlotRuns:
+        """Raises GrantMisfit unless the receiver's ranks keep what this side computes for them."""
+        num_ranks = grant.slabs.num_ranks
+        try:
+            layout = self._shares.of(num_ranks).digest
+            runs = SlotRuns(self._slabs, grant.slabs, self._shares)
+        except (ValueError, FerrymanError) as error:
+            raise GrantMisfit(f"no unit can be cut for {num_ranks} ranks: {error}") from error
+        if layout != grant.layout_digest:
+            text = f"{num_ranks} ranks keep {layout} here, {grant.layout_digest} there"
+            raise GrantMisfit(text)
+        return runs
 
     async def _peer(self, grant: NixlGrant) -> str:
         if grant.agent not in self._peers:
@@ -111,21 +148,23 @@ class NixlWriter:
                 return
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One reservation at a peer, and the slot there of each wanted unit."""
+
+    peer: str
+    fence: WriteFence
+    slots: Mapping[UnitName, int]
+
+
 class _Sending:
     """One reservation's writes."""
 
     def __init__(
-        self,
-        agent: NixlAgent,
-        peer: str,
-        grant: NixlGrant,
-        reservation: Reservation,
-        digester: Executor,
+        self, agent: NixlAgent, target: _Target, runs: SlotRuns, digester: Executor
     ) -> None:
-        self._agent, self._peer, self._device = agent, peer, grant.device
-        self._reservation, self._digester = reservation, digester
-        names = (unit.name for unit in reservation.wanted)
-        self._remote: dict[UnitName, int] = dict(zip(names, grant.addresses, strict=True))
+        self._agent, self._target = agent, target
+        self._runs, self._digester = runs, digester
         self._writes: list[asyncio.Future[None]] = []
         self._is_stalled = False
         self._largest_bytes = 0
@@ -134,23 +173,28 @@ class _Sending:
 
     def write(self, batch: Sequence[OutgoingUnit]) -> None:
         for units in _parts(batch):
-            runs = merged_runs(
-                WriteRun(unit.address, self._remote[unit.unit.name], len(unit.content))
-                for unit in units
-            )
-            landed = asyncio.wrap_future(self._agent.write(self._peer, runs, self._device))
+            writing = self._agent.write(self._target.peer, self._runs_of(units))
+            landed = asyncio.wrap_future(writing)
             self._digests.append(asyncio.wrap_future(self._digester.submit(_digests_of, units)))
             landed.add_done_callback(partial(self._tell, units))
             self._writes.append(landed)
-            num_bytes = sum(run.num_bytes for run in runs)
+            num_bytes = sum(len(unit.content) for unit in units)
             self._num_bytes += num_bytes
             self._largest_bytes = max(self._largest_bytes, num_bytes)
+
+    def _runs_of(self, units: Sequence[OutgoingUnit]) -> RunTable:
+        tables = []
+        for kind, same_kind in groupby(units, key=lambda unit: unit.unit.kind):
+            pairs = [(unit.slot, self._target.slots[unit.unit.name]) for unit in same_kind]
+            here, there = zip(*pairs, strict=True)
+            tables.append(self._runs.between(kind, here, there))
+        return merged_runs(np.concatenate(tables))
 
     def _tell(self, units: Sequence[OutgoingUnit], landed: asyncio.Future[None]) -> None:
         """Tells decode, which may verify these units while others are being written."""
         if landed.exception() is None:
             ranges = ranges_of(unit.unit.name for unit in units)
-            self._agent.tell(self._peer, landed_to_bytes(fence_of(self._reservation), ranges))
+            self._agent.tell(self._target.peer, landed_to_bytes(self._target.fence, ranges))
 
     async def all_landed(self, stall_seconds: float) -> None:
         """Raises FailedWrites when a write failed, or none ended for so long."""

@@ -7,8 +7,11 @@ Every obstacle to NIXL, on either side and at any time, is one value: `GrpcOnly`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from ferryman.cache.manifest import Kind
 
 GRPC, NIXL = "grpc", "nixl"
 LOCAL = "local"  # prefill and decode are one worker, so nothing travels
@@ -32,13 +35,32 @@ class NixlOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSlabs:
+    """The slabs of a worker's ranks: `devices[r]`, and for each kind the address at rank r.
+
+    Slot s lies s times the bytes of a rank's slot behind that address, at every rank.
+    """
+
+    devices: tuple[int, ...]
+    addresses: Mapping[Kind, tuple[int, ...]]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
 class NixlGrant:
-    """The addresses that the writer may write to: one per wanted unit, in their order."""
+    """The slots that the writer may write to: one per wanted unit, in their order.
+
+    `layout_digest` is that of the manifest of one rank: the writer must compute the same one.
+    """
 
     agent: str
     metadata: bytes
-    device: int
-    addresses: tuple[int, ...]
+    slabs: RankSlabs
+    slots: tuple[int, ...]
+    layout_digest: str
 
 
 PlaneOffer = NixlOffer | GrpcOnly
