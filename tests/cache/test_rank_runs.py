@@ -138,15 +138,28 @@ def heads(count: int) -> KindLayout:
     return lay_out(Kind.FULL, [keys, SectionSpec("latent", 0, (4, 8), "float32", None)])
 
 
+def keys(count: int) -> KindLayout:
+    """Keys of `count` heads and nothing else, with a gap behind them."""
+    return lay_out(Kind.FULL, [SectionSpec("key", 0, (count, 5, 3), "float32", 0)])
+
+
 def test_workers_that_are_cut_alike_move_whole_slots_rank_by_rank() -> None:
-    plan = reshard(heads(4), heads(2), 2)
-    assert rank_runs(plan, plan) == (RankRun(0, 0, 0, 0, 384), RankRun(1, 0, 1, 0, 384))
+    plan = reshard(keys(2), keys(1), 2)
+    assert rank_runs(plan, plan) == (RankRun(0, 0, 0, 0, 64), RankRun(1, 0, 1, 0, 64))
+
+
+def test_what_is_kept_twice_comes_from_the_rank_whose_bytes_are_hashed() -> None:
+    plan = reshard(heads(2), heads(1), 2)
+    latent = heads(1).section("latent", 0).offset
+    sources = {run.source_rank for run in rank_runs(plan, plan) if run.target_offset >= latent}
+    assert sources == {0}
 
 
 @pytest.mark.parametrize(
     ("sides", "targets"),
     [
         pytest.param((1, 2), {0, 1}, id="one to two"),
+        pytest.param((2, 2), {0, 1}, id="two to two"),
         pytest.param((2, 4), {0, 1, 2, 3}, id="two to four, heads fewer than ranks"),
     ],
 )
@@ -168,7 +181,6 @@ def manifest_of(num_ranks: int) -> StateManifest:
 def test_shares_say_the_layout_of_any_number_of_ranks_and_the_runs_to_it() -> None:
     shares = RankShares(manifest_of(1), 2, manifest_of)
     assert shares.digest == manifest_of(2).digest != manifest_of(4).digest
-    assert shares.runs_to(2)[Kind.FULL] == (RankRun(0, 0, 0, 0, 384), RankRun(1, 0, 1, 0, 384))
     assert {run.target_rank for run in shares.runs_to(4)[Kind.FULL]} == {0, 1, 2, 3}
 
 

@@ -129,6 +129,17 @@ def test_gathered_runs_cover_every_byte_once_and_come_from_the_first_that_keeps_
         assert {run.rank for run in cutting.reshard.gathered} == {0}
 
 
+@given(cuttings())
+def test_every_byte_of_a_rank_is_gathered_or_repeats_one_that_is(cutting: Cutting) -> None:
+    plan = cutting.reshard
+    kept = np.zeros((cutting.num_ranks, cutting.of_rank.slot_bytes), np.int64)
+    for run in (*plan.gathered, *plan.repeated):
+        kept[run.rank, run.rank_offset : run.rank_offset + run.num_bytes] += 1
+    for run in plan.scattered:
+        kept[run.rank, run.rank_offset : run.rank_offset + run.num_bytes] -= 1
+    assert not kept.any()
+
+
 @given(cuttings(), st.integers(0, 2**32 - 1), st.data())
 def test_bytes_that_come_in_frames_land_where_the_whole_would(
     cutting: Cutting, seed: int, data: st.DataObject

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.model.cuttable import cuttable
 
-from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.shards import reshard
 from ferryman.engine.slabs import POISON, Slabs
 from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer
@@ -95,6 +97,29 @@ def test_bytes_that_are_not_what_was_stored_reach_no_rank(
         with pytest.raises(CorruptState):
             cut.load_unit(kind, SLOT, memoryview(spoilt), digest_of(content))
         assert bytes(cut.read(kind, SLOT)) == before
+
+
+def test_a_rank_that_keeps_other_bytes_of_a_shared_head_is_noticed() -> None:
+    """A direct writer writes what several ranks keep to each of them, one after the other."""
+    specs = [
+        SectionSpec("key", 0, (2, 8), "float32", 0),
+        SectionSpec("latent", 0, (8,), "float32", None),
+    ]
+    whole = lay_out(Kind.FULL, specs)
+    of_rank = lay_out(Kind.FULL, [replace(specs[0], shape=(1, 8)), specs[1]])
+    ranks = [torch.zeros((2, of_rank.slot_bytes), dtype=torch.uint8) for _ in range(4)]
+    plan = reshard(whole, of_rank, 4)
+    slots = ShardedTransfer({Kind.FULL: plan}, [{Kind.FULL: slab} for slab in ranks])
+    content = bytes(range(128))
+    slots.write(Kind.FULL, SLOT, 0, content)
+    right = slots.digest(Kind.FULL, SLOT)
+    assert right == digest_of(bytes(slots.read(Kind.FULL, SLOT)))
+    for rank in range(4):
+        for section in of_rank.sections:
+            ranks[rank][SLOT, section.offset] ^= 1
+            assert slots.digest(Kind.FULL, SLOT) != right, (rank, section.name)
+            ranks[rank][SLOT, section.offset] ^= 1
+    assert slots.digest(Kind.FULL, SLOT) == right
 
 
 def test_slots_and_bytes_that_are_not_there_are_refused(

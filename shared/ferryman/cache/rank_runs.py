@@ -37,9 +37,10 @@ def rank_runs(source: ReshardPlan, target: ReshardPlan) -> tuple[RankRun, ...]:
     """The runs that fill the slots of all ranks of `target` from those of `source`.
 
     Bytes that several ranks of `target` keep go to each of them, from the first rank of `source`
-    that keeps them. Workers that are cut alike move whole slots, each rank to the same rank.
+    that keeps them: so all get the bytes that the writer takes its digest of. Workers that are cut
+    alike, with nothing kept twice, move whole slots, each rank to the same rank.
     """
-    if source == target:
+    if source == target and not source.repeated:
         size = source.rank_slot_bytes
         return tuple(RankRun(rank, 0, rank, 0, size) for rank in range(source.num_ranks))
     return tuple(_runs_between(source, target))

@@ -48,7 +48,8 @@ class ReshardPlan:
     """The way in which slots of one kind are cut.
 
     `scattered`: every run of every rank. `gathered`: each byte of the whole once, from the first
-    rank that keeps it. Neither contains the padding between sections, which is zero in all slots.
+    rank that keeps it. `repeated`: the same bytes at the other ranks that keep them. None contains
+    the padding between sections, which is zero in all slots.
     """
 
     num_ranks: int
@@ -56,6 +57,7 @@ class ReshardPlan:
     rank_slot_bytes: int
     scattered: tuple[ShardRun, ...]
     gathered: tuple[ShardRun, ...]
+    repeated: tuple[ShardRun, ...]
 
     def scattered_within(self, begin: int, end: int) -> Iterator[ShardRun]:
         """The runs that the bytes [begin, end) of a whole slot go to."""
@@ -83,16 +85,16 @@ def reshard(whole: KindLayout, of_rank: KindLayout, num_ranks: int) -> ReshardPl
         raise ValueError(f"{len(of_rank.sections)} sections are no cut of {len(whole.sections)}")
     scattered: list[ShardRun] = []
     gathered: list[ShardRun] = []
+    repeated: list[ShardRun] = []
     pairs = list(zip(whole.sections, of_rank.sections, strict=True))
     for rank in range(num_ranks):
         for section, share in pairs:
             runs = list(_runs(section, share, rank, num_ranks))
             scattered += runs
-            if _is_first_holder(section, share, rank, num_ranks):
-                gathered += runs
-    return ReshardPlan(
-        num_ranks, whole.slot_bytes, of_rank.slot_bytes, _merged(scattered), _merged(gathered)
-    )
+            is_first = _is_first_holder(section, share, rank, num_ranks)
+            (gathered if is_first else repeated).extend(runs)
+    sizes = whole.slot_bytes, of_rank.slot_bytes
+    return ReshardPlan(num_ranks, *sizes, *map(_merged, (scattered, gathered, repeated)))
 
 
 def num_pieces(section: Section, share: Section) -> int:

@@ -99,11 +99,7 @@ class ShardedTransfer:
 
     def read(self, kind: Kind, slot: int) -> memoryview:
         """A copy of the slot's bytes; zero where the layout has none."""
-        cut, shares = self._recuts[kind], self._shares(kind, slot)
-        whole = torch.zeros(cut.slot_bytes, dtype=torch.uint8)
-        for run in cut.gathered:
-            whole[run.offset : run.end].copy_(_part(shares, run))
-        return memoryview(whole.numpy().data)
+        return memoryview(self._gathered(kind, slot).numpy().data)
 
     def write(self, kind: Kind, slot: int, offset: int, content: bytes | memoryview) -> None:
         cut, shares = self._recuts[kind], self._shares(kind, slot)
@@ -112,7 +108,13 @@ class ShardedTransfer:
         _scatter(shares, runs, torch.frombuffer(bytearray(content), dtype=torch.uint8), offset)
 
     def digest(self, kind: Kind, slot: int) -> bytes:
-        return digest_of(self.read(kind, slot))
+        """The digest of the slot's bytes. Where another rank keeps other bytes than the first one
+        that keeps them, it is of these too, and so of no slot."""
+        cut, shares = self._recuts[kind], self._shares(kind, slot)
+        whole = self._gathered(kind, slot)
+        repeated = ((run, _part(shares, run).cpu()) for run in cut.repeated)
+        others = [part for run, part in repeated if not part.equal(whole[run.offset : run.end])]
+        return digest_of(memoryview(torch.cat([whole, *others]).numpy().data))
 
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         check_size(kind, len(arena), self._recuts[kind].slot_bytes)
@@ -125,6 +127,13 @@ class ShardedTransfer:
         arrived = torch.empty(cut.slot_bytes, dtype=torch.uint8)
         check_digest(kind, slot, copied(memoryview(arrived.numpy().data), arena), digest)
         _scatter(shares, cut.scattered, arrived, 0)
+
+    def _gathered(self, kind: Kind, slot: int) -> Tensor:
+        cut, shares = self._recuts[kind], self._shares(kind, slot)
+        whole = torch.zeros(cut.slot_bytes, dtype=torch.uint8)
+        for run in cut.gathered:
+            whole[run.offset : run.end].copy_(_part(shares, run))
+        return whole
 
     def _shares(self, kind: Kind, slot: int) -> list[Tensor]:
         """The slot's bytes at each rank."""
