@@ -72,6 +72,18 @@ def test_two_ranks_answer_as_one_does(whole: HostFed, cut: HostFed) -> None:
     cut.check_integrity()
 
 
+def test_the_slabs_of_both_ranks_have_places(whole: HostFed, cut: HostFed) -> None:
+    ours, alone = cut._engine, whole._engine
+    assert ours.shares.digest == alone.shares.of(2).digest, "each computes what the other keeps"
+    assert alone.shares.digest == ours.manifest.digest
+    for kind, place in ours.places.items():
+        size = alone.shares.of(2).layout(kind).slot_bytes
+        assert [slab.slot_bytes for slab in place.ranks] == [size, size]
+        assert place.num_bytes == 2 * size * ours.capacity.slots[kind]
+        first, second = place.ranks
+        assert not set(range(first.address, first.address + first.num_bytes, 64)) & {second.address}
+
+
 def test_what_is_drawn_is_drawn_once_for_all_ranks(whole: HostFed, cut: HostFed) -> None:
     """The second step reads on every rank what rank 0 drew in the first."""
     prompts = [PROMPT[:n] for n in (20, 33)]

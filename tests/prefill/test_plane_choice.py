@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from tests.worker.fake_engine import fake_engine, request
@@ -26,6 +27,7 @@ from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice
+from ferryman.wire.v1 import decode_pb2
 from ferryman.worker.handoff_transport import APART_SECONDS
 from ferryman.worker.planes import AgentMaker, MakeAgent, NixlSide, plane_side
 from ferryman_decode import nixl_receiver
@@ -216,6 +218,22 @@ async def test_a_decode_worker_out_of_nixls_reach_is_written_by_grpc_in_the_same
         assert far.num_tried == {"auto": 1, "nixl": 2}[planes]
         said = [each for each in caplog.records if "NIXL_ERR_BACKEND" in each.getMessage()]
         assert len(said) == far.num_tried
+        await until(lambda: not pair.prefill.leased() | pair.decode.leased())
+
+
+class OddGrants(DecodeServicer):
+    """Grants slots by another cut than the writer's."""
+
+    async def Reserve(self, request: Any, context: Any) -> decode_pb2.ReserveResponse:
+        answer = await super().Reserve(request, context)
+        answer.nixl.layout_digest = "odd"
+        return answer
+
+
+async def test_a_grant_by_another_cut_is_written_by_grpc_in_the_same_attempt() -> None:
+    async with pair_of_workers(OddGrants, planes="nixl") as pair:
+        assert await path_of(pair, "r1") == "grpc"
+        assert reason_in(pair, "prefill") == "prefill: decode's grant does not fit"
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
 
 

@@ -1,7 +1,7 @@
 """Hand-offs between workers of different tensor parallelism, and what a lost rank costs.
 
 One cluster, whose workers are exchanged while it runs: 1 → 2 and 2 → 2, then 2 → 1 when decode has
-lost a rank. Every answer is the cold one of a single process, in float64.
+lost a rank, by NIXL where it works. Every answer is the cold one of a single process, in float64.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Iterator
 import pytest
 from tests.processes import ranks_of
 from tests.system.cluster import (
+    FAST_PLANE,
     Cluster,
     ClusterShape,
     Generated,
     Service,
     generate,
+    on_plane,
     running_cluster,
     save_served_model,
 )
@@ -27,7 +29,6 @@ from tests.system.exact import assert_same, one_process
 from ferryman.client import Client, GenerateFinished, TokenChunk
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.handoff.planes import GRPC
 
 pytestmark = [
     pytest.mark.system,
@@ -37,7 +38,6 @@ pytestmark = [
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
-TWO_RANKS = {"tp_size": 2}
 END_SECONDS = 60.0
 
 
@@ -45,7 +45,8 @@ END_SECONDS = 60.0
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Prefill of one rank, decode of two."""
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
-    shape = ClusterShape(settings={"decode": TWO_RANKS})
+    planes = on_plane(FAST_PLANE)
+    shape = ClusterShape(settings={**planes, "decode": {**planes["decode"], "tp_size": 2}})
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
 
@@ -58,12 +59,12 @@ def oracle(cluster: Cluster) -> Iterator[LLM]:
 
 
 async def assert_exact(cluster: Cluster, oracle: LLM, prompt: list[int]) -> Generated:
-    """An answer that was handed off, by gRPC, and is the one process's."""
+    """An answer that was handed off, rank to rank, and is the one process's."""
     async with Client(cluster.grpc) as client:
         name = f"r{len(prompt)}-{sum(prompt)}"
         found = await generate(client, prompt, GREEDY, request_id=name)
     assert_same(found, oracle.generate([prompt], GREEDY)[0])
-    assert await cluster.plane_of(name) == GRPC
+    assert await cluster.plane_of(name) == FAST_PLANE
     return found
 
 

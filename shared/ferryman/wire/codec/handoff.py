@@ -130,6 +130,8 @@ def _slabs_from_fields(message: decode_pb2.NixlGrant) -> RankSlabs:
         if max(slab.addresses) > MAX_ADDRESS:
             raise InvalidRequest("no slab is at such an address", "nixl")
     addresses = {kind_from_wire(slab.kind): tuple(slab.addresses) for slab in message.slabs}
+    if len(addresses) != len(message.slabs):
+        raise InvalidRequest("the slabs of a kind are named twice", "nixl")
     return RankSlabs(devices, addresses)
 
 
