@@ -23,7 +23,7 @@ from ferryman.cache.manifest import (
     StateManifest,
     lay_out,
 )
-from ferryman.cache.rank_runs import MAX_RANKS, RankRun, RankShares, rank_runs
+from ferryman.cache.rank_runs import MAX_RANKS, CrossRankRun, RankShares, rank_runs
 from ferryman.cache.shards import ReshardPlan, reshard
 
 RANKS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 6), (3, 2)]
@@ -62,7 +62,7 @@ class TwoCuts:
     target: CutSide
 
     @property
-    def runs(self) -> tuple[RankRun, ...]:
+    def runs(self) -> tuple[CrossRankRun, ...]:
         return rank_runs(self.source.plan(self.whole), self.target.plan(self.whole))
 
 
@@ -98,7 +98,7 @@ def two_cuts(draw: st.DrawFn) -> TwoCuts:
     return TwoCuts(whole, source, target)
 
 
-def moved(runs: Sequence[RankRun], source: Sequence[Bytes], target: CutSide) -> list[Bytes]:
+def moved(runs: Sequence[CrossRankRun], source: Sequence[Bytes], target: CutSide) -> list[Bytes]:
     """The slots of the target's ranks, which were empty, after the runs."""
     found = [np.zeros(target.of_rank.slot_bytes, np.uint8) for _ in range(target.num_ranks)]
     for run in runs:
@@ -145,7 +145,7 @@ def keys(count: int) -> KindLayout:
 
 def test_workers_that_are_cut_alike_move_whole_slots_rank_by_rank() -> None:
     plan = reshard(keys(2), keys(1), 2)
-    assert rank_runs(plan, plan) == (RankRun(0, 0, 0, 0, 64), RankRun(1, 0, 1, 0, 64))
+    assert rank_runs(plan, plan) == (CrossRankRun(0, 0, 0, 0, 64), CrossRankRun(1, 0, 1, 0, 64))
 
 
 def test_what_is_kept_twice_comes_from_the_rank_whose_bytes_are_hashed() -> None:

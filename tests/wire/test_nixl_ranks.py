@@ -39,7 +39,7 @@ def share_of(num_ranks: int) -> StateManifest:
     if 4 % num_ranks:
         raise ValueError(f"{num_ranks} ranks do not divide 4 heads")
     own, shared = 4 // num_ranks, max(1, 2 // num_ranks)
-    specs = {
+    specs: dict[Kind, list[tuple[str, tuple[int, ...], int | None]]] = {
         Kind.FULL: [("key", (own, 3, 5), 0), ("latent", (7,), None), ("value", (own, 3, 5), 0)],
         Kind.WINDOW: [("key", (shared, 3, 2), 0), ("index", (3, shared, 5), 1)],
         Kind.RECURRENT: [("conv", (own, 3), 0), ("group", (9,), None), ("state", (own, 4, 3), 0)],

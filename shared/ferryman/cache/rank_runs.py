@@ -23,7 +23,7 @@ MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class RankRun:
+class CrossRankRun:
     """Bytes contiguous in the slots of two ranks: one of the source's, one of the target's."""
 
     source_rank: int
@@ -33,7 +33,7 @@ class RankRun:
     num_bytes: int
 
 
-def rank_runs(source: ReshardPlan, target: ReshardPlan) -> tuple[RankRun, ...]:
+def rank_runs(source: ReshardPlan, target: ReshardPlan) -> tuple[CrossRankRun, ...]:
     """The runs that fill the slots of all ranks of `target` from those of `source`.
 
     Bytes that several ranks of `target` keep go to each of them, from the first rank of `source`
@@ -42,11 +42,11 @@ def rank_runs(source: ReshardPlan, target: ReshardPlan) -> tuple[RankRun, ...]:
     """
     if source == target and not source.repeated:
         size = source.rank_slot_bytes
-        return tuple(RankRun(rank, 0, rank, 0, size) for rank in range(source.num_ranks))
+        return tuple(CrossRankRun(rank, 0, rank, 0, size) for rank in range(source.num_ranks))
     return tuple(_runs_between(source, target))
 
 
-def _runs_between(source: ReshardPlan, target: ReshardPlan) -> Iterator[RankRun]:
+def _runs_between(source: ReshardPlan, target: ReshardPlan) -> Iterator[CrossRankRun]:
     kept = sorted(source.gathered, key=lambda run: run.offset)
     ends = [run.end for run in kept]
     for run in target.scattered:
@@ -55,7 +55,7 @@ def _runs_between(source: ReshardPlan, target: ReshardPlan) -> Iterator[RankRun]
                 break
             part = kept[index].clipped(run.offset, run.end)
             at = run.rank_offset + part.offset - run.offset
-            yield RankRun(part.rank, part.rank_offset, run.rank, at, part.num_bytes)
+            yield CrossRankRun(part.rank, part.rank_offset, run.rank, at, part.num_bytes)
 
 
 class RankShares:
@@ -68,7 +68,7 @@ class RankShares:
         raises an error of its own where the model cannot be divided among them."""
         self._whole, self.num_ranks, self._share_of = whole, num_ranks, share_of
         self._shares: dict[int, StateManifest] = {}
-        self._runs: dict[int, Mapping[Kind, tuple[RankRun, ...]]] = {}
+        self._runs: dict[int, Mapping[Kind, tuple[CrossRankRun, ...]]] = {}
 
     @classmethod
     def undivided(cls, whole: StateManifest) -> RankShares:
@@ -80,7 +80,7 @@ class RankShares:
         return cls(whole, 1, share_of)
 
     def of(self, num_ranks: int) -> StateManifest:
-        """What each of `num_ranks` ranks keeps. Raises ValueError, or the error of `share_of`."""
+        """The share of each of `num_ranks` ranks. Raises ValueError, or the error of `share_of`."""
         if not 1 <= num_ranks <= MAX_RANKS:
             raise ValueError(f"{num_ranks} ranks are not from 1 to {MAX_RANKS}")
         if num_ranks not in self._shares:
@@ -93,7 +93,7 @@ class RankShares:
         """That of the own ranks' layout: workers with equal ones cut alike."""
         return self.of(self.num_ranks).digest
 
-    def runs_to(self, num_ranks: int) -> Mapping[Kind, tuple[RankRun, ...]]:
+    def runs_to(self, num_ranks: int) -> Mapping[Kind, tuple[CrossRankRun, ...]]:
         """The runs from the own ranks to `num_ranks` of another worker, by kind. Raises as `of`."""
         if num_ranks not in self._runs:
             self._runs[num_ranks] = {

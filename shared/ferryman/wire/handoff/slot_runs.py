@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ferryman.cache.manifest import Kind
-from ferryman.cache.rank_runs import RankRun, RankShares
+from ferryman.cache.rank_runs import CrossRankRun, RankShares
 from ferryman.wire.handoff.nixl_library import RunTable
 from ferryman.wire.handoff.planes import RankSlabs
 
@@ -54,7 +54,7 @@ class SlotRuns:
         return self._cuts[kind].moved(np.array(here, np.int64), np.array(there, np.int64))
 
 
-def _runs_of(cut: Sequence[RankRun], kind: Kind, here: RankSlabs, there: RankSlabs) -> RunTable:
+def _runs_of(cut: Sequence[CrossRankRun], kind: Kind, here: RankSlabs, there: RankSlabs) -> RunTable:
     """A table with the fields of a WriteRun, from slot 0 to slot 0."""
     ours, theirs = here.addresses[kind], there.addresses[kind]
     rows = [
