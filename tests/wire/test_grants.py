@@ -62,7 +62,7 @@ def test_a_grant_of_two_ranks_is_read_as_it_was() -> None:
         ),
         pytest.param(lambda n: n.slabs.append(n.slabs[0]), "named twice", id="a kind twice"),
         pytest.param(
-            lambda n: n.slabs[0].addresses.__setitem__(0, 1 << 63),
+            lambda n: n.slabs[0].addresses.__setitem__(0, 1 << 62),
             "such an address",
             id="no address",
         ),

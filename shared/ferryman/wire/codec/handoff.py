@@ -104,8 +104,8 @@ reserve_order_to_wire, reserve_order_from_wire = table(
     request=REQUEST,
     offer=Within(("nixl",), _offer_to_fields, _offer_from_fields),
 )
-# Beyond it is no address of a process, and none that fits a signed number.
-MAX_ADDRESS = (1 << 63) - 1
+# Beyond it is no address of a process; below it, sums with offsets fit a signed number.
+MAX_ADDRESS = (1 << 62) - 1
 
 
 def _slabs_to_fields(slabs: RankSlabs) -> dict[str, Any]:

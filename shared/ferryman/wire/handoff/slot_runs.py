@@ -54,7 +54,9 @@ class SlotRuns:
         return self._cuts[kind].moved(np.array(here, np.int64), np.array(there, np.int64))
 
 
-def _runs_of(cut: Sequence[CrossRankRun], kind: Kind, here: RankSlabs, there: RankSlabs) -> RunTable:
+def _runs_of(
+    cut: Sequence[CrossRankRun], kind: Kind, here: RankSlabs, there: RankSlabs
+) -> RunTable:
     """A table with the fields of a WriteRun, from slot 0 to slot 0."""
     ours, theirs = here.addresses[kind], there.addresses[kind]
     rows = [
