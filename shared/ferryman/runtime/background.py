@@ -20,6 +20,7 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = False
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -28,6 +29,9 @@ class Background:
         task = asyncio.get_running_loop().create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        if self._is_ending:
+            # Started by one that was cancelled: nobody is left to end it.
+            task.cancel()
         return task
 
     async def finish(self) -> None:
@@ -49,6 +53,7 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._is_ending = True
         for task in tuple(self._tasks):
             task.cancel()
         await self.finish()

@@ -35,6 +35,8 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 ONE_WISH_SECONDS = 0.3
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
+# So long before a drain is cut off, the log says what it waits for.
+NAMED_SECONDS = 0.5
 
 
 def run_service(serve: Serve, *, drain_seconds: float = 30.0) -> NoReturn:
@@ -145,6 +147,14 @@ async def _limit_drain(limit: asyncio.Timeout, stopping: asyncio.Event, seconds:
     await stopping.wait()
     log.info("stopping drain_seconds=%s", seconds)
     limit.reschedule(asyncio.get_running_loop().time() + seconds)
+    await asyncio.sleep(seconds - NAMED_SECONDS)
+    log.warning("the drain is about to be cut off; it waits for: %s", "; ".join(_unfinished()))
+
+
+def _unfinished() -> list[str]:
+    """The tasks of this loop, by the lines at which they wait."""
+    frames = (task.get_stack(limit=1) for task in asyncio.all_tasks())
+    return sorted(f"{f.f_code.co_qualname}:{f.f_lineno}" for stack in frames for f in stack)
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:
