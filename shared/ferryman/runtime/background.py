@@ -11,6 +11,9 @@ from typing import Any, Self
 log = logging.getLogger(__name__)
 
 
+CANCEL_AGAIN_SECONDS = 8.0  # longer than a stalled write takes to end
+
+
 class Background:
     """`async with Background() as background: background.start(coroutine)`.
 
@@ -54,6 +57,8 @@ class Background:
         trace: TracebackType | None,
     ) -> None:
         self._is_ending = True
-        for task in tuple(self._tasks):
-            task.cancel()
-        await self.finish()
+        while self._tasks:
+            for task in tuple(self._tasks):
+                task.cancel()
+            # A cancel can be lost in a library that ends its wait at the same moment.
+            await asyncio.wait(tuple(self._tasks), timeout=CANCEL_AGAIN_SECONDS)
