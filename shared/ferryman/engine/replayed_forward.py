@@ -51,10 +51,7 @@ class RecordedStep:
     inputs: DecodeTensors
     recording: LaunchRecording
     forwarded: Forwarded
-
-    @property
-    def num_bytes(self) -> int:
-        return self.recording.num_bytes
+    num_bytes: int
 
 
 class ReplayedForward:
@@ -99,7 +96,8 @@ class ReplayedForward:
             log.info("decode steps of %d are launched: %s", shape.requests, recorder.refusal)
             self.refused[shape] = recorder.refusal
         else:
-            self._keep(shape, RecordedStep(inputs, recorder.recording(), forwarded))
+            recording = recorder.recording()
+            self._keep(shape, RecordedStep(inputs, recording, forwarded, recording.num_bytes))
         return forwarded
 
     def _keep(self, shape: StepShape, step: RecordedStep) -> None:

@@ -37,11 +37,6 @@ class Background:
             task.cancel()
         return task
 
-    async def finish(self) -> None:
-        """Waits for all present tasks, and for those they start."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
-
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
