@@ -38,6 +38,8 @@ from ferryman_launcher.state_folder import credentials_path, running_cluster
 
 # A worker that is there has sent a heartbeat in this time.
 LISTEN_SECONDS = 2.0 * HEARTBEAT_SECONDS
+# Before the first one is heard we may be late ourselves, on a busy machine.
+FIRST_BEAT_SECONDS = 3 * LISTEN_SECONDS
 ORDER_SECONDS = 5.0
 # After an outage of the broker a worker may listen again later than we do.
 MAX_UNANSWERED = 2
@@ -199,9 +201,11 @@ async def _may_go(choice: DrainChoice, messages: Messages) -> None:
     errors."""
     heard: dict[str, Heartbeat] = {}
     try:
-        async with asyncio.timeout(LISTEN_SECONDS):
+        async with asyncio.timeout(FIRST_BEAT_SECONDS) as limit:
             while True:
                 beat = await next_beat(messages)
+                if not heard:
+                    limit.reschedule(asyncio.get_running_loop().time() + LISTEN_SECONDS)
                 heard[beat.worker_id] = beat
                 try:
                     return check_drain(choice, heard.values())

@@ -12,11 +12,18 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ferryman.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from ferryman.errors import (
+    DeadlineExceeded,
+    FerrymanError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.heartbeat import BOTH, DECODE, HOSTCACHE, PREFILL, ROUTER, Heartbeat
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman_cli.drain import (
+    FIRST_BEAT_SECONDS,
     LISTEN_SECONDS,
     DrainChoice,
     DrainOrder,
@@ -89,9 +96,12 @@ class RecentBeats:
 
     async def listened(self) -> Mapping[str, Heartbeat]:
         """The processes that are there, by id: each says so once a second."""
-        begin = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        begin = clock()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LISTEN_SECONDS):
+            async with asyncio.timeout(FIRST_BEAT_SECONDS) as limit:
+                await self.next()
+                limit.reschedule(clock() + LISTEN_SECONDS)
                 while True:
                     await self.next()
         return {beat.worker_id: beat for beat, at in self._latest.values() if at >= begin}
@@ -124,6 +134,9 @@ class RollReport:
         text = f"{beat.worker_id} stays: it is the only {beat.role} (--even-last restarts it, too)"
         self._say("left", beat.worker_id, text)
 
+    def waits(self, beat: Heartbeat, why: FerrymanError) -> None:
+        self._say("waiting", beat.worker_id, f"{beat.worker_id} has to wait: {why}", why=str(why))
+
     def came(self, beat: Heartbeat, before: str) -> None:
         self._say("replaced", before, f"{before} is back as {beat.worker_id}", by=beat.worker_id)
 
@@ -146,27 +159,40 @@ async def _roll(access: OrderAccess, choice: RollChoice, as_json: bool) -> None:
         for beat in plan.stays:
             report.stays(beat)
         for beat in plan.goes:
-            # As of now: others may have gone meanwhile, by other hands.
-            now = await _heard_now(beats, beat, choice)
-            if beat.worker_id not in now:
+            now = await may_go(beats, beat, choice, report)
+            if now is None:
                 continue
-            check_next(beat, now.values(), choice)
-            report.goes(now[beat.worker_id])
+            report.goes(now)
             order = drain_order(access, beat.worker_id)
             await _restart(bus, beats, order, beat, choice, report)
 
 
-async def _heard_now(
-    beats: RecentBeats, beat: Heartbeat, choice: RollChoice
-) -> Mapping[str, Heartbeat]:
-    """The processes that are there. After an outage of the broker some may not have been heard yet:
-    where the next one may not go by the latest beats, all are listened for."""
+async def may_go(
+    beats: RecentBeats, beat: Heartbeat, choice: RollChoice, report: RollReport
+) -> Heartbeat | None:
+    """Its latest heartbeat, once the others can do without it; None where it has gone meanwhile, by
+    other hands.
+
+    Others may be out of sight for a while, as behind an outage of the broker or on a busy machine.
+    Raises `check_next`'s errors where that outlasts the choice's patience.
+    """
+    clock = asyncio.get_running_loop().time
+    until, has_waited = clock() + choice.patience, False
     now = beats.recent()
-    try:
-        check_next(beat, now.values(), choice)
-    except (NotFound, InvalidRequest, Unavailable):
-        return await beats.listened()
-    return now if beat.worker_id in now else await beats.listened()
+    if beat.worker_id not in now:
+        now = await beats.listened()
+    while beat.worker_id in now:
+        try:
+            check_next(beat, now.values(), choice)
+            break
+        except (InvalidRequest, Unavailable) as error:
+            if clock() >= until:
+                raise
+            if not has_waited:
+                report.waits(beat, error)
+            has_waited = True
+        now = await beats.listened()
+    return now.get(beat.worker_id)
 
 
 async def _restart(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +13,10 @@ import pytest
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
-from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
+from ferryman.runtime.life import alongside
+from ferryman.wire.nats.bus import BusMessage, Messages
+from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
+from ferryman_cli import roll
 from ferryman_cli.app import run
 from ferryman_cli.roll import RollChoice, check_next, roll_plan
 from ferryman_launcher.state_folder import RunningCluster, StateFolder
@@ -52,6 +57,52 @@ def test_the_last_router_does_not_go_though_there_were_two() -> None:
         with pytest.raises(InvalidRequest, match="router-1 is the last ready router"):
             check_next(one, heard, CAREFUL)
         check_next(one, heard, BOLD)
+
+
+class WatchedReport(roll.RollReport):
+    """Sets an event when the roll waits."""
+
+    def __init__(self, num_processes: int, *, as_json: bool) -> None:
+        super().__init__(num_processes, as_json=as_json)
+        self.has_waited = asyncio.Event()
+
+    def waits(self, beat: Heartbeat, why: FerrymanError) -> None:
+        super().waits(beat, why)
+        self.has_waited.set()
+
+
+async def test_a_roll_waits_for_a_process_that_is_out_of_sight_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router that hears of no worker for a while, on a busy machine, is no reason to stop half
+    way; one that stays so is."""
+    monkeypatch.setattr(roll, "LISTEN_SECONDS", 0.02)
+    messages = Messages()
+    beats, report = roll.RecentBeats(messages), WatchedReport(2, as_json=True)
+    unready = replace(beat("router", 2), is_ready=False)
+
+    async def say_for_ever(said: list[Heartbeat]) -> None:
+        while True:
+            for one in said:
+                messages.try_put(BusMessage("beat", heartbeat_to_bytes(one)))
+            await asyncio.sleep(0.001)
+
+    said = [beat("router", 1), unready]
+    async with alongside(say_for_ever(said)):
+        await beats.listened()
+        waiting = asyncio.create_task(roll.may_go(beats, beat("router", 1), CAREFUL, report))
+        await asyncio.wait_for(report.has_waited.wait(), 5)
+        assert json.loads(capsys.readouterr().out)["state"] == "waiting"
+        assert not waiting.done()
+        said[1] = beat("router", 2)
+        assert await asyncio.wait_for(waiting, 5) == beat("router", 1)
+        said[1] = unready
+        await beats.listened()
+        with pytest.raises(InvalidRequest, match="router-1 is the last ready router"):
+            await roll.may_go(beats, beat("router", 1), replace(CAREFUL, patience=0.05), report)
+        del said[0]
+        await beats.listened()
+        assert await roll.may_go(beats, beat("router", 1), CAREFUL, report) is None
 
 
 def test_a_host_cache_may_be_the_only_one() -> None:

@@ -256,5 +256,9 @@ def _num_ready(cluster: Up, role: str) -> int:
 
 
 def _are_ready(cluster: Up) -> bool:
-    answers = [httpx.get(f"{door}/ready", timeout=120) for door in cluster.doors]
+    """No answer counts as no: a process has its new id before its doors are open."""
+    try:
+        answers = [httpx.get(f"{door}/ready", timeout=120) for door in cluster.doors]
+    except httpx.TransportError:
+        return False
     return all(answer.status_code == 200 for answer in answers)
