@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -201,6 +202,7 @@ def test_a_drain_that_takes_too_long_is_cut_and_says_so() -> None:
         _, stderr = service.communicate()
         assert service.returncode == 1
         assert "drain took too long" in stderr
+        assert re.search(r" > serve:\d+ > Event\.wait:\d+", stderr), "it names the line that hangs"
 
 
 def test_a_failing_job_cancels_the_body_and_the_status_is_1() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+from ferryman.cancellation import end_tasks
+
 log = logging.getLogger(__name__)
-
-
-CANCEL_AGAIN_SECONDS = 8.0  # longer than a stalled write takes to end
 
 
 class Background:
@@ -53,7 +52,4 @@ class Background:
     ) -> None:
         self._is_ending = True
         while self._tasks:
-            for task in tuple(self._tasks):
-                task.cancel()
-            # A cancel can be lost in a library that ends its wait at the same moment.
-            await asyncio.wait(tuple(self._tasks), timeout=CANCEL_AGAIN_SECONDS)
+            await end_tasks(tuple(self._tasks))

@@ -10,6 +10,8 @@ status: 0 stopped, 1 failed, 2 wrong configuration.
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import json
 import logging
 import os
@@ -152,9 +154,24 @@ async def _limit_drain(limit: asyncio.Timeout, stopping: asyncio.Event, seconds:
 
 
 def _unfinished() -> list[str]:
-    """The tasks of this loop, by the lines at which they wait."""
-    frames = (task.get_stack(limit=1) for task in asyncio.all_tasks())
-    return sorted(f"{f.f_code.co_qualname}:{f.f_lineno}" for stack in frames for f in stack)
+    """The tasks of this loop, each by the lines at which it waits, outermost first."""
+    waits = (" > ".join(_lines_of(task.get_coro())) for task in asyncio.all_tasks())
+    return sorted(filter(None, waits))
+
+
+def _lines_of(awaited: object) -> Iterator[str]:
+    """The lines of a coroutine and of those that it waits for."""
+    while awaited is not None:
+        if inspect.iscoroutine(awaited):
+            code, frame, inner = awaited.cr_code, awaited.cr_frame, awaited.cr_await
+        elif inspect.isasyncgen(awaited):
+            code, frame, inner = awaited.ag_code, awaited.ag_frame, awaited.ag_await
+        else:
+            # A step of an asynchronous generator does not tell of which one; the collector knows.
+            awaited = next(filter(inspect.isasyncgen, gc.get_referents(awaited)), None)
+            continue
+        yield f"{code.co_qualname}:{frame.f_lineno if frame is not None else '?'}"
+        awaited = inner
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:

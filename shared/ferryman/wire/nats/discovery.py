@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.micro.service import Service
 
+from ferryman.cancellation import cancels_kept
 from ferryman.wire.nats.bus import Discoverable
 
 FLUSH_SECONDS = 2
@@ -71,6 +72,6 @@ async def _reached_broker(client: Client) -> None:
 
     The first ping may overtake commands not yet written to the socket; the second cannot.
     """
-    with suppress(nats.errors.Error, OSError):
+    with cancels_kept(), suppress(nats.errors.Error, OSError):
         await client.flush(FLUSH_SECONDS)
         await client.flush(FLUSH_SECONDS)

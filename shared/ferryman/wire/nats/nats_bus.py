@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 import nats.errors
 from nats.aio.msg import Msg
 
+from ferryman.cancellation import cancels_kept, end_tasks
 from ferryman.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from ferryman.wire.nats.bus import (
     DEADLINE_HEADER,
@@ -60,9 +61,8 @@ async def nats_bus(options: NatsOptions) -> AsyncIterator[NatsBus]:
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await bus.flush()
-        while not sending.done():  # a connection being made can swallow the cancel
-            sending.cancel()
-            await asyncio.wait((sending,), timeout=CONNECT_SECONDS)
+        # A connection being made loses a cancel.
+        await end_tasks((sending,), CONNECT_SECONDS)
         await bus.close()
 
 
@@ -138,9 +138,10 @@ class NatsBus:
             raise Unavailable("the broker is away")
         headers = {DEADLINE_HEADER: str(round(timeout_seconds * 1000))}
         try:
-            message = await self._client.request(
-                check_subject(subject), payload, timeout=timeout_seconds, headers=headers
-            )
+            with cancels_kept():
+                message = await self._client.request(
+                    check_subject(subject), payload, timeout=timeout_seconds, headers=headers
+                )
         except nats.errors.NoRespondersError:
             raise Unavailable(f"nobody answers on {subject}") from None
         except nats.errors.TimeoutError:

@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
+from ferryman.cancellation import cancels_kept, end_tasks
 from ferryman.cluster_key import ClusterKey
 from ferryman.credentials import Login
 from ferryman.wire.redis import redis_scripts as scripts
@@ -77,12 +78,11 @@ async def redis_index(
     pool = redis_pool(url, login, authorities, lookup_seconds + SOCKET_MARGIN_SECONDS)
     client = aioredis.Redis(connection_pool=pool)
     index = RedisIndex(client, IndexSeals(key), lookup_seconds=lookup_seconds)
-    probing = asyncio.ensure_future(index.keep_probing())
+    probing = asyncio.create_task(index.keep_probing())
     try:
         yield index
     finally:
-        probing.cancel()
-        await asyncio.wait((probing,))
+        await end_tasks((probing,))
         await client.aclose()
         await pool.disconnect()
 
@@ -329,8 +329,9 @@ class RedisIndex:
 
     async def _answers(self, ask: Callable[[], Awaitable[object]], seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds):
-                await ask()
+            with cancels_kept():
+                async with asyncio.timeout(seconds):
+                    await ask()
         except (RedisError, OSError, TimeoutError) as error:
             self._num_failures += 1
             if not self.is_away:
