@@ -5,6 +5,7 @@ Credentials and all that the URL does not say come from `AWS_*`, as for other to
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,8 @@ from ferryman_hostcache.storage.object_reader import ObjectReader
 REQUEST_SECONDS, CONNECT_SECONDS, RETRY_SECONDS = 10.0, 3.0, 10.0
 MAX_RETRIES = 3
 OPTIONS = ("endpoint", "region")
+# As the client reads them, the first one first.
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 def open_object_store(url: str) -> ObjectBlobStore:
@@ -64,6 +67,12 @@ def _options(place: str, query: str) -> dict[str, str]:
     return options
 
 
+def _endpoint(options: dict[str, str]) -> str:
+    """The endpoint that is used; empty for the one of the region."""
+    named = (os.environ.get(name, "") for name in ENDPOINT_VARIABLES)
+    return options.get("endpoint") or next(filter(None, named), "")
+
+
 def _connected(place: str, bucket: str, prefix: str, options: dict[str, str]) -> ObjectStore:
     config: Any = options  # a TypedDict there; the names are checked already
     try:
@@ -72,7 +81,7 @@ def _connected(place: str, bucket: str, prefix: str, options: dict[str, str]) ->
             prefix=prefix or None,
             config=config,
             client_options={
-                "allow_http": options.get("endpoint", "").startswith("http://"),
+                "allow_http": _endpoint(options).startswith("http://"),
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
             },

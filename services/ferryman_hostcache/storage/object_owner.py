@@ -22,6 +22,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import ObjectStore
 
 from ferryman.errors import ConfigError
+from ferryman_hostcache.storage.object_reader import explained
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,7 @@ class ObjectOwner:
             self._term = 1 + max(self._term, last_term())
             self._put({"e_tag": self._version})
         except (BaseError, OSError) as error:
-            first = str(error).partition("\n")[0]
-            raise ConfigError(f"object storage {self._place}: {first}") from error
+            raise ConfigError(f"object storage {self._place}: {explained(error)}") from error
         self._thread.start()
 
     def _try_create(self) -> bool:

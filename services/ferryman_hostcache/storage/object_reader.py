@@ -1,4 +1,4 @@
-"""Reads objects by ranges, whoever owns them; and the errno of each failure."""
+"""Reads objects by ranges, whoever owns them; the errno of each failure and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,26 @@ SAID = (
     ("<Code>QuotaExceeded</Code>", errno.ENOSPC),
     ("status code: 403", errno.EACCES),
     ("status code: 401", errno.EACCES),
+)
+# The first phrase that an error holds says what it is about.
+ADVICE = (
+    (
+        "/latest/",  # it asks the machine's own service for them
+        "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the"
+        " machine a role",
+    ),
+    ("<Code>NoSuchBucket</Code>", "there is no such bucket: make it first"),
+    (
+        "status code: 403",
+        "it refuses these credentials (AWS_*): they need GetObject, PutObject, DeleteObject and"
+        " ListBucket there",
+    ),
+    ("status code: 401", "it does not know these credentials (AWS_*)"),
+    (
+        "kind: Connect",
+        "it cannot be reached: see its endpoint (?endpoint=… or AWS_ENDPOINT_URL) and region",
+    ),
+    ("kind: Timeout", "it does not answer in time"),
 )
 
 
@@ -65,6 +85,14 @@ def os_errors() -> Iterator[None]:
     except BaseError as error:
         said = str(error).partition("\n")[0]
         raise OSError(_number_said(said), said) from error
+
+
+def explained(error: Exception) -> str:
+    """The first line of the library's error, behind what an operator can do about it."""
+    whole = str(error)
+    first = whole.partition("\n")[0]
+    advice = (words for phrase, words in ADVICE if phrase in whole)
+    return f"{words} ({first})" if (words := next(advice, "")) else first
 
 
 def _number_said(said: str) -> int:
