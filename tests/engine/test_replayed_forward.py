@@ -15,6 +15,7 @@ from tests.native import native_config, save_native
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
+from ferryman.engine import replayed_forward
 from ferryman.engine.decode_forward import DecodeForward, EagerForward
 from ferryman.engine.recorded_launches import recorded_launches
 from ferryman.engine.replayed_forward import ReplayedForward
@@ -130,7 +131,10 @@ def test_steps_with_drafts_are_launched_between_replayed_ones(tmp_path: Path) ->
     assert pair.recordings.count == 1
 
 
-def test_recordings_beyond_their_budget_make_room_for_newer_ones(tmp_path: Path) -> None:
+def test_recordings_beyond_their_budget_make_room_for_newer_ones_but_not_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replayed_forward, "AGAIN_AFTER", 4)
     folder = save_native(tmp_path, native_config())
     whole = pair_of(folder)
     anna, bert, _ = prefilled(whole)
@@ -139,10 +143,13 @@ def test_recordings_beyond_their_budget_make_room_for_newer_ones(tmp_path: Path)
     (step,) = whole.recordings.made[0]._recorded.values()
     pair = pair_of(folder, max_bytes=2 * step.num_bytes)
     anna, bert, _ = prefilled(pair)
-    for index in range(6):
+    for index in range(8):
         pair.run(decode(10 + 2 * index, [(anna, 18 + index)]))
         pair.run(decode(11 + 2 * index, [(anna, 19 + index), (bert, 5 + index)]))
         assert pair.recordings.count <= 1, "one of two requests is twice as large as one of one"
+        requests = [shape.requests for shape in pair.recordings.made[0]._recorded]
+        # One of a single request went for one of two, and comes back after four launched ones.
+        assert requests == ([], [2], [2], [2], [2], [2], [1], [1])[index]
 
 
 def test_a_recording_that_is_larger_than_the_budget_is_not_kept(tmp_path: Path) -> None:

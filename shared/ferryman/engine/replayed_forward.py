@@ -8,7 +8,8 @@ tables of its own, into which each step's are copied:
     all others               replayed
 
 Recordings hold the tensors between the operations, so they have a budget; the one that was not
-wanted for longest goes first.
+wanted for longest goes first. A size that has gone is recorded again after some more steps only:
+where all sizes in use do not fit, recording them in turn would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 64
 """Of a step that is recorded: Python takes less than a hundredth of a larger one."""
+
+AGAIN_AFTER = 32
+"""Launched steps of a size that has gone, before it is recorded again: recording one costs as much
+as replaying so many saves."""
 
 LEAST_PAGES = 16
 """The narrowest page tables of a recording. The next ones are twice as wide."""
@@ -61,7 +66,7 @@ class ReplayedForward:
     def __init__(self, eager: EagerForward, max_bytes: int = RECORDING_BYTES) -> None:
         self._eager = eager
         self._max_bytes = max_bytes
-        self._seen: set[StepShape] = set()
+        self._to_launch: dict[StepShape, int] = {}
         self.refused: dict[StepShape, str] = {}
         self._recorded: OrderedDict[StepShape, RecordedStep] = OrderedDict()
 
@@ -75,8 +80,8 @@ class ReplayedForward:
             return self._eager.run(tensors)
         if shape in self._recorded:
             return self._replay(shape, tensors)
-        if shape not in self._seen:
-            self._seen.add(shape)
+        if left := self._to_launch.setdefault(shape, 1):
+            self._to_launch[shape] = left - 1
             return self._eager.run(tensors)
         return self._record(shape, tensors)
 
@@ -106,7 +111,8 @@ class ReplayedForward:
             return
         self._recorded[shape] = step
         while sum(each.num_bytes for each in self._recorded.values()) > self._max_bytes:
-            self._recorded.popitem(last=False)
+            gone, _ = self._recorded.popitem(last=False)
+            self._to_launch[gone] = AGAIN_AFTER
 
 
 class StepRecordings:
