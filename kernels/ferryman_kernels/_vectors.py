@@ -212,19 +212,22 @@ def fused_values(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(get_or_insert_function(builder.module, signs, name), (a, b, c))
 
 
-def prefetch_at(builder: Any, address: Any) -> None:
-    """Asks for the memory at LLVM's value `address`, as `prefetch` does."""
-    _ask_for(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
+def prefetch_at(builder: Any, address: Any, closeness: int = 3) -> None:
+    """Asks for the memory at LLVM's value `address`, as `prefetch` does: for every cache, or (2)
+    from the second one on."""
+    _ask_for(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), closeness)
 
 
-def _ask_for(builder: Any, pointer: Any) -> None:
+def _ask_for(builder: Any, pointer: Any, closeness: int = 3) -> None:
     word = ir.IntType(32)
     signs = ir.FunctionType(ir.VoidType(), (pointer.type, word, word, word))
     asked = get_or_insert_function(builder.module, signs, "llvm.prefetch.p0")
-    builder.call(asked, (pointer, word(0), word(3), word(1)))  # to read, into every cache
+    builder.call(asked, (pointer, word(0), word(closeness), word(1)))  # to read, data
 
 
 def _number(dtype: Any) -> Any:
+    if dtype == numba.types.int32:
+        return ir.IntType(32)
     return ir.DoubleType() if dtype == numba.types.float64 else ir.FloatType()
 
 

@@ -34,7 +34,8 @@ _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
 # The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), with one
 # thread and with two: the loop reads faster, and multiplies more slowly. With three, oneDNN is
 # faster.
-FEW_TOKENS = {torch.float32: (8, 8), torch.bfloat16: (16 if HAS_DOTS else 4, 4)}
+_FEW_PAIRS = 16 if HAS_DOTS else 4
+FEW_TOKENS = {torch.float32: (8, 8), torch.bfloat16: (_FEW_PAIRS, _FEW_PAIRS)}
 
 
 class Linear(Protocol):
