@@ -145,7 +145,8 @@ def test_one_token_by_bytes_is_exact_but_for_one_rounding(
     x *= torch.randint(2, x.shape, generator=generator) * 2 - 1
     x = (x * 2.0 ** -torch.randint(14, x.shape, generator=generator) * scale).bfloat16()
     codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
-    codes[0], codes[-1, ::2], x[0, -1] = -128, 127, -1.9921875 * scale
+    x[0, 0], x[0, -1] = 1.9921875 * scale, -1.9921875 * scale
+    codes[0], codes[-1, ::2] = -128, 127
     ones = torch.ones(shape[0], dtype=torch.bfloat16)
     found = int8_product(x, codes, ones, widened_from=NEVER)
     exact = (x.double() @ codes.double().T).float()
