@@ -49,6 +49,7 @@ from ferryman.wire.values import (
     RouterAbort,
     WriterAbort,
 )
+from ferryman.worker.loop import memory_ready
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.stop_orders import StopOrder, StopOrders
 from ferryman.worker.telemetry import WorkerLoad
@@ -180,6 +181,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> Reservation:
         """The promise, after a look into the host tier; another Reserve may have made it
         meanwhile."""
+        await memory_ready(self._parts.engine, order.request.prompt_len)
         lease = await self._host_loads.lease_for(order)
         try:
             if promised := self._promised(order):

@@ -41,6 +41,7 @@ from ferryman.wire.values import PrefillOrder, PrefillProgress, Usage
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.host import HostTier
+from ferryman.worker.loop import memory_ready
 from ferryman.worker.summary import plan_facts, prefetch_facts, prompt_usage
 
 
@@ -108,6 +109,7 @@ class PromptAttempt(ABC):
                 self._ctx.run_limit,
                 self._leased() as lease,
             ):
+                await memory_ready(self._ctx.engine, self.order.request.prompt_len)
                 await self._run(lease)
         except asyncio.CancelledError:
             self._say_last("cancelled")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 
 from ferryman.cache.manifest import Kind, KindLayout, SectionSpec, StateManifest, lay_out
@@ -67,3 +69,29 @@ def test_memory_behind_the_last_stretch_is_not_touched(slabs: Slabs, pools: Pool
     pools.try_allocate({Kind.FULL: stretch + 1}, REQUEST)
     assert (slab.tensor[stretch : 2 * stretch] == POISON).all()
     assert (slab.tensor[2 * stretch :] == 0).all()
+
+
+def test_memory_is_prepared_ahead_on_another_thread_while_slots_are_given(slabs: Slabs) -> None:
+    """Whoever is first fills a stretch, and nobody fills one again."""
+    growth = SlabGrowth(MANIFEST, slabs)
+    pools, written = Pools(SIZES, growth.prepare), b"\x07" * FULL.slot_bytes
+    ahead = Thread(target=growth.prepare_ahead, args=(pools.last_fresh({Kind.FULL: 1024}),))
+    ahead.start()
+    for slot in range(1024):
+        assert pools.try_allocate({Kind.FULL: 1}, REQUEST)
+        assert bytes(slabs.bytes_of(Kind.FULL, slot)) == fresh(FULL)
+        slabs.bytes_of(Kind.FULL, slot)[:] = written
+    ahead.join()
+    assert (slabs.by_kind[Kind.FULL].tensor == 7).all()
+    assert pools.last_fresh({Kind.FULL: 1024}) == {}
+
+
+def test_only_slots_that_nobody_had_are_fresh(slabs: Slabs) -> None:
+    pools = Pools(SIZES, SlabGrowth(MANIFEST, slabs).prepare)
+    stretch = STRETCH_BYTES // FULL.slot_bytes
+    assert pools.last_fresh({Kind.FULL: 3, Kind.RECURRENT: 2}) == {Kind.FULL: 2, Kind.RECURRENT: 1}
+    (handles,) = (pools.try_allocate({Kind.FULL: 3}, REQUEST) or {}).values()
+    pools.release(handles, REQUEST)
+    assert pools.last_fresh({Kind.FULL: stretch}) == {}, "the first stretch is there"
+    assert pools.last_fresh({Kind.FULL: stretch + 1}) == {Kind.FULL: stretch}
+    assert pools.last_fresh({Kind.FULL: 1025}) == {}, "it cannot be met"

@@ -131,6 +131,14 @@ class SlotPool:
                     self._end_at(self._num_ready)
         return count <= len(self._free)
 
+    def last_fresh(self, count: int) -> int | None:
+        """The last of the next `count` slots, if it was never given: its memory may not be there
+        yet. None if all have theirs, or fewer are free."""
+        if not 0 < count <= len(self._free) or self._num_ready >= self.num_slots:
+            return None
+        last = max(self._free[-count:])
+        return last if last >= self._num_ready else None
+
     def _end_at(self, num_slots: int) -> None:
         """A pool of fewer slots. No later one was ever given, so none has a holder."""
         self.num_slots = num_slots
@@ -229,6 +237,11 @@ class Pools:
         """The number of missing slots of each kind; empty when the demand fits."""
         lacks = {kind: count - self.by_kind[kind].num_free for kind, count in demand.items()}
         return {kind: lack for kind, lack in lacks.items() if lack > 0}
+
+    def last_fresh(self, demand: Demand) -> dict[Kind, int]:
+        """By kind: the last slot that the demand would take, where it was never given before."""
+        last = {kind: self.by_kind[kind].last_fresh(count) for kind, count in demand.items()}
+        return {kind: slot for kind, slot in last.items() if slot is not None}
 
     def try_allocate(
         self, demand: Demand, holder: Holder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -59,6 +59,7 @@ class Engine:
 
     `manifest` and `transfer` belong to the whole model, also when ranks share it. `places` are the
     slabs of every rank, and `shares` says what of a slot each keeps, here and at other workers.
+    `prepare_ahead` has memory ready, on the thread that calls it, up to a slot of each kind.
     `lost` fails with RankLost when a rank is lost. `adapters` are those of the model, by the name
     that clients use.
     """
@@ -79,6 +80,7 @@ class Engine:
     lost: Future[None] = field(default_factory=Future)
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     layers_run: LayerCount = field(default_factory=LayerCount)
+    prepare_ahead: Callable[[Mapping[Kind, int]], None] = lambda _: None
 
 
 @contextmanager
@@ -200,6 +202,7 @@ def _engine_of(
             lost=startup.lost if startup else Future(),
             layers_run=runner.layers_run,
             adapters=_adapters(model),
+            prepare_ahead=growth.prepare_ahead,
         )
 
 

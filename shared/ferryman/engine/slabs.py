@@ -9,9 +9,11 @@ a slab on the host is address space.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -92,18 +94,21 @@ class Slabs:
 
 
 class SlabGrowth:
-    """The slots of each slab that are poisoned, from 0 on. Slot 0 always is. Call it from one
-    thread.
+    """The slots of each slab that are poisoned, from 0 on. Slot 0 always is.
 
     The pool that gives a slot for the first time has it poisoned first. So nothing that uses a slot
     can come before its poison, neither a step nor a hand-off that writes from another process. An
     accelerator's memory is taken when it is allocated, so it is poisoned at once.
+
+    A long prompt's memory takes a tenth of a second where first touches are slow. `prepare_ahead`
+    does it on another thread, a stretch at a time, so that `prepare` waits for one at most.
     """
 
     def __init__(self, manifest: StateManifest, slabs: Slabs) -> None:
         """`slabs` are those of `manifest`, not filled."""
         self._manifest, self._slabs = manifest, slabs
         self._num_ready = dict.fromkeys(slabs.by_kind, 0)
+        self._filling = Lock()
         for kind, slab in slabs.by_kind.items():
             if slab.num_slots:
                 self._fill_to(kind, _first_stretch(slab))
@@ -112,10 +117,18 @@ class SlabGrowth:
         """Poisons what lies below the end of the slot's stretch and is not yet poisoned; returns
         the number of slots that are."""
         slab = self._slabs.by_kind[kind]
-        if slot >= self._num_ready[kind]:
-            stretch = _stretch_slots(slab)
-            self._fill_to(kind, min(slab.num_slots, (slot // stretch + 1) * stretch))
-        return self._num_ready[kind]
+        with self._filling:
+            if slot >= self._num_ready[kind]:
+                stretch = _stretch_slots(slab)
+                self._fill_to(kind, min(slab.num_slots, (slot // stretch + 1) * stretch))
+            return self._num_ready[kind]
+
+    def prepare_ahead(self, slots: Mapping[Kind, int]) -> None:
+        """The same for a slot of each kind, before they are given."""
+        for kind, slot in slots.items():
+            begun = self._num_ready[kind]
+            while begun <= slot:
+                begun = self.prepare(kind, begun)
 
     def _fill_to(self, kind: Kind, end: int) -> None:
         fresh = self._slabs.by_kind[kind].tensor[self._num_ready[kind] : end]
@@ -126,7 +139,11 @@ class SlabGrowth:
 def fill_slab(slab: Tensor, layout: KindLayout) -> None:
     """Fills every section with poison and the gaps with zeros, in a slab or in some of its slots.
     Touches all of that memory."""
-    slab.fill_(POISON)
+    if slab.device.type == "cpu" and slab.is_contiguous():
+        # On the calling thread alone: torch's others are busy with steps.
+        ctypes.memset(slab.data_ptr(), POISON, slab.numel())
+    else:
+        slab.fill_(POISON)
     end = 0
     for section in (*layout.sections, None):
         begin = layout.slot_bytes if section is None else section.offset

@@ -42,6 +42,10 @@ class CapacityCheck:
                     "prompt",
                 )
 
+    def cold_demand(self, prompt_len: int) -> Demand:
+        """The slots that a prompt takes of which nothing is cached."""
+        return self._planner.plan_cold(prompt_len, Reason.NO_ROOM).demand
+
 
 class Admission:
     """Admits strictly in order: only the head of the queue. The caller may replace `planner` after

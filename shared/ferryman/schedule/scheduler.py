@@ -123,6 +123,11 @@ class Scheduler:
         """Raises InvalidRequest when these pools can never hold the request to its last token."""
         self._capacity.check(request, goal)
 
+    def last_fresh(self, prompt_len: int) -> dict[Kind, int]:
+        """By kind: the last slot that a prompt of which nothing is cached would take, where it was
+        never given before, so that its memory may not be there yet."""
+        return self.allocator.pools.last_fresh(self._capacity.cold_demand(prompt_len))
+
     def submit(self, request: Request, goal: Goal, host: HostView = EMPTY_HOST) -> None:
         """Queues a request that has passed `check`: one that never fits would block the queue.
 

@@ -25,6 +25,16 @@ OnChanges = Callable[[tuple[TreeChange, ...]], None]
 Clock = Callable[[], float]
 
 
+async def memory_ready(engine: Engine, prompt_len: int) -> None:
+    """Has the memory that a prompt may take written for the first time, beside the event loop.
+
+    Slots are given on the loop. A prompt of thousands of tokens in memory that no other had would
+    hold up the tokens of all streams: 42 MB took 73 ms where pages come from a hypervisor.
+    """
+    if fresh := engine.scheduler.last_fresh(prompt_len):
+        await asyncio.to_thread(engine.prepare_ahead, fresh)
+
+
 class StepLoop:
     """Drives one engine. After every change it calls `on_events` with the events in order, and then
     `on_changes` with the changes of the cache.
