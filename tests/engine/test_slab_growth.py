@@ -72,7 +72,7 @@ def test_memory_behind_the_last_stretch_is_not_touched(slabs: Slabs, pools: Pool
 
 
 def test_memory_is_prepared_ahead_on_another_thread_while_slots_are_given(slabs: Slabs) -> None:
-    """Whoever is first fills a stretch, and nobody fills one again."""
+    """The first of both fills a stretch, and nobody fills one again."""
     growth = SlabGrowth(MANIFEST, slabs)
     pools, written = Pools(SIZES, growth.prepare), b"\x07" * FULL.slot_bytes
     ahead = Thread(target=growth.prepare_ahead, args=(pools.last_fresh({Kind.FULL: 1024}),))

@@ -1,4 +1,4 @@
-"""What an operator reads when a bucket cannot be used: the reason, and what to change."""
+"""The errors that an operator reads when a bucket cannot be used: the reason and what to change."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 def refusing(status: int) -> Iterator[str]:
     """The URL of a server that refuses everything."""
 
-    class Refusal(BaseHTTPRequestHandler):
+    class RefusedPut(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             self.send_error(status)
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RefusedPut)
     serving = Thread(target=server.serve_forever, daemon=True)
     serving.start()
     try:
@@ -78,7 +78,7 @@ def test_without_credentials_the_variables_are_named(monkeypatch: pytest.MonkeyP
 def test_an_endpoint_of_the_environment_may_be_plain_http(
     name: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one in the URL may: whoever names it has chosen it."""
+    """As one in the URL may: the operator has chosen it."""
     monkeypatch.setenv(name, s3.url)
     with closing(open_object_store(f"s3://{BUCKET}/by-{name.lower()}")) as blobs:
         assert blobs.scan() == {}

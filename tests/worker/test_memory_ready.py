@@ -40,5 +40,5 @@ async def test_a_hand_off_fills_no_slab_on_the_event_loop(
     assert len(answer.token_ids) == 4
     num_pages = len(PROMPT) // PAGE_SIZE
     assert len(beside) >= 2 * num_pages, "at prefill and at decode"
-    # What decoding grows by is a slot at a time.
+    # Decoding grows by a slot at a time.
     assert len(on_loop) <= 3
