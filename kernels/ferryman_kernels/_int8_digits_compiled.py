@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ferryman_kernels._code_digits import STEP, add_digits, ask_ahead, no_counts, total_count
 from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, row_like, wide
+from ferryman_kernels._int8_product_compiled import CODES_PER_ELEMENT, ROWS_OF_JOB
 from ferryman_kernels._vectors import row_at
 
-_ROWS_OF_JOB = 32
 _WHOLE_BITS = np.int32(21)
 # A unit for numbers that are all smaller would be near the end of float32.
 _LEAST_EXPONENT, _BIAS = np.int32(-100), np.int32(127)
@@ -93,10 +93,10 @@ def _product(
         units[token] = _unit_of(row)
         own_digits = digits[shift + token * 3 * whole :][: 3 * whole].reshape(3, whole)
         counts[token] = _digits_of(row, units[token], own_digits, rest[token])
-    for job in prange((out_dim + _ROWS_OF_JOB - 1) // _ROWS_OF_JOB):
+    for job in prange((out_dim + ROWS_OF_JOB - 1) // ROWS_OF_JOB):
         # Taken within the loop: numba ends an array's life after its last use.
         memory = digits.ctypes.data + shift
-        for output in range(job * _ROWS_OF_JOB, min((job + 1) * _ROWS_OF_JOB, out_dim)):
+        for output in range(job * ROWS_OF_JOB, min((job + 1) * ROWS_OF_JOB, out_dim)):
             at = output * in_dim
             for token in range(tokens):
                 if units[token] > 0:
@@ -112,9 +112,6 @@ def _product(
 
 _loop = Loop(_product, STRICT)
 
-# As in `_packed_product_compiled`.
-_CODES_PER_ELEMENT = 4
-
 
 def digit_product_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """The product with x [tokens, in_dim] bfloat16 of at most MOST_INPUTS inputs, where the
@@ -126,7 +123,7 @@ def digit_product_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     y = x.new_empty((tokens, out_dim))
     x, codes, scales = x.contiguous(), codes.contiguous(), scales.contiguous()
     _loop(
-        codes.numel() // _CODES_PER_ELEMENT, row_like(x.dtype), codes.data_ptr(), in_dim,
+        codes.numel() // CODES_PER_ELEMENT, row_like(x.dtype), codes.data_ptr(), in_dim,
         scales.data_ptr(), out_dim, x.data_ptr(), tokens, y.data_ptr(),
     )  # fmt: skip
     return y

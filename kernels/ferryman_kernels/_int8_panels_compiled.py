@@ -19,6 +19,7 @@ from ferryman_kernels._code_pairs import (
     widen_codes,
 )
 from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, row_like, wide
+from ferryman_kernels._int8_product_compiled import CODES_PER_ELEMENT
 from ferryman_kernels._lanes import no_sums
 from ferryman_kernels._tiles import (
     CONFIG_BYTES,
@@ -135,15 +136,15 @@ def _one_token(
 
 _product_loop, _one_token_loop = Loop(_product), Loop(_one_token, STRICT)
 
-# As in `_packed_product_compiled`; products with 16 tokens take as long as reading the codes.
-_CODES_PER_ELEMENT, _TOKENS_AS_LONG_AS_READING = 4, 32
+# Products with 16 tokens take as long as reading the codes.
+_TOKENS_AS_LONG_AS_READING = 32
 
 
 def tile_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     """x [tokens, in_dim] is contiguous, in_dim that of the panels."""
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
-    elements = panels.numel() // _CODES_PER_ELEMENT
+    elements = panels.numel() // CODES_PER_ELEMENT
     if tokens == 1:
         _one_token_loop(
             elements, row_like(x.dtype), panels.data_ptr(), in_dim // BLOCK, scales.data_ptr(),

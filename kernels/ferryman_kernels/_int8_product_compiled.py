@@ -19,7 +19,7 @@ from ferryman_kernels._vectors import AHEAD_BYTES, prefetch, row_at, total
 
 # Codes that are multiplied at once, and their bytes as bfloat16.
 _STEP, _STEP_BYTES = 32, 64
-_ROWS_OF_JOB = 32
+ROWS_OF_JOB = 32
 
 
 def _one_row(codes: Any, in_dim: int, scales: Any, x: Any, y: Any) -> None:
@@ -64,10 +64,10 @@ def _few_rows(
     multiple of 64, with zeros behind its inputs."""
     whole, stored = in_dim // _STEP * _STEP, row_at(codes, np.empty(0, np.int8))
     own, out = row_at(scales, like), row_at(y, like)
-    for job in prange((out_dim + _ROWS_OF_JOB - 1) // _ROWS_OF_JOB):
+    for job in prange((out_dim + ROWS_OF_JOB - 1) // ROWS_OF_JOB):
         dots = np.empty((tokens, ROWS), np.float32)
         pairs = np.zeros((ROWS, stride_x // 2), like.dtype)
-        for first in range(job * _ROWS_OF_JOB, min((job + 1) * _ROWS_OF_JOB, out_dim), ROWS):
+        for first in range(job * ROWS_OF_JOB, min((job + 1) * ROWS_OF_JOB, out_dim), ROWS):
             # Taken within the loop: numba ends an array's life after its last use.
             memory = pairs.ctypes.data
             count = min(ROWS, out_dim - first)
@@ -95,7 +95,7 @@ def _widen(codes: Any, widened: Any) -> None:
 _one_row_loop, _few_rows_loop, _widen_loop = Loop(_one_row), Loop(_few_rows), Loop(_widen)
 
 # As in `_packed_product_compiled`.
-_CODES_PER_ELEMENT = 4
+CODES_PER_ELEMENT = 4
 _TOKENS_AS_LONG_AS_READING = 4
 
 
@@ -104,7 +104,7 @@ def one_row_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     y = torch.empty(1, len(codes), dtype=x.dtype)
     row = as_array(x[0].float().contiguous())
     flat = as_array(codes.flatten())
-    elements = codes.numel() // _CODES_PER_ELEMENT
+    elements = codes.numel() // CODES_PER_ELEMENT
     _one_row_loop(elements, flat, codes.shape[1], as_array(scales), row, as_array(y[0]))
     return y
 
@@ -120,7 +120,7 @@ def few_rows_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     x = F.pad(x, (0, -in_dim % _STEP)) if in_dim % _STEP else x.contiguous()
     codes, scales = codes.contiguous(), scales.contiguous()
     _few_rows_loop(
-        codes.numel() // _CODES_PER_ELEMENT * (1 + tokens // _TOKENS_AS_LONG_AS_READING),
+        codes.numel() // CODES_PER_ELEMENT * (1 + tokens // _TOKENS_AS_LONG_AS_READING),
         row_like(x.dtype), codes.data_ptr(), in_dim, scales.data_ptr(), out_dim, x.data_ptr(),
         tokens, x.shape[1] * x.itemsize, y.data_ptr(),
     )  # fmt: skip

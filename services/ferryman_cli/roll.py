@@ -184,15 +184,16 @@ async def may_go(
     while beat.worker_id in now:
         try:
             check_next(beat, now.values(), choice)
-            break
         except (InvalidRequest, Unavailable) as error:
             if clock() >= until:
                 raise
             if not has_waited:
                 report.waits(beat, error)
             has_waited = True
+        else:
+            return now[beat.worker_id]
         now = await beats.listened()
-    return now.get(beat.worker_id)
+    return None
 
 
 async def _restart(

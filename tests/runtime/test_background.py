@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from ferryman import cancellation
+from ferryman.runtime import background as background_module
 from ferryman.runtime.background import Background
 
 
@@ -34,7 +34,7 @@ async def test_a_job_that_a_cancelled_one_starts_ends_too() -> None:
 async def test_a_job_that_lost_its_cancel_is_cancelled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancellation, "CANCEL_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(background_module, "CANCEL_AGAIN_SECONDS", 0.01)
 
     async def losing_one() -> None:
         with suppress(asyncio.CancelledError):

@@ -123,12 +123,10 @@ class SlotPool:
 
     def make_ready(self, count: int) -> bool:
         """Whether so many slots are free, with the memory of those that are given next."""
-        if 0 < count <= len(self._free) and self._num_ready < self.num_slots:
-            last = max(self._free[-count:])
+        if (last := self.last_fresh(count)) is not None:
+            self._num_ready = self._prepare(self.kind, last)
             if last >= self._num_ready:
-                self._num_ready = self._prepare(self.kind, last)
-                if last >= self._num_ready:
-                    self._end_at(self._num_ready)
+                self._end_at(self._num_ready)
         return count <= len(self._free)
 
     def last_fresh(self, count: int) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from ferryman.cancellation import end_tasks
+from ferryman.cancellation import CANCEL_AGAIN_SECONDS, end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -52,4 +52,4 @@ class Background:
     ) -> None:
         self._is_ending = True
         while self._tasks:
-            await end_tasks(tuple(self._tasks))
+            await end_tasks(tuple(self._tasks), CANCEL_AGAIN_SECONDS)
