@@ -2,22 +2,20 @@
 
 numba's own vectoriser keeps such sums in memory, which halved the speed of a product with one
 token. They are vectors as in `_vectors`, of 64 lanes: each step is one fused multiplication and
-addition by lane, in the order in which the loop asks for it. A packed weight is read at its
-address.
+addition by lane, in the order in which the loop asks for it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ferryman_kernels._compiled import is_bfloat16, numba
-from ferryman_kernels._vectors import fused_values, generated, in_each_lane, pointer_at, shuffled
+from ferryman_kernels._compiled import numba
+from ferryman_kernels._vectors import fused_values, generated, in_each_lane, pointer_at
 
 if numba is not None:
     from llvmlite import ir
     from numba.core.cgutils import get_or_insert_function
     from numba.core.codegen import get_host_cpu_features
-    from numba.extending import overload
 
     from ferryman_kernels._vectors import Vector
 
@@ -27,13 +25,11 @@ __all__ = [
     "STEP_BYTES",
     "add_codes",
     "add_scaled",
-    "add_step",
     "dots_of",
     "floats_of_codes",
     "has_feature",
     "lanes_at",
     "no_sums",
-    "steps_of",
     "words_at",
 ]
 
@@ -117,67 +113,6 @@ def floats_of_codes(builder: Any, place: Any, lanes: int) -> Any:
     return builder.sitofp(words, ir.VectorType(ir.FloatType(), lanes))
 
 
-def steps_of(like: Any, row: Any) -> Any:
-    """The steps of a row of inputs; `like` is an element of the weight: uint16 means bfloat16."""
-    raise NotImplementedError("only in compiled loops")
-
-
-def add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
-    """`sums` with the products of the inputs of `step` of `row` and the weights at `address`, added
-    one after the other, the second input of a pair first. A `row` is float32; beside bfloat16
-    weights it may be bfloat16 where the processor `HAS_DOTS`, which takes numbers below 1.2e-38 for
-    zero and otherwise gives the same bits."""
-    raise NotImplementedError("only in compiled loops")
-
-
-@generated
-def _add_floats(typing: Any, sums: Any, address: Any, number: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, address, number = args
-        weights = builder.bitcast(words_at(builder, address), sums.type)
-        return fused_values(builder, weights, in_each_lane(builder, number, LANES), sums)
-
-    return sums(sums, numba.types.intp, numba.types.float32), generate
-
-
-@generated
-def _add_pairs(typing: Any, sums: Any, address: Any, first: Any, second: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, address, *numbers = args
-        words = words_at(builder, address)
-        low = builder.shl(words, ir.Constant(words.type, [16] * LANES))
-        high = builder.and_(words, ir.Constant(words.type, [0xFFFF0000] * LANES))
-        # The order of the processor's own instruction, so that both ways give the same bits.
-        for half, number in zip((high, low), reversed(numbers), strict=True):
-            weights = builder.bitcast(half, sums.type)
-            sums = fused_values(builder, weights, in_each_lane(builder, number, LANES), sums)
-        return sums
-
-    float32 = numba.types.float32
-    return sums(sums, numba.types.intp, float32, float32), generate
-
-
-@generated
-def _add_dots(typing: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, address, row, step = args
-        at = builder.shl(step, step.type(1))
-        place = pointer_at(context, builder, signature.args[2], row, at, ir.IntType(32))
-        inputs = in_each_lane(builder, builder.load(place, align=2), 16)
-        words, found = words_at(builder, address), []
-        for first in range(0, LANES, 16):
-            lanes = range(first, first + 16)
-            own = shuffled(builder, sums, sums, lanes), shuffled(builder, words, words, lanes)
-            found.append(dots_of(builder, *own, inputs))
-        halves = [
-            shuffled(builder, both[0], both[1], range(LANES // 2))
-            for both in (found[:2], found[2:])
-        ]
-        return shuffled(builder, halves[0], halves[1], range(LANES))
-
-    return sums(sums, numba.types.intp, row, numba.types.intp), generate
-
-
 def dots_of(builder: Any, sums: Any, words: Any, inputs: Any) -> Any:
     """`sums`, 16 of LLVM's float32, with the products of pairs of bfloat16 added, a pair a word."""
     pairs = ir.VectorType(_Bfloat(), 32)
@@ -205,19 +140,3 @@ if numba is not None:
 
         def __hash__(self) -> int:
             return hash(_Bfloat)
-
-    @overload(steps_of, strict=False)  # type: ignore[untyped-decorator]
-    def _steps_of(like: Any, row: Any) -> Any:
-        if like == numba.types.uint16:
-            return lambda like, row: row.shape[0] // 2
-        return lambda like, row: row.shape[0]
-
-    @overload(add_step, strict=False)  # type: ignore[untyped-decorator]
-    def _add_step(like: Any, sums: Any, address: Any, row: Any, step: Any) -> Any:
-        if is_bfloat16(row):
-            return lambda like, sums, address, row, step: _add_dots(sums, address, row, step)
-        if like == numba.types.uint16:
-            return lambda like, sums, address, row, step: _add_pairs(
-                sums, address, row[2 * step], row[2 * step + 1]
-            )
-        return lambda like, sums, address, row, step: _add_floats(sums, address, row[step])

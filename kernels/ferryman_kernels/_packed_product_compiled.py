@@ -12,99 +12,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, narrow, numba, part, prange, row_like, wide
-from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES, add_step, lanes_at, steps_of
-from ferryman_kernels._vectors import row_at, store
+from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, wide
+from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
+from ferryman_kernels._panel_tiles import WORD_BYTES, add_tile
+from ferryman_kernels._vectors import row_at
 
-if numba is not None:
-    from numba.extending import overload
-
-RUN = 16
-"""Steps that all rows take before the next steps: 4 KiB, which the nearest cache holds."""
+RUN = 32
+"""Steps that all rows take before the next steps: 8 KiB, which the nearest cache holds."""
+_MANY_GROUPS = 4
+_AHEAD_BYTES, _LINE_BYTES = 8192, 64
 
 
 @part
-def panel_sums(like: Any, address: Any, x: Any, rows: Any, sums: Any) -> None:
-    """The products of the panel at `address` with the `rows` of x, to the rows of `sums` [rows,
-    64], float32. A row's bits do not depend on the others."""
+def panel_sums(
+    stored: Any, multiplied: Any, address: Any, steps: Any, inputs: Any, sums: Any
+) -> None:
+    """The products of the panel at `address` with the rows of x at the addresses `inputs` [rows],
+    to the rows of `sums` [rows, 64], float32. A row's bits do not depend on the others."""
     # Three or four rows use a weight while it is in registers. The others follow after a few steps:
     # after a whole panel the memory would have waited for their products.
-    steps, count = steps_of(like, x[0]), rows.shape[0]
-    run, groups = steps if count <= 4 else RUN, (count + 3) // 4
+    groups, last = (len(inputs) + 3) // 4, len(inputs) - 1
+    fours, stride = max(0, len(inputs) - 3 * groups), _asked_by_step(groups)
+    run = steps if groups == 1 else RUN
     sums[:] = 0
     for first in range(0, steps, run):
-        at, end, row = address + first * STEP_BYTES, min(first + run, steps), 0
+        span, asked = (first, min(first + run, steps)), address + first * STEP_BYTES
+        if groups > 1:
+            asked += _AHEAD_BYTES
         for group in range(groups):
-            if group < count - 3 * groups:
-                _add_four(like, at, x, rows, row, first, end, sums)
-                row += 4
+            ask = asked + group * (span[1] - first) * stride, stride
+            row = 3 * group + min(group, fours)
+            # A row that is missing is the last one again: with fewer products the loop overtakes
+            # the processor's prefetching, and was slower by a fifth.
+            rows = row, min(row + 1, last), min(row + 2, last)
+            if group < fours:
+                four = (*rows, row + 3)
+                add_tile(stored, multiplied, address, span, four, inputs, sums, ask)
             else:
-                _add_three(like, at, x, rows, row, first, end, sums)
-                row += 3
+                add_tile(stored, multiplied, address, span, rows, inputs, sums, ask)
 
 
 @part
-def _add_four(
-    like: Any, at: Any, x: Any, rows: Any, row: Any, first: Any, end: Any, sums: Any
-) -> None:
-    """Adds the products of the steps from `first` to `end`, at `at`, with four rows from `row`."""
-    x0, x1, x2, x3 = x[rows[row]], x[rows[row + 1]], x[rows[row + 2]], x[rows[row + 3]]
-    sums0, sums1 = lanes_at(sums[row], 0), lanes_at(sums[row + 1], 0)
-    sums2, sums3 = lanes_at(sums[row + 2], 0), lanes_at(sums[row + 3], 0)
-    for step in range(first, end):
-        sums0 = add_step(like, sums0, at, x0, step)
-        sums1 = add_step(like, sums1, at, x1, step)
-        sums2 = add_step(like, sums2, at, x2, step)
-        sums3 = add_step(like, sums3, at, x3, step)
-        at += STEP_BYTES
-    store(sums[row], 0, sums0)
-    store(sums[row + 1], 0, sums1)
-    store(sums[row + 2], 0, sums2)
-    store(sums[row + 3], 0, sums3)
-
-
-@part
-def _add_three(
-    like: Any, at: Any, x: Any, rows: Any, row: Any, first: Any, end: Any, sums: Any
-) -> None:
-    """As `_add_four` for three rows. One that is missing is the last one again: with fewer products
-    the loop overtakes the processor's prefetching, and was slower by a fifth."""
-    last = rows.shape[0] - 1
-    second, third = min(row + 1, last), min(row + 2, last)
-    x0, x1, x2 = x[rows[row]], x[rows[second]], x[rows[third]]
-    sums0, sums1, sums2 = (
-        lanes_at(sums[row], 0),
-        lanes_at(sums[second], 0),
-        lanes_at(sums[third], 0),
-    )
-    for step in range(first, end):
-        sums0 = add_step(like, sums0, at, x0, step)
-        sums1 = add_step(like, sums1, at, x1, step)
-        sums2 = add_step(like, sums2, at, x2, step)
-        at += STEP_BYTES
-    store(sums[row], 0, sums0)
-    store(sums[second], 0, sums1)
-    store(sums[third], 0, sums2)
-
-
-def inputs_of(factor: Any, x: Any) -> Any:
-    """x [rows, in_dim] in the dtype of `factor`, its own or float32."""
-    raise NotImplementedError("only in compiled loops")
-
-
-def _widened(factor: Any, x: Any) -> Any:
-    out = np.empty(x.shape, np.float32)
-    for token in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            out[token, i] = wide(x[token, i])
-    return out
-
-
-if numba is not None:
-
-    @overload(inputs_of, strict=False)  # type: ignore[untyped-decorator]
-    def _inputs_of(factor: Any, x: Any) -> Any:
-        return _widened if x.dtype != factor else lambda factor, x: x
+def _asked_by_step(groups: Any) -> Any:
+    """The bytes ahead that a step asks for. While the other groups multiply what the first one read
+    the processor asks for nothing by itself; one group alone is faster without."""
+    if groups == 1:
+        return 0
+    return 2 * _LINE_BYTES if groups < _MANY_GROUPS else _LINE_BYTES
 
 
 @part
@@ -119,15 +73,16 @@ def write_panel(sums: Any, bias: Any, panel: int, y: Any) -> None:
 
 
 def _product(
-    weight: Any, factor: Any, like: Any, address: int, panel_bytes: int, bias: int, bias_dim: int,
-    x: int, tokens: int, in_dim: int, y: int, out_dim: int,
+    stored: Any, multiplied: Any, like: Any, address: int, panel_bytes: int, bias: int,
+    bias_dim: int, x: int, tokens: int, in_dim: int, y: int, out_dim: int,
 ) -> None:  # fmt: skip
-    rows, added = np.arange(tokens), row_at(bias, like)[:bias_dim]
-    inputs = inputs_of(factor, row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim))
+    row_bytes, added = in_dim * like.itemsize, row_at(bias, like)[:bias_dim]
+    inputs = x + row_bytes * np.arange(tokens)
     out = row_at(y, like)[: tokens * out_dim].reshape(tokens, out_dim)
     for panel in prange((out_dim + LANES - 1) // LANES):
         sums = np.empty((tokens, LANES), np.float32)
-        panel_sums(weight, address + panel * panel_bytes, inputs, rows, sums)
+        at = address + panel * panel_bytes
+        panel_sums(stored, multiplied, at, row_bytes // WORD_BYTES, inputs, sums)
         for token in range(tokens):
             write_panel(sums[token], added, panel, out[token])
 
@@ -153,22 +108,22 @@ def sorted_by_expert(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
 
 
 def _grouped(
-    weight: Any, factor: Any, like: Any, addresses: Any, panel_bytes: int, biases: int,
+    stored: Any, multiplied: Any, like: Any, addresses: Any, panel_bytes: int, biases: int,
     stride_bias: int, bias_dim: int, x: int, tokens: int, in_dim: int, chosen: int, indices: Any,
     pairs: int, y: int, out_dim: int,
 ) -> None:  # fmt: skip
     """Tensors are addresses; `indices` is an empty row of the dtype of `chosen` [pairs]."""
     order, starts, present = sorted_by_expert(row_at(chosen, indices)[:pairs], len(addresses))
-    inputs = inputs_of(factor, row_at(x, like)[: tokens * in_dim].reshape(tokens, in_dim))
+    row_bytes, panels = in_dim * like.itemsize, (out_dim + LANES - 1) // LANES
+    inputs = x + row_bytes * (order // (pairs // tokens))
     out = row_at(y, like)[: pairs * out_dim].reshape(pairs, out_dim)
-    panels, rows = (out_dim + LANES - 1) // LANES, order // (pairs // tokens)
     for job in prange(present.shape[0] * panels):
         # A job is a panel with all of its expert's pairs, so every weight is read once.
         expert, panel = present[job // panels], job % panels
         first, end = starts[expert], starts[expert + 1]
         sums = np.empty((end - first, LANES), np.float32)
         address = addresses[expert] + panel * panel_bytes
-        panel_sums(weight, address, inputs, rows[first:end], sums)
+        panel_sums(stored, multiplied, address, row_bytes // WORD_BYTES, inputs[first:end], sums)
         added = row_at(biases + expert * stride_bias * like.itemsize, like)[:bias_dim]
         for i in range(end - first):
             write_panel(sums[i], added, panel, out[order[first + i]])

@@ -54,7 +54,7 @@ def panels(weight: Tensor) -> Panels:
 @pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 8, 13, 32])
 def test_it_is_the_product_and_the_bias(
     dtype: torch.dtype, shape: tuple[int, int], tokens: int
 ) -> None:
@@ -68,10 +68,10 @@ def test_it_is_the_product_and_the_bias(
 @pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_a_token_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
-    x, weight, bias = drawn((100, 70), 7, dtype)
+    x, weight, bias = drawn((100, 70), 33, dtype)
     own = panels(weight)
     alone = torch.cat([packed_product(token[None], own, bias) for token in x])
-    for tokens in (2, 3, 5, 6, 7):
+    for tokens in (2, 3, 5, 6, 7, 13, 33):
         assert torch.equal(packed_product(x[:tokens], own, bias), alone[:tokens])
 
 

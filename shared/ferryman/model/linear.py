@@ -32,10 +32,10 @@ from ferryman_kernels.packed_product import Panels, packed_product, panels_of
 # The least weight, in bytes, that is worth packing (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
 # The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), with one
-# thread and with two: the loop reads faster, and multiplies more slowly. With three, oneDNN is
-# faster.
-_FEW_PAIRS = 16 if HAS_DOTS else 4
-FEW_TOKENS = {torch.float32: (8, 8), torch.bfloat16: (_FEW_PAIRS, _FEW_PAIRS)}
+# thread and with two: up to these it reads while it multiplies. With three, oneDNN is faster.
+_FEW, _FEW_WIDENED = 32, 4
+_FEW_PAIRS = _FEW if HAS_DOTS else _FEW_WIDENED
+FEW_TOKENS = {torch.float32: (_FEW, _FEW), torch.bfloat16: (_FEW_PAIRS, _FEW_PAIRS)}
 
 
 class Linear(Protocol):
