@@ -1,7 +1,7 @@
 """int8 codes that become pairs of bfloat16 on their way to the processor's products.
 
-A panel has 32 outputs: code[input][output]. A step is two inputs, 64 bytes of codes. In a row of
-codes pairs are neighbours. bfloat16 holds every code exactly.
+A panel has 32 outputs: code[input][output]. A step is two inputs, 64 bytes of codes. bfloat16 holds
+every code exactly.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from ferryman_kernels._compiled import numba
-from ferryman_kernels._lanes import dots_of, floats_of_codes, words_at
+from ferryman_kernels._lanes import floats_of_codes
 from ferryman_kernels._vectors import (
     AHEAD_BYTES,
-    LANES,
     fused_values,
     generated,
     in_each_lane,
     pointer_at,
     prefetch_at,
     shuffled,
-    totals_of_four,
 )
 
 if numba is not None:
@@ -27,23 +25,17 @@ if numba is not None:
 
 __all__ = [
     "PAIRS_BYTES",
-    "ROWS",
     "STEP_BYTES",
     "WIDTH",
     "add_block",
-    "add_row_dots",
     "add_two_inputs",
-    "store_row_dots",
     "widen_codes",
-    "widen_row",
 ]
 
 WIDTH = 32
 """The outputs of a panel."""
 STEP_BYTES, PAIRS_BYTES = 2 * WIDTH, 4 * WIDTH
 """The bytes of a step, in codes and as pairs."""
-ROWS = 4
-"""Rows of codes that share what they are multiplied by."""
 
 
 @generated
@@ -59,60 +51,6 @@ def widen_codes(typing: Any, codes: Any, pairs: Any) -> Any:
         return context.get_dummy_value()
 
     return numba.types.void(numba.types.intp, numba.types.intp), generate
-
-
-@generated
-def widen_row(typing: Any, codes: Any, pairs: Any) -> Any:
-    """widen_row(codes, pairs): writes the 32 codes at the address `codes` as bfloat16 to that of
-    `pairs`, and asks for codes further on."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        prefetch_at(builder, builder.add(args[0], args[0].type(AHEAD_BYTES)))
-        upper = builder.lshr(_floats_of(builder, args[0]), ir.Constant(_words(), [16] * WIDTH))
-        found = builder.trunc(upper, ir.VectorType(ir.IntType(16), WIDTH))
-        builder.store(found, builder.inttoptr(args[1], found.type.as_pointer()), align=2)
-        return context.get_dummy_value()
-
-    return numba.types.void(numba.types.intp, numba.types.intp), generate
-
-
-@generated
-def add_row_dots(typing: Any, sums: Any, rows: Any, stride: Any, x: Any) -> Any:
-    """add_row_dots(sums, rows, stride, x): `sums`, 16 lanes for each of four rows of bfloat16, with
-    the products of 32 numbers of each row and 32 of `x` added; addresses, rows `stride` bytes
-    apart. Only where the processor `HAS_DOTS`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, rows, stride, x = args
-        inputs, found = words_at(builder, x, LANES), []
-        for row in range(ROWS):
-            own = shuffled(builder, sums, sums, range(row * LANES, (row + 1) * LANES))
-            place = builder.add(rows, builder.mul(stride, stride.type(row)))
-            found.append(dots_of(builder, own, words_at(builder, place, LANES), inputs))
-        low = shuffled(builder, found[0], found[1], range(2 * LANES))
-        high = shuffled(builder, found[2], found[3], range(2 * LANES))
-        return shuffled(builder, low, high, range(ROWS * LANES))
-
-    size = numba.types.intp
-    return sums(sums, size, size, size), generate
-
-
-@generated
-def store_row_dots(typing: Any, array: Any, at: Any, sums: Any) -> Any:
-    """store_row_dots(array, at, sums): array[at : at + 4] ← the sum of each row's lanes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array, at, sums = args
-        parts = [
-            shuffled(builder, sums, sums, range(row * LANES, (row + 1) * LANES))
-            for row in range(ROWS)
-        ]
-        found = totals_of_four(builder, parts)
-        place = pointer_at(context, builder, signature.args[0], array, at, found.type)
-        builder.store(found, place, align=4)
-        return context.get_dummy_value()
-
-    return numba.types.void(array, numba.types.intp, sums), generate
 
 
 @generated

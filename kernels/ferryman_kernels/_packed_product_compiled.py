@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, wide
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
-from ferryman_kernels._panel_tiles import WORD_BYTES, add_tile
+from ferryman_kernels._panel_tiles import (
+    AHEAD_BYTES,
+    RUN,
+    WORD_BYTES,
+    add_span,
+    stride_of_asking,
+)
 from ferryman_kernels._vectors import row_at
-
-RUN = 32
-"""Steps that all rows take before the next steps: 8 KiB, which the nearest cache holds."""
-_MANY_GROUPS = 4
-_AHEAD_BYTES, _LINE_BYTES = 8192, 64
 
 
 @part
@@ -30,35 +31,18 @@ def panel_sums(
     """The products of the panel at `address` with the rows of x at the addresses `inputs` [rows],
     to the rows of `sums` [rows, 64], float32. A row's bits do not depend on the others."""
     # Three or four rows use a weight while it is in registers. The others follow after a few steps:
-    # after a whole panel the memory would have waited for their products.
-    groups, last = (len(inputs) + 3) // 4, len(inputs) - 1
-    fours, stride = max(0, len(inputs) - 3 * groups), _asked_by_step(groups)
-    run = steps if groups == 1 else RUN
+    # after a whole panel the memory would have waited for their products. One group alone is faster
+    # without asking for memory.
+    count, starts, own = len(inputs), inputs.ctypes.data, sums.ctypes.data
+    is_one_group = count <= 4
+    run = steps if is_one_group else RUN
+    ahead, stride = 0, 0
+    if not is_one_group:
+        ahead, stride = AHEAD_BYTES, stride_of_asking(STEP_BYTES, count)
     sums[:] = 0
     for first in range(0, steps, run):
-        span, asked = (first, min(first + run, steps)), address + first * STEP_BYTES
-        if groups > 1:
-            asked += _AHEAD_BYTES
-        for group in range(groups):
-            ask = asked + group * (span[1] - first) * stride, stride
-            row = 3 * group + min(group, fours)
-            # A row that is missing is the last one again: with fewer products the loop overtakes
-            # the processor's prefetching, and was slower by a fifth.
-            rows = row, min(row + 1, last), min(row + 2, last)
-            if group < fours:
-                four = (*rows, row + 3)
-                add_tile(stored, multiplied, address, span, four, inputs, sums, ask)
-            else:
-                add_tile(stored, multiplied, address, span, rows, inputs, sums, ask)
-
-
-@part
-def _asked_by_step(groups: Any) -> Any:
-    """The bytes ahead that a step asks for. While the other groups multiply what the first one read
-    the processor asks for nothing by itself; one group alone is faster without."""
-    if groups == 1:
-        return 0
-    return 2 * _LINE_BYTES if groups < _MANY_GROUPS else _LINE_BYTES
+        span, asked = (first, min(first + run, steps)), address + first * STEP_BYTES + ahead
+        add_span(stored, multiplied, address, span, count, starts, own, asked, stride)
 
 
 @part

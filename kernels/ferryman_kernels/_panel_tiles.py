@@ -1,8 +1,9 @@
 """A part of a product whose sums stay in registers: some rows of x by the 64 outputs of a panel.
 
-A step is a word of each row, a float32 or a pair of bfloat16, and 64 words of a packed weight. Sums
-are float32, each added to step after step; of a pair the second product first. Three or four rows
-are as many sums as registers hold beside the weights.
+A step is a word of each row and 64 words of a panel. A word is a float32, a pair of bfloat16, or
+four bytes. Sums are float32, each added to step after step, of a pair the second product first; or
+int32, which are exact. Three or four rows, of bytes six, are as many sums as registers hold beside
+the panel's words.
 """
 
 from __future__ import annotations
@@ -10,17 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ferryman_kernels._compiled import numba
+from ferryman_kernels._compiled import inlined, numba, part
 from ferryman_kernels._lanes import STEP_BYTES, dots_of, words_at
 from ferryman_kernels._vectors import LANES, fused_values, generated, in_each_lane, prefetch_at
 
 if numba is not None:
     from llvmlite import ir
-    from numba.core.cgutils import alloca_once_value, for_range_slice
+    from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
 
-__all__ = ["WORD_BYTES", "add_tile"]
+__all__ = [
+    "AHEAD_BYTES",
+    "LONG_RUN",
+    "RUN",
+    "WORD_BYTES",
+    "add_span",
+    "add_tile",
+    "stride_of_asking",
+]
 
-WORD_BYTES, _VECTOR_BYTES = 4, 64
+RUN, LONG_RUN = 32, 64
+"""Steps that all rows take before the next steps: 8 or 16 KiB, which the nearest cache holds. Many
+rows repay more, since sums are then loaded and stored less often."""
+AHEAD_BYTES = 8192
+"""How far ahead a step asks for memory."""
+MOST_ASKING = 4
+"""The groups of rows that ask for memory."""
+
+WORD_BYTES, _VECTOR_BYTES, _ADDRESS_BYTES = 4, 64, 8
 _SECOND_CACHE = 2
 
 
@@ -30,32 +47,35 @@ def add_tile(
     sums: Any, ask: Any,
 ) -> Any:  # fmt: skip
     """add_tile(stored, multiplied, panel, span, rows, inputs, sums, ask): adds the products of the
-    steps of `span`, first and end, to sums[rows]: of the panel at that address with the rows of x,
-    whose addresses are `inputs`. A row may be named twice.
+    steps of `span`, first and end, to sums[rows]: of the panel at that address with rows of x. The
+    addresses of these are at the address `inputs`, the sums, 64 a row, at that of `sums`. A row may
+    be named twice.
 
-    `stored` is an element of the weight: uint16 means bfloat16. `multiplied` is the same, or a
-    float32 where bfloat16 is widened before; the processor's own product of pairs takes numbers
-    below 1.2e-38 for zero, and otherwise gives the same bits. Each step asks for memory at two
-    places for the second cache: `ask` is the first step's address, and the bytes to the next one's.
+    `stored` is an element of the weight: uint16 means bfloat16, int8 codes. `multiplied` is the
+    same, or a float32 where bfloat16 is widened before; the processor's own product of pairs takes
+    numbers below 1.2e-38 for zero, and otherwise gives the same bits. 128 is added to each code,
+    since the processor's product of bytes (AVX512-VNNI) takes them without a sign.
+
+    Each step asks for memory, for the second cache: `ask` is the first step's address, and the
+    bytes to the next one's, of which codes ask for four parts and others for two.
     """
-    add = _adding(stored, multiplied)
+    add, parts, kind = _adding(stored, multiplied), 2, ir.FloatType()
+    if stored == numba.types.int8:
+        parts, kind = 4, ir.IntType(32)
+    vector = ir.VectorType(kind, LANES)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, panel, span, rows, inputs, sums, ask = args
-        starts, own = (
-            context.make_array(kind)(context, builder, array).data
-            for kind, array in zip(signature.args[5:7], (inputs, sums), strict=True)
-        )
         first, end = (builder.extract_value(span, i) for i in range(2))
         asked, stride = (builder.extract_value(ask, i) for i in range(2))
         named = [builder.extract_value(rows, i) for i in range(signature.args[4].count)]
-        starts = [builder.load(builder.gep(starts, [row])) for row in named]
-        places = [_vectors(builder, _row_of(builder, own, row)) for row in named]
-        kept = [[_variable(builder, place) for place in row] for row in places]
+        starts = [_start_of(builder, inputs, row) for row in named]
+        places = [_vectors(builder, _row_of(builder, sums, row)) for row in named]
+        kept = [[_variable(builder, place, vector) for place in row] for row in places]
         # Loads and stores of a variable within the loop become moves between registers, or none.
         with for_range_slice(builder, first, end, first.type(1)) as (step, _):
             since = builder.mul(builder.sub(step, first), stride)
-            _ask(builder, builder.add(asked, since), stride)
+            _ask(builder, builder.add(asked, since), stride, parts)
             at = builder.add(panel, builder.mul(step, step.type(STEP_BYTES)))
             words = [words_at(builder, place, LANES) for place in _vectors(builder, at)]
             for start, row in zip(starts, kept, strict=True):
@@ -65,16 +85,18 @@ def add_tile(
                     builder.store(found, variable)
         for row, variables in zip(places, kept, strict=True):
             for place, variable in zip(row, variables, strict=True):
-                builder.store(builder.load(variable), _floats(builder, place), align=4)
+                builder.store(builder.load(variable), _pointer(builder, place, vector), align=4)
         return context.get_dummy_value()
 
     size = numba.types.intp
-    args = stored, multiplied, size, span, rows, inputs, sums, ask
+    args = stored, multiplied, size, span, rows, size, size, ask
     return numba.types.void(*args), generate
 
 
 def _adding(stored: Any, multiplied: Any) -> Callable[..., Any]:
     """The function that adds to a vector of sums what a vector of weights and a word give."""
+    if stored == numba.types.int8:
+        return _add_bytes
     if stored == numba.types.float32:
         return _add_floats
     return _add_dots if multiplied == stored else _add_pairs
@@ -102,20 +124,33 @@ def _add_pairs(builder: Any, sums: Any, words: Any, word: Any) -> Any:
     return sums
 
 
-def _ask(builder: Any, address: Any, stride: Any) -> None:
-    prefetch_at(builder, address, _SECOND_CACHE)
-    half = builder.ashr(stride, stride.type(1))
-    prefetch_at(builder, builder.add(address, half), _SECOND_CACHE)
+def _add_bytes(builder: Any, sums: Any, words: Any, word: Any) -> Any:
+    # 128 more of a byte with a sign is the byte with its first bit changed.
+    raised = builder.xor(words, ir.Constant(words.type, [0x80808080] * LANES))
+    signs = ir.FunctionType(sums.type, (sums.type, words.type, words.type))
+    dot = get_or_insert_function(builder.module, signs, "llvm.x86.avx512.vpdpbusd.512")
+    return builder.call(dot, (sums, raised, in_each_lane(builder, word, LANES)))
 
 
-def _variable(builder: Any, place: Any) -> Any:
+def _ask(builder: Any, address: Any, stride: Any, parts: int) -> None:
+    part = builder.sdiv(stride, stride.type(parts))
+    for _ in range(parts):
+        prefetch_at(builder, address, _SECOND_CACHE)
+        address = builder.add(address, part)
+
+
+def _variable(builder: Any, place: Any, vector: Any) -> Any:
     """The vector of sums at an address, in a variable that becomes a register."""
-    return alloca_once_value(builder, builder.load(_floats(builder, place), align=4))
+    return alloca_once_value(builder, builder.load(_pointer(builder, place, vector), align=4))
 
 
 def _row_of(builder: Any, sums: Any, row: Any) -> Any:
-    first = builder.ptrtoint(sums, row.type)
-    return builder.add(first, builder.mul(row, row.type(STEP_BYTES)))
+    return builder.add(sums, builder.mul(row, row.type(STEP_BYTES)))
+
+
+def _start_of(builder: Any, inputs: Any, row: Any) -> Any:
+    place = builder.add(inputs, builder.mul(row, row.type(_ADDRESS_BYTES)))
+    return builder.load(builder.inttoptr(place, place.type.as_pointer()))
 
 
 def _vectors(builder: Any, address: Any) -> list[Any]:
@@ -124,8 +159,7 @@ def _vectors(builder: Any, address: Any) -> list[Any]:
     return [builder.add(address, address.type(place)) for place in places]
 
 
-def _floats(builder: Any, address: Any) -> Any:
-    vector = ir.VectorType(ir.FloatType(), LANES)
+def _pointer(builder: Any, address: Any, vector: Any) -> Any:
     return builder.inttoptr(address, vector.as_pointer())
 
 
@@ -133,3 +167,34 @@ def _word_of(builder: Any, start: Any, step: Any) -> Any:
     """The word of a step in the row that begins at an address."""
     place = builder.add(start, builder.mul(step, step.type(WORD_BYTES)))
     return builder.load(builder.inttoptr(place, ir.IntType(32).as_pointer()), align=2)
+
+
+@inlined
+def add_span(
+    stored: Any, multiplied: Any, panel: Any, span: Any, count: Any, inputs: Any, sums: Any,
+    asked: Any, stride: Any,
+) -> None:  # fmt: skip
+    """As `add_tile`, for `count` rows. The steps of the first groups of rows ask for memory from
+    `asked` on, `stride` bytes a step."""
+    groups, last = (count + 3) // 4, count - 1
+    fours, size = max(0, count - 3 * groups), (span[1] - span[0]) * stride
+    for group in range(groups):
+        ask = (asked + group * size, stride) if group < MOST_ASKING else (panel, 0)
+        row = 3 * group + min(group, fours)
+        # A row that is missing is the last one again: with fewer products the loop overtakes the
+        # processor's prefetching, and was slower by a fifth.
+        rows = row, min(row + 1, last), min(row + 2, last)
+        if group < fours:
+            add_tile(stored, multiplied, panel, span, (*rows, row + 3), inputs, sums, ask)
+        else:
+            add_tile(stored, multiplied, panel, span, rows, inputs, sums, ask)
+
+
+@part
+def stride_of_asking(step_bytes: Any, rows: Any) -> Any:
+    """The bytes that each step of each group asks for, so that together they ask for as much as
+    they read."""
+    groups = (rows + 3) // 4
+    if groups == 1:
+        return step_bytes
+    return step_bytes // (2 if groups < MOST_ASKING else MOST_ASKING)

@@ -3,11 +3,10 @@
     y[t, o] = scales[o] · Σ_i codes[o, i] · x[t, i]                              [tokens, out_dim]
 
 Activations are never rounded to so few bits. One token reads the codes once, in a loop that waits
-for memory alone. In bfloat16 one or two become integers of three bytes where the processor
-multiplies bytes (AVX512-VNNI); elsewhere codes become float32 in registers. Many tokens multiply by
-codes in the dtype of x, which holds each code exactly, a tile of outputs at a time. Between them,
-in bfloat16, four rows of codes at a time become bfloat16 in the nearest cache, where the processor
-multiplies pairs (AVX512-BF16); elsewhere torch has a kernel.
+for memory alone: codes become float32 in registers. Many tokens multiply by codes in the dtype of
+x, which holds each code exactly, a tile of outputs at a time. Between them torch has a kernel for
+bfloat16. Processors with instructions for bytes have ways of their own (`int8_quads`,
+`int8_panels`).
 """
 
 from __future__ import annotations
@@ -16,20 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels._code_digits import HAS_BYTE_DOTS, MOST_INPUTS
 from ferryman_kernels._compiled import serves
-from ferryman_kernels._int8_digits_compiled import digit_product_compiled
-from ferryman_kernels._int8_product_compiled import (
-    few_rows_compiled,
-    one_row_compiled,
-    widen_compiled,
-)
-from ferryman_kernels._lanes import HAS_DOTS
+from ferryman_kernels._int8_product_compiled import one_row_compiled, widen_compiled
 
 # Widened codes that stay in the cache of a core until they are multiplied.
 _TILE_BYTES = 1 << 20
-# The most tokens that are faster as integers: each takes three products where pairs take two.
-_MOST_DIGITS = 2
 
 
 def int8_product_reference(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -50,20 +40,12 @@ def int8_product(x: Tensor, codes: Tensor, scales: Tensor, *, widened_from: int)
     assert x.dtype in (torch.bfloat16, torch.float32), x.dtype
     assert x.shape[1:] == codes.shape[1:], (x.shape, codes.shape)
     assert scales.shape == codes.shape[:1], (scales.shape, codes.shape)
-    if len(x) <= _MOST_DIGITS and _have_digits(x) and serves(x, scales):
-        return digit_product_compiled(x, codes, scales)
     if len(x) == 1 and serves(x, scales):
         return one_row_compiled(x, codes, scales)
     if len(x) >= widened_from:
         return _widened_product(x, codes, scales)
-    if HAS_DOTS and x.dtype is torch.bfloat16 and serves(x, scales):
-        return few_rows_compiled(x, codes, scales)
     y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), codes, scales)
     return y
-
-
-def _have_digits(x: Tensor) -> bool:
-    return HAS_BYTE_DOTS and x.dtype is torch.bfloat16 and x.shape[1] <= MOST_INPUTS
 
 
 def _widened_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:

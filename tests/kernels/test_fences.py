@@ -27,6 +27,12 @@ from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan
 from ferryman_kernels.delta_step import DeltaWeights, delta_step, delta_step_reference
 from ferryman_kernels.gated_silu import gated_silu, gated_silu_reference
 from ferryman_kernels.int8_product import int8_product, int8_product_reference
+from ferryman_kernels.int8_quads import (
+    HAS_BYTE_DOTS,
+    int8_quad_product,
+    int8_quad_product_reference,
+    quads_of_codes,
+)
 from ferryman_kernels.mamba_step import StepWeights, mamba_step, mamba_step_reference
 from ferryman_kernels.packed_product import (
     packed_grouped_product,
@@ -334,14 +340,13 @@ def test_scans(fences: Fences, dtype: torch.dtype, data: st.DataObject) -> None:
 
 
 @drawn
-@given(
-    both_ends, dtypes, st.integers(1, 9), st.integers(1, 140), st.integers(1, 140), st.booleans()
-)
+@given(both_ends, dtypes, st.integers(1, 9), st.integers(1, 9), st.integers(1, 140), st.booleans())
 def test_products_with_codes(
-    fences: Fences, dtype: torch.dtype, tokens: int, in_dim: int, out_dim: int, widens: bool
+    fences: Fences, dtype: torch.dtype, tokens: int, sixteens: int, out_dim: int, widens: bool
 ) -> None:
-    x = torch.randn(tokens, in_dim).to(dtype)
-    codes = torch.randint(-127, 128, (out_dim, in_dim), dtype=torch.int8)
+    """torch's own kernel reads beyond a row whose length is not a multiple of 16."""
+    x = torch.randn(tokens, 16 * sixteens).to(dtype)
+    codes = torch.randint(-127, 128, (out_dim, x.shape[1]), dtype=torch.int8)
     scales = (0.01 * torch.rand(out_dim)).to(dtype)
 
     def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -349,6 +354,19 @@ def test_products_with_codes(
         return int8_product(x, codes, scales, widened_from=0 if widened else 99)
 
     check(fences, product, int8_product_reference, x, codes, scales)
+
+
+@drawn
+@given(both_ends, st.integers(1, 9), st.integers(1, 40), st.integers(1, 140))
+@pytest.mark.skipif(not HAS_BYTE_DOTS, reason="the processor multiplies no bytes")
+def test_products_with_quads_of_codes(
+    fences: Fences, tokens: int, quads: int, out_dim: int
+) -> None:
+    x = torch.randn(tokens, 4 * quads).bfloat16()
+    codes = torch.randint(-128, 128, (out_dim, 4 * quads), dtype=torch.int8)
+    scales = (0.01 * torch.rand(out_dim)).bfloat16()
+    panels = quads_of_codes(codes, torch.device("cpu"))
+    check(fences, int8_quad_product, int8_quad_product_reference, x, panels, scales)
 
 
 @drawn

@@ -6,13 +6,9 @@ import sys
 
 import pytest
 import torch
-from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
-from ferryman_kernels import _int8_digits_compiled, _int8_product_compiled
 from ferryman_kernels import int8_product as op
-from ferryman_kernels._code_digits import HAS_BYTE_DOTS, MOST_INPUTS
-from ferryman_kernels._lanes import HAS_DOTS
 from ferryman_kernels.int8_product import int8_product, int8_product_reference
 
 NEVER = sys.maxsize
@@ -43,7 +39,7 @@ def error(x: Tensor, codes: Tensor, scales: Tensor, found: Tensor) -> float:
     [
         # A sum is rounded before it is scaled, and after.
         pytest.param(torch.bfloat16, 0, ROUNDED_TWICE, id="bfloat16 widened"),
-        pytest.param(torch.bfloat16, NEVER, ROUNDED_ONCE, id="bfloat16 by pairs or by torch"),
+        pytest.param(torch.bfloat16, NEVER, ROUNDED_ONCE, id="bfloat16 by torch"),
         pytest.param(torch.float32, 0, 1e-6, id="float32"),
     ],
 )
@@ -90,104 +86,6 @@ def test_infinity_times_a_code_of_zero_is_not_a_number(dtype: torch.dtype, token
     found = int8_product(x, codes, torch.ones(2, dtype=dtype), widened_from=0)
     assert found[:, 0].isnan().all()
     assert (found[:, 1] == -torch.inf).all()
-
-
-needs_pairs = pytest.mark.skipif(not HAS_DOTS, reason="the processor has no bfloat16 instructions")
-
-
-@needs_pairs
-@pytest.mark.parametrize("shape", [(1, 3), (9, 70), (64, 96), (67, 112)], ids=str)
-@pytest.mark.parametrize("tokens", [2, 3, 4, 7])
-def test_pairs_of_any_shape_are_multiplied(tokens: int, shape: tuple[int, int]) -> None:
-    """Numbers beside a row of x are not numbers, and no part of the product."""
-    drawing = drawn(tokens, shape, torch.bfloat16)
-    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
-    wide[:, shape[1] : 2 * shape[1]] = drawing[0]
-    x, codes, scales = wide[:, shape[1] : 2 * shape[1]], *drawing[1:]
-    found = int8_product(x, codes, scales, widened_from=NEVER)
-    assert error(x, codes, scales, found) <= ROUNDED_ONCE
-
-
-@needs_pairs
-def test_a_token_multiplied_by_pairs_has_the_same_bits_in_every_batch() -> None:
-    x, codes, scales = drawn(30, (67, 112), torch.bfloat16)
-    whole = int8_product(x, codes, scales, widened_from=NEVER)
-    for first, count in ((0, 2), (5, 3), (1, 4), (7, 5), (2, 28)):
-        found = int8_product(x[first : first + count], codes, scales, widened_from=NEVER)
-        assert torch.equal(found, whole[first : first + count])
-
-
-@needs_pairs
-def test_threads_do_not_change_a_bit_of_products_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = drawn(5, (131, 96), torch.bfloat16)
-    one, two = answers_of_one_thread_and_two(
-        monkeypatch,
-        _int8_product_compiled._few_rows_loop,
-        lambda: int8_product(*drawing, widened_from=NEVER),
-    )
-    assert torch.equal(one, two)
-
-
-needs_bytes = pytest.mark.skipif(not HAS_BYTE_DOTS, reason="the processor multiplies no bytes")
-
-
-@needs_bytes
-@pytest.mark.parametrize(
-    "shape", [(1, 64), (33, 63), (5, 65), (70, 129), (40, 1536), (3, MOST_INPUTS)], ids=str
-)
-@pytest.mark.parametrize("scale", [1.0, 2.0**-90, 2.0**100], ids=["one", "small", "large"])
-def test_one_token_by_bytes_is_exact_but_for_one_rounding(
-    shape: tuple[int, int], scale: float
-) -> None:
-    """Numbers between 1/16,384 and the greatest; codes and inputs at both ends are among them."""
-    generator = torch.Generator().manual_seed(shape[1])
-    x = torch.empty(1, shape[1]).uniform_(1.0, 2.0, generator=generator)
-    x *= torch.randint(2, x.shape, generator=generator) * 2 - 1
-    x = (x * 2.0 ** -torch.randint(14, x.shape, generator=generator) * scale).bfloat16()
-    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
-    x[0, 0], x[0, -1] = 1.9921875 * scale, -1.9921875 * scale
-    codes[0], codes[-1, ::2] = -128, 127
-    ones = torch.ones(shape[0], dtype=torch.bfloat16)
-    found = int8_product(x, codes, ones, widened_from=NEVER)
-    exact = (x.double() @ codes.double().T).float()
-    assert torch.equal(found, exact.bfloat16())
-
-
-@needs_bytes
-def test_small_inputs_lose_less_than_float32_would_beside_the_greatest() -> None:
-    x = torch.full((1, 128), 2.0**-20, dtype=torch.bfloat16)
-    x[0, 0] = 1.0
-    codes = torch.ones(2, 128, dtype=torch.int8)
-    codes[1, 0] = 0
-    found = int8_product(x, codes, torch.ones(2, dtype=torch.bfloat16), widened_from=NEVER)
-    assert found[0, 0] == 1.0
-    assert abs(found[0, 1].item() - 127 * 2.0**-20) <= 127 * 2.0**-22
-
-
-@needs_bytes
-@pytest.mark.parametrize("row", [0.0, 2.0**-120, -(2.0**-126)], ids=["zeros", "tiny", "least"])
-def test_rows_too_small_for_a_unit_are_multiplied_all_the_same(row: float) -> None:
-    x = torch.full((1, 70), row, dtype=torch.bfloat16)
-    codes = torch.full((2, 70), -2, dtype=torch.int8)
-    found = int8_product(x, codes, torch.ones(2, dtype=torch.bfloat16), widened_from=NEVER)
-    assert found.tolist() == [[-140 * row] * 2]
-
-
-@needs_bytes
-def test_threads_do_not_change_a_bit_of_products_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = drawn(1, (131, 200), torch.bfloat16)
-    one, two = answers_of_one_thread_and_two(
-        monkeypatch, _int8_digits_compiled._loop, lambda: int8_product(*drawing, widened_from=NEVER)
-    )
-    assert torch.equal(one, two)
-
-
-@needs_bytes
-def test_one_token_beyond_what_sums_of_bytes_hold_is_widened() -> None:
-    x = torch.full((1, MOST_INPUTS + 1), 1.0, dtype=torch.bfloat16)
-    codes = torch.full((1, MOST_INPUTS + 1), 127, dtype=torch.int8)
-    found = int8_product(x, codes, torch.ones(1, dtype=torch.bfloat16), widened_from=NEVER)
-    assert found.item() == torch.tensor(127.0 * (MOST_INPUTS + 1)).bfloat16().item()
 
 
 @pytest.mark.parametrize("in_dim", [16, 32])

@@ -17,6 +17,7 @@ from ferryman.model.quantisation.products import (
     Int4Linear,
     Int8Linear,
     Int8PanelLinear,
+    Int8QuadLinear,
 )
 from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
 from ferryman_kernels._tiles import has_tiles
@@ -109,7 +110,15 @@ def test_any_cut_is_that_cut_of_the_numbers(kind: str, columns: int, in_order: b
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "columns", "group"),
-    [(7, 5, 2), (32, 64, 32), (32, 64, 64), (40, 48, 48), (48, 256, 128), (700, 700, 100)],
+    [
+        (7, 5, 2),
+        (32, 64, 32),
+        (32, 64, 64),
+        (40, 48, 48),
+        (72, 64, 64),
+        (48, 256, 128),
+        (700, 700, 100),
+    ],
 )
 @pytest.mark.parametrize("has_zeros", [True, False], ids=["zeros", "no zeros"])
 @pytest.mark.parametrize("with_tiles", [True, False], ids=["tiles", "no tiles"])
@@ -161,7 +170,29 @@ def test_a_product_of_torch_is_taken_where_it_is_right_and_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(products, "has_tiles", lambda: False)
+    monkeypatch.setattr(products, "HAS_BYTE_DOTS", False)
     assert isinstance(drawn(kind, *dims, dtype).matrix.linear(None), chosen)
+
+
+@pytest.mark.parametrize(
+    ("dims", "dtype", "chosen"),
+    [
+        pytest.param((64, 48, 48), torch.bfloat16, Int8QuadLinear, id="bfloat16"),
+        pytest.param((63, 48, 48), torch.bfloat16, Int8Linear, id="less than a panel"),
+        pytest.param((64, 66_000, 66_000), torch.bfloat16, Int8Linear, id="too long sums"),
+        pytest.param((64, 48, 24), torch.bfloat16, TiledLinear, id="in groups"),
+        pytest.param((64, 48, 48), torch.float32, Int8Linear, id="float32"),
+    ],
+)
+def test_int8_is_multiplied_in_quads_where_the_processor_has_products_of_bytes(
+    dims: tuple[int, int, int],
+    dtype: torch.dtype,
+    chosen: type,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "has_tiles", lambda: False)
+    monkeypatch.setattr(products, "HAS_BYTE_DOTS", True)
+    assert isinstance(drawn("int8", *dims, dtype).matrix.linear(None), chosen)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +226,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_batch(
     kind: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "has_tiles", lambda: False)
+    monkeypatch.setattr(products, "HAS_BYTE_DOTS", False)
     linear = drawn(kind, 64, 256, 256 if kind == "int8" else 64, torch.bfloat16).matrix.linear(None)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(WIDENED_FROM - 1, 256, generator=generator).to(torch.bfloat16)

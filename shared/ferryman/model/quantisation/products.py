@@ -10,9 +10,9 @@ instructions, November 2026):
     int4             0.34     0.60     2.32    13.27   106.39      Int4Linear
 
 int8 has ways of its own: where the processor multiplies tiles of bfloat16, one loop for any number
-of tokens (`int8_panels`), elsewhere for one token and, with bfloat16 instructions, for more
-(`int8_product`; docs/kernels.md has the times). The way follows from the processor and the number
-of tokens alone, never from a measurement, so workers on like machines have like bits.
+of tokens (`int8_panels`); where it multiplies bytes, two loops (`int8_quads`); elsewhere one for
+one token (`int8_product`; docs/kernels.md has the times). The way follows from the processor and
+the number of tokens alone, never from a measurement, so workers on like machines have like bits.
 For int4 torch has no float32 kernel: there the same call takes 8 to 140 times as long as a float32
 product, and dequantising by tile is used. Scales are rounded to the model's dtype. A row's result
 does not depend on the other rows of the batch where torch's own kernel is taken.
@@ -32,6 +32,13 @@ from ferryman.model.quantisation.codes import copied
 from ferryman_kernels._tiles import has_tiles
 from ferryman_kernels.int8_panels import WIDTH, int8_panel_product, panels_of_codes
 from ferryman_kernels.int8_product import int8_product
+from ferryman_kernels.int8_quads import (
+    HAS_BYTE_DOTS,
+    LANES,
+    MOST_INPUTS,
+    int8_quad_product,
+    quads_of_codes,
+)
 
 INT8_COLUMNS = 16
 """The columns must be a multiple of this: torch 2.13 reads beyond a bfloat16 row's end else."""
@@ -74,14 +81,31 @@ class Int8PanelLinear:
         return y if self.bias is None else y.add_(self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class Int8QuadLinear:
+    """`quads` as in `int8_quads`, `scales` [out_dim] bfloat16."""
+
+    quads: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = int8_quad_product(x, self.quads, self.scales)
+        return y if self.bias is None else y.add_(self.bias)
+
+
 def int8_linear(
     codes: Tensor, scales: Tensor, bias: Tensor | None, device: torch.device
-) -> Int8Linear | Int8PanelLinear:
+) -> Int8Linear | Int8PanelLinear | Int8QuadLinear:
     """The product that this processor computes fastest, with a copy of `codes` [out_dim, in_dim] on
     `device`; `scales` are in the model's dtype."""
     # Fewer outputs than a panel has would take a panel's memory.
-    if scales.dtype is torch.bfloat16 and len(codes) >= WIDTH and has_tiles():
-        return Int8PanelLinear(panels_of_codes(codes, device), scales.contiguous(), bias)
+    out_dim, in_dim = codes.shape
+    if scales.dtype is torch.bfloat16:
+        if out_dim >= WIDTH and has_tiles():
+            return Int8PanelLinear(panels_of_codes(codes, device), scales.contiguous(), bias)
+        if out_dim >= LANES and in_dim <= MOST_INPUTS and HAS_BYTE_DOTS:
+            return Int8QuadLinear(quads_of_codes(codes, device), scales.contiguous(), bias)
     return Int8Linear(copied(codes, device), scales, _widened_from(scales.dtype), bias)
 
 

@@ -1,0 +1,209 @@
+"""The int8 product over quads of codes against float64, its exact sums, and its infinities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.loop_versions import answers_of_one_thread_and_two
+from torch import Tensor
+
+from ferryman_kernels import _code_quads, _int8_quads_compiled
+from ferryman_kernels._compiled import numba
+from ferryman_kernels._lanes import HAS_DOTS
+from ferryman_kernels.int8_quads import (
+    HAS_BYTE_DOTS,
+    MOST_INPUTS,
+    int8_quad_product,
+    int8_quad_product_reference,
+    quads_of_codes,
+)
+
+CPU = torch.device("cpu")
+ROUNDED_ONCE = 2.0**-8
+SHAPES = [(3, 16), (64, 32), (128, 48), (100, 80), (131, 1504)]
+"""Outputs and inputs; three end within a panel, and the last one has several runs."""
+
+needs_bytes = pytest.mark.skipif(not HAS_BYTE_DOTS, reason="the processor multiplies no bytes")
+
+
+@pytest.fixture(params=[False, True], ids=["widened", "by the processor's dots"])
+def multiplied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ways to multiply pairs."""
+    if request.param and not HAS_DOTS:
+        pytest.skip("this processor has no bfloat16 instructions")
+    monkeypatch.setattr(_int8_quads_compiled, "HAS_DOTS", request.param)
+
+
+def drawn(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """x, codes, scales; x is a part of something wider, which is not a number elsewhere."""
+    generator = torch.Generator().manual_seed(tokens * shape[0])
+    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
+    x = wide[:, shape[1] : 2 * shape[1]]
+    x.copy_(torch.randn(tokens, shape[1], generator=generator))
+    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).bfloat16()
+
+
+def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    return int8_quad_product(x, quads_of_codes(codes, CPU), scales)
+
+
+def test_a_panel_has_the_codes_of_64_outputs_and_zeros_behind_them() -> None:
+    codes = torch.arange(70 * 8).view(70, 8).to(torch.int8)
+    quads = quads_of_codes(codes, CPU)
+    assert quads.shape == (2, 2, 64, 4)
+    for output in range(128):
+        for i in range(8):
+            expected = codes[output, i] if output < 70 else 0
+            assert quads[output // 64, i // 4, output % 64, i % 4] == expected
+
+
+def test_the_reference_is_the_formula() -> None:
+    x = torch.tensor([[1.0, -2.0, 0.0, 0.0], [0.5, 3.0, 0.0, 1.0]])
+    codes, scales = torch.tensor([[127, -128, 5, 2]], dtype=torch.int8), torch.tensor([0.25])
+    found = int8_quad_product_reference(x, quads_of_codes(codes, CPU), scales)
+    assert found.tolist() == [[95.75], [-79.625]]
+
+
+@needs_bytes
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_every_code_becomes_its_bfloat16(has_tables: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_tables and not _code_quads.HAS_BYTE_TABLES:
+        pytest.skip("the processor has no tables of bytes")
+    monkeypatch.setattr(_code_quads, "HAS_BYTE_TABLES", has_tables)
+    quads = torch.arange(-128, 128).to(torch.int8)
+    pairs = torch.full((2, 64, 2), torch.nan, dtype=torch.bfloat16)
+    # A function of its own for each way: the loops' cache has only the processor's.
+    widen = numba.njit(lambda codes, pairs: _code_quads.widen_quads(codes, pairs))
+    widen(quads.data_ptr(), pairs.data_ptr())
+    assert torch.equal(pairs.float(), quads.view(64, 2, 2).transpose(0, 1).float())
+
+
+@needs_bytes
+@pytest.mark.usefixtures("multiplied")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 7, 17, 33])
+def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
+    tokens: int, shape: tuple[int, int]
+) -> None:
+    x, codes, scales = drawn(tokens, shape)
+    exact = (x.double() @ codes.double().T) * scales.double()
+    found = product(x, codes, scales)
+    assert found.dtype is torch.bfloat16
+    assert (found.double() - exact).abs().max() <= ROUNDED_ONCE * exact.abs().max()
+
+
+@needs_bytes
+def test_more_tokens_than_sums_fit_a_cache_take_turns() -> None:
+    rows = _int8_quads_compiled.MOST_ROWS
+    x, codes, scales = drawn(rows + 7, (65, 80))
+    whole = product(x, codes, scales)
+    assert torch.equal(product(x[rows - 20 :], codes, scales), whole[rows - 20 :])
+    exact = (x.double() @ codes.double().T) * scales.double()
+    assert (whole.double() - exact).abs().max() <= ROUNDED_ONCE * exact.abs().max()
+
+
+@needs_bytes
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_token_is_summed_before_it_is_rounded(tokens: int) -> None:
+    """A sum in bfloat16 loses the 1 beside 130,048."""
+    x = torch.tensor([[1024.0, 1.0, -1024.0, 0.0]], dtype=torch.bfloat16).repeat(tokens, 1)
+    codes = torch.tensor([[127, 1, 127, 9]], dtype=torch.int8)
+    assert product(x, codes, torch.ones(1, dtype=torch.bfloat16)).tolist() == [[1.0]] * tokens
+
+
+@needs_bytes
+@pytest.mark.usefixtures("multiplied")
+def test_a_token_has_the_same_bits_beside_others() -> None:
+    """Up to four tokens are summed exactly, more of them in float32."""
+    x, codes, scales = drawn(33, (100, 144))
+    alone = torch.cat([product(token[None], codes, scales) for token in x])
+    for first, count in ((0, 2), (3, 3), (1, 4)):
+        assert torch.equal(product(x[first : first + count], codes, scales), alone[first:][:count])
+    whole = product(x, codes, scales)
+    for first, count in ((0, 5), (3, 6), (1, 7), (9, 13), (2, 31)):
+        assert torch.equal(product(x[first : first + count], codes, scales), whole[first:][:count])
+
+
+@needs_bytes
+@pytest.mark.skipif(not HAS_DOTS, reason="this processor has no bfloat16 instructions")
+def test_the_processors_dots_have_the_bits_of_widened_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawing = drawn(9, (131, 1504))
+    by_dots = product(*drawing)
+    monkeypatch.setattr(_int8_quads_compiled, "HAS_DOTS", False)
+    assert torch.equal(product(*drawing), by_dots)
+
+
+@needs_bytes
+@pytest.mark.parametrize(
+    "shape", [(1, 64), (33, 60), (5, 68), (70, 132), (40, 1536), (3, MOST_INPUTS // 4 * 4)], ids=str
+)
+@pytest.mark.parametrize("scale", [1.0, 2.0**-90, 2.0**100], ids=["one", "small", "large"])
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_few_tokens_are_exact_but_for_one_rounding(
+    tokens: int, shape: tuple[int, int], scale: float
+) -> None:
+    """Numbers between 1/16,384 and the greatest; codes and inputs at both ends are among them."""
+    generator = torch.Generator().manual_seed(shape[1])
+    x = torch.empty(tokens, shape[1]).uniform_(1.0, 2.0, generator=generator)
+    x *= torch.randint(2, x.shape, generator=generator) * 2 - 1
+    x = (x * 2.0 ** -torch.randint(14, x.shape, generator=generator) * scale).bfloat16()
+    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    x[:, 0], x[:, -1] = 1.9921875 * scale, -1.9921875 * scale
+    codes[0], codes[-1, ::2] = -128, 127
+    found = product(x, codes, torch.ones(shape[0], dtype=torch.bfloat16))
+    exact = (x.double() @ codes.double().T).float()
+    assert torch.equal(found, exact.bfloat16())
+
+
+@needs_bytes
+def test_small_inputs_lose_less_than_float32_would_beside_the_greatest() -> None:
+    x = torch.full((1, 128), 2.0**-20, dtype=torch.bfloat16)
+    x[0, 0] = 1.0
+    codes = torch.ones(2, 128, dtype=torch.int8)
+    codes[1, 0] = 0
+    found = product(x, codes, torch.ones(2, dtype=torch.bfloat16))
+    assert found[0, 0] == 1.0
+    assert abs(found[0, 1].item() - 127 * 2.0**-20) <= 127 * 2.0**-22
+
+
+@needs_bytes
+@pytest.mark.parametrize("row", [0.0, 2.0**-120, -(2.0**-126)], ids=["zeros", "tiny", "least"])
+def test_rows_too_small_for_a_unit_are_multiplied_all_the_same(row: float) -> None:
+    x = torch.full((1, 72), row, dtype=torch.bfloat16)
+    codes = torch.full((2, 72), -2, dtype=torch.int8)
+    found = product(x, codes, torch.ones(2, dtype=torch.bfloat16))
+    assert found.tolist() == [[-144 * row] * 2]
+
+
+@needs_bytes
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = drawn(tokens, (131, 96))
+    loops = _int8_quads_compiled._digit_loop, _int8_quads_compiled._pair_loop
+    loop = loops[tokens > 1]
+    one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
+    assert torch.equal(one, two)
+
+
+@needs_bytes
+@pytest.mark.usefixtures("multiplied")
+@pytest.mark.parametrize("others", [1, 9])
+@pytest.mark.parametrize("in_dim", [16, 32])
+def test_infinity_and_not_a_number_stay_in_their_token(others: int, in_dim: int) -> None:
+    """The first two outputs see the same infinity with a code of 0 and of -3; a token alone too."""
+    x = torch.ones(others + 2, in_dim, dtype=torch.bfloat16)
+    x[0, 5], x[1, 6] = torch.inf, torch.nan
+    codes = torch.ones(3, in_dim, dtype=torch.int8)
+    codes[0, 5], codes[1, 5] = 0, -3
+    ones = torch.ones(3, dtype=torch.bfloat16)
+    found = product(x, codes, ones)
+    alone = torch.cat([product(token[None], codes, ones) for token in x])
+    assert torch.equal(found.nan_to_num(3.0), alone.nan_to_num(3.0))
+    assert found[0, 0].isnan()
+    assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
+    assert found[1].isnan().all()
+    expected = [in_dim - 1.0, in_dim - 4.0, float(in_dim)]
+    assert (found[2:] == torch.tensor(expected)).all()
