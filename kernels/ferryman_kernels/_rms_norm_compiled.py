@@ -58,6 +58,19 @@ def _add_norm(
         norm_row(kept, row_at(weight, floats)[:dim], floats.dtype.type(eps), out)
 
 
+def _sum(
+    like: Any, floats: Any, x: int, stride_x: int, added: int, stride_added: int, scale: float,
+    total: int, tokens: int, dim: int,
+) -> None:  # fmt: skip
+    size, factor = like.itemsize, floats.dtype.type(scale)
+    for token in prange(tokens):
+        row = row_at(x + token * stride_x * size, like)[:dim]
+        other = row_at(added + token * stride_added * size, like)[:dim]
+        out = row_at(total + token * dim * size, like)[:dim]
+        for c in range(dim):
+            out[c] = narrow(wide(row[c]) + factor * wide(other[c]), out)
+
+
 def _gated_norm(
     like: Any, floats: Any, x: int, stride_x: int, gate: int, stride_gate: int, weight: int,
     eps: float, y: int, tokens: int, dim: int, groups: int,
@@ -96,7 +109,7 @@ def _normed_gate(
             out[c] = narrow(normed[c] * silu(wide(open_by[c])), out)
 
 
-_norm_loop, _add_norm_loop = Loop(_norm), Loop(_add_norm)
+_norm_loop, _add_norm_loop, _sum_loop = Loop(_norm), Loop(_add_norm), Loop(_sum)
 _gated_norm_loop, _normed_gate_loop = Loop(_gated_norm), Loop(_normed_gate)
 
 SILU_ELEMENTS = 4
@@ -126,6 +139,17 @@ def add_rms_norm_compiled(
         factors.data_ptr(), eps, total.data_ptr(), y.data_ptr(), tokens, dim,
     )  # fmt: skip
     return total, y
+
+
+def scaled_sum_compiled(x: Tensor, added: Tensor, scale: float) -> Tensor:
+    assert x.stride(1) == added.stride(1) == 1, (x.stride(), added.stride())
+    (tokens, dim), total = x.shape, torch.empty(x.shape, dtype=x.dtype)
+    _sum_loop(
+        tokens * dim,
+        row_like(x.dtype), row_like(wide_dtype(x.dtype)), x.data_ptr(), x.stride(0),
+        added.data_ptr(), added.stride(0), float(scale), total.data_ptr(), tokens, dim,
+    )  # fmt: skip
+    return total
 
 
 def gated_rms_norm_compiled(

@@ -2,11 +2,12 @@
 
     rms_norm(x)          = x / sqrt(mean(x²) + eps) · weight                       [tokens, dim]
     add_rms_norm(x, a)   = s, rms_norm(s) for s = x + scale · a                 2 × [tokens, dim]
+    scaled_sum(x, a)     = x + scale · a                                           [tokens, dim]
     gated_rms_norm(x, g) = rms_norm over each of `groups` groups of x · silu(g)    [tokens, dim]
     rms_norm_then_gate(x, g) = rms_norm over each of `groups` groups of x, · silu(g)
 
 Computed in float32 (float64 for float64) and rounded once, at the end; s is rounded too, before its
-norm. On a card each of the four is one kernel.
+norm. On a card each of the norms is one kernel.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ferryman_kernels._rms_norm_compiled import (
     gated_rms_norm_compiled,
     rms_norm_compiled,
     rms_norm_then_gate_compiled,
+    scaled_sum_compiled,
 )
 from ferryman_kernels._triton import Kernel, next_power_of_two, tl, wide_type
 
@@ -194,8 +196,16 @@ def add_rms_norm(
         return add_rms_norm_triton(x, added, scale, weight, eps)
     if is_alike and serves(x, added, weight):
         return add_rms_norm_compiled(x, added, scale, weight, eps)
-    total = x.add(added, alpha=scale)
+    total = scaled_sum(x, added, scale)
     return total, rms_norm(total, weight, eps)
+
+
+def scaled_sum(x: Tensor, added: Tensor, scale: float) -> Tensor:
+    """x + scale · added, both [tokens, dim]."""
+    assert x.shape == added.shape, (x.shape, added.shape)
+    if x.is_cuda or x.dtype is not added.dtype or x.ndim != 2 or not serves(x, added):
+        return x.add(added, alpha=scale)
+    return scaled_sum_compiled(x, added, scale)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:

@@ -174,6 +174,8 @@ def _by_a_loop(x: Tensor) -> Tensor:
         pytest.param(_by_a_loop, id="compiled-loop"),
         pytest.param(lambda x: torch.empty(3).fill_(7) + x[:, :3], id="empty"),
         pytest.param(lambda x: x[:, torch.tensor([0, 2])], id="indexed"),
+        pytest.param(lambda x: x.double().mul_(3).bfloat16(), id="converted"),
+        pytest.param(lambda x: x[:, torch.arange(2)] + torch.arange(1, 5, 2), id="row-of-numbers"),
     ],
 )
 def test_a_replay_computes_from_the_numbers_that_lie_there_now(
@@ -202,6 +204,7 @@ def test_a_replay_computes_from_the_numbers_that_lie_there_now(
         pytest.param(lambda x: x.add_(1 if x.sum() > 0 else 2), "reads a value", id="if"),
         pytest.param(lambda x: x.add_(torch.rand_like(x)), "random", id="random"),
         pytest.param(lambda x: x.add_(x.equal(x + 1)), "reads a value", id="equal"),
+        pytest.param(lambda x: torch.arange(8.0).view(2, 4).add_(x), "constant", id="row"),
     ],
 )
 def test_a_call_that_reads_values_runs_to_its_end_and_is_refused(

@@ -51,6 +51,7 @@ from ferryman_kernels.rms_norm import (
     rms_norm_reference,
     rms_norm_then_gate,
     rms_norm_then_gate_reference,
+    scaled_sum,
 )
 from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference
 from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
@@ -151,6 +152,7 @@ def test_norms(
         return total, rms_norm_reference(total, weight, eps)
 
     check(fences, add_rms_norm, added, x, other, 0.25, weight, 1e-6)
+    check(fences, scaled_sum, lambda x, other, scale: x + scale * other, x, other, 0.25)
 
 
 @drawn

@@ -24,6 +24,7 @@ from ferryman_kernels.rms_norm import (
     rms_norm_then_gate_reference,
     rms_norm_then_gate_triton,
     rms_norm_triton,
+    scaled_sum,
 )
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 8e-3}
@@ -91,6 +92,7 @@ def test_a_sum_and_its_norm_are_those_of_two_operations(
     torch.testing.assert_close(total.double(), exact, rtol=TOLERANCE[dtype], atol=1e-6)
     if dtype == torch.float64:
         torch.testing.assert_close(total, exact, rtol=1e-15, atol=1e-15)
+    assert torch.equal(total, scaled_sum(x, added, scale))
     # The norm is that of the sum as it was rounded.
     _assert_close(y, _naive(total, None, weight, 1e-5, 1).view(y.shape))
 

@@ -7,10 +7,10 @@ it took and gave:
     call ──record──► result,  recording ──replay──► the same result, from what lies at the same
                               addresses then
 
-Views and empty tensors launch nothing. A result of torch is written where it was put at first, by
-the operation's own `out` form where it has one. Whatever Python read from a tensor would be frozen
-in a recording, so a call that asks for a value, or for a size that depends on values, is refused.
-That is learnt in the middle of the call, which runs to its end all the same.
+Views, empty tensors and rows of numbers launch nothing. A result of torch is written where it was
+put at first, by the operation's own `out` form where it has one. Whatever Python read from a tensor
+would be frozen in a recording, so a call that asks for a value, or for a size that depends on
+values, is refused. That is learnt in the middle of the call, which runs to its end all the same.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ UNREPEATABLE = {
 }
 ASKING = frozenset({"aten::is_nonzero", "aten::allclose"})
 """Operations that read values, and which torch does not mark."""
+CONSTANT = frozenset({"aten::arange", "aten::arange.start", "aten::arange.start_step"})
+"""Operations whose results are what they were, as long as nothing writes into them."""
+CONVERSIONS = frozenset({"aten::to.dtype", "aten::_to_copy"})
 INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
 """Their results' sizes depend on values only where an index is a mask."""
 
@@ -99,6 +102,7 @@ class _Operations(TorchDispatchMode):
     def __init__(self, recorder: LaunchRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
+        self._constants: set[int] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -112,7 +116,11 @@ class _Operations(TorchDispatchMode):
         found = func(*args, **kwargs)
         given = _tensors(found)
         recorder.tensors += given
-        if func._schema.is_mutable:
+        if func.name() in CONSTANT:
+            self._constants |= _memory_of(given)
+        elif func._schema.is_mutable:
+            if self._constants & _memory_of(_written(func, args, kwargs)):
+                recorder.refuse(func.name(), "it writes into a constant")
             recorder.launches.append(RecordedLaunch(_called, (func, args, kwargs)))
         elif not (_is_empty(func.name()) or _are_views(given, _tensors((args, kwargs)))):
             recorder.launches.append(_written_again(func, args, kwargs, given))
@@ -143,6 +151,15 @@ def _why_unrepeatable(func: Any, args: Sequence[Any]) -> str:
     return next((reason for tag, reason in UNREPEATABLE.items() if tag in func.tags), "")
 
 
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operation writes into."""
+    given = {
+        argument.name: kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]
+    }
+    given |= {each.name: arg for each, arg in zip(func._schema.arguments, args, strict=False)}
+    return _tensors([given[each.name] for each in func._schema.arguments if each.is_write])
+
+
 def _is_empty(name: str) -> bool:
     """Whether an operation gives memory alone, with nothing in it."""
     return name.startswith(("aten::empty", "aten::new_empty"))
@@ -150,9 +167,12 @@ def _is_empty(name: str) -> bool:
 
 def _are_views(given: Sequence[Tensor], taken: Sequence[Tensor]) -> bool:
     """Whether all results lie in the memory of the arguments."""
+    return _memory_of(given) <= _memory_of(taken)
+
+
+def _memory_of(tensors: Sequence[Tensor]) -> set[int]:
     # A packed weight of oneDNN has no storage, and nothing is a view of it.
-    memory = {each.untyped_storage().data_ptr() for each in taken if not each.is_mkldnn}
-    return all(each.untyped_storage().data_ptr() in memory for each in given)
+    return {each.untyped_storage().data_ptr() for each in tensors if not each.is_mkldnn}
 
 
 def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,6 +181,8 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> RecordedLaunch:
     """The operation with its results written into `given`."""
+    if func.name() in CONVERSIONS:
+        return RecordedLaunch(given[0].copy_, args[:1])
     form = _out_form(func)
     if form is None:
         return RecordedLaunch(_copied, (func, args, kwargs, given))

@@ -19,7 +19,7 @@ from ferryman.model.ranks import Cuttable, Group, slice_of
 from ferryman.model.state import ModelState
 from ferryman.model.weights import Weights
 from ferryman_kernels.gated_silu import gated_silu
-from ferryman_kernels.rms_norm import add_rms_norm, rms_norm
+from ferryman_kernels.rms_norm import add_rms_norm, rms_norm, scaled_sum
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
 """The activation "gelu_pytorch_tanh"."""
@@ -244,7 +244,7 @@ class DecoderLayer:
     def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         multiplier = self.residual_multiplier
         hidden, normed = add_and_norm(hidden, mixed, multiplier, self.feed_forward_norm)
-        return hidden.add(self.feed_forward(normed), alpha=multiplier)
+        return scaled_sum(hidden, self.feed_forward(normed), multiplier)
 
 
 @dataclass(frozen=True, slots=True)
