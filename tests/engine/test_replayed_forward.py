@@ -174,6 +174,7 @@ def _by_a_loop(x: Tensor) -> Tensor:
         pytest.param(_by_a_loop, id="compiled-loop"),
         pytest.param(lambda x: torch.empty(3).fill_(7) + x[:, :3], id="empty"),
         pytest.param(lambda x: x[:, torch.tensor([0, 2])], id="indexed"),
+        pytest.param(lambda x: x.T.contiguous().mul_(3) + x.T.clone(), id="other-order"),
         pytest.param(lambda x: x.double().mul_(3).bfloat16(), id="converted"),
         pytest.param(lambda x: x[:, torch.arange(2)] + torch.arange(1, 5, 2), id="row-of-numbers"),
     ],

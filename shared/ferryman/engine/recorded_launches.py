@@ -40,7 +40,8 @@ ASKING = frozenset({"aten::is_nonzero", "aten::allclose"})
 """Operations that read values, and which torch does not mark."""
 CONSTANT = frozenset({"aten::arange", "aten::arange.start", "aten::arange.start_step"})
 """Operations whose results are what they were, as long as nothing writes into them."""
-CONVERSIONS = frozenset({"aten::to.dtype", "aten::_to_copy"})
+COPYING = frozenset({"aten::to.dtype", "aten::_to_copy", "aten::contiguous", "aten::clone"})
+"""Operations whose results are their first argument, in another dtype or order of memory."""
 INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
 """Their results' sizes depend on values only where an index is a mask."""
 
@@ -181,7 +182,7 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> RecordedLaunch:
     """The operation with its results written into `given`."""
-    if func.name() in CONVERSIONS:
+    if func.name() in COPYING:
         return RecordedLaunch(given[0].copy_, args[:1])
     form = _out_form(func)
     if form is None:
