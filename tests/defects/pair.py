@@ -78,6 +78,7 @@ def engine_of(worker: ScheduledWorker) -> Iterator[Engine]:
             host_tier=worker.engine.host_tier,
             grammars=GrammarCompiler.for_folder(Path("no-model")),
             shares=RankShares.undivided(worker.manifest),
+            prepare_ahead=ignore,
         )
 
 

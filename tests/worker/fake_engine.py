@@ -108,6 +108,7 @@ def fake_engine(
             host_tier=fake.host_tier,
             grammars=GrammarCompiler.for_folder(Path("no-model")),
             shares=RankShares.undivided(manifest),
+            prepare_ahead=lambda _: None,  # stamps take no memory
             places=fake.slabs.places,
         )
 

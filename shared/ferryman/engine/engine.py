@@ -76,11 +76,11 @@ class Engine:
     host_tier: LoadQueue
     grammars: GrammarCompiler
     shares: RankShares
+    prepare_ahead: Callable[[Mapping[Kind, int]], None]
     places: Mapping[Kind, ShardedSlab] = field(default_factory=dict)
     lost: Future[None] = field(default_factory=Future)
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     layers_run: LayerCount = field(default_factory=LayerCount)
-    prepare_ahead: Callable[[Mapping[Kind, int]], None] = lambda _: None
 
 
 @contextmanager
