@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ferryman_kernels._code_quads import QUAD, widen_quads
 from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, wide
+from ferryman_kernels._int8_product_compiled import CODES_PER_ELEMENT
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
 from ferryman_kernels._packed_product_compiled import likes
 from ferryman_kernels._panel_tiles import (
-    AHEAD_BYTES,
     LONG_RUN,
+    PANEL_AHEAD_BYTES,
     RUN,
     add_span,
     add_tile,
@@ -24,10 +25,9 @@ from ferryman_kernels._panel_tiles import (
 )
 from ferryman_kernels._vectors import row_at
 
-_CODES_PER_ELEMENT = 4  # as in `_packed_product_compiled`
 _CODE_BYTES = STEP_BYTES // 2
 _DIGITS = 3
-_MANY = 16
+_MANY = 16  # rows that repay a longer run
 MOST_ROWS = 512
 """Rows of x whose sums the second cache holds."""
 _WHOLE_BITS = np.int32(21)
@@ -104,11 +104,14 @@ def _digit_product(
     for token in range(tokens):
         units[token] = _unit_of(rows[token])
         counts[token] = _digits_of(rows[token], units[token], digits[token])
-    inputs = np.intp(digits.ctypes.data) + in_dim * np.arange(tokens * _DIGITS)
+    offsets = in_dim * np.arange(tokens * _DIGITS)
     for panel in prange((out_dim + LANES - 1) // LANES):
         at = panels + panel * LANES * in_dim
         sums = np.zeros((tokens, _DIGITS, LANES), np.int32)
-        _add_digits(code, at, in_dim // QUAD, tokens, inputs.ctypes.data, sums.ctypes.data)
+        # The digits' address is taken in each job: numba ends an array's life after its last use,
+        # and moves a later one before the jobs.
+        inputs = np.intp(digits.ctypes.data) + offsets
+        _add_digits(code, at, in_dim // QUAD, tokens, inputs, sums.ctypes.data)
         factors = _of_panel(like, scales, 0, panel, out_dim)
         for token in range(tokens):
             out = _of_panel(like, y, token, panel, out_dim)
@@ -116,23 +119,27 @@ def _digit_product(
                 _write_exact(sums[token], units[token], counts[token], factors, out)
             else:
                 _write_plain(row_at(at, np.empty(0, np.int8)), rows[token], factors, out)
-    digits[0, 0, 0] = 0  # numba ends an array's life after its last use
 
 
 @part
 def _add_digits(code: Any, panel: Any, steps: Any, tokens: Any, inputs: Any, sums: Any) -> None:
-    """Adds the products of the panel at an address with three rows of digits for each token."""
+    """Adds the products of the panel at an address with three rows of digits for each token, which
+    begin at the addresses `inputs`."""
+    starts = inputs.ctypes.data
     groups, last = (tokens + 1) // 2, (tokens - 1) * _DIGITS
     run, stride = steps if groups == 1 else RUN, STEP_BYTES // groups
     for first in range(0, steps, run):
-        span, asked = (first, min(first + run, steps)), panel + first * STEP_BYTES + AHEAD_BYTES
+        span, asked = (
+            (first, min(first + run, steps)),
+            panel + first * STEP_BYTES + PANEL_AHEAD_BYTES,
+        )
         for group in range(groups):
             # A token that is missing is the last one again: with fewer products the loop overtakes
             # the processor's prefetching, and was slower by a third.
             row, other = 2 * _DIGITS * group, min(2 * _DIGITS * group + _DIGITS, last)
             rows = row, row + 1, row + 2, other, other + 1, other + 2
             ask = asked + group * (span[1] - first) * stride, stride
-            add_tile(code, code, panel, span, rows, inputs, sums, ask)
+            add_tile(code, code, panel, span, rows, starts, sums, ask)
 
 
 def _pair_product(
@@ -169,7 +176,7 @@ def _add_panel(
             widen_quads(codes + step * _CODE_BYTES, memory + step * STEP_BYTES)
         # Steps are counted from the panel's first one, which would lie so far before the memory.
         origin = memory - first * STEP_BYTES
-        asked = codes + AHEAD_BYTES
+        asked = codes + PANEL_AHEAD_BYTES
         add_span(weight, multiplied, origin, span, count, starts, own, asked, stride)
     pairs[0] = 0  # numba ends an array's life after its last use
 
@@ -180,12 +187,12 @@ _TOKENS_AS_LONG_AS_READING = 4
 
 
 def digit_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
-    """The product with x [tokens, in_dim] bfloat16, of one token or two, exact but for its end."""
+    """The product with x [tokens, in_dim] bfloat16, of up to four tokens, exact but for its end."""
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
     _, _, like = likes(x.dtype, HAS_DOTS)
     _digit_loop(
-        panels.numel() // _CODES_PER_ELEMENT, like, np.int8(0), panels.data_ptr(), in_dim,
+        panels.numel() // CODES_PER_ELEMENT, like, np.int8(0), panels.data_ptr(), in_dim,
         scales.data_ptr(), len(scales), x.data_ptr(), tokens, y.data_ptr(),
     )  # fmt: skip
     return y
@@ -196,7 +203,7 @@ def pair_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
     _pair_loop(
-        panels.numel() // _CODES_PER_ELEMENT * (1 + tokens // _TOKENS_AS_LONG_AS_READING),
+        panels.numel() // CODES_PER_ELEMENT * (1 + tokens // _TOKENS_AS_LONG_AS_READING),
         *likes(x.dtype, HAS_DOTS), panels.data_ptr(), in_dim, scales.data_ptr(), len(scales),
         x.data_ptr(), tokens, y.data_ptr(),
     )  # fmt: skip

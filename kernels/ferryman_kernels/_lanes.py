@@ -121,7 +121,7 @@ def dots_of(builder: Any, sums: Any, words: Any, inputs: Any) -> Any:
     return builder.call(dot, (sums, *(builder.bitcast(each, pairs) for each in (words, inputs))))
 
 
-def words_at(builder: Any, address: Any, lanes: int = LANES) -> Any:
+def words_at(builder: Any, address: Any, lanes: int) -> Any:
     """The words of 4 bytes at an address."""
     words = ir.VectorType(ir.IntType(32), lanes)
     return builder.load(builder.inttoptr(address, words.as_pointer()), align=2)

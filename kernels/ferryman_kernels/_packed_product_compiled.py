@@ -15,7 +15,7 @@ from torch import Tensor
 from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, wide
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
 from ferryman_kernels._panel_tiles import (
-    AHEAD_BYTES,
+    PANEL_AHEAD_BYTES,
     RUN,
     WORD_BYTES,
     add_span,
@@ -38,7 +38,7 @@ def panel_sums(
     run = steps if is_one_group else RUN
     ahead, stride = 0, 0
     if not is_one_group:
-        ahead, stride = AHEAD_BYTES, stride_of_asking(STEP_BYTES, count)
+        ahead, stride = PANEL_AHEAD_BYTES, stride_of_asking(STEP_BYTES, count)
     sums[:] = 0
     for first in range(0, steps, run):
         span, asked = (first, min(first + run, steps)), address + first * STEP_BYTES + ahead

@@ -20,8 +20,8 @@ if numba is not None:
     from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
 
 __all__ = [
-    "AHEAD_BYTES",
     "LONG_RUN",
+    "PANEL_AHEAD_BYTES",
     "RUN",
     "WORD_BYTES",
     "add_span",
@@ -32,10 +32,10 @@ __all__ = [
 RUN, LONG_RUN = 32, 64
 """Steps that all rows take before the next steps: 8 or 16 KiB, which the nearest cache holds. Many
 rows repay more, since sums are then loaded and stored less often."""
-AHEAD_BYTES = 8192
+PANEL_AHEAD_BYTES = 8192
 """How far ahead a step asks for memory."""
 MOST_ASKING = 4
-"""The groups of rows that ask for memory."""
+"""The first groups of rows, which ask for memory."""
 
 WORD_BYTES, _VECTOR_BYTES, _ADDRESS_BYTES = 4, 64, 8
 _SECOND_CACHE = 2
@@ -52,9 +52,9 @@ def add_tile(
     be named twice.
 
     `stored` is an element of the weight: uint16 means bfloat16, int8 codes. `multiplied` is the
-    same, or a float32 where bfloat16 is widened before; the processor's own product of pairs takes
-    numbers below 1.2e-38 for zero, and otherwise gives the same bits. 128 is added to each code,
-    since the processor's product of bytes (AVX512-VNNI) takes them without a sign.
+    same, or float32 where both numbers are widened in registers; the processor's own product of
+    pairs takes numbers below 1.2e-38 for zero, and otherwise gives the same bits. 128 is added to
+    each code, since the processor's product of bytes (AVX512-VNNI) takes them without a sign.
 
     Each step asks for memory, for the second cache: `ask` is the first step's address, and the
     bytes to the next one's, of which codes ask for four parts and others for two.
@@ -133,10 +133,10 @@ def _add_bytes(builder: Any, sums: Any, words: Any, word: Any) -> Any:
 
 
 def _ask(builder: Any, address: Any, stride: Any, parts: int) -> None:
-    part = builder.sdiv(stride, stride.type(parts))
+    fraction = builder.sdiv(stride, stride.type(parts))
     for _ in range(parts):
         prefetch_at(builder, address, _SECOND_CACHE)
-        address = builder.add(address, part)
+        address = builder.add(address, fraction)
 
 
 def _variable(builder: Any, place: Any, vector: Any) -> Any:
@@ -178,8 +178,9 @@ def add_span(
     `asked` on, `stride` bytes a step."""
     groups, last = (count + 3) // 4, count - 1
     fours, size = max(0, count - 3 * groups), (span[1] - span[0]) * stride
+    own = panel + span[0] * STEP_BYTES
     for group in range(groups):
-        ask = (asked + group * size, stride) if group < MOST_ASKING else (panel, 0)
+        ask = (asked + group * size, stride) if group < MOST_ASKING else (own, 0)
         row = 3 * group + min(group, fours)
         # A row that is missing is the last one again: with fewer products the loop overtakes the
         # processor's prefetching, and was slower by a fifth.
@@ -192,8 +193,8 @@ def add_span(
 
 @part
 def stride_of_asking(step_bytes: Any, rows: Any) -> Any:
-    """The bytes that each step of each group asks for, so that together they ask for as much as
-    they read."""
+    """The bytes that each step of each asking group asks for, so that together they ask for at
+    least as much as they read."""
     groups = (rows + 3) // 4
     if groups == 1:
         return step_bytes

@@ -43,7 +43,6 @@ __all__ = [
     "store",
     "store_totals",
     "total",
-    "totals_of_four",
 ]
 
 AHEAD_BYTES = 4096

@@ -5,8 +5,8 @@
 Activations are never rounded to so few bits. One token reads the codes once, in a loop that waits
 for memory alone: codes become float32 in registers. Many tokens multiply by codes in the dtype of
 x, which holds each code exactly, a tile of outputs at a time. Between them torch has a kernel for
-bfloat16. Processors with instructions for bytes have ways of their own (`int8_quads`,
-`int8_panels`).
+bfloat16. Processors with instructions for bytes, or for tiles of bfloat16, have
+ways of their own (`int8_quads`, `int8_panels`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def int8_product(x: Tensor, codes: Tensor, scales: Tensor, *, widened_from: int)
         return one_row_compiled(x, codes, scales)
     if len(x) >= widened_from:
         return _widened_product(x, codes, scales)
+    assert x.shape[1] % 16 == 0, "torch's kernel reads beyond a row of another length"
     y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), codes, scales)
     return y
 

@@ -6,7 +6,7 @@ Codes lie in panels of 64 outputs, padded with zeros to whole panels, four input
 
     quads[o // 64][i // 4][o % 64][i % 4]                          [panels, inputs / 4, 64, 4], int8
 
-Activations are never quantised. One token or two become integers with one power of two,
+Activations are never quantised. Up to four tokens become integers with one power of two,
 
     v[i] = round(unit · x[i]),    2²¹ <= unit · max |x| < 2²²
 
@@ -19,7 +19,7 @@ within 1/4,000,000 of it: less than float32 loses in a sum beside it. These sums
 
 For more tokens codes become pairs of bfloat16, which holds them exactly, a part of a panel at a
 time in the nearest cache. Their sums are float32, scaled and rounded once; a token's bits do not
-depend on the other tokens, nor, from three on, on their number. The processor's own product of
+depend on the other tokens, nor, from five on, on their number. The processor's own product of
 pairs takes numbers below 1.2e-38 for zero.
 """
 
@@ -70,11 +70,14 @@ def int8_quad_product_reference(x: Tensor, quads: Tensor, scales: Tensor) -> Ten
 def int8_quad_product(x: Tensor, quads: Tensor, scales: Tensor) -> Tensor:
     """The product of x [tokens, in_dim] with `quads_of_codes`, of at most MOST_INPUTS inputs, and
     `scales` [out_dim]; both bfloat16, where the processor `HAS_BYTE_DOTS`."""
+    assert HAS_BYTE_DOTS, "there is no such instruction"
     assert x.dtype is scales.dtype is torch.bfloat16, (x.dtype, scales.dtype)
     assert quads.dtype is torch.int8, quads.dtype
     assert quads.is_contiguous(), "as made"
     assert scales.is_contiguous(), "as made"
     assert -(-len(scales) // LANES) == len(quads), (scales.shape, quads.shape)
     assert x.shape[1] == quads.shape[1] * QUAD <= MOST_INPUTS, (x.shape, quads.shape)
+    if not len(x):
+        return x.new_empty((0, len(scales)))
     product = digit_product_compiled if len(x) <= _MOST_DIGITS else pair_product_compiled
     return product(x.contiguous(), quads, scales)

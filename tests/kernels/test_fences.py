@@ -359,7 +359,7 @@ def test_products_with_codes(
 
 
 @drawn
-@given(both_ends, st.integers(1, 9), st.integers(1, 40), st.integers(1, 140))
+@given(both_ends, st.integers(1, 40), st.integers(1, 70), st.integers(1, 140))
 @pytest.mark.skipif(not HAS_BYTE_DOTS, reason="the processor multiplies no bytes")
 def test_products_with_quads_of_codes(
     fences: Fences, tokens: int, quads: int, out_dim: int
@@ -373,7 +373,7 @@ def test_products_with_quads_of_codes(
 
 @drawn
 @given(
-    both_ends, dtypes, st.integers(1, 16), st.integers(1, 70), st.integers(5, 140), st.booleans()
+    both_ends, dtypes, st.integers(1, 33), st.integers(1, 70), st.integers(5, 140), st.booleans()
 )
 @pytest.mark.skipif(not PACKS_IN_PANELS, reason="oneDNN packs in another layout here")
 def test_products_with_packed_weights(

@@ -21,7 +21,7 @@ from ferryman_kernels.int8_quads import (
 CPU = torch.device("cpu")
 ROUNDED_ONCE = 2.0**-8
 SHAPES = [(3, 16), (64, 32), (128, 48), (100, 80), (131, 1504)]
-"""Outputs and inputs; three end within a panel, and the last one has several runs."""
+"""Outputs and inputs; three end within a panel, and two have several runs."""
 
 needs_bytes = pytest.mark.skipif(not HAS_BYTE_DOTS, reason="the processor multiplies no bytes")
 
@@ -141,7 +141,7 @@ def test_the_processors_dots_have_the_bits_of_widened_numbers(
     "shape", [(1, 64), (33, 60), (5, 68), (70, 132), (40, 1536), (3, MOST_INPUTS // 4 * 4)], ids=str
 )
 @pytest.mark.parametrize("scale", [1.0, 2.0**-90, 2.0**100], ids=["one", "small", "large"])
-@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
 def test_few_tokens_are_exact_but_for_one_rounding(
     tokens: int, shape: tuple[int, int], scale: float
 ) -> None:
@@ -186,6 +186,31 @@ def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatc
     loop = loops[tokens > 1]
     one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
     assert torch.equal(one, two)
+
+
+@needs_bytes
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+def test_threads_read_every_digit_of_every_input(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One input of each token counts, in each of its digits; the greatest one has a code of 0."""
+    x = torch.zeros(tokens, 4096, dtype=torch.bfloat16)
+    codes = torch.zeros(128, 4096, dtype=torch.int8)
+    for token in range(tokens):
+        x[token, 5 * token], x[token, -1] = 1.5703125 * 2.0**-14, 1.9921875
+        codes[:, 5 * token] = 1
+    ones = torch.ones(128, dtype=torch.bfloat16)
+    one, two = answers_of_one_thread_and_two(
+        monkeypatch, _int8_quads_compiled._digit_loop, lambda: product(x, codes, ones)
+    )
+    assert torch.equal(one, torch.full((tokens, 128), 1.5703125 * 2.0**-14).bfloat16())
+    assert torch.equal(two, one)
+
+
+@needs_bytes
+def test_no_token_gives_no_row() -> None:
+    x, codes, scales = drawn(1, (64, 32))
+    assert product(x[:0], codes, scales).shape == (0, 64)
 
 
 @needs_bytes

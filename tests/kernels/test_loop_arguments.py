@@ -22,6 +22,7 @@ from ferryman_kernels.delta_decode import (
 from ferryman_kernels.delta_step import DeltaWeights, delta_step
 from ferryman_kernels.gated_silu import gated_silu
 from ferryman_kernels.int8_product import int8_product
+from ferryman_kernels.int8_quads import int8_quad_product, quads_of_codes
 from ferryman_kernels.mamba_step import StepWeights, mamba_step
 from ferryman_kernels.packed_product import packed_product, panels_of
 from ferryman_kernels.rms_norm import add_rms_norm
@@ -47,6 +48,26 @@ def test_scales_of_int8_codes_have_the_dtype_of_x(
     x, scales = torch.ones(tokens, 32, dtype=of_x), torch.ones(8, dtype=of_scales)
     with pytest.raises(AssertionError):
         int8_product(x, torch.ones(8, 32, dtype=torch.int8), scales, widened_from=32)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "in_dim", "outputs"),
+    [(torch.float32, 32, 64), (torch.bfloat16, 28, 64), (torch.bfloat16, 32, 65)],
+    ids=["float32", "short x", "scales of another panel"],
+)
+def test_quads_of_codes_have_the_size_of_x_and_of_scales(
+    of_x: torch.dtype, in_dim: int, outputs: int
+) -> None:
+    quads = quads_of_codes(torch.ones(64, 32, dtype=torch.int8), torch.device("cpu"))
+    x, scales = torch.ones(1, in_dim, dtype=of_x), torch.ones(outputs, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError):
+        int8_quad_product(x, quads, scales)
+
+
+def test_rows_of_codes_for_torch_s_kernel_have_a_multiple_of_16_inputs() -> None:
+    x, codes = torch.ones(2, 24, dtype=torch.bfloat16), torch.ones(8, 24, dtype=torch.int8)
+    with pytest.raises(AssertionError, match="beyond a row"):
+        int8_product(x, codes, torch.ones(8, dtype=torch.bfloat16), widened_from=32)
 
 
 def test_a_sum_s_norm_needs_a_weight_for_each_channel() -> None:

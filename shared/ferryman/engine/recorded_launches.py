@@ -39,9 +39,11 @@ UNREPEATABLE = {
 ASKING = frozenset({"aten::is_nonzero", "aten::allclose"})
 """Operations that read values, and which torch does not mark."""
 CONSTANT = frozenset({"aten::arange", "aten::arange.start", "aten::arange.start_step"})
-"""Operations whose results are what they were, as long as nothing writes into them."""
+"""Operations whose results are what they were: no loop writes into one, nor may an operation."""
 COPYING = frozenset({"aten::to.dtype", "aten::_to_copy", "aten::contiguous", "aten::clone"})
 """Operations whose results are their first argument, in another dtype or order of memory."""
+NOWHERE = 0
+"""The address of an empty tensor."""
 INDEXING = frozenset({"aten::index.Tensor", "aten::index_put_"})
 """Their results' sizes depend on values only where an index is a mask."""
 
@@ -116,9 +118,11 @@ class _Operations(TorchDispatchMode):
             recorder.refuse(func.name(), reason)
         found = func(*args, **kwargs)
         given = _tensors(found)
+        if any(each.is_mkldnn for each in given):
+            recorder.refuse(func.name(), "its result has no memory of its own")
         recorder.tensors += given
         if func.name() in CONSTANT:
-            self._constants |= _memory_of(given)
+            self._constants |= _memory_of(given) - {NOWHERE}
         elif func._schema.is_mutable:
             if self._constants & _memory_of(_written(func, args, kwargs)):
                 recorder.refuse(func.name(), "it writes into a constant")
@@ -182,7 +186,7 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _written_again(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> RecordedLaunch:
     """The operation with its results written into `given`."""
-    if func.name() in COPYING:
+    if func.name() in COPYING and args:
         return RecordedLaunch(given[0].copy_, args[:1])
     form = _out_form(func)
     if form is None:

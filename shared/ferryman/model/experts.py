@@ -205,8 +205,8 @@ def _experts_on_cpu(
             ),
             weighing,
         ),
-        # Half as many on average: some experts are chosen more often than others.
-        tuple(len(experts) * few // 2 for few in firsts[0].few_tokens),
+        # A fourth as many on average: some experts are chosen more often than others.
+        tuple(len(experts) * few // 4 for few in firsts[0].few_tokens),
     )
 
 

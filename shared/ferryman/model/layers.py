@@ -95,7 +95,7 @@ def add_and_norm(
     """hidden + multiplier · added, all [tokens, dim], and its norm."""
     if isinstance(norm, RmsNorm):
         return add_rms_norm(hidden, added, multiplier, norm.weight, norm.eps)
-    total = hidden.add(added, alpha=multiplier)
+    total = scaled_sum(hidden, added, multiplier)
     return total, norm(total)
 
 
