@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ferryman_kernels._code_quads import QUAD, widen_quads
-from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, wide
+from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, row_like, wide
 from ferryman_kernels._int8_product_compiled import CODES_PER_ELEMENT
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
 from ferryman_kernels._packed_product_compiled import likes
@@ -190,10 +190,10 @@ def digit_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     """The product with x [tokens, in_dim] bfloat16, of up to four tokens, exact but for its end."""
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
-    _, _, like = likes(x.dtype, HAS_DOTS)
     _digit_loop(
-        panels.numel() // CODES_PER_ELEMENT, like, np.int8(0), panels.data_ptr(), in_dim,
-        scales.data_ptr(), len(scales), x.data_ptr(), tokens, y.data_ptr(),
+        panels.numel() // CODES_PER_ELEMENT,
+        row_like(x.dtype), np.int8(0), panels.data_ptr(), in_dim, scales.data_ptr(),
+        len(scales), x.data_ptr(), tokens, y.data_ptr(),
     )  # fmt: skip
     return y
 

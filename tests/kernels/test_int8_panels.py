@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.kernels.int8_products import (
+    check_that_infinity_stays_in_its_token,
+    drawn_beside_nan,
+)
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,16 +26,6 @@ SHAPES = [(3, 16), (32, 32), (64, 48), (100, 70), (131, 1504)]
 """Outputs and inputs; the last two end within a panel, three within a block of 32 inputs."""
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this processor multiplies no tiles")
-
-
-def drawn(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """x, codes, scales; x is a part of something wider, which is not a number elsewhere."""
-    generator = torch.Generator().manual_seed(tokens * shape[0])
-    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
-    x = wide[:, shape[1] : 2 * shape[1]]
-    x.copy_(torch.randn(tokens, shape[1], generator=generator))
-    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
-    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).bfloat16()
 
 
 def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -54,7 +48,7 @@ def test_a_panel_has_the_codes_of_32_outputs_and_zeros_behind_them() -> None:
 def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
     tokens: int, shape: tuple[int, int]
 ) -> None:
-    x, codes, scales = drawn(tokens, shape)
+    x, codes, scales = drawn_beside_nan(tokens, shape)
     exact = (x.double() @ codes.double().T) * scales.double()
     found = product(x, codes, scales)
     assert found.dtype is torch.bfloat16
@@ -71,7 +65,7 @@ def test_a_token_is_summed_in_float32_and_rounded_once() -> None:
 
 @needs_tiles
 def test_a_token_has_the_same_bits_in_every_batch() -> None:
-    x, codes, scales = drawn(70, (100, 96))
+    x, codes, scales = drawn_beside_nan(70, (100, 96))
     alone = torch.cat([product(token[None], codes, scales) for token in x])
     for first, count in ((0, 2), (3, 16), (1, 17), (5, 32), (2, 33), (0, 64), (0, 70)):
         found = product(x[first : first + count], codes, scales)
@@ -101,7 +95,7 @@ def test_a_token_alone_is_summed_in_the_order_of_tiles() -> None:
 @needs_tiles
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = drawn(tokens, (131, 96))
+    drawing = drawn_beside_nan(tokens, (131, 96))
     loops = _int8_panels_compiled._one_token_loop, _int8_panels_compiled._product_loop
     loop = loops[tokens > 1]
     one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
@@ -112,20 +106,7 @@ def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("others", [1, 33])
 @pytest.mark.parametrize("in_dim", [16, 32])
 def test_infinity_and_not_a_number_stay_in_their_token(others: int, in_dim: int) -> None:
-    """The first two outputs see the same infinity with a code of 0 and of -3; a token alone too."""
-    x = torch.ones(others + 2, in_dim, dtype=torch.bfloat16)
-    x[0, 5], x[1, 6] = torch.inf, torch.nan
-    codes = torch.ones(3, in_dim, dtype=torch.int8)
-    codes[0, 5], codes[1, 5] = 0, -3
-    ones = torch.ones(3, dtype=torch.bfloat16)
-    found = product(x, codes, ones)
-    alone = torch.cat([product(token[None], codes, ones) for token in x])
-    assert torch.equal(found.nan_to_num(3.0), alone.nan_to_num(3.0))
-    assert found[0, 0].isnan()
-    assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
-    assert found[1].isnan().all()
-    expected = [in_dim - 1.0, in_dim - 4.0, float(in_dim)]
-    assert (found[2:] == torch.tensor(expected)).all()
+    check_that_infinity_stays_in_its_token(product, others, in_dim)
 
 
 @needs_tiles
@@ -135,7 +116,7 @@ def test_the_tiles_of_others_are_configured_as_before() -> None:
     theirs[0], theirs[16:32:2], theirs[48:56] = 1, 64, 3
     try:
         _configured(theirs)
-        product(*drawn(33, (64, 64)))
+        product(*drawn_beside_nan(33, (64, 64)))
         _copied_configuration(found)
     finally:
         _configured(np.zeros(CONFIG_BYTES, np.uint8))
@@ -154,7 +135,7 @@ def _copied_configuration(config: Any) -> None:
 
 @needs_tiles
 def test_products_of_onednn_in_between_are_as_without() -> None:
-    drawing = drawn(20, (64, 64))
+    drawing = drawn_beside_nan(20, (64, 64))
     x, weight = torch.ones(20, 64, dtype=torch.bfloat16), torch.eye(64, dtype=torch.bfloat16)
     first, found = product(*drawing), []
     for _ in range(3):

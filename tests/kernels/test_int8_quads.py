@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.kernels.int8_products import (
+    check_that_infinity_stays_in_its_token,
+    drawn_beside_nan,
+)
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
@@ -32,16 +36,6 @@ def multiplied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param and not HAS_DOTS:
         pytest.skip("this processor has no bfloat16 instructions")
     monkeypatch.setattr(_int8_quads_compiled, "HAS_DOTS", request.param)
-
-
-def drawn(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """x, codes, scales; x is a part of something wider, which is not a number elsewhere."""
-    generator = torch.Generator().manual_seed(tokens * shape[0])
-    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
-    x = wide[:, shape[1] : 2 * shape[1]]
-    x.copy_(torch.randn(tokens, shape[1], generator=generator))
-    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
-    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).bfloat16()
 
 
 def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -86,7 +80,7 @@ def test_every_code_becomes_its_bfloat16(has_tables: bool, monkeypatch: pytest.M
 def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
     tokens: int, shape: tuple[int, int]
 ) -> None:
-    x, codes, scales = drawn(tokens, shape)
+    x, codes, scales = drawn_beside_nan(tokens, shape)
     exact = (x.double() @ codes.double().T) * scales.double()
     found = product(x, codes, scales)
     assert found.dtype is torch.bfloat16
@@ -96,7 +90,7 @@ def test_it_is_the_product_with_the_numbers_that_the_codes_stand_for(
 @needs_bytes
 def test_more_tokens_than_sums_fit_a_cache_take_turns() -> None:
     rows = _int8_quads_compiled.MOST_ROWS
-    x, codes, scales = drawn(rows + 7, (65, 80))
+    x, codes, scales = drawn_beside_nan(rows + 7, (65, 80))
     whole = product(x, codes, scales)
     assert torch.equal(product(x[rows - 20 :], codes, scales), whole[rows - 20 :])
     exact = (x.double() @ codes.double().T) * scales.double()
@@ -116,7 +110,7 @@ def test_a_token_is_summed_before_it_is_rounded(tokens: int) -> None:
 @pytest.mark.usefixtures("multiplied")
 def test_a_token_has_the_same_bits_beside_others() -> None:
     """Up to four tokens are summed exactly, more of them in float32."""
-    x, codes, scales = drawn(33, (100, 144))
+    x, codes, scales = drawn_beside_nan(33, (100, 144))
     alone = torch.cat([product(token[None], codes, scales) for token in x])
     for first, count in ((0, 2), (3, 3), (1, 4)):
         assert torch.equal(product(x[first : first + count], codes, scales), alone[first:][:count])
@@ -130,7 +124,7 @@ def test_a_token_has_the_same_bits_beside_others() -> None:
 def test_the_processors_dots_have_the_bits_of_widened_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drawing = drawn(9, (131, 1504))
+    drawing = drawn_beside_nan(9, (131, 1504))
     by_dots = product(*drawing)
     monkeypatch.setattr(_int8_quads_compiled, "HAS_DOTS", False)
     assert torch.equal(product(*drawing), by_dots)
@@ -181,7 +175,7 @@ def test_rows_too_small_for_a_unit_are_multiplied_all_the_same(row: float) -> No
 @needs_bytes
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_threads_do_not_change_a_bit(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = drawn(tokens, (131, 96))
+    drawing = drawn_beside_nan(tokens, (131, 96))
     loops = _int8_quads_compiled._digit_loop, _int8_quads_compiled._pair_loop
     loop = loops[tokens > 1]
     one, two = answers_of_one_thread_and_two(monkeypatch, loop, lambda: product(*drawing))
@@ -209,7 +203,7 @@ def test_threads_read_every_digit_of_every_input(
 
 @needs_bytes
 def test_no_token_gives_no_row() -> None:
-    x, codes, scales = drawn(1, (64, 32))
+    x, codes, scales = drawn_beside_nan(1, (64, 32))
     assert product(x[:0], codes, scales).shape == (0, 64)
 
 
@@ -218,17 +212,4 @@ def test_no_token_gives_no_row() -> None:
 @pytest.mark.parametrize("others", [1, 9])
 @pytest.mark.parametrize("in_dim", [16, 32])
 def test_infinity_and_not_a_number_stay_in_their_token(others: int, in_dim: int) -> None:
-    """The first two outputs see the same infinity with a code of 0 and of -3; a token alone too."""
-    x = torch.ones(others + 2, in_dim, dtype=torch.bfloat16)
-    x[0, 5], x[1, 6] = torch.inf, torch.nan
-    codes = torch.ones(3, in_dim, dtype=torch.int8)
-    codes[0, 5], codes[1, 5] = 0, -3
-    ones = torch.ones(3, dtype=torch.bfloat16)
-    found = product(x, codes, ones)
-    alone = torch.cat([product(token[None], codes, ones) for token in x])
-    assert torch.equal(found.nan_to_num(3.0), alone.nan_to_num(3.0))
-    assert found[0, 0].isnan()
-    assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
-    assert found[1].isnan().all()
-    expected = [in_dim - 1.0, in_dim - 4.0, float(in_dim)]
-    assert (found[2:] == torch.tensor(expected)).all()
+    check_that_infinity_stays_in_its_token(product, others, in_dim)

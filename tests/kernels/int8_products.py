@@ -1,0 +1,38 @@
+"""Arguments of the int8 products over panels and over quads, and a check that both pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of x, codes and scales."""
+
+
+def drawn_beside_nan(tokens: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """x, codes, scales; x is a part of something wider, which is not a number elsewhere."""
+    generator = torch.Generator().manual_seed(tokens * shape[0])
+    wide = torch.full((tokens, 3 * shape[1]), torch.nan, dtype=torch.bfloat16)
+    x = wide[:, shape[1] : 2 * shape[1]]
+    x.copy_(torch.randn(tokens, shape[1], generator=generator))
+    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    return x, codes, (torch.rand(shape[0], generator=generator) + 0.1).bfloat16()
+
+
+def check_that_infinity_stays_in_its_token(product: Product, others: int, in_dim: int) -> None:
+    """The first two outputs see the same infinity with a code of 0 and of -3; a token alone too."""
+    x = torch.ones(others + 2, in_dim, dtype=torch.bfloat16)
+    x[0, 5], x[1, 6] = torch.inf, torch.nan
+    codes = torch.ones(3, in_dim, dtype=torch.int8)
+    codes[0, 5], codes[1, 5] = 0, -3
+    ones = torch.ones(3, dtype=torch.bfloat16)
+    found = product(x, codes, ones)
+    alone = torch.cat([product(token[None], codes, ones) for token in x])
+    assert torch.equal(found.nan_to_num(3.0), alone.nan_to_num(3.0))
+    assert found[0, 0].isnan()
+    assert found[0, 1:].tolist() == [-torch.inf, torch.inf]
+    assert found[1].isnan().all()
+    expected = [in_dim - 1.0, in_dim - 4.0, float(in_dim)]
+    assert (found[2:] == torch.tensor(expected)).all()
