@@ -5,25 +5,24 @@ Row 50 of the catalogue: one router alone has a request, and a router that lost 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import grpc.aio
 import pytest
 from tests.worker.fake_engine import request
-from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
+from tests.worker.pair import (
+    WorkerPair,
+    expected,
+    pair_of_workers,
+    read_to_the_end,
+    stream_of,
+    until,
+)
 
 from ferryman.errors import Stale
-from ferryman.wire.codec.tokens import request_tokens_from_wire
-from ferryman.wire.grpc.rpc import ending
-from ferryman.wire.v1 import decode_pb2
 from ferryman.wire.values import (
     Failure,
     PrefillOrder,
-    RequestTokens,
     RouterAbort,
-    StreamContinues,
 )
 from ferryman_decode.token_streams import ORPHAN_SECONDS, OrphanWatch
 
@@ -35,30 +34,6 @@ def taken_over(pair: WorkerPair, attempt: int, *, taken_from: str = "router-1") 
     order = pair.order(ASKED, attempt, deadline=1000.0)
     context = replace(order.context, taken_from=taken_from)
     return replace(order, context=context, router_id="router-2")
-
-
-@asynccontextmanager
-async def stream_of(
-    pair: WorkerPair, router_id: str
-) -> AsyncIterator[grpc.aio.UnaryStreamCall[decode_pb2.TokensRequest, decode_pb2.TokensResponse]]:
-    """A router that reads its tokens."""
-    asked = decode_pb2.TokensRequest(router_id=router_id, worker_epoch=pair.decode.parts.epoch)
-    with ending(pair.decode_stub.Tokens(asked)) as call:
-        await call.initial_metadata()
-        yield call
-
-
-async def read_to_the_end(
-    call: grpc.aio.UnaryStreamCall[decode_pb2.TokensRequest, decode_pb2.TokensResponse],
-) -> tuple[list[int], RequestTokens]:
-    """All tokens of the one request of a router, and the last that was said of it."""
-    found: list[int] = []
-    async for message in call:
-        for tokens in map(request_tokens_from_wire, message.requests):
-            found += tokens.frame.token_ids
-            if not isinstance(tokens.ending, StreamContinues):
-                return found, tokens
-    raise AssertionError("the stream ended before the request did")
 
 
 async def test_the_router_that_takes_over_goes_on_and_the_other_hears_of_it() -> None:

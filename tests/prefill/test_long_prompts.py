@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from tests.worker.fake_engine import request
-from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
+from tests.worker.pair import (
+    PATIENT_SECONDS,
+    WorkerPair,
+    expected,
+    pair_of_workers,
+    read_to_the_end,
+    stream_of,
+    until,
+)
 
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker import handoff_writer
@@ -21,8 +29,9 @@ NUM_LEASES = 3
 class CountsRenewals(DecodeServicer):
     num_renewed = 0
 
-    def has_renewed(self, num_times: int) -> Callable[[], bool]:
-        return lambda: self.num_renewed >= num_times
+    def has_renewed(self, num_times: int, running: asyncio.Task[Any]) -> Callable[[], bool]:
+        """Also true of an attempt that has ended, which renews no more."""
+        return lambda: self.num_renewed >= num_times or running.done()
 
     async def Renew(self, request: Any, context: Any) -> decode_pb2.RenewResponse:
         answer = await super().Renew(request, context)
@@ -30,14 +39,15 @@ class CountsRenewals(DecodeServicer):
         return answer
 
 
-async def let_leases_pass(pair: WorkerPair) -> None:
+async def let_leases_pass(pair: WorkerPair, running: asyncio.Task[Any]) -> None:
     """Moves both clocks in steps shorter than a lease; after each step the leases are renewed."""
     decode = pair.decode.service
     for _ in range(2 * NUM_LEASES):
         for side in (pair.prefill, pair.decode):
             side.clock.ahead += PATIENT_SECONDS / 2
         # Prefill asks for the second renewal after the answer to the first.
-        await until(decode.has_renewed(decode.num_renewed + 2))
+        await until(decode.has_renewed(decode.num_renewed + 2, running))
+        assert not running.done(), running
         pair.prefill.service._send_leases.expire()
         table = decode._receiver.table
         decode._receiver.carry_out(table.expire(pair.decode.clock()))
@@ -47,15 +57,16 @@ async def test_a_prompt_that_is_computed_for_longer_than_the_lease_is_handed_off
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handoff_writer, "RENEWALS_PER_LEASE", 100 * PATIENT_SECONDS)
-    async with pair_of_workers(CountsRenewals) as pair:
+    # Decode ends the requests of a router without a stream, by the clock that is put forward.
+    async with pair_of_workers(CountsRenewals) as pair, stream_of(pair, "router-1") as stream:
         pair.prefill.hold()
         asked = request("r1", PROMPT)
         running = asyncio.create_task(pair.run_prefill(pair.order(asked, deadline=600.0)))
-        await until(lambda: pair.decode.service.num_renewed >= 1 or running.done())
-        await let_leases_pass(pair)
+        await until(pair.decode.service.has_renewed(1, running))
+        await let_leases_pass(pair, running)
         pair.prefill.go_on()
         progress = await running
         assert progress[-1].HasField("handed_off")
-        tokens, _ = await pair.read_tokens("r1")
+        tokens, _ = await read_to_the_end(stream)
         assert tokens == expected(asked)
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())

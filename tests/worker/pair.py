@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc.aio
 import pytest
 from tests.worker.fake_engine import VOCAB, fake_engine, parts_of
 
@@ -307,6 +308,30 @@ async def paired(prefill: PairWorker, decode: PairWorker) -> AsyncIterator[Worke
             prefill_pb2_grpc.PrefillServiceStub(to_prefill),
             decode_pb2_grpc.DecodeServiceStub(to_decode),
         )
+
+
+@asynccontextmanager
+async def stream_of(
+    pair: WorkerPair, router_id: str
+) -> AsyncIterator[grpc.aio.UnaryStreamCall[decode_pb2.TokensRequest, decode_pb2.TokensResponse]]:
+    """A router that reads its tokens."""
+    asked = decode_pb2.TokensRequest(router_id=router_id, worker_epoch=pair.decode.parts.epoch)
+    with ending(pair.decode_stub.Tokens(asked)) as call:
+        await call.initial_metadata()
+        yield call
+
+
+async def read_to_the_end(
+    call: grpc.aio.UnaryStreamCall[decode_pb2.TokensRequest, decode_pb2.TokensResponse],
+) -> tuple[list[int], RequestTokens]:
+    """All tokens of the one request of a router, and the last that was said of it."""
+    found: list[int] = []
+    async for message in call:
+        for tokens in map(request_tokens_from_wire, message.requests):
+            found += tokens.frame.token_ids
+            if not isinstance(tokens.ending, StreamContinues):
+                return found, tokens
+    raise AssertionError("the stream ended before the request did")
 
 
 async def until(holds: Callable[[], bool]) -> None:
