@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,6 +81,13 @@ class HostMemory:
         )
 
 
+def mapped(content: bytes | bytearray) -> memoryview:
+    """A copy of the content in pages of its own, as a worker maps an arena."""
+    arena = memoryview(mmap(-1, max(1, len(content))))
+    arena[: len(content)] = content
+    return arena[: len(content)]
+
+
 class HostFed(LLM):
     """Requests are given what `host` holds of them, as a worker does it."""
 
@@ -91,7 +99,7 @@ class HostFed(LLM):
     def attach(self, host: HostMemory) -> None:
         """From now on requests find this; the engine loads from what it holds now."""
         self.host = host
-        self._engine.host_tier.attach(memoryview(bytes(host.arena)))
+        self._engine.host_tier.attach(mapped(host.arena))
 
     def keys_of(self, prompt: Sequence[int]) -> tuple[PageKey, ...]:
         return page_keys(self._root, as_token_ids(prompt), self._engine.manifest.page_size)

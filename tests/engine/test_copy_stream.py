@@ -6,16 +6,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from mmap import PAGESIZE, mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
+from tests.native import native_config, save_native
+from tests.worker.model_pair import worker_options
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
 from ferryman.engine.copy_stream import CopyStream, PinnedMemory
+from ferryman.engine.engine import build_engine
 from ferryman.engine.loads import NO_LOADS, LoadedUnits, LoadQueue
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
 from ferryman.engine.transfer import HostTransfer, digest_of
@@ -311,13 +316,13 @@ class DriverCalls:
 
 
 def test_an_arena_is_pinned_in_place_of_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
-    driver, arenas = DriverCalls(), [np.zeros(4096, np.uint8) for _ in range(3)]
+    driver, arenas = DriverCalls(), [memoryview(mmap(-1, 4096)) for _ in range(3)]
     pinned = PinnedMemory(driver)
-    first, second, third = (arena.ctypes.data for arena in arenas)
-    pinned.change_to(arenas[0].data)
-    pinned.change_to(arenas[1].data)
+    first, second, third = (np.frombuffer(arena, np.uint8).ctypes.data for arena in arenas)
+    pinned.change_to(arenas[0])
+    pinned.change_to(arenas[1])
     driver.result = 2
-    pinned.change_to(arenas[2].data)
+    pinned.change_to(arenas[2])
     pinned.change_to(memoryview(b""))
     assert driver.made == [
         ("pin", first, 4096),
@@ -327,3 +332,19 @@ def test_an_arena_is_pinned_in_place_of_the_one_before(caplog: pytest.LogCapture
         ("pin", third, 4096),
     ], "what could not be pinned is not freed"
     assert "not pinned" in caplog.text
+
+
+def test_memory_that_shares_a_page_with_other_memory_is_not_pinned() -> None:
+    driver, arena = DriverCalls(), memoryview(mmap(-1, 2 * PAGESIZE))
+    PinnedMemory(driver).change_to(arena[16:])
+    assert driver.made == []
+
+
+def test_an_engine_that_ends_lets_go_of_its_arena(tmp_path: Path) -> None:
+    folder = save_native(tmp_path, native_config())
+    arena = mmap(-1, PAGESIZE)
+    with build_engine(worker_options(folder)) as engine:
+        engine.host_tier.attach(memoryview(arena))
+        with pytest.raises(BufferError):
+            arena.close()
+    arena.close()

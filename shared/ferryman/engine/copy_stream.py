@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from mmap import PAGESIZE
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -126,7 +127,7 @@ class CudaSide:
 
 
 class PinnedMemory:
-    """The memory that the driver has locked: one region at a time, until the process ends."""
+    """The memory that the driver has locked: one region at a time."""
 
     def __init__(self, runtime: Any) -> None:
         """`runtime` is CUDA's, as `torch.cuda.cudart()` gives it."""
@@ -134,13 +135,20 @@ class PinnedMemory:
         self.address = 0
 
     def change_to(self, memory: memoryview) -> None:
-        """Releases the region before, and locks `memory`, which must live until the next call."""
+        """Releases the region before, and locks `memory`, which must live until the next call.
+
+        Only memory that begins with a page, as a mapping does: the driver locks whole pages, and
+        refuses copies of other memory that lies in them and beyond.
+        """
         if self.address:
             self._runtime.cudaHostUnregister(self.address)
             self.address = 0
         if not memory:
             return
         address = np.frombuffer(memory, np.uint8).ctypes.data
+        if address % PAGESIZE:
+            log.warning("the host tier's arena is not pinned: it does not begin with a page")
+            return
         failed = int(self._runtime.cudaHostRegister(address, len(memory), 0))
         if failed:
             log.warning("the host tier's arena is not pinned, copies are slower error=%d", failed)

@@ -182,6 +182,7 @@ def _engine_of(
             sizes=steps,
             replays=replays,
         )
+        stack.callback(runner.host_tier.detach)
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         most = max(1, options.max_running) * (1 + options.drafting.num_tokens)
         stream.call(lambda: warm(runner, manifest, steps, most)).result()

@@ -58,6 +58,10 @@ class LoadQueue:
         """Reads from this arena from now on; on return no load reads from the one before."""
         self._copies.submit(lambda: self._exchange(arena)).result()
 
+    def detach(self) -> None:
+        """Lets go of the arena: on return it may be unmapped."""
+        self.attach(memoryview(b""))
+
     def _exchange(self, arena: memoryview) -> None:
         self._side.pin(arena)
         self._arena = arena
