@@ -13,9 +13,17 @@ import pytest
 import torch
 from hypothesis import settings
 
+from ferryman.settings.engine import EngineOptions
+
 # Properties are about what is true, not how fast: a busy machine fails no test.
 settings.register_profile("no_clock", deadline=None)
 settings.load_profile("no_clock")
+
+if device := os.environ.get("FERRYMAN_TEST_DEVICE"):
+    # Engines that tests build run there, and so do those of services that tests start.
+    os.environ["FERRYMAN_DEVICE"] = device
+    EngineOptions.model_fields["device"].default = device
+    EngineOptions.model_rebuild(force=True)
 
 if not torch.cuda.is_available():
     # Triton builds its own library for the interpreter or for a GPU when it is imported.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import pytest
 import torch
+from tests.engine.host_fed import mapped
 from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_snapshots
-from tests.engine.toy_model import toy_runner, toy_tokens
+from tests.engine.toy_model import ToyModel, toy_runner, toy_tokens
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
@@ -17,6 +21,8 @@ from ferryman.engine.transfer import digest_of
 from ferryman.schedule.batch import RowSeed, SlotOps, SlotSnapshot, StepPlan
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))
+
+T = TypeVar("T")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +43,21 @@ def _launches_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Runner, "launch", watched)
+    for name in ("prefill_rows", "decode"):
+        monkeypatch.setattr(ToyModel, name, _waiting(getattr(ToyModel, name)))
+
+
+def _waiting(forward: Callable[..., T]) -> Callable[..., T]:
+    """The toy model computes with Python's numbers, so its forwards wait for the card."""
+
+    def run(*args: Any) -> T:
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return forward(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    return run
 
 
 def test_steps_in_flight_on_a_card_say_what_the_processor_says() -> None:
@@ -74,7 +95,7 @@ def test_loads_beside_the_forward_on_a_card_say_what_the_processor_says() -> Non
     seeds = (RowSeed(0, as_token_ids(ANNA.tokens[:8])),)
     with CopyStream() as copies:
         runner = toy_runner(device, copies)
-        runner.host_tier.attach(memoryview(arena))
+        runner.host_tier.attach(mapped(arena))
         with ForwardStream(runner, context=device.entered()) as stream:
             step = prefill(0, [(ANNA, 8, 9)], SlotOps(loads=tuple(loads), seeds=seeds))
             outcome = stream.submit(step).result(60)

@@ -43,6 +43,8 @@ class WatchedDrafts:
         for request in range(num_drafting):
             run = [f + request for f, n in zip(firsts, batch.waves, strict=False) if n > request]
             position = int(batch.positions[run[0]])
+            if position < 0:  # pads a step on a card
+                continue
             (whole,) = (s for prompt_len, s in self._sequences if prompt_len <= position < len(s))
             assert int(token_ids[run[0]]) == whole[position]
             self.seen.append((whole, position + 1, [int(token_ids[at]) for at in run[1:]]))

@@ -63,7 +63,6 @@ def worker_options(
         recurrent_slots=0,
         prefix_cache=True,
         overlap=True,
-        device="cpu",
         num_threads=1,
         tp_size=tp_size,
         **others,

@@ -225,11 +225,13 @@ def _device(name: str) -> ComputeDevice:
 
 
 def _replays(options: EngineOptions, steps: StepSizes | None) -> StepGraphs | StepRecordings | None:
-    """Graphs on a card; recordings on a processor, for a model on one rank: sums over ranks are
-    messages."""
+    """Graphs on a card, but not in float64, where attention waits for the card; recordings on a
+    processor, for a model on one rank: sums over ranks are messages."""
     if not options.replay_steps:
         return None
     if steps is not None:
+        if options.dtype == "float64":
+            return None
         return StepGraphs(steps.max_tokens, CudaGraphs())
     return StepRecordings() if options.tp_size == 1 and options.decodes else None
 
