@@ -12,14 +12,20 @@ them, not bytes. Figures are medians; data is random, and states are larger than
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain script
+
+from tools.card_timer import copy_rate, seconds_on_card
 
 from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
 from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
@@ -255,9 +261,7 @@ def latent_cases(shape: KernelShape) -> Iterator[KernelCase]:
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
-        from triton.testing import do_bench
-
-        return float(do_bench(run, warmup=50, rep=200, return_mode="median")) / 1e3
+        return seconds_on_card(run)
     run()
     run()
     laps: list[float] = []
@@ -268,6 +272,13 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     return median(laps)
 
 
+def memcpy_rate() -> float:
+    """Bytes a second, read and written, of a copy of 128 MiB on the processor."""
+    big = torch.randint(0, 256, (1 << 27,), dtype=torch.uint8)
+    target = torch.empty_like(big)
+    return 2 * big.numel() / seconds(lambda: target.copy_(big), big.device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     default = "cuda" if torch.cuda.is_available() else "cpu"
@@ -276,10 +287,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     device, shape = torch.device(chosen.device), SHAPES[chosen.device]
-    big = torch.randint(0, 256, (1 << (31 if device.type == "cuda" else 27),), dtype=torch.uint8)
-    big = big.to(device)
-    target = torch.empty_like(big)
-    copy = 2 * big.numel() / seconds(lambda: target.copy_(big), device) / 1e9
+    copy = (copy_rate() if device.type == "cuda" else memcpy_rate()) / 1e9
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{chosen.threads} threads"
     print(f"{name}; torch {torch.__version__}; a large copy: {copy:.0f} GB/s\n")
     print(f"{'kernel':58} {'µs':>10} {'GB/s':>8} {'share':>6}")

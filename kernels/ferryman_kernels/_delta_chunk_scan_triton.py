@@ -24,6 +24,8 @@ from ferryman_kernels.ragged import SlotAt, Span, on_device
 MAX_CHUNK_LEN = 64
 """The system of a block is one tile; a larger one does not fit the registers."""
 
+WARPS = 4
+
 PART_DIM = 32
 """Channels of keys or values in one product: with 128, operands spill to memory."""
 
@@ -273,7 +275,7 @@ def delta_chunk_scan_triton(
         "BLOCK_KEY": max(16, next_power_of_two(k_dim)),
         "PART": part,
         "PRECISION": "tf32x3",
-        "num_warps": 4,
+        "num_warps": WARPS,
     }
     whole = max(16, next_power_of_two(v_dim))
     _solve_blocks_kernel[len(blocks), v_heads](

@@ -28,13 +28,15 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# Chosen by registers, spills and shared memory as compiled for sm_90a; never timed on a card.
-_FEW_ROWS = Tiles(16, 64, 128, 4, 4)
+# Timed on an H200 with tools/tune_kernels.py: few rows read their weights as fast as it copies.
+_FEW_ROWS = Tiles(16, 128, 128, 4, 3)
 _MANY_ROWS = Tiles(64, 128, 64, 4, 3)
+_MOST_ROWS = Tiles(128, 256, 64, 8, 4)
+# Chosen by registers, spills and shared memory as compiled for sm_90a.
 _WIDE = Tiles(16, 32, 32, 4, 2)
 _FEW_CODES = Tiles(16, 64, 64, 4, 3)
 _MANY_CODES = Tiles(64, 64, 64, 4, 3)
-MANY = 16
+MANY, MOST = 16, 128
 """The pairs for each expert, if all had as many, above which blocks of rows are larger."""
 
 
@@ -209,9 +211,7 @@ def grouped_floats_triton(
     num_experts, out_dim, in_dim = weight.shape
     assert weight.is_contiguous(), weight.stride()
     assert x.stride(1) == 1, x.stride()
-    # The counts of single experts are not known here, only how many pairs all have.
-    is_large = len(order) > MANY * num_experts
-    tiles = _WIDE if x.dtype != torch.bfloat16 else _MANY_ROWS if is_large else _FEW_ROWS
+    tiles = _tiles_of(x, len(order), num_experts)
     y = torch.empty(len(order), out_dim, dtype=x.dtype, device=x.device)
     if len(order):
         _grouped_floats_kernel[_grid(tiles, len(order), num_experts, out_dim)](
@@ -222,6 +222,15 @@ def grouped_floats_triton(
             COLUMNS=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return y
+
+
+def _tiles_of(x: Tensor, num_pairs: int, num_experts: int) -> Tiles:
+    """The counts of single experts are not known here, only how many pairs all have."""
+    if x.dtype != torch.bfloat16:
+        return _WIDE
+    if num_pairs <= MANY * num_experts:
+        return _FEW_ROWS
+    return _MANY_ROWS if num_pairs <= MOST * num_experts else _MOST_ROWS
 
 
 def grouped_codes_triton(

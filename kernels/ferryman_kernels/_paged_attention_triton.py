@@ -6,7 +6,8 @@ page size works. Products of float32 are exact to float32, those of bfloat16 acc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,18 +23,54 @@ from ferryman_kernels._triton import (
 from ferryman_kernels.page_layout import PageScales, check_page_layout
 from ferryman_kernels.ragged import Span, first_tokens, on_device
 
+T = TypeVar("T")
+
 BLOCK_KEYS = 64
 
-# By the widest head: queries of prefill, keys of prefill, keys of decode, warps of prefill. Chosen
-# by registers, spills and shared memory as compiled for sm_90a, not by time.
-_TILES = {128: (64, 64, 64, 4), 256: (64, 32, 32, 4), 512: (32, 16, 16, 8)}
-# With pages of codes a tile of heads of 256 is shared by more warps: with four it spilled 360 B.
-_CODED_WARPS = 8
-# float32 is multiplied without the card's matrix units, out of registers: larger tiles spill 19 kB.
-_FLOAT32_TILES = {128: (32, 32, 16, 8), 256: (16, 16, 16, 8), 512: (16, 32, 16, 8)}
 
-SPLIT_KEYS = 512
-"""The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS."""
+class PrefillTiles(NamedTuple):
+    """The queries of one program of prefill, the keys of one step, its warps and stages of
+    loads."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class DecodeTiles(NamedTuple):
+    """The keys of one step of a program of decode, its warps and stages of loads."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+# By the widest head. Timed on an H200 with tools/tune_kernels.py, but for heads of 512, which are
+# chosen by registers, spills and shared memory as compiled for sm_90a.
+_PREFILL_TILES = {
+    64: PrefillTiles(128, 64, 8, 2),
+    128: PrefillTiles(128, 128, 8, 2),
+    256: PrefillTiles(64, 64, 8, 2),
+    512: PrefillTiles(32, 16, 8, 3),
+}
+_DECODE_TILES = {
+    128: DecodeTiles(64, 4, 2),
+    256: DecodeTiles(32, 4, 2),
+    512: DecodeTiles(16, 4, 3),
+}
+# float32 is multiplied without the card's matrix units, out of registers: larger tiles spill 19 kB.
+_FLOAT32_PREFILL_TILES = {
+    128: PrefillTiles(32, 32, 8, 3),
+    256: PrefillTiles(16, 16, 8, 3),
+    512: PrefillTiles(16, 32, 8, 3),
+}
+_FLOAT32_DECODE_TILES = DecodeTiles(16, 4, 3)
+
+SPLIT_KEYS = 256
+"""The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS. 256
+keys take 0.7 of the time of 512 for one request of 1,024 tokens, and 1.03 to 1.09 of it for 32 of
+8,192 (H200)."""
 
 MAX_SPLITS = 32
 
@@ -194,13 +231,15 @@ def paged_attention_decode_triton(
     weight = torch.empty(requests, q_heads, splits, device=q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group, block_dim = q_heads // kv_heads, max(16, next_power_of_two(head_dim))
+    tiles = _decode_tiles(q, block_dim)
     _decode_split_kernel[requests, kv_heads, splits](
         q, *pages, page_table, positions, partial, weight,
         q.stride(0), key_pages.stride(0), pages[2].stride(0), page_table.stride(0),
         split_keys, window_len, page_size, head_dim, scale, score_cap,
         GROUP=group, BLOCK_GROUP=max(16, next_power_of_two(group)),
-        BLOCK_DIM=block_dim, KEYS=_tile_of(q, block_dim)[2], NARROW=dot_type(q),
+        BLOCK_DIM=block_dim, KEYS=tiles.keys, NARROW=dot_type(q),
         HAS_CAP=score_cap > 0, CODED=scales is not None,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     _decode_join_kernel[requests * q_heads,](
         partial, weight, out if sinks is None else sinks, out, splits, q_heads, head_dim,
@@ -318,9 +357,10 @@ def paged_attention_prefill_triton(
     kv_heads, page_size = key_pages.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block_dim = max(16, next_power_of_two(head_dim))
-    queries, keys, _, warps = _tile_of(q, block_dim)
-    if scales is not None and block_dim > 128:
-        warps = _CODED_WARPS
+    narrow = q.dtype == torch.bfloat16
+    queries, keys, warps, stages = _tiles_for(
+        block_dim, _PREFILL_TILES if narrow else _FLOAT32_PREFILL_TILES
+    )
     tiles = on_device(_tiles(spans, queries), q.device)
     _prefill_kernel[len(tiles), q_heads](
         q, *pages, page_table, tiles, out if sinks is None else sinks, out,
@@ -329,7 +369,7 @@ def paged_attention_prefill_triton(
         GROUP=q_heads // kv_heads, QUERIES=queries, KEYS=keys,
         BLOCK_DIM=block_dim, NARROW=dot_type(q),
         HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0, CODED=scales is not None,
-        num_warps=warps,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -347,9 +387,14 @@ def _as_read(
     return key_pages.view(torch.uint8), value_pages.view(torch.uint8), keys, values
 
 
-def _tile_of(q: Tensor, block_dim: int) -> tuple[int, int, int, int]:
-    tiles = _TILES if q.dtype == torch.bfloat16 else _FLOAT32_TILES
-    return next(tile for widest, tile in tiles.items() if block_dim <= widest)
+def _decode_tiles(q: Tensor, block_dim: int) -> DecodeTiles:
+    if q.dtype != torch.bfloat16:
+        return _FLOAT32_DECODE_TILES
+    return _tiles_for(block_dim, _DECODE_TILES)
+
+
+def _tiles_for(block_dim: int, table: Mapping[int, T]) -> T:
+    return next(tiles for widest, tiles in table.items() if block_dim <= widest)
 
 
 def _tiles(spans: Sequence[Span], queries: int) -> tuple[tuple[int, ...], ...]:

@@ -34,6 +34,9 @@ SEE_PART = 32
 SEE_DIM = 64
 """Columns of a state, and rows of a head, that a program holds at once: as compiled for sm_90a."""
 
+ADD_WARPS, SEE_WARPS = 4, 4
+"""Timed on an H200 with tools/tune_kernels.py: with 8 a scan took 1.19 times as long."""
+
 
 @Kernel
 def _blocks_add_kernel(
@@ -221,7 +224,7 @@ def chunk_scan_triton(
     _blocks_add_kernel[len(blocks), ssm_heads, block_state // part](
         x, dt, A, B, left, total, described,
         x.stride(0), dt.stride(0), B.stride(0), *sizes,
-        BLOCK_DIM=block_dim, PART=part, **shared,
+        BLOCK_DIM=block_dim, PART=part, **shared, num_warps=ADD_WARPS,
     )  # fmt: skip
     elements = ssm_head_dim * ssm_state
     _carry_states_kernel[len(spans), ssm_heads, cdiv(elements, CARRY_ELEMENTS)](
@@ -233,7 +236,7 @@ def chunk_scan_triton(
         x, dt, A, B, C, D, left, y, described,
         x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *sizes,
         BLOCK_DIM=block_dim, BLOCK_STATE=block_state, PART=min(block_state, SEE_PART), **shared,
-        NARROW=dot_type(B), num_warps=8,
+        NARROW=dot_type(B), num_warps=SEE_WARPS,
     )  # fmt: skip
     return y
 

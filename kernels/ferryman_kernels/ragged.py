@@ -24,7 +24,7 @@ def first_tokens(spans: Sequence[Span]) -> list[int]:
 @lru_cache(maxsize=32)
 def on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     """Host integers as an int64 table on `device`, copied once for all layers of a step."""
-    table = torch.tensor(rows, dtype=torch.int64)
+    table = torch.tensor(rows, dtype=torch.int64, device="cpu")
     if device.type == "cuda":
         return table.pin_memory().to(device, non_blocking=True)
     return table
