@@ -43,6 +43,7 @@ from ferryman.settings.declaration import suggestion
 from ferryman.settings.engine import engine_options
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
+from ferryman.worker_size import CPU
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +90,14 @@ class LLM:
 
     `options` are those of `ferryman.settings.engine.EngineOptions`, and mean the same: `page_size`,
     `memory_bytes`, `draft`, `tp_size`, and so on; `lora` may be a mapping from name to folder.
-    `dtype` is bfloat16 and `max_running` 8 by default; all prompts of a call may wait. Raises
-    ConfigError, saying what to change, for an option or a model that cannot work.
+    `dtype` is bfloat16 and `max_running` 8 by default, and `chunk_tokens` on a card is derived, as
+    by `ferryman up`; all prompts of a call may wait. Raises ConfigError, saying what to change, for
+    an option or a model that cannot work.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         folder = model_folder(str(model), str(options.pop("revision", "")))
-        asked = engine_options(model=folder, **{**DEFAULTS, **options})
+        asked = engine_options(model=folder, **{**_defaults(options), **options})
         chosen, notes = complete_options(asked)
         for note in notes:
             log.info(note)
@@ -344,6 +346,13 @@ class _Answer:
             if self.request.prompt_logprobs is not None
             else (),
         )
+
+
+def _defaults(options: Mapping[str, object]) -> Mapping[str, object]:
+    """Options for a caller that leaves them out. On a card the length of a prefill step is
+    derived."""
+    is_on_card = str(options.get("device", CPU)) != CPU
+    return {**DEFAULTS, "chunk_tokens": 0} if is_on_card else DEFAULTS
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

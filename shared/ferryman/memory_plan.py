@@ -48,9 +48,11 @@ SHARE = 0.8
 ROWS = (32, 16, 8, 4, 2, 1)
 WANTED_CONTEXT = 32_768
 # Tokens of a prefill step; fewer where bfloat16 is emulated, so that a step does not stand in the
-# way of others for long.
+# way of others for long; more on a card, where a step of 512 tokens reads all experts for few
+# tokens each.
 CHUNK_TOKENS = 512
 EMULATED_CHUNK_TOKENS = 128
+CARD_CHUNK_TOKENS = 2048
 
 
 def complete_options(options: EngineOptions) -> tuple[EngineOptions, tuple[str, ...]]:
@@ -147,10 +149,14 @@ class MemoryPlanner:
         options = group.options
         if options.chunk_tokens:
             return group
-        is_emulated = options.dtype == "bfloat16" and not self._has_bfloat16(options.device)
-        tokens = EMULATED_CHUNK_TOKENS if is_emulated else CHUNK_TOKENS
-        update = {"chunk_tokens": max(tokens, options.page_size)}
+        update = {"chunk_tokens": max(self._chunk_tokens(options), options.page_size)}
         return replace(group, options=options.model_copy(update=update))
+
+    def _chunk_tokens(self, options: EngineOptions) -> int:
+        if options.device != CPU:
+            return CARD_CHUNK_TOKENS
+        is_emulated = options.dtype == "bfloat16" and not self.machine.has_bfloat16
+        return EMULATED_CHUNK_TOKENS if is_emulated else CHUNK_TOKENS
 
     def _with_best_rows(self, groups: Sequence[WorkerGroup]) -> tuple[WorkerPlan, ...]:
         """The workers, with the most requests at once that leave room for long contexts where

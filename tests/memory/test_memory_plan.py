@@ -320,16 +320,18 @@ def test_open_rows_that_fit_in_no_number_are_refused_in_the_same_words(long_fold
         pytest.param(WITHOUT_BFLOAT16, "bfloat16", 128, id="emulated"),
         pytest.param(WITH_BFLOAT16, "bfloat16", 512, id="bfloat16"),
         pytest.param(WITHOUT_BFLOAT16, "float32", 512, id="float32"),
+        pytest.param(replace(WITH_BFLOAT16, cards=(CARD,)), "bfloat16", 2048, id="a card"),
     ],
 )
-def test_a_step_is_shorter_where_bfloat16_is_emulated(
+def test_a_step_is_shorter_where_bfloat16_is_emulated_and_longer_on_a_card(
     folder: Path, machine: MachineResources, dtype: str, tokens: int
 ) -> None:
-    for worker in planned(folder, machine, dtype=dtype, chunk_tokens=0).workers:
+    given: dict[str, Any] = {"dtype": dtype, "device": "auto"}
+    for worker in planned(folder, machine, chunk_tokens=0, **given).workers:
         assert worker.options.chunk_tokens == tokens
-    of_pages = planned(folder, machine, dtype=dtype, chunk_tokens=0, page_size=256).workers
+    of_pages = planned(folder, machine, chunk_tokens=0, page_size=256, **given).workers
     assert of_pages[0].options.chunk_tokens == max(256, tokens)
-    asked = planned(folder, machine, dtype=dtype, chunk_tokens=64).workers
+    asked = planned(folder, machine, chunk_tokens=64, **given).workers
     assert asked[0].options.chunk_tokens == 64
 
 

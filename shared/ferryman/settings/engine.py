@@ -62,7 +62,7 @@ class EngineOptions(BaseModel):
     16)."""
     chunk_tokens: Annotated[int, Field(ge=0)] = 512
     """Tokens of one prefill step, at least a page. 0 (`ferryman up`): 512, or 128 in bfloat16 on a
-    processor without instructions for it."""
+    processor without instructions for it, or 2,048 on a card."""
     max_running: Annotated[int, Field(ge=0)] = 32
     """Requests at once. 0 (`ferryman up`): 32, or fewer where that leaves too little memory for
     long contexts."""
