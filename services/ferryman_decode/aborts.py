@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from ferryman.errors import FerrymanError, Stale, WrongEpoch
 from ferryman.handoff.effects import StopWriter, WriteFence, fence_of
 from ferryman.handoff.reservation import ReservationState
+from ferryman.wire.codec.prefill import stop_answer_from_wire, stop_order_to_wire
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
-from ferryman.wire.values import RouterAbort, WriterAbort
+from ferryman.wire.v1 import decode_pb2, prefill_pb2_grpc
+from ferryman.wire.values import RouterAbort, StopAnswer, StopOrder, WriterAbort
 from ferryman_decode.decode_request import name_of
 from ferryman_decode.handoff_receiver import HandoffReceiver
 from ferryman_decode.nixl_receiver import NixlReceiver
@@ -67,33 +68,31 @@ class Quarantine:
         state = self.receiver.table.state_of(order.reservation.reservation_id)
         return state is ReservationState.EXPIRING
 
-    async def _ask(self, order: StopWriter) -> prefill_pb2.StopWritingResponse:
+    async def _ask(self, order: StopWriter) -> StopAnswer:
         """A missing answer means nothing: if the writer is dead, the watch on it notices."""
-        granted = self.receiver.granted.get(order.reservation.reservation_id)
+        reservation, writer = order.reservation, order.writer
+        granted = self.receiver.granted.get(reservation.reservation_id)
         address = granted.writer_address if granted else ""
-        stub = prefill_pb2_grpc.PrefillServiceStub(self.channels.to(address))
-        request = prefill_pb2.StopWritingRequest(
-            request_id=order.request_id,
-            attempt=order.reservation.attempt,
-            reservation_id=order.reservation.reservation_id,
-            worker_epoch=order.writer.epoch,
+        unknown = StopAnswer(False, False, writer.epoch)
+        asked = StopOrder(
+            order.request_id, reservation.attempt, reservation.reservation_id, writer.epoch
         )
+        stub = prefill_pb2_grpc.PrefillServiceStub(self.channels.to(address))
         try:
             with typed_errors():
-                answer: prefill_pb2.StopWritingResponse = await stub.StopWriting(
-                    request, timeout=ASK_SECONDS
-                )
+                message = await stub.StopWriting(stop_order_to_wire(asked), timeout=ASK_SECONDS)
         except WrongEpoch:
             log.info("somebody else lives at %s", address)
-            return prefill_pb2.StopWritingResponse()
+            return unknown
         except FerrymanError as error:
-            log.debug("writer %s did not answer: %s", order.writer.worker_id, error)
-            return prefill_pb2.StopWritingResponse()
-        if answer.worker_epoch != order.writer.epoch:
+            log.debug("writer %s did not answer: %s", writer.worker_id, error)
+            return unknown
+        answer = stop_answer_from_wire(message)
+        if answer.worker_epoch != writer.epoch:
             # Another life of the writer does not know the writes of the one that was granted the
             # slots.
-            log.warning("another life speaks for writer %s at %s", order.writer.worker_id, address)
-            return prefill_pb2.StopWritingResponse()
+            log.warning("another life speaks for writer %s at %s", writer.worker_id, address)
+            return unknown
         return answer
 
 

@@ -21,12 +21,12 @@ from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
 from ferryman.handoff.offer import offered_ranges
 from ferryman.wire.handoff.planes import GrpcOnly
-from ferryman.wire.values import PrefillOrder, WorkerAddress
+from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.send_leases import SendLeases
-from ferryman.worker.stop_orders import StopOrder, StopOrders
+from ferryman.worker.stop_orders import StopOrders
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.decode_request import DecodeRequest
 from ferryman_decode.departure import Departure

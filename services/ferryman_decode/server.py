@@ -35,6 +35,7 @@ from ferryman.wire.codec.handoff import (
     reserve_answer_to_wire,
     reserve_order_from_wire,
 )
+from ferryman.wire.codec.prefill import stop_answer_to_wire, stop_order_from_wire
 from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
 from ferryman.wire.grpc.role_tokens import check_caller
 from ferryman.wire.handoff.grpc_plane import receive_pages
@@ -51,7 +52,7 @@ from ferryman.wire.values import (
 )
 from ferryman.worker.loop import memory_ready
 from ferryman.worker.order_check import OrderCheck
-from ferryman.worker.stop_orders import StopOrder, StopOrders
+from ferryman.worker.stop_orders import StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.aborts import Aborts, Quarantine
@@ -82,15 +83,7 @@ class StopWritingServicer(prefill_pb2_grpc.PrefillServiceServicer):
     async def StopWriting(
         self, request: prefill_pb2.StopWritingRequest, context: Any
     ) -> prefill_pb2.StopWritingResponse:
-        order = StopOrder(
-            request.request_id, request.attempt, request.reservation_id, request.worker_epoch
-        )
-        word = await self._stops.obey(order)
-        return prefill_pb2.StopWritingResponse(
-            is_stopped=word.is_stopped,
-            has_failed_writes=word.has_failed_writes,
-            worker_epoch=self._stops.epoch,
-        )
+        return stop_answer_to_wire(await self._stops.obey(stop_order_from_wire(request)))
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):

@@ -12,17 +12,22 @@ from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.effects import WriterId
 from ferryman.schedule.events import Cached, ChainDropped, Event, RequestFailed
-from ferryman.wire.codec.prefill import prefill_order_from_wire, progress_to_wire
+from ferryman.wire.codec.prefill import (
+    prefill_order_from_wire,
+    progress_to_wire,
+    stop_answer_to_wire,
+    stop_order_from_wire,
+)
 from ferryman.wire.grpc.rpc import NO_TAGS, CallTags, tags_for
 from ferryman.wire.v1 import prefill_pb2, prefill_pb2_grpc
-from ferryman.wire.values import PrefillOrder, WorkerAddress
+from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.decode_client import DecodeClient
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide
 from ferryman.worker.loop import hear_each
 from ferryman.worker.order_check import OrderCheck
 from ferryman.worker.send_leases import SendLeases
-from ferryman.worker.stop_orders import StopOrder, StopOrders
+from ferryman.worker.stop_orders import StopOrders
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_prefill.attempt import PrefillAttempt
@@ -109,15 +114,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     async def StopWriting(
         self, request: prefill_pb2.StopWritingRequest, context: Any
     ) -> prefill_pb2.StopWritingResponse:
-        order = StopOrder(
-            request.request_id, request.attempt, request.reservation_id, request.worker_epoch
-        )
-        word = await self._stops.obey(order)
-        return prefill_pb2.StopWritingResponse(
-            is_stopped=word.is_stopped,
-            has_failed_writes=word.has_failed_writes,
-            worker_epoch=self._stops.epoch,
-        )
+        return stop_answer_to_wire(await self._stops.obey(stop_order_from_wire(request)))
 
     def _refuse(self, order: StopOrder) -> None:
         if attempt := self._attempts.get(f"{order.request_id}.{order.attempt}"):

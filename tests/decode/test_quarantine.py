@@ -33,7 +33,13 @@ from ferryman.wire.grpc.rpc import channel, ending
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
-from ferryman.wire.values import PrefillOrder, RequestContext, RouterAbort, WorkerAddress
+from ferryman.wire.values import (
+    PrefillOrder,
+    RequestContext,
+    RouterAbort,
+    StopAnswer,
+    WorkerAddress,
+)
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.aborts import Quarantine
 from ferryman_decode.server import DecodeServicer
@@ -264,7 +270,7 @@ class CountsSilence(DecodeServicer):
 class CountingQuarantine(Quarantine):
     count: Callable[[], None]
 
-    async def _ask(self, order: StopWriter) -> prefill_pb2.StopWritingResponse:
+    async def _ask(self, order: StopWriter) -> StopAnswer:
         answer = await Quarantine._ask(self, order)
         if not answer.is_stopped:
             self.count()

@@ -181,6 +181,14 @@ def commit_orders() -> SearchStrategy[values.CommitOrder]:
     )
 
 
+def stop_orders() -> SearchStrategy[values.StopOrder]:
+    return st.builds(values.StopOrder, request_ids, counts, texts, epochs)
+
+
+def stop_answers() -> SearchStrategy[values.StopAnswer]:
+    return st.builds(values.StopAnswer, st.booleans(), st.booleans(), epochs)
+
+
 def abort_orders() -> SearchStrategy[values.AbortOrder]:
     fences = st.builds(WriteFence, epochs, texts, counts)
     return st.one_of(

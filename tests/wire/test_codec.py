@@ -126,6 +126,16 @@ def test_a_commit_comes_back(order: values.CommitOrder) -> None:
     assert handoff.commit_order_from_wire(message) == order
 
 
+@given(draw.stop_orders(), draw.stop_answers())
+def test_a_stop_and_its_answer_come_back(
+    order: values.StopOrder, answer: values.StopAnswer
+) -> None:
+    message = over_the_wire(prefill.stop_order_to_wire(order))
+    assert prefill.stop_order_from_wire(message) == order
+    said = over_the_wire(prefill.stop_answer_to_wire(answer))
+    assert prefill.stop_answer_from_wire(said) == answer
+
+
 @given(draw.abort_orders())
 def test_an_abort_comes_back(order: values.AbortOrder) -> None:
     message = over_the_wire(handoff.abort_order_to_wire(order))

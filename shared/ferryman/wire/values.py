@@ -178,6 +178,26 @@ AbortOrder = RouterAbort | WriterAbort
 
 
 @dataclass(frozen=True, slots=True)
+class StopOrder:
+    """Decode gave up a reservation: its writer, in the life `worker_epoch`, is to write no more."""
+
+    request_id: str
+    attempt: int
+    reservation_id: str
+    worker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAnswer:
+    """A writer's answer to a StopOrder, and the life that gives it. `has_failed_writes`: of some
+    writes the writer does not know whether they landed."""
+
+    is_stopped: bool
+    has_failed_writes: bool
+    worker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenCursor:
     """The offset up to which a router has a request's tokens."""
 

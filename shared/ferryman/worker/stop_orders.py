@@ -7,23 +7,13 @@ that leave it. Decode asks both by the same call, `PrefillService.StopWriting`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ferryman.errors import WrongEpoch
-from ferryman.worker.send_leases import SendLeases, WriterStatus
+from ferryman.wire.values import StopAnswer, StopOrder
+from ferryman.worker.send_leases import SendLeases
 
 # How long a call that asks for a stop waits; then decode asks again.
 STOP_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class StopOrder:
-    """Nothing is to be written into the reservation any more. `epoch` is the writer's life."""
-
-    request_id: str
-    attempt: int
-    reservation_id: str
-    epoch: int
 
 
 class StopOrders:
@@ -36,12 +26,13 @@ class StopOrders:
     def __init__(
         self, epoch: int, send_leases: SendLeases, refuse: Callable[[StopOrder], None]
     ) -> None:
-        self.epoch = epoch
+        self._epoch = epoch
         self._send_leases, self._refuse = send_leases, refuse
 
-    async def obey(self, order: StopOrder) -> WriterStatus:
+    async def obey(self, order: StopOrder) -> StopAnswer:
         """Says whether nothing more will be written. Raises WrongEpoch for another life."""
-        if order.epoch != self.epoch:
-            raise WrongEpoch(f"this is epoch {self.epoch}, not {order.epoch}")
+        if order.worker_epoch != self._epoch:
+            raise WrongEpoch(f"this is epoch {self._epoch}, not {order.worker_epoch}")
         self._refuse(order)
-        return await self._send_leases.stop_and_report(order.reservation_id, STOP_SECONDS)
+        status = await self._send_leases.stop_and_report(order.reservation_id, STOP_SECONDS)
+        return StopAnswer(status.is_stopped, status.has_failed_writes, self._epoch)

@@ -1,4 +1,4 @@
-"""PrefillService: the order, and the progress that a prefill worker reports."""
+"""PrefillService: the order, the progress that a prefill worker reports, and stops of a writer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from ferryman.wire.values import (
     PrefillOrder,
     PrefillProgress,
     PrefillQueued,
+    StopAnswer,
+    StopOrder,
     WorkerAddress,
 )
 
@@ -49,3 +51,6 @@ PROGRESS: Codec[PrefillProgress, pb.PrefillResponse] = oneof(
     handed_off=(PrefillHandedOff, table(PrefillHandedOff, pb.PrefillHandedOff, usage=USAGE)),
 )
 progress_to_wire, progress_from_wire = PROGRESS
+
+stop_order_to_wire, stop_order_from_wire = table(StopOrder, pb.StopWritingRequest)
+stop_answer_to_wire, stop_answer_from_wire = table(StopAnswer, pb.StopWritingResponse)
