@@ -24,7 +24,7 @@ from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.hub import model_folder
-from ferryman.memory_plan import complete_options
+from ferryman.memory_plan import CARD_CHUNK_TOKENS, complete_options
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import DraftCounts
 from ferryman.schedule.events import (
@@ -40,10 +40,9 @@ from ferryman.schedule.prompt_scores import Position, PromptScores, ScoreBook
 from ferryman.schedule.request import NO_ADAPTER, Adapter, Request, SamplingParams
 from ferryman.schedule.sequence import Goal
 from ferryman.settings.declaration import suggestion
-from ferryman.settings.engine import engine_options
+from ferryman.settings.engine import EngineOptions, engine_options
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
-from ferryman.worker_size import CPU
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +89,9 @@ class LLM:
 
     `options` are those of `ferryman.settings.engine.EngineOptions`, and mean the same: `page_size`,
     `memory_bytes`, `draft`, `tp_size`, and so on; `lora` may be a mapping from name to folder.
-    `dtype` is bfloat16 and `max_running` 8 by default, and `chunk_tokens` on a card is derived, as
-    by `ferryman up`; all prompts of a call may wait. Raises ConfigError, saying what to change, for
-    an option or a model that cannot work.
+    `dtype` is bfloat16 and `max_running` 8 by default, and `chunk_tokens` 2,048 on a card; all
+    prompts of a call may wait. Raises ConfigError, saying what to change, for an option or a model
+    that cannot work.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
@@ -348,11 +347,15 @@ class _Answer:
         )
 
 
-def _defaults(options: Mapping[str, object]) -> Mapping[str, object]:
-    """Options for a caller that leaves them out. On a card the length of a prefill step is
-    derived."""
-    is_on_card = str(options.get("device", CPU)) != CPU
-    return {**DEFAULTS, "chunk_tokens": 0} if is_on_card else DEFAULTS
+def _defaults(options: Mapping[str, Any]) -> Mapping[str, object]:
+    """Options for a caller that leaves them out; on a card a prefill step is as long as for
+    `ferryman up`."""
+    device = options.get("device", EngineOptions.model_fields["device"].default)
+    if not str(device).startswith("cuda"):
+        return DEFAULTS
+    page_size = options.get("page_size", 0)
+    at_least = page_size if isinstance(page_size, int) else 0
+    return {**DEFAULTS, "chunk_tokens": max(CARD_CHUNK_TOKENS, at_least)}
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -153,7 +153,7 @@ class MemoryPlanner:
         return replace(group, options=options.model_copy(update=update))
 
     def _chunk_tokens(self, options: EngineOptions) -> int:
-        if options.device != CPU:
+        if options.is_on_card:
             return CARD_CHUNK_TOKENS
         is_emulated = options.dtype == "bfloat16" and not self.machine.has_bfloat16
         return EMULATED_CHUNK_TOKENS if is_emulated else CHUNK_TOKENS

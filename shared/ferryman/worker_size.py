@@ -244,7 +244,7 @@ def replay_bytes(config: ModelConfig, options: EngineOptions) -> int:
 
     Graphs share the memory of what a step computes, which is counted with the step.
     """
-    if not (options.replay_steps and options.decodes):
+    if not (options.replays and options.decodes):
         return 0
     sizes = options.step_sizes(config.trunk.max_positions)
     if sizes is None:

@@ -20,7 +20,7 @@ def test_the_file_for_cards_reserves_one_and_says_so_to_the_worker(service: str)
     assert device["capabilities"] == ["gpu"]
     told = over["services"][service]["environment"]
     ours = {name for name in told if name.startswith("FERRYMAN_")}
-    assert ours == {"FERRYMAN_DEVICE"}
+    assert ours == {"FERRYMAN_DEVICE", "FERRYMAN_CHUNK_TOKENS"}
     assert {name.removeprefix("FERRYMAN_").lower() for name in ours} <= names_of(role_of(service))
     folder, writable = mounts(service)["compiled"]
     assert told["TRITON_CACHE_DIR"].startswith(f"{folder}/")

@@ -105,6 +105,13 @@ def test_values_that_do_not_go_together_are_refused(
         helm.objects(values)
 
 
+def test_a_worker_on_a_card_takes_the_steps_that_it_is_told(helm: HelmProcess) -> None:
+    told = {"gpus": 1, "settings": {"chunk_tokens": 4096}}
+    objects = helm.objects({"prefill": told, "decode": {"gpus": 1}})
+    assert variables(objects, "prefill")["FERRYMAN_CHUNK_TOKENS"] == "4096"
+    assert variables(objects, "decode")["FERRYMAN_CHUNK_TOKENS"] == "2048"
+
+
 def test_ranks_on_cards_have_a_shared_memory_of_their_own(helm: HelmProcess) -> None:
     objects = helm.objects(GOOD["cards"])
     (container,) = pod(objects, "decode")["containers"]

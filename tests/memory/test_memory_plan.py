@@ -17,10 +17,12 @@ from tests.native import native_config, save_native
 from tests.quantised_folders import RECIPES, save_quantised
 from tests.tiny_models import save_tiny_model
 
+from ferryman import llm
 from ferryman.cache.manifest import Kind
 from ferryman.engine.engine import build_engine
 from ferryman.engine.slabs import Slabs
 from ferryman.errors import ConfigError
+from ferryman.llm import LLM
 from ferryman.machine import Card, MachineResources
 from ferryman.memory_plan import ROWS, SHARE, WANTED_CONTEXT, MemoryPlan, MemoryPlanner
 from ferryman.model.config import load_config
@@ -333,6 +335,45 @@ def test_a_step_is_shorter_where_bfloat16_is_emulated_and_longer_on_a_card(
     assert of_pages[0].options.chunk_tokens == max(256, tokens)
     asked = planned(folder, machine, chunk_tokens=64, **given).workers
     assert asked[0].options.chunk_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        pytest.param({}, 512, id="a processor"),
+        pytest.param({"device": "cuda:1"}, 2048, id="a card"),
+        pytest.param({"device": "cuda", "page_size": 4096}, 4096, id="pages longer than a step"),
+        pytest.param({"device": "cuda", "chunk_tokens": 64}, 64, id="as asked for"),
+    ],
+)
+def test_the_offline_engine_has_the_steps_of_its_device(
+    folder: Path, asked: dict[str, Any], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[EngineOptions] = []
+
+    def note(options: EngineOptions) -> Any:
+        built.append(options)
+        raise ConfigError("not built")
+
+    monkeypatch.setattr(llm, "build_engine", note)
+    with pytest.raises(ConfigError, match="not built"):
+        LLM(folder, **asked)
+    assert [each.chunk_tokens for each in built] == [tokens]
+
+
+@pytest.mark.parametrize(
+    ("asked", "replays"),
+    [
+        pytest.param({"dtype": "float64"}, True, id="float64 on a processor"),
+        pytest.param({"device": "cuda", "dtype": "float64"}, False, id="float64 on a card"),
+        pytest.param({"device": "cuda", "dtype": "float32"}, True, id="float32 on a card"),
+        pytest.param({"replay_steps": False}, False, id="told not to"),
+    ],
+)
+def test_steps_are_replayed_where_a_graph_can_hold_them(
+    folder: Path, asked: dict[str, Any], replays: bool
+) -> None:
+    assert EngineOptions(model=folder, **asked).replays is replays
 
 
 def test_a_step_of_more_tokens_takes_more(folder: Path) -> None:

@@ -116,6 +116,7 @@ class CudaSide:
         self._pinned = PinnedMemory(torch.cuda.cudart())  # type: ignore[no-untyped-call]
 
     def pin(self, memory: memoryview) -> None:
+        torch.cuda.synchronize(self._stream.device)  # a store may still write the memory before
         self._pinned.change_to(memory)
 
     def entered(self) -> AbstractContextManager[object]:
@@ -137,8 +138,9 @@ class PinnedMemory:
     def change_to(self, memory: memoryview) -> None:
         """Releases the region before, and locks `memory`, which must live until the next call.
 
-        Only memory that begins with a page, as a mapping does: the driver locks whole pages, and
-        refuses copies of other memory that lies in them and beyond.
+        The driver locks whole pages, and refuses a copy of other memory that begins in one of them
+        and goes on beyond. So memory that does not begin with a page is left as it is; a mapping
+        does, and has its last page to itself.
         """
         if self.address:
             self._runtime.cudaHostUnregister(self.address)

@@ -166,8 +166,9 @@ def _engine_of(
     graph_tokens = replays.max_tokens if isinstance(replays, StepGraphs) else 0
     sizes = SlabSizes(capacity.slots, rows, max_len + 1, graph_tokens)
     ranks = startup.allocate(manifest, of_rank, sizes) if startup else None
-    with ExitStack() as stack:
-        # The forward stream ends first: it waits for copies, and copies do not wait for it.
+    with ExitStack() as last, ExitStack() as stack:
+        # The forward stream ends first: it waits for copies, and copies do not wait for it. The
+        # arena is let go last, when nothing copies any more.
         copies = stack.enter_context(CopyStream())
         runner = Runner(
             model,
@@ -182,7 +183,7 @@ def _engine_of(
             sizes=steps,
             replays=replays,
         )
-        stack.callback(runner.host_tier.detach)
+        last.callback(runner.host_tier.detach)
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))
         most = max(1, options.max_running) * (1 + options.drafting.num_tokens)
         stream.call(lambda: warm(runner, manifest, steps, most)).result()
@@ -225,13 +226,11 @@ def _device(name: str) -> ComputeDevice:
 
 
 def _replays(options: EngineOptions, steps: StepSizes | None) -> StepGraphs | StepRecordings | None:
-    """Graphs on a card, but not in float64, where attention waits for the card; recordings on a
-    processor, for a model on one rank: sums over ranks are messages."""
-    if not options.replay_steps:
+    """Graphs on a card; recordings on a processor, for a model on one rank: sums over ranks are
+    messages."""
+    if not options.replays:
         return None
     if steps is not None:
-        if options.dtype == "float64":
-            return None
         return StepGraphs(steps.max_tokens, CudaGraphs())
     return StepRecordings() if options.tp_size == 1 and options.decodes else None
 

@@ -59,8 +59,8 @@ class LoadQueue:
         self._copies.submit(lambda: self._exchange(arena)).result()
 
     def detach(self) -> None:
-        """Lets go of the arena: on return it may be unmapped."""
-        self.attach(memoryview(b""))
+        """Lets go of the arena, when the copies have ended for good."""
+        self._exchange(memoryview(b""))
 
     def _exchange(self, arena: memoryview) -> None:
         self._side.pin(arena)

@@ -187,10 +187,20 @@ class EngineOptions(BaseModel):
             sized, self.memory_bytes, self.concurrency, self.chunk_tokens, self.recurrent_slots
         )
 
+    @property
+    def replays(self) -> bool:
+        """Whether steps are replayed. On a card attention in float64 waits for it, which no graph
+        can."""
+        return self.replay_steps and not (self.is_on_card and self.dtype == "float64")
+
+    @property
+    def is_on_card(self) -> bool:
+        return self.device.startswith("cuda")
+
     def step_sizes(self, max_len: int) -> StepSizes | None:
         """The sizes of decode steps on a card, for contexts of `max_len` tokens; on the processor
         a step is as large as it is."""
-        if not (self.decodes and self.device.startswith("cuda")):
+        if not (self.decodes and self.is_on_card):
             return None
         drafts = self.drafting.num_tokens
         num_pages = (max_len + drafts) // self.page_size + 1

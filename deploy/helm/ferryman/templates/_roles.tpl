@@ -51,6 +51,7 @@ Context: env, pod, container, role, name, model. */}}
 {{- fail (printf "%s.ranks is %d and %s.gpus %d: each rank wants a card of its own" .name (int .role.ranks) .name (int .role.gpus)) }}
 {{- end }}
 {{- $_ := set .env "device" "cuda" }}
+{{- if not (hasKey .role.settings "chunk_tokens") }}{{ $_ := set .env "chunk_tokens" 2048 }}{{ end }}
 {{- $_ := set .container.resources.limits "nvidia.com/gpu" .role.gpus }}
 {{- if gt (int .role.ranks) 1 }}
 {{- $_ := set .pod "volumes" (append .pod.volumes (dict "name" "shm" "emptyDir" (dict "medium" "Memory"))) }}
