@@ -17,6 +17,7 @@ CACHE_BYTES = 1 << 28
 def seconds_on_card(run: Callable[[], object], repeats: int = 25) -> float:
     """The median of `repeats` replays. `run` must not wait for the card."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())  # inputs were made there
     with torch.cuda.stream(stream):
         run()  # compiles, and copies tables that later calls find
         graph = torch.cuda.CUDAGraph()

@@ -44,8 +44,8 @@ from ferryman_kernels.selective_scan import selective_runs_triton
 from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
 from ferryman_kernels.ssd_decode import raw_state_update_triton, selective_state_update_triton
 
-FEW_AND_MANY = (8, 1 << 16)
-"""Pairs of a token and an expert on either side of where a grouped product changes its tiles."""
+PAIRS_PER_EXPERT = (1, 32, 256)
+"""Pairs of a token and an expert, for each expert: a grouped product has other tiles for each."""
 
 BLOCK = 128
 """Columns that share a scale, in FP8 and in four bits."""
@@ -214,7 +214,7 @@ def launch_kimi_delta(dtype: torch.dtype, heads: int, head_dim: int) -> None:
 
 
 def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: int) -> None:
-    """One product of all experts, of few and of many pairs: in floats, in FP8 and four bits by
+    """One product of all experts, of few, many and most pairs: in floats, in FP8 and four bits by
     blocks, and in MXFP4 with a bias (gpt-oss)."""
     starts = torch.zeros(num_experts + 1, dtype=torch.int64)
     weight = torch.empty(num_experts, out_dim, in_dim, dtype=dtype, device="meta")
@@ -228,7 +228,7 @@ def launch_experts(dtype: torch.dtype, num_experts: int, in_dim: int, out_dim: i
         groups = torch.empty(num_experts, in_dim, dtype=torch.int32, device="meta")
         return scales.to(dtype), scales.to(torch.int8) if zeros else None, groups, length
 
-    for pairs in FEW_AND_MANY:
+    for pairs in (each * num_experts for each in PAIRS_PER_EXPERT):
         x = torch.zeros(pairs, in_dim, dtype=dtype, device="meta")
         routed = torch.zeros(pairs, dtype=torch.int64), starts
         grouped_floats_triton(x, weight, None, *routed)

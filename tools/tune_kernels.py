@@ -1,7 +1,7 @@
 """Times the tiles that a kernel could have, on a card, at shapes of published models.
 
     python tools/tune_kernels.py                 every kernel with a table of tiles
-    python tools/tune_kernels.py experts         one of experts, codes, decode, prefill, scan
+    python tools/tune_kernels.py experts         experts, codes, decode, prefill, mamba or delta
 
 Kernels are compiled by several processes first, then timed by one. Prints the best tiles of each
 shape, beside the time of the tiles in the table, and the time of a copy of the bytes that must be

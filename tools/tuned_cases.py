@@ -42,7 +42,7 @@ class TunedCase:
     patched: Callable[[Any], AbstractContextManager[object]]
 
 
-def entry_of(name: str, value: Any) -> AbstractContextManager[object]:
+def _entry_of(name: str, value: Any) -> AbstractContextManager[object]:
     """A row of the tables of experts."""
     return patch.object(grouped, name, getattr(grouped, name) if value is None else value)
 
@@ -54,35 +54,41 @@ EXPERTS = {
 """Experts, experts of a token, width of the model and of an expert."""
 
 GPT_OSS = (32, 4, 2880, 2880)
+"""The same, with weights in MXFP4."""
 
-FEW = [
+FEW_ROWS = [
     grouped.Tiles(16, out, columns, warps, stages)
     for out, columns, (warps, stages) in itertools.product(
         (32, 64, 128), (64, 128, 256), ((2, 4), (4, 3), (4, 5), (8, 3))
     )
     if 64 * 64 <= out * columns <= 128 * 128
 ]
-MANY = [
+MORE_ROWS = [
     grouped.Tiles(rows, out, 64, warps, stages)
     for rows, out, (warps, stages) in itertools.product(
         (32, 64, 128), (64, 128, 256), ((4, 3), (8, 3), (8, 4))
     )
 ]
-TOKENS = {"_FEW_ROWS": (1, 32, 128), "_MANY_ROWS": (512, 2048)}
+PAIRS_PER_EXPERT = {
+    "_FEW_ROWS": (0, 1, 4, 12),
+    "_MANY_ROWS": (24, 96),
+    "_MOST_ROWS": (192, 384),
+}
+"""By the row of the table that is taken for them; 0 is one token."""
 
 
 def experts_cases() -> Iterator[TunedCase]:
     for model, (num_experts, per_token, hidden, inner) in EXPERTS.items():
         for kind, out_dim, in_dim in (("up", 2 * inner, hidden), ("down", hidden, inner)):
             weight = torch.randn(num_experts, out_dim, in_dim, device=CARD, dtype=DTYPE)
-            stack = FloatStack(weight, None)
-            for name, values in (("_FEW_ROWS", FEW), ("_MANY_ROWS", MANY)):
-                calls = dict(
-                    _product(stack, num_experts, per_token, in_dim, tokens, kind)
-                    for tokens in TOKENS[name]
-                )
+            product = TunedProduct(
+                FloatStack(weight, None), num_experts, per_token, in_dim, kind == "up"
+            )
+            for name, each in PAIRS_PER_EXPERT.items():
+                calls = dict(map(product.call, (n * num_experts // per_token for n in each)))
+                values = FEW_ROWS if name == "_FEW_ROWS" else MORE_ROWS
                 called = f"{model} {kind} {name}"
-                yield TunedCase(called, calls, tuple(values), partial(entry_of, name))
+                yield TunedCase(called, calls, tuple(values), partial(_entry_of, name))
 
 
 def codes_cases() -> Iterator[TunedCase]:
@@ -95,36 +101,36 @@ def codes_cases() -> Iterator[TunedCase]:
         groups = (torch.arange(in_dim, device=CARD) // 32).int().repeat(num_experts, 1)
         scales = powers.view(torch.float8_e8m0fnu)
         stack = CodeStack(codes, FP4, scales, None, groups, 32, None)
-        for name, rows in (("_FEW_CODES", (16,)), ("_MANY_CODES", (64,))):
-            calls = dict(
-                _product(stack, num_experts, per_token, in_dim, tokens, kind)
-                for tokens in TOKENS[name.replace("CODES", "ROWS")]
-            )
-            values = tuple(
-                grouped.Tiles(count, out, 32, warps, stages)
-                for count, out, warps, stages in itertools.product(
-                    rows, (32, 64, 128), (4, 8), (2, 4)
-                )
-            )
-            yield TunedCase(f"gpt-oss {kind} {name}", calls, values, partial(entry_of, name))
+        product = TunedProduct(stack, num_experts, per_token, in_dim, kind == "up")
+        for name, rows, each in (("_FEW_CODES", 16, (0, 4, 12)), ("_MANY_CODES", 64, (64, 256))):
+            calls = dict(map(product.call, (n * num_experts // per_token for n in each)))
+            tiles = itertools.product((32, 64, 128), (4, 8), (2, 4))
+            values = tuple(grouped.Tiles(rows, out, 32, warps, n) for out, warps, n in tiles)
+            yield TunedCase(f"gpt-oss {kind} {name}", calls, values, partial(_entry_of, name))
 
 
-def _product(
-    stack: FloatStack | CodeStack,
-    num_experts: int,
-    per_token: int,
-    in_dim: int,
-    tokens: int,
-    kind: str,
-) -> tuple[str, TunedCall]:
-    chosen = torch.rand(tokens, num_experts, device=CARD).topk(per_token).indices
-    order, starts = sort_pairs(chosen, num_experts)
-    rows = tokens if kind == "up" else tokens * per_token
-    x = torch.randn(rows, in_dim, device=CARD, dtype=DTYPE)
-    used = len(set(chosen.flatten().tolist()))
-    tensor = stack.weight if isinstance(stack, FloatStack) else stack.codes
-    num_bytes = used * tensor[0].numel() * tensor.element_size()
-    return f"{tokens} tokens", (partial(grouped_product, x, stack, order, starts), num_bytes)
+@dataclass(frozen=True, slots=True)
+class TunedProduct:
+    """One product of all experts: up, where a token's pairs read one row, or down."""
+
+    stack: FloatStack | CodeStack
+    num_experts: int
+    per_token: int
+    in_dim: int
+    is_up: bool
+
+    def call(self, tokens: int) -> tuple[str, TunedCall]:
+        """A call for so many tokens, at least one, and its name."""
+        tokens = max(1, tokens)
+        chosen = torch.rand(tokens, self.num_experts, device=CARD).topk(self.per_token).indices
+        order, starts = sort_pairs(chosen, self.num_experts)
+        rows = tokens if self.is_up else tokens * self.per_token
+        x = torch.randn(rows, self.in_dim, device=CARD, dtype=DTYPE)
+        used = len(set(chosen.flatten().tolist()))
+        tensor = self.stack.weight if isinstance(self.stack, FloatStack) else self.stack.codes
+        num_bytes = used * tensor[0].numel() * tensor.element_size()
+        run = partial(grouped_product, x, self.stack, order, starts)
+        return f"{tokens} tokens", (run, num_bytes)
 
 
 HEADS = {"64": (64, 8, 64), "128": (32, 8, 128), "256": (16, 2, 256)}
@@ -174,8 +180,8 @@ def prefill_cases() -> Iterator[TunedCase]:
     ]
     for name, (q_heads, kv_heads, head_dim) in HEADS.items():
         calls = dict[str, TunedCall]()
-        for context in (512, 8192):
-            chunk = 512
+        for context in (2048, 8192):
+            chunk = 2048
             per_request = context // PAGE_SIZE
             page = (per_request, kv_heads, PAGE_SIZE, head_dim)
             keys, content = (torch.randn(page, device=CARD, dtype=DTYPE) for _ in range(2))
@@ -207,22 +213,29 @@ class _Constants:
             yield
 
 
-def scan_cases() -> Iterator[TunedCase]:
-    """The scans of Granite 4 H micro and of Qwen3-Next, in blocks of 64 tokens."""
-    tokens = 2048
+SCANNED = 2048
+"""Tokens of a scan, in blocks of 64."""
+
+
+def mamba_cases() -> Iterator[TunedCase]:
+    """Granite 4 H micro."""
+    tokens = SCANNED
     x = torch.randn(tokens, 64, 64, device=CARD, dtype=DTYPE)
     B, C = (torch.randn(tokens, 1, 128, device=CARD, dtype=DTYPE) for _ in range(2))
     dt, A = torch.rand(tokens, 64, device=CARD), -torch.rand(64, device=CARD)
-    states, slot = (
-        torch.zeros(1, 64, 64, 128, device=CARD),
-        torch.zeros(1, dtype=torch.int64, device=CARD),
-    )
-    skip, spans = torch.randn(64, device=CARD), ((0, tokens),)
+    slot, spans = torch.zeros(1, dtype=torch.int64, device=CARD), ((0, tokens),)
+    states, skip = torch.zeros(1, 64, 64, 128, device=CARD), torch.randn(64, device=CARD)
     run = partial(chunk_scan, x, dt, A, B, C, skip, states, spans, slot, (), 64)
     names = ("ADD_PART", "ADD_WARPS", "SEE_PART", "SEE_DIM", "SEE_WARPS")
     values = tuple(itertools.product((32, 64, 128), (4, 8), (32, 64), (32, 64), (4, 8)))
     calls = {f"{tokens} tokens": (run, 2 * x.numel() * x.element_size())}
     yield TunedCase("scan of Mamba", calls, values, _Constants(scan, names))
+
+
+def delta_cases() -> Iterator[TunedCase]:
+    """Qwen3-Next."""
+    tokens = SCANNED
+    slot, spans = torch.zeros(1, dtype=torch.int64, device=CARD), ((0, tokens),)
     q, k = torch.nn.functional.normalize(torch.randn(2, tokens, 16, 128, device=CARD), dim=-1)
     v = torch.randn(tokens, 32, 128, device=CARD, dtype=DTYPE)
     gates = -torch.rand(tokens, 32, device=CARD), torch.rand(tokens, 32, device=CARD)
@@ -238,5 +251,6 @@ KERNELS: dict[str, Callable[[], Iterator[TunedCase]]] = {
     "codes": codes_cases,
     "decode": decode_cases,
     "prefill": prefill_cases,
-    "scan": scan_cases,
+    "mamba": mamba_cases,
+    "delta": delta_cases,
 }

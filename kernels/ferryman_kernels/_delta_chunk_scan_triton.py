@@ -24,10 +24,12 @@ from ferryman_kernels.ragged import SlotAt, Span, on_device
 MAX_CHUNK_LEN = 64
 """The system of a block is one tile; a larger one does not fit the registers."""
 
-WARPS = 4
-
 PART_DIM = 32
-"""Channels of keys or values in one product: with 128, operands spill to memory."""
+"""Channels of keys or values in one product: with 128, operands spill to memory. 64 saved 4 % on an
+H200, and takes twice the shared memory."""
+
+WARPS = 4
+"""Of each of the three kernels."""
 
 
 @Kernel

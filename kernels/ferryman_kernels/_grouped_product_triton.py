@@ -13,7 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, tl, wide_type
+from ferryman_kernels._triton import (
+    Kernel,
+    cdiv,
+    dot_type,
+    next_power_of_two,
+    shared_bytes,
+    tl,
+    wide_type,
+)
 
 INT8, INT4, FP4, FP8 = 0, 1, 2, 3
 
@@ -28,7 +36,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# Timed on an H200 with tools/tune_kernels.py: few rows read their weights as fast as it copies.
+# Timed on an H200 with tools/tune_kernels.py.
 _FEW_ROWS = Tiles(16, 128, 128, 4, 3)
 _MANY_ROWS = Tiles(64, 128, 64, 4, 3)
 _MOST_ROWS = Tiles(128, 256, 64, 8, 4)
@@ -38,6 +46,9 @@ _FEW_CODES = Tiles(16, 64, 64, 4, 3)
 _MANY_CODES = Tiles(64, 64, 64, 4, 3)
 MANY, MOST = 16, 128
 """The pairs for each expert, if all had as many, above which blocks of rows are larger."""
+
+MOST_BYTES = 192 * 1024
+"""Shared memory of the largest blocks."""
 
 
 @Kernel
@@ -230,7 +241,8 @@ def _tiles_of(x: Tensor, num_pairs: int, num_experts: int) -> Tiles:
         return _WIDE
     if num_pairs <= MANY * num_experts:
         return _FEW_ROWS
-    return _MANY_ROWS if num_pairs <= MOST * num_experts else _MOST_ROWS
+    has_room = shared_bytes(x.device) >= MOST_BYTES
+    return _MOST_ROWS if has_room and num_pairs > MOST * num_experts else _MANY_ROWS
 
 
 def grouped_codes_triton(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ferryman_kernels._paged_attention_triton import MAX_SPLITS, SPLIT_KEYS, _decode_join_kernel
+from ferryman_kernels._paged_attention_triton import MAX_SPLITS, _decode_join_kernel
 from ferryman_kernels._triton import Kernel, cdiv, dot_type, next_power_of_two, tl
 
 BLOCK_HEADS = 16
@@ -17,6 +17,8 @@ BLOCK_KEYS = {torch.bfloat16: 32}
 FLOAT32_KEYS = 16
 TOKENS = 256
 """Tokens with partial results in memory at once."""
+SPLIT_KEYS = 512
+"""The fewest places that one program reads; more if a token would need MAX_SPLITS."""
 
 
 @Kernel

@@ -18,6 +18,7 @@ from ferryman_kernels._triton import (
     cdiv,
     dot_type,
     next_power_of_two,
+    shared_bytes,
     tl,
 )
 from ferryman_kernels.page_layout import PageScales, check_page_layout
@@ -52,6 +53,14 @@ _PREFILL_TILES = {
     64: PrefillTiles(128, 64, 8, 2),
     128: PrefillTiles(128, 128, 8, 2),
     256: PrefillTiles(64, 64, 8, 2),
+    512: PrefillTiles(32, 16, 8, 3),
+}
+LARGE_TILES_BYTES = 160 * 1024
+"""Shared memory of the largest of them; a card with less takes the next ones."""
+
+_SMALL_PREFILL_TILES = {
+    128: PrefillTiles(64, 64, 4, 3),
+    256: PrefillTiles(64, 32, 8, 3),
     512: PrefillTiles(32, 16, 8, 3),
 }
 _DECODE_TILES = {
@@ -357,19 +366,16 @@ def paged_attention_prefill_triton(
     kv_heads, page_size = key_pages.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block_dim = max(16, next_power_of_two(head_dim))
-    narrow = q.dtype == torch.bfloat16
-    queries, keys, warps, stages = _tiles_for(
-        block_dim, _PREFILL_TILES if narrow else _FLOAT32_PREFILL_TILES
-    )
-    tiles = on_device(_tiles(spans, queries), q.device)
-    _prefill_kernel[len(tiles), q_heads](
-        q, *pages, page_table, tiles, out if sinks is None else sinks, out,
+    chosen = _prefill_tiles(q, block_dim)
+    described = on_device(_tiles(spans, chosen.queries), q.device)
+    _prefill_kernel[len(described), q_heads](
+        q, *pages, page_table, described, out if sinks is None else sinks, out,
         q.stride(0), key_pages.stride(0), pages[2].stride(0), page_table.stride(0),
         window_len, page_size, head_dim, scale, score_cap,
-        GROUP=q_heads // kv_heads, QUERIES=queries, KEYS=keys,
+        GROUP=q_heads // kv_heads, QUERIES=chosen.queries, KEYS=chosen.keys,
         BLOCK_DIM=block_dim, NARROW=dot_type(q),
         HAS_SINKS=sinks is not None, HAS_CAP=score_cap > 0, CODED=scales is not None,
-        num_warps=warps, num_stages=stages,
+        num_warps=chosen.warps, num_stages=chosen.stages,
     )  # fmt: skip
     return out
 
@@ -385,6 +391,13 @@ def _as_read(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride()[1:] == (key_pages.shape[2], 1), keys.stride()
     return key_pages.view(torch.uint8), value_pages.view(torch.uint8), keys, values
+
+
+def _prefill_tiles(q: Tensor, block_dim: int) -> PrefillTiles:
+    if q.dtype != torch.bfloat16:
+        return _tiles_for(block_dim, _FLOAT32_PREFILL_TILES)
+    has_room = shared_bytes(q.device) >= LARGE_TILES_BYTES
+    return _tiles_for(block_dim, _PREFILL_TILES if has_room else _SMALL_PREFILL_TILES)
 
 
 def _decode_tiles(q: Tensor, block_dim: int) -> DecodeTiles:

@@ -8,7 +8,7 @@ the CPU would hold its 70 MB for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "cdiv",
     "dot_type",
     "next_power_of_two",
+    "shared_bytes",
     "tl",
     "wide_type",
 ]
@@ -85,6 +86,19 @@ def cdiv(numerator: int, denominator: int) -> int:
 
 def next_power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
+
+
+HOPPER_SHARED_BYTES = 227 * 1024
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """The shared memory that a block may have on a card; as on Hopper where there is none, because
+    kernels are compiled and interpreted for it."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return HOPPER_SHARED_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def wide_type(dtype: torch.dtype) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman_kernels import _grouped_product_triton
 from ferryman_kernels._grouped_product_triton import (
     grouped_codes_triton,
     grouped_floats_triton,
@@ -107,6 +108,19 @@ def test_many_pairs_of_one_expert_fill_several_blocks(device: torch.device) -> N
     stack = FloatStack(torch.randn(3, 8, 24, device=device).double(), None)
     chosen = torch.full((60, 1), 2, device=device)
     assert_equals_pairwise(torch.randn(60, 24, device=device).double(), stack, chosen, 3)
+
+
+@pytest.mark.parametrize("shared_bytes", [227 << 10, 99 << 10], ids=["Hopper", "a smaller card"])
+def test_most_pairs_of_few_experts_take_the_largest_blocks_that_fit(
+    shared_bytes: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_grouped_product_triton, "shared_bytes", lambda _: shared_bytes)
+    stack = FloatStack(torch.randn(2, 70, 40, device=device).bfloat16(), None)
+    chosen = (torch.arange(300, device=device) % 3 == 0).long()[:, None]
+    x = torch.randn(300, 40, device=device).bfloat16()
+    tiles = _grouped_product_triton._tiles_of(x, 300, 2)
+    assert tiles.rows == (128 if shared_bytes > 200 << 10 else 64)
+    assert_equals_pairwise(x, stack, chosen, 2)
 
 
 def test_no_pairs_have_no_result(device: torch.device) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman_kernels import _paged_attention_triton
 from ferryman_kernels._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
@@ -88,6 +89,28 @@ def test_a_chunk_sees_everything_up_to_each_of_its_positions(
     torch.testing.assert_close(
         y.cpu().double(), torch.stack(expected), rtol=tolerance, atol=tolerance
     )
+
+
+def test_a_card_with_less_shared_memory_sees_the_same(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes smaller tiles: of 64 queries, where the chunk has 70 and 87."""
+    keys, values = _pages(torch.bfloat16, 40)
+    table = _table([end for _, end in SPANS], 40)
+    q = torch.randn(sum(end - start for start, end in SPANS), 2, HEAD_DIM).bfloat16()
+    wide = q.double(), keys.double(), values.double(), table
+    expected = paged_attention_reference(*wide, SPANS, SCALE, 0)
+    asked: list[torch.device] = []
+
+    def little(place: torch.device) -> int:
+        asked.append(place)
+        return 99 * 1024
+
+    monkeypatch.setattr(_paged_attention_triton, "shared_bytes", little)
+    given = q.to(device), keys.to(device), values.to(device), table.to(device)
+    found = paged_attention_prefill_triton(*given, SPANS, SCALE, 0)
+    assert asked == [device]
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -38,6 +38,7 @@ def save_telling(
         for seed, manifest in manifests.items()
         if _is_telling(random_config(family, seed), manifest, page_end)
     }
+    assert telling, f"no random model of {family} is telling with this transformers and torch"
     seed = max(telling, key=telling.__getitem__)
     return save_random(folder, random_config(family, seed), seed)
 

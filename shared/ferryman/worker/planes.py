@@ -77,8 +77,8 @@ def plane_side(
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
     has the advertised address. One agent registers the slabs of all ranks, each on its own device.
-    Where the library cannot register those of cards there is no agent, and hand-offs use gRPC. It
-    has not run on a card yet.
+    Where the library cannot register those of cards there is no agent, and hand-offs use gRPC.
+    It has run on one card, between two engines of one process.
     """
     if choice == "nixl" and not has_nixl():
         raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
