@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import gc
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +84,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 Prompt = list[int]
 
 
-def prompts_of(lengths: Sequence[int], vocab_size: int) -> list[Prompt]:
+def prompts_of(lengths: Sequence[int], vocab_size: int = 100_000) -> list[Prompt]:
     return [
         [(7 * i * i + 3 * i + row) % (vocab_size - 3) + 3 for i in range(length)]
         for row, length in enumerate(lengths)
@@ -112,3 +114,19 @@ def saved_model(name: str, num_layers: int, device: str) -> Iterator[tuple[Path,
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
         model.save_pretrained(folder)
         yield Path(folder), model.eval()
+
+
+def forget_memory() -> None:
+    """Gives back what torch keeps of a model that is gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def size_parser(about: str | None) -> argparse.ArgumentParser:
+    """The choices of both campaigns."""
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("name", choices=sorted(SIZES))
+    parser.add_argument("--layers", type=int, default=0, help="the first ones; 0: all")
+    parser.add_argument("--device", default="cuda")
+    return parser
