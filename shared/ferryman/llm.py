@@ -40,7 +40,7 @@ from ferryman.schedule.prompt_scores import Position, PromptScores, ScoreBook
 from ferryman.schedule.request import NO_ADAPTER, Adapter, Request, SamplingParams
 from ferryman.schedule.sequence import Goal
 from ferryman.settings.declaration import suggestion
-from ferryman.settings.engine import EngineOptions, engine_options
+from ferryman.settings.engine import engine_options
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
 
@@ -96,7 +96,10 @@ class LLM:
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         folder = model_folder(str(model), str(options.pop("revision", "")))
-        asked = engine_options(model=folder, **{**_defaults(options), **options})
+        asked = engine_options(model=folder, **{**DEFAULTS, **options})
+        if asked.is_on_card and "chunk_tokens" not in options:
+            longest = max(CARD_CHUNK_TOKENS, asked.page_size)
+            asked = asked.model_copy(update={"chunk_tokens": longest})
         chosen, notes = complete_options(asked)
         for note in notes:
             log.info(note)
@@ -345,17 +348,6 @@ class _Answer:
             if self.request.prompt_logprobs is not None
             else (),
         )
-
-
-def _defaults(options: Mapping[str, Any]) -> Mapping[str, object]:
-    """Options for a caller that leaves them out; on a card a prefill step is as long as for
-    `ferryman up`."""
-    device = options.get("device", EngineOptions.model_fields["device"].default)
-    if not str(device).startswith("cuda"):
-        return DEFAULTS
-    page_size = options.get("page_size", 0)
-    at_least = page_size if isinstance(page_size, int) else 0
-    return {**DEFAULTS, "chunk_tokens": max(CARD_CHUNK_TOKENS, at_least)}
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
