@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 
+from ferryman_kernels import _attention_tiles as attention_tiles
 from ferryman_kernels import _delta_chunk_scan_triton as delta
 from ferryman_kernels import _grouped_product_triton as grouped
 from ferryman_kernels import _paged_attention_triton as attention
@@ -139,7 +140,7 @@ HEADS = {"64": (64, 8, 64), "128": (32, 8, 128), "256": (16, 2, 256)}
 
 def decode_cases() -> Iterator[TunedCase]:
     values = [
-        (splits, attention.DecodeTiles(keys, warps, stages))
+        (splits, attention_tiles.DecodeTiles(keys, warps, stages))
         for splits, keys, (warps, stages) in itertools.product(
             (128, 256, 512), (32, 64, 128), ((2, 3), (4, 2), (4, 3), (8, 3))
         )
@@ -163,17 +164,17 @@ def decode_cases() -> Iterator[TunedCase]:
 def _decode_patched(value: Any) -> Iterator[None]:
     """The fewest keys of a split, and the tiles of all widths."""
     splits, tiles = value or (attention.SPLIT_KEYS, None)
-    table = attention._DECODE_TILES if tiles is None else {512: tiles}
+    table = attention_tiles._DECODE_TILES if tiles is None else {512: tiles}
     with (
         patch.object(attention, "SPLIT_KEYS", splits),
-        patch.object(attention, "_DECODE_TILES", table),
+        patch.object(attention_tiles, "_DECODE_TILES", table),
     ):
         yield
 
 
 def prefill_cases() -> Iterator[TunedCase]:
     values = [
-        attention.PrefillTiles(queries, keys, warps, stages)
+        attention_tiles.PrefillTiles(queries, keys, warps, stages)
         for queries, keys, (warps, stages) in itertools.product(
             (64, 128), (32, 64, 128), ((4, 2), (4, 3), (8, 2), (8, 3))
         )
@@ -195,8 +196,8 @@ def prefill_cases() -> Iterator[TunedCase]:
 
 
 def _prefill_patched(value: Any) -> AbstractContextManager[object]:
-    table = attention._PREFILL_TILES if value is None else {512: value}
-    return patch.object(attention, "_PREFILL_TILES", table)
+    table = attention_tiles._PREFILL_TILES if value is None else {512: value}
+    return patch.object(attention_tiles, "_PREFILL_TILES", table)
 
 
 class _Constants:

@@ -6,75 +6,25 @@ page size works. Products of float32 are exact to float32, those of bfloat16 acc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ferryman_kernels._attention_tiles import decode_tiles, prefill_tiles
 from ferryman_kernels._triton import (
     Kernel,
     KernelPart,
     cdiv,
     dot_type,
     next_power_of_two,
-    shared_bytes,
     tl,
 )
 from ferryman_kernels.page_layout import PageScales, check_page_layout
 from ferryman_kernels.ragged import Span, first_tokens, on_device
 
-T = TypeVar("T")
-
 BLOCK_KEYS = 64
 
-
-class PrefillTiles(NamedTuple):
-    """The queries of one program of prefill, the keys of one step, its warps and stages of
-    loads."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-class DecodeTiles(NamedTuple):
-    """The keys of one step of a program of decode, its warps and stages of loads."""
-
-    keys: int
-    warps: int
-    stages: int
-
-
-# By the widest head. Timed on an H200 with tools/tune_kernels.py, but for heads of 512, which are
-# chosen by registers, spills and shared memory as compiled for sm_90a.
-_PREFILL_TILES = {
-    64: PrefillTiles(128, 64, 8, 2),
-    128: PrefillTiles(128, 128, 8, 2),
-    256: PrefillTiles(64, 64, 8, 2),
-    512: PrefillTiles(32, 16, 8, 3),
-}
-LARGE_TILES_BYTES = 160 * 1024
-"""Shared memory of the largest of them; a card with less takes the next ones."""
-
-_SMALL_PREFILL_TILES = {
-    128: PrefillTiles(64, 64, 4, 3),
-    256: PrefillTiles(64, 32, 8, 3),
-    512: PrefillTiles(32, 16, 8, 3),
-}
-_DECODE_TILES = {
-    128: DecodeTiles(64, 4, 2),
-    256: DecodeTiles(32, 4, 2),
-    512: DecodeTiles(16, 4, 3),
-}
-# float32 is multiplied without the card's matrix units, out of registers: larger tiles spill 19 kB.
-_FLOAT32_PREFILL_TILES = {
-    128: PrefillTiles(32, 32, 8, 3),
-    256: PrefillTiles(16, 16, 8, 3),
-    512: PrefillTiles(16, 32, 8, 3),
-}
-_FLOAT32_DECODE_TILES = DecodeTiles(16, 4, 3)
 
 SPLIT_KEYS = 256
 """The fewest keys that one program of decode reads; more if a request would need MAX_SPLITS. 256
@@ -240,7 +190,7 @@ def paged_attention_decode_triton(
     weight = torch.empty(requests, q_heads, splits, device=q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group, block_dim = q_heads // kv_heads, max(16, next_power_of_two(head_dim))
-    tiles = _decode_tiles(q, block_dim)
+    tiles = decode_tiles(q, block_dim)
     _decode_split_kernel[requests, kv_heads, splits](
         q, *pages, page_table, positions, partial, weight,
         q.stride(0), key_pages.stride(0), pages[2].stride(0), page_table.stride(0),
@@ -366,7 +316,7 @@ def paged_attention_prefill_triton(
     kv_heads, page_size = key_pages.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block_dim = max(16, next_power_of_two(head_dim))
-    chosen = _prefill_tiles(q, block_dim)
+    chosen = prefill_tiles(q, block_dim)
     described = on_device(_tiles(spans, chosen.queries), q.device)
     _prefill_kernel[len(described), q_heads](
         q, *pages, page_table, described, out if sinks is None else sinks, out,
@@ -391,23 +341,6 @@ def _as_read(
     assert keys.stride() == values.stride(), (keys.stride(), values.stride())
     assert keys.stride()[1:] == (key_pages.shape[2], 1), keys.stride()
     return key_pages.view(torch.uint8), value_pages.view(torch.uint8), keys, values
-
-
-def _prefill_tiles(q: Tensor, block_dim: int) -> PrefillTiles:
-    if q.dtype != torch.bfloat16:
-        return _tiles_for(block_dim, _FLOAT32_PREFILL_TILES)
-    has_room = shared_bytes(q.device) >= LARGE_TILES_BYTES
-    return _tiles_for(block_dim, _PREFILL_TILES if has_room else _SMALL_PREFILL_TILES)
-
-
-def _decode_tiles(q: Tensor, block_dim: int) -> DecodeTiles:
-    if q.dtype != torch.bfloat16:
-        return _FLOAT32_DECODE_TILES
-    return _tiles_for(block_dim, _DECODE_TILES)
-
-
-def _tiles_for(block_dim: int, table: Mapping[int, T]) -> T:
-    return next(tiles for widest, tiles in table.items() if block_dim <= widest)
 
 
 def _tiles(spans: Sequence[Span], queries: int) -> tuple[tuple[int, ...], ...]:

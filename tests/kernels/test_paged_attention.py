@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels import _paged_attention_triton
+from ferryman_kernels import _attention_tiles
 from ferryman_kernels._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
@@ -106,7 +106,7 @@ def test_a_card_with_less_shared_memory_sees_the_same(
         asked.append(place)
         return 99 * 1024
 
-    monkeypatch.setattr(_paged_attention_triton, "shared_bytes", little)
+    monkeypatch.setattr(_attention_tiles, "shared_bytes", little)
     given = q.to(device), keys.to(device), values.to(device), table.to(device)
     found = paged_attention_prefill_triton(*given, SPANS, SCALE, 0)
     assert asked == [device]
