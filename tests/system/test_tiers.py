@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from tests.system.cluster import (
     Cluster,
     ClusterShape,
     Generated,
+    Service,
     generate,
     running_cluster,
     save_served_model,
@@ -40,7 +41,7 @@ from ferryman.model.registry import load_model
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.handoff.planes import GRPC
-from ferryman.wire.nats.heartbeat import heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.redis.redis_index import redis_index
 
@@ -237,14 +238,26 @@ async def leave_to_storage(cluster: Cluster, prompt: Sequence[int]) -> None:
         while held != (len(keys), 0):
             for holding in (await index.usable_pages(keys, shape)).values():
                 held = holding.usable_pages, holding.host_pages
-        async with bus.subscribed(Subjects().beat("hostcache", hostcache)) as beats:
-            told = 0
-            async for message in beats:
-                beat = heartbeat_from_bytes(message.payload)
-                told += bool(beat.state.digest)
-                assert beat.prefetch_threshold == PAGE_SIZE, "as it was set"
-                if told == 2:  # the first of them has arrived everywhere
-                    break
+    beat = await told_everywhere(cluster, cluster.hostcache(), lambda told: bool(told.state.digest))
+    assert beat.prefetch_threshold == PAGE_SIZE, "as it was set"
+
+
+async def told_everywhere(
+    cluster: Cluster, service: Service, is_told: Callable[[Heartbeat], bool]
+) -> Heartbeat:
+    """The second heartbeat of a service that tells so: by then the router has had the first, and
+    looked again which nodes live."""
+    subject = Subjects().beat(service.role, str(service.ready["worker_id"]))
+    told: list[Heartbeat] = []
+    async with (
+        cluster.bus() as bus,
+        asyncio.timeout(120),
+        bus.subscribed(subject) as beats,
+    ):
+        while len(told) < 2:
+            beat = heartbeat_from_bytes((await anext(beats)).payload)
+            told += [beat] * is_told(beat)
+    return told[-1]
 
 
 async def completed_prefetches(cluster: Cluster, wanted: int) -> None:
@@ -326,6 +339,7 @@ async def test_what_a_killed_node_left_in_a_bucket_is_resumed_at_another(
                 if name == "lost":
                     await generate(client, prompt, GREEDY)
                     await shared_pages(cluster, prompt, 5)
+            await told_everywhere(cluster, here, lambda told: told.node == "found")
             found, name = await brought_from_folder(client, cluster, here.node, prompt)
             cluster.hostcache(here.node).kill()  # while its bucket is there
     assert cached(found) == CachedTokens(storage=80)
