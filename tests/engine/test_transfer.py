@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import numpy as np
 import pytest
 import xxhash
@@ -141,6 +143,48 @@ def test_a_pinned_buffer_is_filled_again_only_when_its_last_copy_has_ended() -> 
         transfer.load_unit(Kind.FULL, slot, memoryview(CONTENT), digest_of(CONTENT))
         assert side.waits == waited
     assert all(bytes(transfer.read(Kind.FULL, slot)) == CONTENT for slot in range(4))
+
+
+class SharedSide(HostSide):
+    """Another thread exchanges the arena while a copy of this one runs."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.exchanging = Thread()
+
+    def begin(self) -> CopyRun:
+        return _SharedRun(self)
+
+    def pin(self, memory: memoryview) -> None:
+        self.log.append(f"{len(memory)} bytes pinned")
+
+
+class _SharedRun:
+    def __init__(self, side: SharedSide) -> None:
+        self._side = side
+
+    def end(self) -> CopyFence:
+        return self
+
+    def wait(self) -> None:
+        """The queue's business."""
+
+    def finish(self) -> None:
+        self._side.exchanging.start()
+        self._side.exchanging.join(0.2)  # ends at once where it waits for nothing
+        self._side.log.append("stored")
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+def test_an_arena_is_let_go_only_when_no_unit_is_copied_into_it() -> None:
+    side = SharedSide()
+    transfer = DeviceTransfer(Slabs.allocate(MANIFEST, SIZES, "cpu"), HostSide(), side)
+    side.exchanging = Thread(target=transfer.use_arena, args=(memoryview(bytearray(7)),))
+    transfer.store_unit(Kind.FULL, 1, memoryview(bytearray(len(CONTENT))))
+    side.exchanging.join()
+    assert side.log == ["stored", "7 bytes pinned"]
 
 
 def test_corrupt_bytes_never_reach_an_accelerator() -> None:

@@ -62,7 +62,8 @@ class CopySide(Protocol):
 
     def pin(self, memory: memoryview) -> None:
         """Lets the device copy from and to `memory` by itself, in place of what it was told
-        before. Memory that cannot be pinned is copied more slowly."""
+        before, from and to which no copy may run. Memory that cannot be pinned is copied more
+        slowly."""
         ...
 
 
@@ -116,7 +117,6 @@ class CudaSide:
         self._pinned = PinnedMemory(torch.cuda.cudart())  # type: ignore[no-untyped-call]
 
     def pin(self, memory: memoryview) -> None:
-        torch.cuda.synchronize(self._stream.device)  # a store may still write the memory before
         self._pinned.change_to(memory)
 
     def entered(self) -> AbstractContextManager[object]:

@@ -6,6 +6,7 @@ outcome; a writer must be the slot's only holder (`cache/slots.py`).
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +71,11 @@ class Transfer(Protocol):
         """Copies `arena` into the slot. Raises CorruptState if the bytes are not `digest`'s."""
         ...
 
+    def use_arena(self, arena: memoryview) -> None:
+        """Units will be stored into this memory, and no longer into the arena before. Waits for a
+        store that runs."""
+        ...
+
 
 class HostSlots(Protocol):
     """Slots that lie in host memory."""
@@ -105,6 +111,9 @@ class HostTransfer:
         target = self._slots.bytes_of(kind, slot)
         check_size(kind, len(arena), len(target))
         check_digest(kind, slot, copied(target, arena), digest)
+
+    def use_arena(self, arena: memoryview) -> None:
+        """The processor reads and writes any memory."""
 
 
 def arena_view(arena: memoryview, offset: int, num_bytes: int) -> memoryview:
@@ -156,6 +165,7 @@ class DeviceTransfer:
         self._slabs = slabs
         self._staging = Staging(slabs, side)
         self._own_side = own_side
+        self._storing = threading.Lock()
 
     def read(self, kind: Kind, slot: int) -> memoryview:
         content = torch.empty_like(self._slot(kind, slot), device="cpu")
@@ -173,8 +183,10 @@ class DeviceTransfer:
     def store_unit(self, kind: Kind, slot: int, arena: memoryview) -> bytes:
         source = self._slot(kind, slot)
         check_size(kind, len(arena), source.numel())
-        # An arena that is registered with the driver is written by the card itself.
-        self._copy(_as_tensor(arena), source)
+        # An arena that is registered with the driver is written by the card itself. To let go of it
+        # meanwhile would end the process with an illegal access.
+        with self._storing:
+            self._copy(_as_tensor(arena), source)
         return digest_of(arena)
 
     def load_unit(self, kind: Kind, slot: int, arena: memoryview, digest: bytes) -> None:
@@ -185,6 +197,10 @@ class DeviceTransfer:
         check_digest(kind, slot, copied(staged.numpy().data, arena), digest)
         target.copy_(staged, non_blocking=True)
         self._staging.sent()
+
+    def use_arena(self, arena: memoryview) -> None:
+        with self._storing:
+            self._own_side.pin(arena)
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         with self._own_side.entered():
