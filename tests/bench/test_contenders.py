@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from tests.bench.tiny_shapes import TINY, save_tiny
@@ -77,14 +78,18 @@ def test_llama_cpp_computes_the_logits_of_ours(name: str, tmp_path: Path) -> Non
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.05), ("int8", 0.05)])
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.03), ("int8", 0.09)])
 def test_llama_cpp_has_the_weights_of_ours_in_fewer_bits(
     dtype: str, bound: float, tmp_path: Path
 ) -> None:
+    """The difference of one prompt says little: with int8 it is 0.03 to 0.07 for these, in the
+    median 0.05. With the rows of one matrix in another order the median is 0.7 to 1.3."""
     model = replace(_model(tmp_path, "granite-hybrid"), dtype=dtype)
     convert_folder(model.folder, model.gguf, dtype)
-    ours, theirs = (_logits(contender, model) for contender in ("ferryman", "llama.cpp"))
-    assert 0 < _difference(ours, theirs) < bound
+    ours, theirs = (open_contender(contender, model) for contender in ("ferryman", "llama.cpp"))
+    prompts = [[(step * i + 3) % 131 for i in range(40)] for step in range(7, 31, 2)]
+    differences = [_difference(ours.logits(one), theirs.logits(one)) for one in prompts]
+    assert 0 < median(differences) < bound
 
 
 @pytest.mark.parametrize(
