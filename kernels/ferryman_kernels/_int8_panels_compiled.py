@@ -18,8 +18,16 @@ from ferryman_kernels._code_pairs import (
     add_two_inputs,
     widen_codes,
 )
-from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, row_like, wide
-from ferryman_kernels._int8_product_compiled import CODES_PER_ELEMENT
+from ferryman_kernels._compiled import (
+    STRICT,
+    WEIGHTS_PER_ELEMENT,
+    Loop,
+    narrow,
+    part,
+    prange,
+    row_like,
+    wide,
+)
 from ferryman_kernels._lanes import no_sums
 from ferryman_kernels._tiles import (
     CONFIG_BYTES,
@@ -144,7 +152,7 @@ def tile_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     """x [tokens, in_dim] is contiguous, in_dim that of the panels."""
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
-    elements = panels.numel() // CODES_PER_ELEMENT
+    elements = panels.numel() // WEIGHTS_PER_ELEMENT
     if tokens == 1:
         _one_token_loop(
             elements, row_like(x.dtype), panels.data_ptr(), in_dim // BLOCK, scales.data_ptr(),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, as_array, narrow, prange, wide
+from ferryman_kernels._compiled import WEIGHTS_PER_ELEMENT, Loop, as_array, narrow, prange, wide
 from ferryman_kernels._lanes import LANES, add_codes, no_sums
 from ferryman_kernels._vectors import AHEAD_BYTES, prefetch, total
 
@@ -38,16 +38,13 @@ def _widen(codes: Any, widened: Any) -> None:
 
 _one_row_loop, _widen_loop = Loop(_one_row), Loop(_widen)
 
-# As in `_packed_product_compiled`.
-CODES_PER_ELEMENT = 4
-
 
 def one_row_compiled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """The product with x [1, in_dim], summed in float32 and rounded once."""
     y = torch.empty(1, len(codes), dtype=x.dtype)
     row = as_array(x[0].float().contiguous())
     flat = as_array(codes.flatten())
-    elements = codes.numel() // CODES_PER_ELEMENT
+    elements = codes.numel() // WEIGHTS_PER_ELEMENT
     _one_row_loop(elements, flat, codes.shape[1], as_array(scales), row, as_array(y[0]))
     return y
 

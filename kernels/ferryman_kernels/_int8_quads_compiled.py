@@ -11,8 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from ferryman_kernels._code_quads import QUAD, widen_quads
-from ferryman_kernels._compiled import STRICT, Loop, narrow, part, prange, row_like, wide
-from ferryman_kernels._int8_product_compiled import CODES_PER_ELEMENT
+from ferryman_kernels._compiled import (
+    STRICT,
+    WEIGHTS_PER_ELEMENT,
+    Loop,
+    narrow,
+    part,
+    prange,
+    row_like,
+    wide,
+)
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
 from ferryman_kernels._packed_product_compiled import likes
 from ferryman_kernels._panel_tiles import (
@@ -191,7 +199,7 @@ def digit_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
     _digit_loop(
-        panels.numel() // CODES_PER_ELEMENT,
+        panels.numel() // WEIGHTS_PER_ELEMENT,
         row_like(x.dtype), np.int8(0), panels.data_ptr(), in_dim, scales.data_ptr(),
         len(scales), x.data_ptr(), tokens, y.data_ptr(),
     )  # fmt: skip
@@ -203,7 +211,7 @@ def pair_product_compiled(x: Tensor, panels: Tensor, scales: Tensor) -> Tensor:
     tokens, in_dim = x.shape
     y = x.new_empty((tokens, len(scales)))
     _pair_loop(
-        panels.numel() // CODES_PER_ELEMENT * (1 + tokens // _TOKENS_AS_LONG_AS_READING),
+        panels.numel() // WEIGHTS_PER_ELEMENT * (1 + tokens // _TOKENS_AS_LONG_AS_READING),
         *likes(x.dtype, HAS_DOTS), panels.data_ptr(), in_dim, scales.data_ptr(), len(scales),
         x.data_ptr(), tokens, y.data_ptr(),
     )  # fmt: skip

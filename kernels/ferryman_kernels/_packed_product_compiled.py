@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman_kernels._compiled import Loop, narrow, part, prange, row_like, wide
+from ferryman_kernels._compiled import (
+    WEIGHTS_PER_ELEMENT,
+    Loop,
+    narrow,
+    part,
+    prange,
+    row_like,
+    wide,
+)
 from ferryman_kernels._lanes import HAS_DOTS, LANES, STEP_BYTES
 from ferryman_kernels._panel_tiles import (
     PANEL_AHEAD_BYTES,
@@ -115,9 +123,6 @@ def _grouped(
 
 _product_loop, _grouped_loop = Loop(_product), Loop(_grouped)
 
-# A weight takes 0.1 ns: a product is shared from 33 M of them on.
-_WEIGHTS_PER_ELEMENT = 4
-
 
 @cache
 def likes(dtype: torch.dtype, has_dots: bool) -> tuple[Any, Any, Any]:
@@ -133,7 +138,7 @@ def packed_product_compiled(
     tokens, in_dim = x.shape
     x, y = x.contiguous(), x.new_empty((tokens, out_dim))
     _product_loop(
-        out_dim * in_dim // _WEIGHTS_PER_ELEMENT,
+        out_dim * in_dim // WEIGHTS_PER_ELEMENT,
         *likes(x.dtype, HAS_DOTS), address, panel_bytes, bias.data_ptr(), bias.numel(),
         x.data_ptr(), tokens, in_dim, y.data_ptr(), out_dim,
     )  # fmt: skip
@@ -149,7 +154,7 @@ def packed_grouped_product_compiled(
     read = min(pairs, len(addresses)) * out_dim * in_dim
     count, bias_dim = biases.shape
     _grouped_loop(
-        read // _WEIGHTS_PER_ELEMENT,
+        read // WEIGHTS_PER_ELEMENT,
         *likes(x.dtype, HAS_DOTS), addresses, panel_bytes, biases.data_ptr(),
         bias_dim if count > 1 else 0, bias_dim, x.data_ptr(), tokens, in_dim, chosen.data_ptr(),
         row_like(chosen.dtype), pairs, y.data_ptr(), out_dim,

@@ -16,11 +16,12 @@ from ferryman.model.quantisation.products import (
     WIDENED_FROM,
     Int4Linear,
     Int8Linear,
-    Int8PanelLinear,
-    Int8QuadLinear,
+    Int8PackedLinear,
 )
 from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
 from ferryman_kernels._tiles import has_tiles
+from ferryman_kernels.int8_panels import int8_panel_product
+from ferryman_kernels.int8_quads import int8_quad_product
 
 CPU = torch.device("cpu")
 KINDS = ("int8", "e4m3", "int4", "fp4")
@@ -175,43 +176,35 @@ def test_a_product_of_torch_is_taken_where_it_is_right_and_fast(
 
 
 @pytest.mark.parametrize(
-    ("dims", "dtype", "chosen"),
+    ("dims", "dtype", "in_panels", "in_quads"),
     [
-        pytest.param((64, 48, 48), torch.bfloat16, Int8QuadLinear, id="bfloat16"),
-        pytest.param((63, 48, 48), torch.bfloat16, Int8Linear, id="less than a panel"),
-        pytest.param((64, 66_000, 66_000), torch.bfloat16, Int8Linear, id="too long sums"),
-        pytest.param((64, 48, 24), torch.bfloat16, TiledLinear, id="in groups"),
-        pytest.param((64, 48, 48), torch.float32, Int8Linear, id="float32"),
+        pytest.param(
+            (64, 48, 48), torch.bfloat16, int8_panel_product, int8_quad_product, id="wide"
+        ),
+        pytest.param((40, 48, 48), torch.bfloat16, int8_panel_product, Int8Linear, id="less wide"),
+        pytest.param((31, 48, 48), torch.bfloat16, Int8Linear, Int8Linear, id="narrow"),
+        pytest.param(
+            (64, 66_000, 66_000), torch.bfloat16, int8_panel_product, Int8Linear, id="long sums"
+        ),
+        pytest.param((64, 48, 24), torch.bfloat16, TiledLinear, TiledLinear, id="in groups"),
+        pytest.param((64, 48, 48), torch.float32, Int8Linear, Int8Linear, id="float32"),
     ],
 )
-def test_int8_is_multiplied_in_quads_where_the_processor_has_products_of_bytes(
+def test_int8_is_multiplied_as_the_processor_does_it_best(
     dims: tuple[int, int, int],
     dtype: torch.dtype,
-    chosen: type,
+    in_panels: object,
+    in_quads: object,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(products, "has_tiles", lambda: False)
+    """In panels where it multiplies tiles, in quads where it multiplies bytes."""
+    matrix = drawn("int8", *dims, dtype).matrix
     monkeypatch.setattr(products, "HAS_BYTE_DOTS", True)
-    assert isinstance(drawn("int8", *dims, dtype).matrix.linear(None), chosen)
-
-
-@pytest.mark.parametrize(
-    ("dims", "dtype", "chosen"),
-    [
-        pytest.param((40, 48, 48), torch.bfloat16, Int8PanelLinear, id="bfloat16"),
-        pytest.param((31, 48, 48), torch.bfloat16, Int8Linear, id="less than a panel"),
-        pytest.param((40, 48, 24), torch.bfloat16, TiledLinear, id="in groups"),
-        pytest.param((40, 48, 48), torch.float32, Int8Linear, id="float32"),
-    ],
-)
-def test_int8_is_multiplied_in_panels_where_the_processor_has_tiles(
-    dims: tuple[int, int, int],
-    dtype: torch.dtype,
-    chosen: type,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(products, "has_tiles", lambda: True)
-    assert isinstance(drawn("int8", *dims, dtype).matrix.linear(None), chosen)
+    for has, chosen in ((True, in_panels), (False, in_quads)):
+        monkeypatch.setattr(products, "has_tiles", lambda has=has: has)
+        linear = matrix.linear(None)
+        way = linear.product if isinstance(linear, Int8PackedLinear) else type(linear)
+        assert way is chosen
 
 
 @pytest.mark.parametrize(

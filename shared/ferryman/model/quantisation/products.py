@@ -21,6 +21,7 @@ does not depend on the other rows of the batch where torch's own kernel is taken
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -69,43 +70,34 @@ class Int8Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8PanelLinear:
-    """`panels` as in `int8_panels`, `scales` [out_dim] bfloat16."""
+class Int8PackedLinear:
+    """`packed` codes as `product` reads them, `scales` [out_dim] bfloat16."""
 
-    panels: Tensor
+    packed: Tensor
     scales: Tensor
+    product: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = int8_panel_product(x, self.panels, self.scales)
-        return y if self.bias is None else y.add_(self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Int8QuadLinear:
-    """`quads` as in `int8_quads`, `scales` [out_dim] bfloat16."""
-
-    quads: Tensor
-    scales: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = int8_quad_product(x, self.quads, self.scales)
+        y = self.product(x, self.packed, self.scales)
         return y if self.bias is None else y.add_(self.bias)
 
 
 def int8_linear(
     codes: Tensor, scales: Tensor, bias: Tensor | None, device: torch.device
-) -> Int8Linear | Int8PanelLinear | Int8QuadLinear:
+) -> Int8Linear | Int8PackedLinear:
     """The product that this processor computes fastest, with a copy of `codes` [out_dim, in_dim] on
     `device`; `scales` are in the model's dtype."""
     # Fewer outputs than a panel has would take a panel's memory.
     out_dim, in_dim = codes.shape
     if scales.dtype is torch.bfloat16:
+        scales = scales.contiguous()
         if out_dim >= WIDTH and has_tiles():
-            return Int8PanelLinear(panels_of_codes(codes, device), scales.contiguous(), bias)
+            panels = panels_of_codes(codes, device)
+            return Int8PackedLinear(panels, scales, int8_panel_product, bias)
         if out_dim >= LANES and in_dim <= MOST_INPUTS and HAS_BYTE_DOTS:
-            return Int8QuadLinear(quads_of_codes(codes, device), scales.contiguous(), bias)
+            quads = quads_of_codes(codes, device)
+            return Int8PackedLinear(quads, scales, int8_quad_product, bias)
     return Int8Linear(copied(codes, device), scales, _widened_from(scales.dtype), bias)
 
 
