@@ -87,7 +87,7 @@ def prefilled(pair: RecordedPair) -> list[Guest]:
     return found
 
 
-@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+@pytest.fixture(params=[1, 2, 3], ids=["one-thread", "two-threads", "three-threads"])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

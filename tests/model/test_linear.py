@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -26,6 +28,31 @@ def test_any_linear_is_the_product_and_the_bias(
         found = make_linear(weight, bias)(x)
     assert found.dtype is dtype
     assert (found.double() - exact).abs().max() < TOLERANCES[dtype] * exact.abs().max()
+
+
+@pytest.fixture
+def _threads_are_set_back() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads_are_set_back")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_few_tokens_have_the_same_bits_with_any_number_of_threads(
+    dtype: torch.dtype, tokens: int
+) -> None:
+    """Two workers of unlike machines hand requests to each other."""
+    drawn = torch.Generator().manual_seed(5)
+    linear = pack(torch.randn(512, 700, generator=drawn).to(dtype))
+    if not isinstance(linear, PanelLinear):
+        pytest.skip("this processor's layout of a packed weight is another")
+    x, found = torch.randn(tokens, 700, generator=drawn).to(dtype), []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        found.append(linear(x))
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

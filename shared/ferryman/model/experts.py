@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ferryman.model.expert_stacks import ExpertStacks
 from ferryman.model.layers import FeedForward
-from ferryman.model.linear import Linear, PanelLinear, are_few
+from ferryman.model.linear import Linear, PanelLinear
 from ferryman.model.matrix import Matrix, join_linear, joined_runs
 from ferryman_kernels.grouped_product import CodeStack, FloatStack, grouped_product, sort_pairs
 from ferryman_kernels.packed_product import PanelStack, packed_grouped_product, stack_panels
@@ -124,7 +124,7 @@ class SeparateExperts:
 @dataclass(frozen=True, slots=True)
 class PanelExperts:
     """Few pairs of a token and an expert go through two compiled products, more through `many`,
-    which has the same weights; `few_pairs` as the few tokens of a `PanelLinear`.
+    which has the same weights.
 
     One at a time, each expert takes some ten small operations beside its products.
     """
@@ -134,10 +134,10 @@ class PanelExperts:
     down: PanelStack
     weighing: Weighing
     many: SeparateExperts
-    few_pairs: tuple[int, ...]
+    few_pairs: int
 
     def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        if not are_few(chosen.numel(), self.few_pairs):
+        if chosen.numel() > self.few_pairs:
             return self.many(hidden, shares, chosen)
         rows = self.weighing.entering(hidden, shares)
         own = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
@@ -206,7 +206,7 @@ def _experts_on_cpu(
             weighing,
         ),
         # A fourth as many on average: some experts are chosen more often than others.
-        tuple(len(experts) * few // 4 for few in firsts[0].few_tokens),
+        few_pairs=len(experts) * firsts[0].few_tokens // 4,
     )
 
 

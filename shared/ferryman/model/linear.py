@@ -31,11 +31,10 @@ from ferryman_kernels.packed_product import Panels, packed_product, panels_of
 
 # The least weight, in bytes, that is worth packing (measured as above, November 2026).
 _PACKED_FROM_BYTES = {torch.float32: 256 * 1024, torch.bfloat16: 0}
-# The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4), with one
-# thread and with two: up to these it reads while it multiplies. With three, oneDNN is faster.
-_FEW, _FEW_WIDENED = 32, 4
-_FEW_PAIRS = _FEW if HAS_DOTS else _FEW_WIDENED
-FEW_TOKENS = {torch.float32: (_FEW, _FEW), torch.bfloat16: (_FEW_PAIRS, _FEW_PAIRS)}
+# The most tokens that the loop over a packed weight multiplies faster than oneDNN (Zen 4, with one
+# thread and two): up to these it reads while it multiplies. Without the processor's product of
+# pairs, bfloat16 is widened first.
+FEW_TOKENS = {torch.float32: 32, torch.bfloat16: 32 if HAS_DOTS else 4}
 
 
 class Linear(Protocol):
@@ -71,26 +70,20 @@ class PackedLinear:
 class PanelLinear:
     """oneDNN's product for many tokens; for few a loop reads the same memory.
 
-    `bias` [out_dim], or [0] where there is none. `few_tokens` are the most for the loop with one
-    thread, with two, and so on. The number of tokens in a batch may change a token's last bits, as
-    it does within oneDNN.
+    `bias` [out_dim], or [0] where there is none. `few_tokens` are the most for the loop, with any
+    number of threads: its sums do not depend on it. The number of tokens in a batch may change a
+    token's last bits, as it does within oneDNN.
     """
 
     panels: Panels
     bias: Tensor
     many: PackedLinear
-    few_tokens: tuple[int, ...]
+    few_tokens: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        if are_few(x.shape[0], self.few_tokens):
+        if x.shape[0] <= self.few_tokens:
             return packed_product(x, self.panels, self.bias)
         return self.many(x)
-
-
-def are_few(tokens: int, few_tokens: tuple[int, ...]) -> bool:
-    """Whether so many tokens are few for the threads that torch has."""
-    threads = torch.get_num_threads()
-    return threads <= len(few_tokens) and tokens <= few_tokens[threads - 1]
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | PanelLinear:
