@@ -122,10 +122,13 @@ def show_comparison(result: ContestResult, notes: Iterable[str], console: Consol
 def run_bench_compare(old: Path, new: Path, *, as_json: bool) -> int:
     """Prints, for each row that both files have, the new figure as a multiple of the old one.
 
-    Raises ConfigError for files of two processors, and for those that no bench wrote.
+    Raises ConfigError for files of two processors or two benches, and for those that no bench
+    wrote.
     """
     before, after = _read(old), _read(new)
     check_same_processor(before["machine"], after["machine"])
+    if before["title"] != after["title"]:
+        raise ConfigError(f"the runs are of two benches: {before['title']!r}, {after['title']!r}")
     olds = {row["name"]: row["median"] for row in before["rows"]}
     rows = [(row, olds[row["name"]]) for row in after["rows"] if olds.get(row["name"])]
     if as_json:

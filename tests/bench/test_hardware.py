@@ -78,6 +78,17 @@ def test_a_result_of_another_processor_is_one_line_and_exit_2(
     assert said.count("\n") == 1
 
 
+def test_results_of_two_benches_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of another model or number of threads have the same names."""
+    old, new = _result(tmp_path, "old", 20.0), _result(tmp_path, "new", 30.0)
+    old.write_text(old.read_text().replace("bench", "bench of two threads"))
+    assert run(["bench", "compare", str(old), str(new)]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: the runs are of two benches: 'bench of two threads', 'bench'\n"
+
+
 @pytest.mark.parametrize("text", ["{}", "no json", "[]"])
 def test_a_file_that_no_bench_wrote_is_refused(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -68,7 +68,8 @@ class HostCacheServiceSettings(TierPolicySettings):
     """The host under which others reach this process; NIXL's traffic stays on the device that has
     its address."""
     memory_bytes: Annotated[Size, Field(ge=mmap.PAGESIZE), Called("host_memory")] = 256 << 20
-    """The arena of the host tier, allocated as a whole at start: `512M`, `2G`, bytes."""
+    """The largest size of the host tier's arena, whose memory is taken as it is used: `512M`, `2G`,
+    bytes."""
     arena_folder: Path = SHARED_MEMORY
     """Shared memory that the workers see under the same path."""
     node: NodeName = "local"
