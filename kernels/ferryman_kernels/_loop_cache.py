@@ -32,6 +32,8 @@ except ModuleNotFoundError:
 __all__ = ["LoopFiles", "cached"]
 
 log = logging.getLogger(__name__)
+compiling = logging.getLogger("ferryman_kernels.compiling")
+"""Hears the name of each loop whose compilation begins: at a first start that takes a while."""
 _DIGEST_BYTES = 32
 
 
@@ -78,6 +80,14 @@ if numba is not None:
             super().__init__(function)
             stamp = self._impl.locator.get_source_stamp()
             self._cache_file = LoopFiles(Path(self.cache_path), self._impl.filename_base, stamp)
+            name, _, _ = function.__name__.rpartition("_")  # without the digest of the sources
+            self._shown_as = f"{function.__module__.rpartition('.')[2]}.{name}"
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            found = super().load_overload(sig, target_context)
+            if found is None:
+                compiling.info("%s", self._shown_as)
+            return found
 
         def save_overload(self, sig: Any, data: Any) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Shows on stderr how far workers have loaded their model: a bar, lines, or events."""
+"""Shows on stderr how far workers are on their start: a bar, lines, or events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
-from ferryman_launcher.readiness import WeightsReport
+from ferryman_launcher.readiness import CompileReport, StartReport
 
 STEPS = 10
 """The number of lines for one stage of one worker, at most."""
 
 
+COMPILES = "compiles loops for this processor; later starts find them"
+
+
 class LoadDisplay(Protocol):
     """Shows the reports of workers by name, until it is closed."""
 
-    def show(self, name: str, report: WeightsReport) -> None: ...
+    def show(self, name: str, report: StartReport) -> None: ...
 
     def close(self) -> None: ...
 
@@ -33,12 +36,16 @@ class LoadBars:
         self._bars: dict[str, TaskID] = {}
         self._is_closed = False
 
-    def show(self, name: str, report: WeightsReport) -> None:
+    def show(self, name: str, report: StartReport) -> None:
         if self._is_closed:  # a worker that is started again has a line of its own
             return
         self._progress.start()
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(name)
+        if isinstance(report, CompileReport):
+            compiling = f"{name}: {COMPILES}"
+            self._progress.reset(self._bars[name], description=compiling, total=None)
+            return
         self._progress.update(
             self._bars[name],
             description=f"{name}: {report.model} ({report.stage})",
@@ -57,8 +64,14 @@ class LoadLines:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._shown: dict[tuple[str, str, str], int] = {}
+        self._compiling: set[str] = set()
 
-    def show(self, name: str, report: WeightsReport) -> None:
+    def show(self, name: str, report: StartReport) -> None:
+        if isinstance(report, CompileReport):
+            if name not in self._compiling:
+                self._say(f"{name} {COMPILES}")
+            self._compiling.add(name)
+            return
         done, total = report.done_bytes, report.total_bytes
         step = STEPS * done // total if total else STEPS
         stage = name, report.model, report.stage
@@ -80,8 +93,9 @@ class LoadEvents:
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def show(self, name: str, report: WeightsReport) -> None:
-        event = {"event": "loading", "process": name, **asdict(report)}
+    def show(self, name: str, report: StartReport) -> None:
+        kind = "compiling" if isinstance(report, CompileReport) else "loading"
+        event = {"event": kind, "process": name, **asdict(report)}
         print(json.dumps(event), file=self._out, flush=True)
 
     def close(self) -> None:

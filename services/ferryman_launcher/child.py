@@ -14,9 +14,15 @@ from typing import BinaryIO, Protocol, cast
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import EXIT_MISCONFIGURED
 from ferryman.settings.sources import without_settings
-from ferryman_launcher.readiness import ReadyEvent, WeightsReport, ready_event, weights_report
+from ferryman_launcher.readiness import (
+    CompileReport,
+    ReadyEvent,
+    StartReport,
+    ready_event,
+    start_report,
+)
 
-OnLoad = Callable[[WeightsReport], None]
+OnLoad = Callable[[StartReport], None]
 LAST_OUTPUT_BYTES = 4096
 LINE_BYTES = 1 << 16
 FLUSH_SECONDS = 1.0
@@ -61,7 +67,7 @@ class Child(asyncio.SubprocessProtocol):
         self._log_start = log.tell()
         self._is_ready, self._exited, self._closed = (asyncio.Event() for _ in range(3))
         self._advanced = asyncio.Event()
-        self._report: WeightsReport | None = None
+        self._report: StartReport | None = None
         self._ready_event: ReadyEvent = {}
         self._unfinished = b""
         self._transport: asyncio.SubprocessTransport | None = None
@@ -88,7 +94,7 @@ class Child(asyncio.SubprocessProtocol):
                 async with asyncio.timeout(seconds):
                     await self._advanced.wait()
             except TimeoutError:
-                # A first start compiles loops without a word, for minutes on a busy machine.
+                # One loop may take that long to compile on a busy machine.
                 spells += 1
                 computed = _processor_seconds(self.pid) - used
                 if computed < COMPUTING_SECONDS or spells > COMPUTING_SPELLS:
@@ -154,7 +160,7 @@ class Child(asyncio.SubprocessProtocol):
             self._ready_event = said
             self._end_wait()
             return False
-        report = weights_report(line)
+        report = start_report(line)
         # A report that repeats the last one is no progress.
         if report is not None and report != self._report:
             self._report = report
@@ -186,7 +192,7 @@ class Child(asyncio.SubprocessProtocol):
         raise ChildEnded(f"{name} {_manner(status)} before it was ready: {words}")
 
 
-def ignored(report: WeightsReport) -> None:
+def ignored(report: StartReport) -> None:
     """For a caller who shows no progress."""
 
 
@@ -263,9 +269,11 @@ def _processor_seconds(pid: int) -> float:
     return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
-def _standstill(report: WeightsReport | None, seconds: float) -> str:
+def _standstill(report: StartReport | None, seconds: float) -> str:
     if report is None:
         return f"was not ready within {seconds:g} s"
+    if isinstance(report, CompileReport):
+        return f"was not ready, and has compiled {report.loop} for {seconds:g} s"
     return (
         f"was not ready, and stood still for {seconds:g} s after it had read {report.done_bytes} "
         f"of {report.total_bytes} bytes of {report.model} ({report.stage})"

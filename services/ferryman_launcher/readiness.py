@@ -28,9 +28,22 @@ class WeightsReport:
     total_bytes: int
 
 
-def weights_report(line: str) -> WeightsReport | None:
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """A worker's report that it begins to compile a loop for this processor; later starts find it
+    on disk."""
+
+    loop: str
+
+
+StartReport = WeightsReport | CompileReport
+
+
+def start_report(line: str) -> StartReport | None:
     """The report in a line of a service's output; None for any other line."""
     match _event(line):
+        case {"event": "compiling", "loop": str(loop)}:
+            return CompileReport(loop)
         case {
             "event": "loading",
             "model": str(model),

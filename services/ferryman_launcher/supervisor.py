@@ -16,14 +16,14 @@ from time import monotonic
 
 from ferryman.errors import ConfigError
 from ferryman_launcher.child import Child, ChildEnded, ChildSpec, Launch, execute, spawn
-from ferryman_launcher.readiness import ReadyEvent, WeightsReport
+from ferryman_launcher.readiness import ReadyEvent, StartReport
 from ferryman_launcher.restarts import RestartLimits, Restarts
 from ferryman_launcher.state_folder import StateFolder
 
 KILL_GRACE_SECONDS = 5.0
 
 Say = Callable[[str], None]
-OnLoadOf = Callable[[str, WeightsReport], None]
+OnLoadOf = Callable[[str, StartReport], None]
 
 
 class GivenUp(Exception):

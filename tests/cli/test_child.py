@@ -16,7 +16,14 @@ from tests.skipped_time import skipped_time
 from ferryman.errors import ConfigError
 from ferryman_launcher import child as child_module
 from ferryman_launcher.child import Child, ChildEnded, ChildSpec, spawn
-from ferryman_launcher.readiness import WeightsReport, ready_event, ready_words, weights_report
+from ferryman_launcher.readiness import (
+    CompileReport,
+    StartReport,
+    WeightsReport,
+    ready_event,
+    ready_words,
+    start_report,
+)
 
 READY = 'print(\'{"event": "ready", "address": "here:1"}\', flush=True);'
 WAIT = "import signal; signal.pause()"
@@ -106,7 +113,7 @@ def loading(done: int) -> bytes:
 async def test_a_service_that_loads_is_waited_for_while_it_advances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[WeightsReport] = []
+    heard: list[StartReport] = []
     child = await spawn(job(WAIT), tmp_path / "thing.log", os.environ, heard.append)
     time = skipped_time(monkeypatch)
     waiting = asyncio.create_task(child.ready(1000))
@@ -132,6 +139,25 @@ async def test_a_service_that_repeats_itself_is_given_up(
     assert not waiting.done(), "the first report was progress"
     await time.skip(400)
     with pytest.raises(ChildEnded, match="stood still for 1000 s after it had read 4 of 9 bytes"):
+        await waiting
+    child.kill()
+    await child.ended()
+
+
+async def test_a_service_that_compiles_loops_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[StartReport] = []
+    child = await spawn(job(WAIT), tmp_path / "thing.log", os.environ, heard.append)
+    time = skipped_time(monkeypatch)
+    waiting = asyncio.create_task(child.ready(1000))
+    for loop in ("scan", "attend"):
+        await time.skip(900)
+        line = json.dumps({"event": "compiling", "role": "decode", "loop": loop})
+        child.pipe_data_received(1, f"{line}\n".encode())
+    assert heard == [CompileReport("scan"), CompileReport("attend")]
+    await time.skip(1001)
+    with pytest.raises(ChildEnded, match="was not ready, and has compiled attend for 1000 s"):
         await waiting
     child.kill()
     await child.ended()
@@ -183,4 +209,4 @@ async def test_reports_do_not_hide_the_last_words_in_the_log(tmp_path: Path) -> 
     ],
 )
 def test_another_line_is_no_report(line: str) -> None:
-    assert weights_report(line) is None
+    assert start_report(line) is None

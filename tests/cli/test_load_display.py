@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 
 from ferryman_cli.load_display import LoadBars, LoadEvents, LoadLines, load_display
-from ferryman_launcher.readiness import WeightsReport, weights_report
+from ferryman_launcher.readiness import CompileReport, WeightsReport, start_report
 
 GB = 10**9
 
@@ -55,7 +55,7 @@ def test_a_program_gets_each_report_as_an_event_of_its_process() -> None:
         display.show("decode-2", report)
     events = [json.loads(line) for line in out.getvalue().splitlines()]
     assert {event.pop("process") for event in events} == {"decode-2"}
-    assert [weights_report(json.dumps(event)) for event in events] == reports()
+    assert [start_report(json.dumps(event)) for event in events] == reports()
 
 
 def test_a_terminal_gets_a_bar_for_each_worker_that_is_gone_at_the_end() -> None:
@@ -71,6 +71,24 @@ def test_a_terminal_gets_a_bar_for_each_worker_that_is_gone_at_the_end() -> None
     ended = len(drawn)
     display.show("decode", reports()[0])
     assert len(out.getvalue()) == ended, "a bar that is closed draws no more"
+
+
+def test_a_first_start_says_once_that_it_compiles() -> None:
+    lines: list[str] = []
+    display = LoadLines(lines.append)
+    for name, loop in (("decode", "scan"), ("decode", "attend"), ("prefill", "scan")):
+        display.show(name, CompileReport(loop))
+    said = "compiles loops for this processor; later starts find them"
+    assert lines == [f"decode {said}", f"prefill {said}"]
+    out, terminal = io.StringIO(), Terminal()
+    LoadEvents(out).show("decode", CompileReport("scan"))
+    assert json.loads(out.getvalue()) == {"event": "compiling", "process": "decode", "loop": "scan"}
+    bars = LoadBars(Console(file=terminal, force_terminal=True, width=120))
+    for report in reports():
+        bars.show("decode", report)
+    bars.show("decode", CompileReport("scan"))
+    bars.close()
+    assert f"decode: {said}" in terminal.getvalue()
 
 
 def test_the_display_is_chosen_by_where_it_goes() -> None:

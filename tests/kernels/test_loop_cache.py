@@ -17,6 +17,7 @@ from ferryman_kernels._loop_cache import LoopFiles
 
 # Doubles every second number, or each of them; `full` lets the process write no file.
 TOY = """
+import logging
 import os
 import resource
 import sys
@@ -31,6 +32,7 @@ def double(numbers, found):
         found[i] = 2 * numbers[i]
 
 
+logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
 step = int(sys.argv[1])
 if "full" in sys.argv:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -42,10 +44,14 @@ EACH, SECOND = "[0.0, 2.0, 4.0, 6.0]", "[0.0, 4.0, 8.0, 12.0]"
 
 
 def _answer(folder: Path, *args: str) -> str:
+    return _ran(folder, *args).stdout
+
+
+def _ran(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     toy = folder / "toy.py"
     if not toy.exists():  # its time is part of what a file is compiled for
         toy.write_text(TOY)
-    ran = subprocess.run(
+    return subprocess.run(
         [sys.executable, toy, *args],
         env={**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
@@ -53,7 +59,6 @@ def _answer(folder: Path, *args: str) -> str:
         timeout=120,
         check=True,
     )
-    return ran.stdout
 
 
 def test_two_processes_that_compile_at_once_keep_their_files_apart(tmp_path: Path) -> None:
@@ -80,6 +85,11 @@ def test_other_types_processors_and_sources_have_other_files(tmp_path: Path) -> 
 def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path) -> None:
     assert [_answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
     assert [_answer(tmp_path, "2") for _ in range(2)] == [f"{SECOND} 0", f"{SECOND} 1"]
+
+
+def test_a_loop_that_is_not_on_disk_is_named_when_it_is_compiled(tmp_path: Path) -> None:
+    told = [_ran(tmp_path, "1").stderr for _ in range(2)]
+    assert told == ["ferryman_kernels.compiling __main__.double_alone\n", ""]
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,12 @@ def announce_loading(role: str, **progress: object) -> None:
     sys.stdout.flush()
 
 
+def announce_compiling(role: str, loop: str) -> None:
+    """Writes one line of JSON to stdout for the parent process: this loop is compiled now."""
+    sys.stdout.write(json.dumps({"event": "compiling", "role": role, "loop": loop}) + "\n")
+    sys.stdout.flush()
+
+
 async def _serve_until_stopped(serve: Serve, drain_seconds: float) -> bool:
     """Whether `serve` returned before it was cancelled."""
     stopping = asyncio.Event()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     contextmanager,
 )
@@ -26,6 +27,7 @@ from ferryman.runtime.http_server import json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.runtime.life import (
     alongside,
+    announce_compiling,
     announce_loading,
     announce_ready,
     run_unless_stopped,
@@ -58,6 +60,7 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 1.0
 ANNOUNCE_SECONDS = 0.25
+COMPILING = "ferryman_kernels.compiling"  # the log of loops whose compilation begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,23 @@ class LoadAnnouncer:
         if self._clock() >= self._next or progress.done_bytes == progress.total_bytes:
             announce_loading(self._role, **asdict(progress))
             self._next = self._clock() + ANNOUNCE_SECONDS
+
+
+class CompileAnnouncer(logging.Handler):
+    """Tells the parent process of each loop that is compiled, while a `with` lasts."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def emit(self, record: logging.LogRecord) -> None:
+        announce_compiling(self._role, record.getMessage())
+
+    def __enter__(self) -> None:
+        logging.getLogger(COMPILING).addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(COMPILING).removeHandler(self)
 
 
 class WorkerService(Protocol):
@@ -146,7 +166,10 @@ def _loaded_engine(options: EngineOptions, role: str) -> Iterator[Engine]:
     for note in notes:
         log.info(note)
     warm = warm_up_decode_first if role == DECODE else warm_up
-    with build_engine(complete, LoadAnnouncer(role, time.monotonic), warm) as engine:
+    with ExitStack() as stack:
+        with CompileAnnouncer(role):
+            building = build_engine(complete, LoadAnnouncer(role, time.monotonic), warm)
+            engine = stack.enter_context(building)
         engine.grammars.warm_up()
         for warning in engine.capacity.warnings:
             log.warning(warning)
