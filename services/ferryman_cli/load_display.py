@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ferryman_launcher.readiness import CompileReport, StartReport
 
@@ -31,27 +31,37 @@ class LoadBars:
     """One bar for each worker on a terminal. They vanish when all are ready."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
         self._progress = Progress(*columns, console=console, transient=True)
         self._bars: dict[str, TaskID] = {}
+        self._compiling: set[str] = set()
         self._is_closed = False
 
     def show(self, name: str, report: StartReport) -> None:
         if self._is_closed:  # a worker that is started again has a line of its own
             return
         self._progress.start()
-        if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name)
         if isinstance(report, CompileReport):
-            compiling = f"{name}: {COMPILES}"
-            self._progress.reset(self._bars[name], description=compiling, total=None)
+            self._show_compiling(name)
             return
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, size="")
         self._progress.update(
             self._bars[name],
             description=f"{name}: {report.model} ({report.stage})",
             completed=report.done_bytes,
             total=report.total_bytes,
+            size=f"{report.done_bytes / 1e6:,.0f} of {report.total_bytes / 1e6:,.0f} MB",
         )
+
+    def _show_compiling(self, name: str) -> None:
+        """A bar without an end in place of the load's, whose total cannot be taken back."""
+        if name in self._compiling:
+            return
+        self._compiling.add(name)
+        if name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))
+        self._progress.add_task(f"{name}: {COMPILES}", total=None, size="")
 
     def close(self) -> None:
         self._is_closed = True
