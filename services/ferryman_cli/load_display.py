@@ -14,8 +14,6 @@ from ferryman_launcher.readiness import CompileReport, StartReport
 
 STEPS = 10
 """The number of lines for one stage of one worker, at most."""
-
-
 COMPILES = "compiles loops for this processor; later starts find them"
 
 
