@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.refused_calls import answers_to
 from tests.worker.fake_engine import request
 from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
 
@@ -161,16 +162,17 @@ async def test_a_piece_for_another_generation_of_a_slot_is_refused() -> None:
             generation=wanted.generations[0] + 1,
             data=b"\x01" * 8,
         )
-        call = pair.decode_stub.WritePages(
-            iter(
-                [
-                    decode_pb2.WritePagesRequest(header=header),
-                    decode_pb2.WritePagesRequest(pieces=[piece]),
-                ]
+        messages = [
+            decode_pb2.WritePagesRequest(header=header),
+            decode_pb2.WritePagesRequest(pieces=[piece]),
+        ]
+        with pytest.raises(Stale, match="generation"):
+            await answers_to(
+                pair.decode.address,
+                "",
+                "/ferryman.wire.v1.DecodeService/WritePages",
+                [message.SerializeToString() for message in messages],
             )
-        )
-        with pytest.raises(Stale, match="generation"), typed_errors():
-            await call
 
 
 async def test_a_newer_attempt_ends_the_older_wherever_it_stands() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from redis import Redis
 from tests.cluster_keys import key_file_in
 from tests.hostcache.object_server import BUCKET, ObjectFaults, S3Server, s3_server
 from tests.hostcache.stored import Bucket, Place
@@ -20,6 +21,7 @@ from tests.servers import nats_server, redis_server
 from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.testing.memory_blob_store import BlobMedium
+from ferryman.wire.redis import redis_index as redis_module
 from ferryman_hostcache import index_publisher
 from ferryman_hostcache.service import RunningHostCache, running_host_cache
 
@@ -34,6 +36,20 @@ def nats_url() -> Iterator[str]:
 def redis_url() -> Iterator[str]:
     with redis_server() as url:
         yield url
+
+
+@pytest.fixture(autouse=True)
+def patient_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that a busy machine holds up for a second does not count as away."""
+    monkeypatch.setattr(redis_module, "WRITE_SECONDS", 30.0)
+
+
+@pytest.fixture(autouse=True)
+def empty_index(request: pytest.FixtureRequest) -> None:
+    """A node whose leave was late is in the index for a minute, and each entry of it counts."""
+    if "redis_url" in request.fixturenames:
+        with Redis.from_url(request.getfixturevalue("redis_url")) as client:
+            client.flushall()
 
 
 class StartHostCache(Protocol):

@@ -43,7 +43,10 @@ async def order(
 async def test_flush_gives_up_what_nobody_reads(
     start_host_cache: StartHostCache, nats_url: str
 ) -> None:
-    async with start_host_cache() as host, worker_at(host.address, MANIFEST) as worker:
+    async with (
+        start_host_cache(lease_seconds=1000) as host,
+        worker_at(host.address, MANIFEST) as worker,
+    ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
         lease = await load(worker, PROMPT)
         assert await order(nats_url, host, "flush") == {"dropped": 0}, "it is being read"

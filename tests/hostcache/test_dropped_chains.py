@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.hostcache.attached import load, prompt_of, read_all, until_stored, worker_at
 from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.heard import hearing
 from tests.hostcache.test_prefetch_runner import MANIFEST, PROMPT, assert_quiet, node, prefetch
 from tests.hostcache.test_trouble_is_published import EVENTS, next_event
 from tests.tiers.state_shapes import chain
@@ -22,8 +23,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.handoff.lifecycle import check
 from ferryman.wire.hostcache.arena_copy import UnitSource
-from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman_hostcache.host import DISTRUST_SECONDS
 from ferryman_hostcache.service import RunningHostCache
 
@@ -37,8 +36,7 @@ async def test_host_and_storage_drop_it_and_all_that_stands_on_it(
 ) -> None:
     folder = tmp_path / "storage"
     async with (
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(EVENTS) as messages,
+        hearing(nats_url, EVENTS) as messages,
         node(start_host_cache, "one", folder) as (service, worker),
     ):
         for prompt in (PROMPT, FORK, OTHER):

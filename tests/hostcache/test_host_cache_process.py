@@ -11,8 +11,10 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.cluster_keys import key_file_in
 from tests.hostcache.attached import load, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
@@ -107,11 +109,14 @@ async def test_a_stopped_host_cache_is_a_miss_and_then_serves_again(
 ) -> None:
     with host_cache_process(environment(tmp_path, nats_url, redis_url)) as process:
         said = await asyncio.to_thread(ready_line, process)
-        async with worker_at(said["address"], MANIFEST, call_seconds=0.3) as worker:
+        async with worker_at(said["address"], MANIFEST) as worker:
             client = worker.client
             assert await client.store(PROMPT.keys, PROMPT.sources) == 3
             process.send_signal(signal.SIGSTOP)
-            assert await load(worker, PROMPT) == MISS
+            with pytest.MonkeyPatch.context() as impatient:
+                options = replace(client.attachment._options, call_seconds=0.3)
+                impatient.setattr(client.attachment, "_options", options)
+                assert await load(worker, PROMPT) == MISS
             assert client.statistics().num_failures == 1
             assert await load(worker, PROMPT) == MISS, "at once: nobody is asked"
             assert client.statistics().num_failures == 1

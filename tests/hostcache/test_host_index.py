@@ -6,9 +6,11 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
 from tests.cluster_keys import KEY, key_file_in
 from tests.hostcache.attached import load, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.heard import hearing
 from tests.servers import running_redis
 from tests.tiers.state_shapes import chain, manifest_of
 
@@ -20,11 +22,11 @@ from ferryman.settings.groups import BusSettings, IndexSettings, ListenSettings
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.wire.grpc.rpc import CallTags
 from ferryman.wire.nats.bus import Messages
-from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.redis import redis_index as redis_module
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index
+from ferryman_hostcache.index_publisher import IndexPublisher
 from ferryman_hostcache.service import RunningHostCache, running_host_cache
 
 MANIFEST = manifest_of(Kind.FULL, Kind.RECURRENT)
@@ -65,10 +67,13 @@ async def test_the_index_knows_what_was_stored_and_what_was_dropped(
 async def test_entries_of_an_earlier_life_are_void(
     start_host_cache: StartHostCache, redis_url: str
 ) -> None:
-    async with start_host_cache() as first, worker_at(first.address, MANIFEST) as worker:
-        await worker.client.store(PROMPT.keys, PROMPT.sources)
-        await first.publisher.flushed()
-        first.publisher.unregister = nothing  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as killed:
+        killed.setattr(IndexPublisher, "unregister", not_removed)
+        async with start_host_cache() as first, worker_at(first.address, MANIFEST) as worker:
+            await worker.client.store(PROMPT.keys, PROMPT.sources)
+            await first.publisher.flushed()
+    async with redis_index(redis_url, KEY, lookup_seconds=10) as index:
+        assert await nodes_of(index) == {"test-node": 3}, "its record outlives it"
     async with redis_index(redis_url, KEY, lookup_seconds=10) as index:
         async with start_host_cache() as second:
             await second.publisher.flushed()
@@ -76,7 +81,7 @@ async def test_entries_of_an_earlier_life_are_void(
         assert await nodes_of(index) == {}, "a life that has left holds nothing"
 
 
-async def nothing() -> None:
+async def not_removed(_publisher: IndexPublisher) -> None:
     """A killed process does not remove its own entry."""
 
 
@@ -118,7 +123,6 @@ async def test_an_index_that_was_flushed_is_told_everything_within_seconds(
             await until_known(index, {"test-node": 3})
             before = host_cache.publisher.statistics().num_refreshes
             await index._client.flushall()
-            assert await nodes_of(index) == {}
             await until_known(index, {"test-node": 3})
             assert host_cache.publisher.statistics().num_refreshes > before
             (holding,) = (await index.usable_pages(PROMPT.keys, SHAPE)).values()
@@ -126,8 +130,9 @@ async def test_an_index_that_was_flushed_is_told_everything_within_seconds(
 
 
 async def test_an_index_that_hung_is_told_what_it_missed(
-    start_host_cache: StartHostCache,
+    start_host_cache: StartHostCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(redis_module, "WRITE_SECONDS", 1.0)
     with running_redis() as redis:
         async with (
             start_host_cache(redis_url=redis.url) as host_cache,
@@ -152,8 +157,7 @@ async def test_the_lifecycle_log_says_what_happened_to_a_request(
 ) -> None:
     tags = CallTags("req-lifecycle", 1)
     async with (
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(Subjects().all_life_of(tags.request_id)) as messages,
+        hearing(nats_url, Subjects().all_life_of(tags.request_id)) as messages,
         worker_at(host_cache.address, MANIFEST) as worker,
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources, tags=tags)
@@ -174,10 +178,9 @@ async def test_the_lifecycle_log_says_what_happened_to_a_request(
 async def test_beats_say_where_the_host_cache_is(
     host_cache: RunningHostCache, nats_url: str
 ) -> None:
-    async with nats_bus(NatsOptions(nats_url)) as bus:
-        pattern = Subjects().beat("hostcache", host_cache.worker_id)
-        async with bus.subscribed(pattern) as messages:
-            assert b'"node":"test-node"' in (await _next(messages))
+    pattern = Subjects().beat("hostcache", host_cache.worker_id)
+    async with hearing(nats_url, pattern) as messages:
+        assert b'"node":"test-node"' in (await _next(messages))
 
 
 async def _next(messages: Messages) -> bytes:

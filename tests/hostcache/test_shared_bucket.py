@@ -19,6 +19,7 @@ from tests.hostcache.attached import (
     until_stored,
 )
 from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.heard import hearing
 from tests.hostcache.stored import Bucket
 from tests.hostcache.test_prefetch_runner import (
     MANIFEST,
@@ -35,8 +36,6 @@ from ferryman.cache.units import Tier
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.wire.grpc.rpc import CallTags
-from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index
@@ -114,8 +113,7 @@ async def test_what_a_node_that_is_gone_has_stored_is_brought_from_its_folder(
         assert term == 2
         async with (
             in_bucket(start_host_cache, bucket, "two") as (service, worker),
-            nats_bus(NatsOptions(nats_url)) as bus,
-            bus.subscribed(Subjects().all_life_of(TAGS.request_id)) as messages,
+            hearing(nats_url, Subjects().all_life_of(TAGS.request_id)) as messages,
         ):
             async with asyncio.timeout(120):
                 while (await index.usable_pages(PROMPT.keys, SHAPE)).get("two") is None:  # noqa: ASYNC110

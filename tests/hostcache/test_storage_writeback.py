@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.hostcache.attached import load, prompt_of, until_stored
 from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.heard import hearing
 from tests.hostcache.test_prefetch_runner import (
     MANIFEST,
     PROMPT,
@@ -22,8 +23,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.handoff.lifecycle import check
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.tiers.prefetch_values import PrefetchShortfall
-from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_hostcache.service import RunningHostCache
 
@@ -83,8 +82,7 @@ async def test_a_spoilt_file_is_a_miss_that_is_counted_and_published(
         await until_stored(service, PROMPT)
     async with (
         node(start_host_cache, "one", folder) as (service, worker),
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(Subjects().all_life_of(TAGS.request_id)) as messages,
+        hearing(nats_url, Subjects().all_life_of(TAGS.request_id)) as messages,
     ):
         spoil(folder, PROMPT.content(Kind.FULL, 5))
         brought = await prefetch(worker)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import xxhash
-from redis import Redis
 from tests.cluster_keys import KEY, STRANGERS_KEY, key_file_in
 from tests.hostcache.attached import AttachedTestWorker, StoredPrompt, prompt_of, worker_at
 from tests.hostcache.conftest import StartHostCache
@@ -23,7 +22,6 @@ from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
 from ferryman.tiers.prefetch_values import Prefetched, PrefetchOptions, PrefetchPolicy
 from ferryman.wire.grpc.rpc import CallTags, Context, channel, listening
-from ferryman.wire.redis import redis_index as redis_module
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import hostcache_pb2 as pb
@@ -48,19 +46,6 @@ class ForgedPrompt(StoredPrompt):
 
 
 FORGED = ForgedPrompt(PROMPT.manifest, PROMPT.keys, PROMPT.names)
-
-
-@pytest.fixture(autouse=True)
-def patient_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis that a busy machine holds up for a second does not count as away."""
-    monkeypatch.setattr(redis_module, "WRITE_SECONDS", 30.0)
-
-
-@pytest.fixture(autouse=True)
-def empty_index(redis_url: str) -> None:
-    """A node whose leave was late is in the index for a minute, and each entry of it counts."""
-    with Redis.from_url(redis_url) as client:
-        client.flushall()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.hostcache.attached import load, prompt_of, until_stored, worker_at
 from tests.hostcache.conftest import StartHostCache
+from tests.hostcache.heard import hearing
 from tests.hostcache.test_prefetch_runner import node
 from tests.hostcache.test_storage_writeback import spoil
 from tests.tiers.state_shapes import chain, manifest_of
@@ -16,8 +17,6 @@ from ferryman.handoff.lifecycle import LifecycleEntry, check
 from ferryman.ids import NO_REQUEST
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.bus import Messages
-from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_hostcache.service import RunningHostCache
 
@@ -35,8 +34,7 @@ async def test_a_corrupt_unit_is_published_when_nobody_knows_for_whom_it_was_rea
     host_cache: RunningHostCache, nats_url: str
 ) -> None:
     async with (
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(EVENTS) as messages,
+        hearing(nats_url, EVENTS) as messages,
         worker_at(host_cache.address, MANIFEST) as worker,
     ):
         await worker.client.store(PROMPT.keys, PROMPT.sources)
@@ -60,8 +58,7 @@ async def test_a_file_that_is_spoilt_between_two_lives_is_published_at_the_next(
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
     (folder / "00000000000000ff.writing").write_bytes(b"a write that a kill cut short is no flaw")
     async with (
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(EVENTS) as messages,
+        hearing(nats_url, EVENTS) as messages,
         node(start_host_cache, "one", folder, MANIFEST),
     ):
         event = await next_event(messages)
@@ -73,8 +70,7 @@ async def test_a_disk_that_fails_while_nobody_asks_is_published(
 ) -> None:
     folder = tmp_path / "storage"
     async with (
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(EVENTS) as messages,
+        hearing(nats_url, EVENTS) as messages,
         node(start_host_cache, "one", folder, MANIFEST) as (service, worker),
     ):
         (folder / "owner.lock").rename(folder / "nobodys.lock")
@@ -93,8 +89,7 @@ async def test_a_file_found_spoilt_while_another_node_fetches_is_published(
         await worker.client.store(PROMPT.keys, PROMPT.sources)
         await until_stored(service, PROMPT)
     async with (
-        nats_bus(NatsOptions(nats_url)) as bus,
-        bus.subscribed(EVENTS) as messages,
+        hearing(nats_url, EVENTS) as messages,
         node(start_host_cache, "one", folder, MANIFEST) as (service, _worker),
     ):
         spoil(folder, PROMPT.content(Kind.FULL, 2))

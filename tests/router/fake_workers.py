@@ -412,7 +412,6 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
     def __init__(self, script: tuple[int, ...], worker_id: str = "") -> None:
         super().__init__(script, worker_id)
         self.orders: list[PrefillOrder] = []
-        self.num_cancelled = 0
         self.ends: asyncio.Queue[str] = asyncio.Queue()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -432,7 +431,6 @@ class FakePrefill(FakeRouterWorker, prefill_pb2_grpc.PrefillServiceServicer):
             async for progress in self._progress(order):
                 yield progress_to_wire(progress)
         except asyncio.CancelledError:
-            self.num_cancelled += 1
             self.ends.put_nowait("cancelled")
             raise
         except Unavailable:

@@ -33,6 +33,9 @@ MEAN = QUICK.model_copy(
     }
 )
 
+# Nobody dies here, so a worker may take its time to answer.
+DEATHLESS = MEAN.model_copy(update={"stream_patience_seconds": 30.0})
+
 
 @asynccontextmanager
 async def mean_cluster(
@@ -245,7 +248,7 @@ async def way_to(made: RouterCluster, worker: FakeRouterWorker) -> AsyncIterator
 
 async def test_connections_that_break_are_no_death(nats_url: str, folder: Path) -> None:
     """As when the router stood still: all calls break at once, and everybody lives."""
-    async with mean_cluster(nats_url, folder, 1) as made:
+    async with mean_cluster(nats_url, folder, 1, DEATHLESS) as made:
         (prefill,) = made.prefills
         gate = prefill.faults.gate = asyncio.Event()
         async with way_to(made, prefill) as way:
@@ -261,7 +264,7 @@ async def test_connections_that_break_are_no_death(nats_url: str, folder: Path) 
 
 
 async def test_a_request_that_is_cut_off_three_times_fails(nats_url: str, folder: Path) -> None:
-    async with mean_cluster(nats_url, folder, 1) as made:
+    async with mean_cluster(nats_url, folder, 1, DEATHLESS) as made:
         (prefill,) = made.prefills
         prefill.faults.gate = asyncio.Event()
         async with way_to(made, prefill) as way:

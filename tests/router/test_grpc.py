@@ -22,6 +22,7 @@ from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
 from ferryman_router.generate_request import GenerateRequest, TokenizedRequest
 
 LONG = SENTENCE * 2
+LINGERING = QUICK.model_copy(update={"linger_seconds": 60.0})
 
 
 def _request(request_id: str = "", **more: Any) -> pb.GenerateRequest:
@@ -54,17 +55,18 @@ async def test_a_finished_request_can_be_heard_again_from_any_offset(
     assert len(one_pair.prefills[0].orders) == 1
 
 
-async def test_a_broken_connection_resumes_without_a_gap(one_pair: RouterCluster) -> None:
-    gate = one_pair.decodes[0].faults.gate = asyncio.Event()
-    address = f"127.0.0.1:{one_pair.router.grpc_port}"
-    async with channel(address) as first_channel:
-        call = InferenceServiceStub(first_channel).Generate(_request("g-3"))
-        seen = [event_from_wire(await call.read()) for _ in range(2)]
-    gate.set()
-    rest = await _events(one_pair.stub.Generate(_request("g-3", resume_from_offset=1)))
-    chunks = [event for event in (*seen, *rest) if isinstance(event, TokenChunk)]
-    assert [chunk.offset for chunk in chunks] == list(range(8))
-    assert len(one_pair.prefills[0].orders) == 1
+async def test_a_broken_connection_resumes_without_a_gap(nats_url: str, folder: Path) -> None:
+    async with cluster(nats_url, folder, limits=LINGERING) as one_pair:
+        gate = one_pair.decodes[0].faults.gate = asyncio.Event()
+        address = f"127.0.0.1:{one_pair.router.grpc_port}"
+        async with channel(address) as first_channel:
+            call = InferenceServiceStub(first_channel).Generate(_request("g-3"))
+            seen = [event_from_wire(await call.read()) for _ in range(2)]
+        gate.set()
+        rest = await _events(one_pair.stub.Generate(_request("g-3", resume_from_offset=1)))
+        chunks = [event for event in (*seen, *rest) if isinstance(event, TokenChunk)]
+        assert [chunk.offset for chunk in chunks] == list(range(8))
+        assert len(one_pair.prefills[0].orders) == 1
 
 
 async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: RouterCluster) -> None:
@@ -83,8 +85,7 @@ async def test_a_client_that_does_not_come_back_ends_its_request(one_pair: Route
 async def test_a_reader_who_is_being_checked_is_back_already(
     nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = QUICK.model_copy(update={"linger_seconds": 60.0})
-    async with cluster(nats_url, folder, limits=patient) as one_pair:
+    async with cluster(nats_url, folder, limits=LINGERING) as one_pair:
         time, frontend = skipped_time(monkeypatch), one_pair.router.components.frontend
         gate = one_pair.decodes[0].faults.gate = asyncio.Event()
         call = one_pair.stub.Generate(_request("g-8"))

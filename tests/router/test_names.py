@@ -11,6 +11,7 @@ from unittest.mock import ANY
 import grpc.aio
 import pytest
 from tests.router.cluster import SENTENCE, RouterCluster, cluster, collect, frames
+from tests.router.recorded_calls import recorded_call
 
 from ferryman.errors import RequestIdInUse
 from ferryman.ids import is_request_id
@@ -19,8 +20,6 @@ from ferryman.wire.grpc.status import typed
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.values import StreamFinished, Usage
-from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.lifecycle_reader import read_events
 
 TEXT = "/v1/completions"
 BODY = {"prompt": SENTENCE, "max_tokens": 2}
@@ -101,7 +100,7 @@ async def test_the_command_line_finds_a_request_by_its_name(
 ) -> None:
     ids = [(await _complete(one_pair, "seen by a proxy"))[1] for _ in range(2)]
     await one_pair.life_of(ids[1])
-    events = await read_events(BrokerPlace(nats_url, one_pair.subjects.cluster), "seen by a proxy")
+    events = await recorded_call(nats_url, one_pair.subjects.cluster, "seen by a proxy")
     assert {event.request_id for event in events} == {ids[1]}, "the latest"
 
 
@@ -116,7 +115,7 @@ async def test_an_id_that_was_sent_to_some_router_before_stays_that_routers(
     assert len({"sent-again", *ids}) == 3
     assert await _begun_by(one_pair, "sent-once", 0) == "sent-once"
     for name in ("sent-again", ids[1]):
-        events = await read_events(BrokerPlace(nats_url, one_pair.subjects.cluster), name)
+        events = await recorded_call(nats_url, one_pair.subjects.cluster, name)
         assert list(dict.fromkeys(event.request_id for event in events)) == ids, "one call"
 
 

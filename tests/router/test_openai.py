@@ -153,7 +153,7 @@ async def test_the_lifecycle_of_a_request_is_told(one_pair: RouterCluster) -> No
     )
     assert response.headers["x-request-id"] == "told-1"
     assert await one_pair.life_of("told-1") == ["received", "routed", "finished"]
-    found = await one_pair.bus.history(one_pair.subjects.all_life_of("told-1"), max_events=9)
+    found = await one_pair.recorded(one_pair.subjects.all_life_of("told-1"))
     assert {json.loads(one.payload)["traceparent"][:35] for one in found} == {traceparent[:35]}
     order = one_pair.prefills[0].orders[0]
     assert order.context.traceparent[:35] == traceparent[:35]
@@ -187,7 +187,7 @@ async def test_the_log_says_which_requests_share_a_prefix_and_nothing_else(
 
 
 async def payloads(cluster: RouterCluster, pattern: str) -> list[bytes]:
-    return [one.payload for one in await cluster.bus.history(pattern, max_events=9)]
+    return [one.payload for one in await cluster.recorded(pattern)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

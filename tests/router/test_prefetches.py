@@ -76,7 +76,11 @@ class HeldPrefetch:
 
 
 @pytest.fixture
-async def held(nats_url: str, folder: Any) -> AsyncIterator[HeldPrefetch]:
+async def held(
+    nats_url: str, folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HeldPrefetch]:
+    # On a busy machine a first connection, or four requests, take longer than a prefetch may.
+    monkeypatch.setattr(worker_client, "PREFETCH_SECONDS", 60.0)
     with redis_server() as redis_url:
         async with (
             redis_index(redis_url, KEY, lookup_seconds=10) as index,
@@ -119,8 +123,6 @@ async def test_a_host_cache_that_does_not_answer_keeps_nobody_waiting(
     held: HeldPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_client, "MAX_PREFETCHES", 2)
-    # On a busy machine four requests take longer than a prefetch may.
-    monkeypatch.setattr(worker_client, "PREFETCH_SECONDS", 60.0)
     held.host.faults.gate = asyncio.Event()
     assert [await held.ask(f"stuck-{i}") for i in range(4)] == [200] * 4
     await held.counted("too_many", 2)

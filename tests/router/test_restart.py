@@ -19,6 +19,7 @@ import pytest
 from tests.cluster_keys import key_file_in
 from tests.router.cluster import SENTENCE, frames
 from tests.router.fake_workers import STATE, FakeDecode, FakePrefill, living
+from tests.router.recorded_calls import recorded_call
 
 from ferryman.client import Client, NotResumable, SamplingParams, TokenChunk
 from ferryman.handoff.lifecycle import check, is_over
@@ -32,8 +33,6 @@ from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
-from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.lifecycle_reader import read_events
 
 STILL_SECONDS = 6.0
 MANY = SamplingParams(max_tokens=40)
@@ -245,7 +244,7 @@ async def test_a_call_that_outlives_its_router_is_one_request_of_two_routers(
         await router.start()
         async with asyncio.timeout(120):
             assert await reading == router.token_ids(40)
-    events = await read_events(BrokerPlace(nats_url, router.cluster), "outlives")
+    events = await recorded_call(nats_url, router.cluster, "outlives")
     assert {event.request_id for event in events} == {"outlives"}
     first, second = dict.fromkeys(event.publisher for event in events)
     said = {each: [e.name for e in events if e.publisher == each] for each in (first, second)}

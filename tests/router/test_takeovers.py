@@ -161,7 +161,7 @@ async def test_lies_of_a_worker_in_the_log_change_nothing_about_it(begun: Begun)
     async with asyncio.timeout(120):
         logged = set[str]()
         while not lies.keys() <= logged:
-            logged = {one.subject for one in await made.bus.history(pattern, max_events=999)}
+            logged = {one.subject for one in await made.recorded(pattern)}
     asked = pb.TraceRequest(request_id=begun.request_id)
     shown = (await made.stub.Trace(asked, metadata=KEY)).events
     assert [each.event for each in shown if each.role == "decode"] == ["progress"]

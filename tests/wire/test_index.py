@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ferryman.cache.keys import PageKey, as_token_ids, page_keys
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.errors import ConfigError
+from ferryman.runtime.embedded import EmbeddedServer
 from ferryman.testing.memory_index import MemoryIndex
 from ferryman.wire.redis import redis_index as redis_module
 from ferryman.wire.redis.index import (
@@ -27,7 +29,7 @@ from ferryman.wire.redis.index import (
     PrefixIndex,
     usable_depth,
 )
-from ferryman.wire.redis.redis_index import redis_index
+from ferryman.wire.redis.redis_index import RedisIndex, redis_index
 
 A, B = NodeLife("node-a", 11), NodeLife("node-b", 22)
 HYBRID = ResumeShape(16, 0, frozenset({Kind.FULL, Kind.RECURRENT}))
@@ -307,45 +309,46 @@ async def test_entries_of_an_earlier_life_go_when_the_next_one_commits(redis_url
         assert await index._client.hkeys(name) == ["full:host:node-a#12", "full:host:node-b#22"]
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests in which Redis does hang."""
-    for name in ("WRITE_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(redis_module, name, 0.1)
+@contextmanager
+def hung(server: EmbeddedServer, index: RedisIndex) -> Iterator[None]:
+    """A Redis that stands still for the length of a block, in which nobody is patient with it."""
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(redis_module, "WRITE_SECONDS", 0.1)
+        limits.setattr(index, "_lookup_seconds", 0.1)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            server.process.send_signal(signal.SIGCONT)
 
 
-async def test_redis_that_hangs_is_a_miss_and_writes_wait_for_it(impatient: None) -> None:
+async def test_redis_that_hangs_is_a_miss_and_writes_wait_for_it() -> None:
     chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url, KEY, lookup_seconds=0.1) as index:
+        async with redis_index(server.url, KEY, lookup_seconds=PATIENT) as index:
             await index.announce(A, TTL)
-            server.process.send_signal(signal.SIGSTOP)
-            try:
+            with hung(server, index):
                 await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
                 assert index.is_away
                 assert await index.usable_pages(chain, FULL_ONLY) == {}
                 assert index.statistics().num_misses_away == 1
                 await index.forget(A, chain[0], Tier.HOST, [(Kind.FULL, chain[1])])
                 assert index.statistics().num_waiting == 2
-            finally:
-                server.process.send_signal(signal.SIGCONT)
-            await index.here()
-            await index.announce(A, TTL)
-            assert index.statistics().num_waiting == 0
+            async with asyncio.timeout(120):
+                while index.is_away or index.statistics().num_waiting:
+                    await index.here()
+                    await index.announce(A, TTL)
             assert await usable(index, chain, FULL_ONLY) == {"node-a": 1}
 
 
-async def test_a_hung_redis_costs_those_who_ask_just_then_and_nobody_later(
-    impatient: None,
-) -> None:
+async def test_a_hung_redis_costs_those_who_ask_just_then_and_nobody_later() -> None:
     chain = chain_of(4)
     with running_redis() as server:
-        async with redis_index(server.url, KEY, lookup_seconds=0.1) as index:
+        async with redis_index(server.url, KEY, lookup_seconds=PATIENT) as index:
             await index.announce(A, TTL)
             await index.commit(A, chain[0], Tier.HOST, units(chain, Kind.FULL, 0, 1))
             assert await usable(index, chain, FULL_ONLY) == {"node-a": 2}
-            server.process.send_signal(signal.SIGSTOP)
-            try:
+            with hung(server, index):
                 asked = [index.usable_pages(chain, FULL_ONLY) for _ in range(40)]
                 assert await asyncio.gather(*asked) == [{}] * 40
                 assert index.statistics().num_failures <= redis_module.MAX_LOOKUPS
@@ -354,8 +357,6 @@ async def test_a_hung_redis_costs_those_who_ask_just_then_and_nobody_later(
                     assert await index.usable_pages(chain, FULL_ONLY) == {}
                 assert index._client.connection_pool._in_use_connections == before
                 assert index.statistics().num_misses_away == 1040
-            finally:
-                server.process.send_signal(signal.SIGCONT)
 
 
 async def test_writes_to_a_redis_that_is_not_there_are_dropped_beyond_a_bound(

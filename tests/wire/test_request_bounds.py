@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refused_calls import answers_to
 
 from ferryman.errors import FerrymanError, InvalidRequest, TooLarge
 from ferryman.wire.grpc.interceptor import UNCOUNTED_BYTES, check_num_fields
 from ferryman.wire.grpc.rpc import channel, listening
-from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, inference_pb2, types_pb2
 
 REQUEST = inference_pb2.GenerateRequest.DESCRIPTOR
@@ -94,17 +94,13 @@ async def test_bytes_that_are_no_protobuf_are_the_callers_mistake_and_no_traceba
     def register(server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(Servicer(), server)
 
-    async def stream() -> Any:
-        yield b"\xff\xff"
-
     async with listening("127.0.0.1:0", register, grace=0.1) as server:
-        async with channel(f"127.0.0.1:{server.port}") as way:
+        address = f"127.0.0.1:{server.port}"
+        async with channel(address) as way:
             unary: Any = way.unary_unary(SERVICE + "Abort")
-            streaming: Any = way.stream_unary(SERVICE + "WritePages")
             assert await unary(b"") == b"", "an empty message is one"
-            calls: list[Any] = [lambda: unary(b"\xff\xff"), lambda: streaming(stream())]
-            for call in calls:
-                with pytest.raises(FerrymanError) as caught, typed_errors():
-                    await call()
-                assert type(caught.value) is InvalidRequest, caught.value
+        for method in ("Abort", "WritePages"):
+            with pytest.raises(FerrymanError) as caught:
+                await answers_to(address, "", SERVICE + method, [b"\xff\xff"])
+            assert type(caught.value) is InvalidRequest, caught.value
     assert not caplog.records, [record.getMessage() for record in caplog.records]
