@@ -13,11 +13,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from ferryman.runtime import embedded
 from ferryman.settings.engine import EngineOptions
 
 # Properties are about what is true, not how fast: a busy machine fails no test.
 settings.register_profile("no_clock", deadline=None)
 settings.load_profile("no_clock")
+embedded.START_SECONDS = 120.0
 
 if device := os.environ.get("FERRYMAN_TEST_DEVICE"):
     # Engines that tests build run there, and so do those of services that tests start.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+
+from tests.sockets import socket_inodes
 
 TCP_LISTEN = "0A"
 
@@ -12,20 +15,22 @@ TCP_LISTEN = "0A"
 def ranks_of(pid: int) -> list[int]:
     """The ranks beside the first that a process has started and not yet seen the end of."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return [
-        child for child, line in lines.items() if b"ferryman.engine.tensor_parallel.rank" in line
-    ]
+    found = []
+    for child in children:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            line = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"ferryman.engine.tensor_parallel.rank" in line:
+                found.append(int(child))
+    return found
 
 
 def addresses_of(pid: int) -> set[str]:
     """The IP addresses at which a process listens for TCP."""
-    opened = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    found = set()
+    opened, found = socket_inodes(pid), set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
-            if state == TCP_LISTEN and f"socket:[{inode}]" in opened:
+            if state == TCP_LISTEN and inode in opened:
                 found.add(_address_of(local.partition(":")[0]))
     return found
 

@@ -13,7 +13,7 @@ SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 def listening_addresses(pid: int) -> dict[int, IPv4Address | IPv6Address]:
     """By port: the TCP sockets on which a process listens."""
-    mine = _socket_inodes(pid)
+    mine = socket_inodes(pid)
     found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
@@ -24,7 +24,8 @@ def listening_addresses(pid: int) -> dict[int, IPv4Address | IPv6Address]:
     return found
 
 
-def _socket_inodes(pid: int) -> set[str]:
+def socket_inodes(pid: int) -> set[str]:
+    """The numbers of all sockets that a process has open."""
     found = set()
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # it was closed meanwhile

@@ -81,11 +81,11 @@ class LockedCluster:
             return url
         return urlunsplit(parts._replace(netloc=f"{REDIS_DEFAULT_USER}@{parts.netloc}"))
 
-    def own_redis(self, directory: Path) -> ServerCommand:
-        """Starts our own Redis. Raises ConfigError."""
+    def own_redis(self, directory: Path, port: int) -> ServerCommand:
+        """Starts our own Redis, at `port` where it needs one. Raises ConfigError."""
         if self.tls_dir:
             return redis_socket_command(directory, self.redis_acl)
-        return redis_command(directory, acl=self.redis_acl)
+        return redis_command(directory, port, acl=self.redis_acl)
 
     def observer_nats(self, url: str) -> str:
         """The URL, or several with commas, by which people and their tools may hear the broker."""
@@ -120,8 +120,8 @@ class OpenCluster:
     def foreign_redis(self, url: str) -> str:
         return url
 
-    def own_redis(self, directory: Path) -> ServerCommand:
-        return redis_command(directory)
+    def own_redis(self, directory: Path, port: int) -> ServerCommand:
+        return redis_command(directory, port)
 
     def observer_nats(self, url: str) -> str:
         return url

@@ -11,7 +11,7 @@ from typing import Any
 
 from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
-from ferryman.runtime.embedded import ServerCommand, free_port, nats_command
+from ferryman.runtime.embedded import ServerCommand, free_ports, nats_command
 from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import DoorPorts, UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
@@ -49,17 +49,18 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     """Fixes the addresses that other processes must know, so that a restart keeps them."""
     servers, nats_url, redis_url = [], choices.nats_url, choices.redis_url
     make_key_file(folder.key_path)
-    locks = _locks(choices, folder)
+    locks, nodes = _locks(choices, folder), choices.tiers.nodes()
+    nats_port, redis_port, *node_ports = free_ports(2 + len(nodes))
     if not nats_url:
         command = nats_command(
-            folder.path / "nats", config=locks.nats_config, scheme=locks.nats_scheme
+            folder.path / "nats", nats_port, locks.nats_config, locks.nats_scheme
         )
         servers.append(_server(command, folder))
         nats_url = command.url
     if redis_url:
         index_url, observer_redis = locks.foreign_redis(redis_url), redis_url
     else:
-        command = locks.own_redis(folder.path / "redis")
+        command = locks.own_redis(folder.path / "redis", redis_port)
         servers.append(_server(command, folder))
         redis_url = index_url = command.url
         observer_redis = locks.observer_redis(redis_url)
@@ -67,7 +68,10 @@ def plan_processes(choices: UpOptions, folder: StateFolder) -> ProcessPlan:
     folder.write_observer_urls(observer_nats, observer_redis)
     described = f"Cluster {choices.cluster} of Ferryman, to observe"
     write_nats_context(folder.private("nats"), observer_nats, described, locks.ca)
-    services = _Services(choices, folder, nats_url, index_url, _nodes(choices), locks).all()
+    placed = tuple(
+        _Node(name, f"{LOOPBACK}:{port}") for name, port in zip(nodes, node_ports, strict=True)
+    )
+    services = _Services(choices, folder, nats_url, index_url, placed, locks).all()
     return ProcessPlan(tuple(servers), services, nats_url, redis_url, locks.credentials, locks)
 
 
@@ -80,10 +84,6 @@ def _locks(choices: UpOptions, folder: StateFolder) -> ClusterLocks:
         return open_cluster(private, key)
     tls_dir = Path(choices.tls_dir).absolute() if choices.tls_dir else None
     return locked_cluster(private, key, choices.cluster, tls_dir)
-
-
-def _nodes(choices: UpOptions) -> tuple[_Node, ...]:
-    return tuple(_Node(name, f"{LOOPBACK}:{free_port()}") for name in choices.tiers.nodes())
 
 
 def _server(command: ServerCommand, folder: StateFolder) -> ChildSpec:

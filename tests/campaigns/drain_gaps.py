@@ -28,7 +28,7 @@ from statistics import median
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import make_request_id
-from ferryman.runtime.embedded import free_port
+from ferryman.runtime.embedded import free_ports
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.heartbeat import DECODE
@@ -114,7 +114,8 @@ class MoveLog:
 @contextmanager
 def cluster(folder: Path, flags: Sequence[str]) -> Iterator[Mapping[str, str]]:
     """A cluster with two decode workers, as its `cluster.json` describes it."""
-    ports = ["--http-port", str(free_port()), "--grpc-port", str(free_port())]
+    http, grpc = free_ports(2)
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc)]
     size = ["--decode", str(NUM_DECODE), "--state-dir", str(folder), "--json"]
     command = [sys.executable, "-m", "ferryman_cli", "up", *size, *ports, *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:

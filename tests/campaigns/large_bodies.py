@@ -31,6 +31,7 @@ from ferryman_launcher.options import demo_model
 NUM_STREAMS, NUM_BODIES = 4, 20
 LARGEST = 8 << 20
 MAX_GAP_SECONDS = 0.3
+SEND_SECONDS = 500.0  # the sender and the router's readers are niced
 STREAM = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
 
 
@@ -115,7 +116,7 @@ async def _send_all(http: str) -> int:
     """Sends all bodies at once; how many that were."""
     kinds = list(BODIES.values())
     async with (
-        httpx.AsyncClient(base_url=http, timeout=200) as client,
+        httpx.AsyncClient(base_url=http, timeout=SEND_SECONDS) as client,
         asyncio.TaskGroup() as group,
     ):
         for index in range(NUM_BODIES):

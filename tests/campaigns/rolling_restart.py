@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry
-from ferryman.runtime.embedded import free_port
+from ferryman.runtime.embedded import free_ports
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.nats.connection import NatsOptions
@@ -54,7 +54,8 @@ class GapLog:
 @contextmanager
 def cluster(folder: Path) -> Iterator[tuple[str, str]]:
     """The gRPC address and the observer's URL of the broker of a cluster with its defaults."""
-    ports = ["--http-port", str(free_port()), "--grpc-port", str(free_port())]
+    http, grpc = free_ports(2)
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc)]
     size = ["--prefill", "2", "--decode", "2", "--state-dir", str(folder), "--json"]
     command = [sys.executable, "-m", "ferryman_cli", "up", *size, *ports]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:

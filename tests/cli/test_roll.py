@@ -23,7 +23,7 @@ from ferryman_launcher.state_folder import RunningCluster, StateFolder
 
 STATE = ServedState("f", 16, "d", (Kind.FULL,))
 LAST = ("hostcache-1", "hostcache-2", "router-1", "router-2")
-CAREFUL, BOLD = RollChoice(takes_last=False, patience=1.0), RollChoice(True, 1.0)
+CAREFUL, BOLD = RollChoice(takes_last=False, patience=120.0), RollChoice(True, 120.0)
 
 
 def beat(role: str, number: int) -> Heartbeat:
@@ -91,11 +91,11 @@ async def test_a_roll_waits_for_a_process_that_is_out_of_sight_for_a_moment(
     async with alongside(say_for_ever(said)):
         await beats.listened()
         waiting = asyncio.create_task(roll.may_go(beats, beat("router", 1), CAREFUL, report))
-        await asyncio.wait_for(report.has_waited.wait(), 5)
+        await asyncio.wait_for(report.has_waited.wait(), 120)
         assert json.loads(capsys.readouterr().out)["state"] == "waiting"
         assert not waiting.done()
         said[1] = beat("router", 2)
-        assert await asyncio.wait_for(waiting, 5) == beat("router", 1)
+        assert await asyncio.wait_for(waiting, 120) == beat("router", 1)
         said[1] = unready
         await beats.listened()
         with pytest.raises(InvalidRequest, match="router-1 is the last ready router"):

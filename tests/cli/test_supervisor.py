@@ -30,10 +30,8 @@ while True: signal.pause()
 REFUSES = "import sys; print('error: too small', file=sys.stderr); sys.exit(2)"
 ONCE = """
 import os, signal, sys
-mark = os.environ["ENDED"] + sys.argv[1]
-first = not os.path.exists(mark)
-open(mark, "a").close()
-if not first: sys.exit(print("error: no longer", file=sys.stderr) or 2)
+try: open(os.environ["ENDED"] + sys.argv[1], "x").close()
+except FileExistsError: sys.exit(print("error: no longer", file=sys.stderr) or 2)
 print('{"event": "ready"}', flush=True)
 signal.pause()
 """

@@ -1,4 +1,4 @@
-"""What the lifecycle log has of a call, as the command line reads it."""
+"""Reads the lifecycle log of a call as the command line does."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.router.recorded_calls import recorded_call
 from ferryman.client import Client, NotResumable, SamplingParams, TokenChunk
 from ferryman.handoff.lifecycle import check, is_over
 from ferryman.ids import make_epoch
-from ferryman.runtime.embedded import free_port
+from ferryman.runtime.embedded import free_ports
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.nats.bus import Bus
@@ -96,12 +96,12 @@ class Restartable:
 @asynccontextmanager
 async def restartable(nats_url: str, folder: Path) -> AsyncIterator[Restartable]:
     """Nothing is started yet but the workers."""
-    subjects, ports = Subjects(f"r{make_epoch() % 10**9}"), (free_port(), free_port())
+    subjects, (http, grpc) = Subjects(f"r{make_epoch() % 10**9}"), free_ports(2)
     environment = {
         "FERRYMAN_MODEL": str(folder),
         "FERRYMAN_CLUSTER_KEY_FILE": str(key_file_in(folder)),
-        "FERRYMAN_HTTP_PORT": str(ports[0]),
-        "FERRYMAN_GRPC_PORT": str(ports[1]),
+        "FERRYMAN_HTTP_PORT": str(http),
+        "FERRYMAN_GRPC_PORT": str(grpc),
         "FERRYMAN_NATS_URL": nats_url,
         "FERRYMAN_CLUSTER": subjects.cluster,
         "FERRYMAN_DRAIN_SECONDS": "0.5",
@@ -113,7 +113,7 @@ async def restartable(nats_url: str, folder: Path) -> AsyncIterator[Restartable]
         prefill.seconds_per_token = 1e-6
         for worker in (prefill, decode):
             await stack.enter_async_context(living(worker, bus, subjects))
-        made = Restartable(environment, *ports, prefill, decode, script)
+        made = Restartable(environment, http, grpc, prefill, decode, script)
         stack.push_async_callback(made.end)
         yield made
 

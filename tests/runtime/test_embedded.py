@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import ConfigError
+from ferryman.runtime import embedded
 from ferryman.runtime.embedded import (
     ServerCommand,
     nats_binary,
@@ -39,6 +40,12 @@ def test_a_server_answers_as_soon_as_it_is_started(make: object, tmp_path: Path)
 def test_two_servers_do_not_meet(tmp_path: Path) -> None:
     with started(nats_command, tmp_path / "a") as a, started(nats_command, tmp_path / "b") as b:
         assert a.url != b.url
+
+
+def test_ports_that_are_drawn_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([9001, 9001, 9002, 9001, 9003])
+    monkeypatch.setattr(embedded, "free_port", lambda: next(drawn))
+    assert embedded.free_ports(3) == [9001, 9002, 9003]
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:

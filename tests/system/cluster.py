@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from ferryman.llm import LLM
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
 from ferryman.runtime.credentials_file import write_all_credentials
-from ferryman.runtime.embedded import free_port
+from ferryman.runtime.embedded import free_ports
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.prompt_scores import Position, PromptScores, by_position
 from ferryman.schedule.request import FinishReason, SamplingParams
@@ -97,6 +99,11 @@ class Service:
         """As Prometheus reads them."""
         return self.read("/metrics").text
 
+    def shown(self, *names: str) -> int:
+        """The sum of such metrics of its role, over the kinds."""
+        pattern = rf"^ferryman_{self.role}_(?:{'|'.join(names)}) (\S+)$"
+        return sum(int(float(value)) for value in re.findall(pattern, self.metrics(), re.MULTILINE))
+
     def read(self, path: str) -> httpx.Response:
         """Its answer to an observer."""
         where = self.ready.get("observe") or self.ready["http"]
@@ -158,7 +165,7 @@ class Cluster:
         self.nats, self.redis = nats, redis
         self.key_file = key_file_in(folder)
         self.credentials = write_all_credentials(folder, KEY)
-        self.hostcache_ports = [free_port() for _ in range(shape.num_nodes)]
+        self.hostcache_ports = free_ports(shape.num_nodes)
         self.services: list[Service] = []
 
     def start(self, role: str, node: int = 0, settings: Mapping[str, Any] = NO_SETTINGS) -> Service:
@@ -265,6 +272,16 @@ class Cluster:
 
         wait_until(counts, f"workers {wanted}")
 
+    def await_routers(self, number: int) -> None:
+        """Until so many routers run, and each is ready."""
+        routers = self.of_role("router")
+        assert len(routers) == number
+        wait_until(
+            lambda: all(one.read("/ready").status_code == 200 for one in routers),
+            f"{number} routers",
+            seconds=90,
+        )
+
     def await_attached(self) -> None:
         """Until every worker maps its node's arena."""
         wait_until(lambda: all(map(self._is_attached, self.of_role("hostcache"))), "attachment")
@@ -296,6 +313,17 @@ class Cluster:
                 subject = Subjects().control(str(service.ready["worker_id"]), "flush")
                 await bus.request(subject, b"", timeout_seconds=60)
 
+    async def flush_host(self, token_ids: Sequence[int], node: int = 0) -> None:
+        """Flushes a node's arena until it has nothing of a prompt: what is read or written at that
+        moment stays."""
+        keys = self.keys_of(token_ids)
+        subject = Subjects().control(str(self.hostcache(node).ready["worker_id"]), "flush")
+        async with self.bus() as bus, self._lookups(keys, node) as look, asyncio.timeout(120):
+            while True:
+                await bus.request(subject, b"", timeout_seconds=60)
+                if not (await look()).resident:
+                    return
+
     def keys_of(self, token_ids: Sequence[int]) -> tuple[PageKey, ...]:
         """Of all full pages of a prompt."""
         return page_keys(root_key(self._manifest()), as_token_ids(token_ids), PAGE_SIZE)
@@ -316,17 +344,23 @@ class Cluster:
         In storage: all full pages, and the snapshot at their end where the model has snapshots.
         """
         keys = self.keys_of(token_ids)
+        async with self._lookups(keys, node) as look, asyncio.timeout(120):
+            # Another process stores; there is no event here.
+            while not _has_all(await look(), len(keys), tier):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    @asynccontextmanager
+    async def _lookups(
+        self, keys: Sequence[PageKey], node: int
+    ) -> AsyncIterator[Callable[[], Awaitable[hostcache_pb2.LookupResponse]]]:
+        """Each says what a node's host-cache has of these pages."""
         hostcache = self.hostcache(node)
         token = token_of(ClusterRole.HOST_CACHE)
         async with channel(str(hostcache.ready["address"]), token) as way:
-            stub = HostCacheServiceStub(way)
             request = hostcache_pb2.LookupRequest(
                 epoch=int(hostcache.ready["epoch"]), page_keys=b"".join(keys)
             )
-            async with asyncio.timeout(120):
-                # Another process stores; there is no event here.
-                while not _has_all(await stub.Lookup(request), len(keys), tier):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            yield partial(HostCacheServiceStub(way).Lookup, request)
 
     async def hostcache_stats(self, node: int = 0) -> hostcache_pb2.StatsResponse:
         """The counts of a node's host-cache."""

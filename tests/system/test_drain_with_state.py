@@ -186,6 +186,7 @@ async def test_all_are_restarted_one_by_one_under_streams_and_no_client_notices(
     prompts = [[(3 * i + 7 * n) % 120 + 3 for i in range(20 + n)] for n in range(NUM_STREAMS)]
     wanted = undisturbed(cluster, prompts)
     cluster.start("router").await_ready()
+    cluster.await_routers(2)
     running = [one for one in cluster.services if one.process.poll() is None]
     before = {str(one.ready["worker_id"]) for one in running}
     routers = cluster.of_role("router")

@@ -22,7 +22,6 @@ from ferryman.client import Client
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.handoff.planes import GRPC
-from ferryman.wire.nats.subjects import Subjects
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -84,9 +83,7 @@ async def test_pages_that_come_back_from_a_tier_are_those_that_went(
     for role in ("prefill", "decode"):
         await cluster.flush_device(role)
     if tier is Tier.STORAGE:
-        async with cluster.bus() as bus:
-            hostcache = str(cluster.hostcache().ready["worker_id"])
-            await bus.request(Subjects().control(hostcache, "flush"), b"", timeout_seconds=60)
+        await cluster.flush_host(prompt)
     found = await asked(cluster, llm, prompt)
     assert found.usage is not None
     cached = found.usage.cached

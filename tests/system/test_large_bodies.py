@@ -6,19 +6,26 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.campaigns.large_bodies import BODIES, largest_gap, num_long_holds, refused
+from tests.campaigns.large_bodies import (
+    BODIES,
+    SEND_SECONDS,
+    largest_gap,
+    num_long_holds,
+    refused,
+)
 from tests.system.cluster import Cluster, ClusterShape, running_cluster
 
 from ferryman_launcher.options import demo_model
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(3 * SEND_SECONDS)]
 
 TRIES = 3
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    shape = ClusterShape(dtype="float32", memory_bytes=64 << 20)
+    settings = {"router": {"deadline_seconds": SEND_SECONDS + 100}}
+    shape = ClusterShape(dtype="float32", memory_bytes=64 << 20, settings=settings)
     with running_cluster(demo_model(), tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
 
@@ -42,5 +49,5 @@ async def test_no_stream_waits_for_bodies_of_the_largest_size(cluster: Cluster) 
 
 @pytest.mark.parametrize("name", BODIES)
 async def test_each_is_refused_with_a_type(cluster: Cluster, name: str) -> None:
-    async with httpx.AsyncClient(base_url=cluster.http, timeout=200) as http:
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=SEND_SECONDS) as http:
         await refused(http, *BODIES[name])

@@ -51,7 +51,6 @@ LONG = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 COMMIT = b"DecodeService/Commit"
 # Decode listens at one loopback address and is reached at another, where the proxy is.
 LISTENS, REACHED = "127.0.0.1", "127.0.0.2"
-PORT = free_port()
 
 
 PROMPTS = {
@@ -77,9 +76,13 @@ def wanted(model: Path) -> dict[str, list[int]]:
 def cluster(
     model: Path, wanted: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    decode = {"host": LISTENS, "port": PORT, "advertise": REACHED}
+    decode = {"host": LISTENS, "port": free_port(), "advertise": REACHED}
     planes = on_plane("grpc")
-    settings = {**planes, "decode": {**planes["decode"], **decode}}
+    settings = {
+        **planes,
+        "decode": {**planes["decode"], **decode},
+        "router": {"stream_patience_seconds": 60.0},  # the proxy begins after the cluster
+    }
     shape = ClusterShape(max_running=16, memory_bytes=48 << 20, settings=settings)
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
@@ -87,7 +90,8 @@ def cluster(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def proxy(cluster: Cluster) -> AsyncIterator[HoldingProxy]:
-    target, listen = f"{LISTENS}:{PORT}", f"{REACHED}:{PORT}"
+    port = cluster.shape.settings["decode"]["port"]
+    target, listen = f"{LISTENS}:{port}", f"{REACHED}:{port}"
     async with holding_proxy(target, listen=listen) as proxy:
         yield proxy
 

@@ -5,6 +5,7 @@ The attempt that loads it fails with a typed error, the next one computes anew; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -76,7 +77,9 @@ async def test_requests_are_answered_whole_and_no_worker_is_taken_out(
             assert_same(await generate(client, prompt, GREEDY), cold)
         assert f"ferryman_prefill_logits_non_finite_reused {NUM_PROMPTS}.0" in prefill.metrics()
         assert "ferryman_prefill_logits_non_finite 0.0" in prefill.metrics()
-        assert hostcache.log.read_text().count("state without numbers tier=host") == NUM_PROMPTS
+        told = re.findall(r"state without numbers tier=host key=(\w+)", hostcache.log.read_text())
+        # Another attempt may begin before the host-cache has dropped the chain, and report it too.
+        assert len(set(told)) == NUM_PROMPTS
         for prompt, cold in zip(PROMPTS, expected, strict=True):
             again = await generate(client, prompt, GREEDY)
             assert_same(again, cold)

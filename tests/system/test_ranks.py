@@ -46,7 +46,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Prefill of one rank, decode of two."""
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
     planes = on_plane(FAST_PLANE)
-    shape = ClusterShape(settings={**planes, "decode": {**planes["decode"], "tp_size": 2}})
+    settings = {
+        **planes,
+        "decode": {**planes["decode"], "tp_size": 2},
+        "router": {"no_worker_seconds": 120.0},  # a worker's start on a busy machine
+    }
+    shape = ClusterShape(settings=settings)
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
 
@@ -109,19 +114,21 @@ async def test_a_worker_that_loses_a_rank_ends_and_its_request_goes_on_elsewhere
     """
     (pair,) = cluster.of_role("decode")
     (rank,) = ranks_of(pair.process.pid)
-    found = Generated()
+    found, name = Generated(), "loses-a-rank"
+    spare = cluster.start("decode", settings={"tp_size": 1})
     async with Client(cluster.grpc) as client:
-        async for event in client.generate(PROMPT, LONG, deadline_seconds=200.0):
+        async for event in client.generate(PROMPT, LONG, request_id=name, deadline_seconds=200.0):
             if isinstance(event, TokenChunk):
                 assert event.offset == len(found.token_ids), "each token once and in order"
                 if not found.token_ids:
                     os.kill(rank, signal.SIGSTOP)
-                    await asyncio.to_thread(started, cluster, "decode", 1)
-                    await asyncio.to_thread(cluster.await_workers, decode=2)
+                    await asyncio.to_thread(spare.await_ready)
                     os.kill(rank, signal.SIGKILL)
                 found.token_ids += event.token_ids
             elif isinstance(event, GenerateFinished):
                 found.reason = event.reason
+        first, *_ = await client.explain(name)
+    assert first.chosen.decode_worker_id == pair.ready["worker_id"], "it was there before the other"
     assert pair.process.wait(END_SECONDS) == 1
     # the channel or the sum in flight hears of it first; either says this
     assert "RankLost" in pair.log.read_text()

@@ -20,6 +20,7 @@ from tests.system.cluster import (
     generate,
     running_cluster,
     save_served_model,
+    wait_until,
 )
 
 from ferryman.cache.manifest import Kind
@@ -54,6 +55,7 @@ NUM_PAGES, NUM_STATES = 32, 30
 NUM_PREFILL_STATES = 22
 HOST_PAGES = 100
 POINTS = 0.02
+BUSY = ("backlog_waiting", "store_leases", "store_reservations")
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ async def converse(cluster: Cluster) -> Live:
     said: dict[int, list[int]] = {}
     prefixes = [_words(rng, HABITS.prefix_tokens) for _ in range(HABITS.num_prefixes)]
     prompts, answers, cached = [], [], []
+    hostcache = cluster.hostcache()
     async with Client(cluster.grpc) as client, cluster.bus() as bus:
         for turn in plan_turns(HABITS):
             before = said.get(turn.conversation, prefixes[turn.prefix])
@@ -114,6 +117,7 @@ async def converse(cluster: Cluster) -> Live:
             cached.append(answer.usage.cached)
             said[turn.conversation] = prompt + answer.token_ids
             cluster.assert_ledgers_balance()
+            wait_until(lambda: not hostcache.shown(*BUSY), "the host-cache to be idle", seconds=120)
         recorded = await bus.history(Subjects().all_life, max_events=100_000)
     log = [json.dumps({"subject": r.subject, **json.loads(r.payload)}) for r in recorded]
     return Live(prompts, answers, cached, log, _flags(cluster))

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -88,17 +87,9 @@ def assert_all_same(answers: Sequence[Generated], wanted: Sequence[Completion]) 
         assert_same(found, right)
 
 
-def shown(cluster: Cluster, *names: str) -> int:
-    """The sum of such metrics of the host-cache, over the kinds."""
-    text = cluster.hostcache().metrics()
-    pattern = rf"^ferryman_hostcache_(?:{'|'.join(names)}) (\S+)$"
-    return sum(int(float(value)) for value in re.findall(pattern, text, re.MULTILINE))
-
-
 def num_noted(cluster: Cluster) -> int:
     """Flaws, files that are gone, and files that a new life did not take over."""
-    return shown(
-        cluster,
+    return cluster.hostcache().shown(
         "full_storage_corrupt",
         "recurrent_storage_corrupt",
         "storage_failures",
@@ -137,7 +128,7 @@ async def flush(cluster: Cluster) -> None:
             for role in ("prefill", "decode"):
                 await cluster.flush_device(role)
         busy = ("backlog_waiting", "store_leases", "store_reservations", "store_units")
-        while shown(cluster, *busy):
+        while cluster.hostcache().shown(*busy):
             await cluster.flush_device("hostcache")
 
 

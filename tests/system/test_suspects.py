@@ -6,6 +6,7 @@ The tests run in the order in which they stand here, on one cluster that has to 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -32,13 +33,16 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 # Many small chunks: a worker that is killed at the first is far from the first token.
 CHUNK_TOKENS = 16
-PROMPT = [(7 * i) % 120 + 3 for i in range(1000)]
+PROMPT = [(7 * i) % 120 + 3 for i in range(4000)]
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_nope")
+    config = model / "config.json"  # it has no positions, so that it takes longer prompts as well
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps({**told, "max_position_embeddings": 2 * len(PROMPT)}))
     settings: dict[str, dict[str, Any]] = {
         "router": {"stream_patience_seconds": 1.0, "no_worker_seconds": 60.0},
         "prefill": {"prefix_cache": False},  # each computes the whole prompt

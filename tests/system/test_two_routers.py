@@ -14,7 +14,6 @@ from tests.system.cluster import (
     ClusterShape,
     running_cluster,
     save_served_model,
-    wait_until,
 )
 from tests.system.exact import one_process
 from tests.system.many_streams import Frames, Streams, sampling_of, undisturbed
@@ -31,6 +30,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 NUM_STREAMS = 8
 PROMPTS = [[(7 * i + 3 * n) % 120 + 3 for i in range(20 + n % 9)] for n in range(NUM_STREAMS)]
 NUM_NAMES = 12  # were workers chosen at random, two would meet at one in all but 1 of 4,096 runs
+NUM_SHARED = 100  # tokens: two requests of one name are under way at the same time
 ENDS = {"finished", "failed", "cancelled"}
 LONG = SamplingParams(max_tokens=400, temperature=0.9, seed=5, ignore_eos=True)
 
@@ -41,14 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     shape = ClusterShape(num_decode=2, max_running=16, memory_bytes=96 << 20)
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         cluster.start("router").await_ready()
-        await_both(cluster)
+        cluster.await_routers(2)
         yield cluster
-
-
-def await_both(cluster: Cluster) -> None:
-    urls = [f"http://{one.ready['http']}/ready" for one in cluster.of_role("router")]
-    assert len(urls) == 2
-    wait_until(lambda: all(httpx.get(url).status_code == 200 for url in urls), "two routers")
 
 
 async def test_requests_of_one_name_at_both_routers_at_once_are_two_answers(
@@ -57,14 +51,14 @@ async def test_requests_of_one_name_at_both_routers_at_once_are_two_answers(
     """A worker that has the name's request from one router refuses the other's, which is then
     served under an id of its own."""
     doors = [f"http://{one.ready['http']}" for one in cluster.of_role("router")]
-    sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=NUM_SHARED, temperature=0.0, ignore_eos=True)
     prompts = [[(11 * i + 5 * n) % 120 + 3 for i in range(30)] for n in range(2 * NUM_NAMES)]
     with one_process(cluster.model, memory_bytes=1 << 27) as llm:
         alone = llm.generate(prompts, sampling)
     wanted = [[f"w{token_id}" for token_id in one.token_ids] for one in alone]
     async with httpx.AsyncClient(timeout=240) as http:
         asked = [
-            completed(http, doors[n % 2], f"same-{n // 2}", prompt)
+            completed(http, doors[n % 2], f"same-{n // 2}", prompt, NUM_SHARED)
             for n, prompt in enumerate(prompts)
         ]
         answers = await asyncio.gather(*asked)
@@ -79,7 +73,7 @@ async def test_requests_of_one_name_at_both_routers_at_once_are_two_answers(
 
 
 async def completed(
-    http: httpx.AsyncClient, door: str, name: str, prompt: Sequence[int], max_tokens: int = 12
+    http: httpx.AsyncClient, door: str, name: str, prompt: Sequence[int], max_tokens: int
 ) -> tuple[list[str], str]:
     """The words of an answer, and the id of its request."""
     body = {
@@ -164,7 +158,7 @@ async def test_the_streams_of_a_killed_router_go_on_at_the_other_token_for_token
         await assert_taken_over(cluster, request_id, str(victim.ready["worker_id"]))
     cluster.assert_ledgers_balance()
     cluster.start("router").await_ready()
-    await_both(cluster)
+    cluster.await_routers(2)
 
 
 async def assert_taken_over(cluster: Cluster, request_id: str, router_id: str) -> None:

@@ -23,6 +23,7 @@ from tests.system.exact import assert_same, one_process
 
 from ferryman.client import Client
 from ferryman.handoff.lifecycle import LifecycleEntry, check
+from ferryman.ids import make_request_id
 from ferryman.llm import LLM
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
@@ -61,13 +62,24 @@ async def events_of(cluster: Cluster) -> list[LifecycleEntry]:
     return [decode_event(each.payload) for each in said]
 
 
+async def routed_to_the_prefix(client: Client) -> Generated:
+    """The first answer for which the router knew the prefix: a worker tells soon what it has."""
+    async with asyncio.timeout(60):
+        while True:
+            name = make_request_id()
+            found = await generate(client, PROMPT, GREEDY, request_id=name)
+            (route,) = await client.explain(name)
+            if route.chosen.device_tokens == 64:
+                return found
+
+
 async def test_cold_hit_forks_and_the_host_tier_are_exact(cluster: Cluster, oracle: LLM) -> None:
     forks = [[*PROMPT[:66], *tail] for tail in ([5], [9] * 20, [11] * 3)]
     cold = oracle.generate([PROMPT, *forks], GREEDY)
     async with Client(cluster.grpc) as client:
         first = await generate(client, PROMPT, GREEDY, request_id="first")
         assert device_and_host(first) == (0, 0)
-        again = await generate(client, PROMPT, GREEDY)
+        again = await routed_to_the_prefix(client)
         assert device_and_host(again) == (64, 0), "the worker with the prefix is chosen"
         found = [first, again, *await generate_all(client, forks, GREEDY)]
         await cluster.await_stored(PROMPT)

@@ -169,6 +169,14 @@ def free_port() -> int:
     raise ConfigError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on 127.0.0.1")
 
 
+def free_ports(number: int) -> list[int]:
+    """So many free ports that differ; nothing listens on one while the next is drawn."""
+    found: dict[int, None] = {}
+    while len(found) < number:
+        found[free_port()] = None
+    return list(found)
+
+
 def start(command: ServerCommand, directory: Path) -> EmbeddedServer:
     """Starts the server in its own session, where Ctrl-C does not reach it, and waits until it is
     ready.
