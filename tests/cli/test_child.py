@@ -15,7 +15,7 @@ from tests.skipped_time import skipped_time
 
 from ferryman.errors import ConfigError
 from ferryman_launcher import child as child_module
-from ferryman_launcher.child import Child, ChildEnded, ChildSpec, spawn
+from ferryman_launcher.child import Child, ChildEnded, ChildSpec, OnLoad, ignored, spawn
 from ferryman_launcher.readiness import (
     CompileReport,
     StartReport,
@@ -34,8 +34,8 @@ def job(program: str, name: str = "thing") -> ChildSpec:
     return ChildSpec(name, (sys.executable, "-c", program), 0, ready_event)
 
 
-async def started(program: str, folder: Path) -> Child:
-    return await spawn(job(program), folder / "thing.log", os.environ)
+async def started(program: str, folder: Path, on_load: OnLoad = ignored) -> Child:
+    return await spawn(job(program), folder / "thing.log", os.environ, on_load)
 
 
 async def test_a_service_is_ready_when_it_says_so(tmp_path: Path) -> None:
@@ -114,8 +114,7 @@ async def test_a_service_that_loads_is_waited_for_while_it_advances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[StartReport] = []
-    child = await spawn(job(WAIT), tmp_path / "thing.log", os.environ, heard.append)
-    time = skipped_time(monkeypatch)
+    child, time = await started(WAIT, tmp_path, heard.append), skipped_time(monkeypatch)
     waiting = asyncio.create_task(child.ready(1000))
     for done in range(10):
         await time.skip(900)
@@ -148,8 +147,7 @@ async def test_a_service_that_compiles_loops_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[StartReport] = []
-    child = await spawn(job(WAIT), tmp_path / "thing.log", os.environ, heard.append)
-    time = skipped_time(monkeypatch)
+    child, time = await started(WAIT, tmp_path, heard.append), skipped_time(monkeypatch)
     waiting = asyncio.create_task(child.ready(1000))
     for loop in ("scan", "attend"):
         await time.skip(900)

@@ -15,7 +15,7 @@ import nats.errors
 import pytest
 from nats.aio.msg import Msg
 from redis.exceptions import AuthenticationError, NoPermissionError
-from tests.processes import addresses_of
+from tests.sockets import addresses_of
 from tests.system.attacked_cluster import (
     FAILSAFE_SECONDS,
     LEAKED,

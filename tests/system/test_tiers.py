@@ -253,11 +253,7 @@ async def told_everywhere(
     looked again which nodes live."""
     subject = Subjects().beat(service.role, str(service.ready["worker_id"]))
     told: list[Heartbeat] = []
-    async with (
-        cluster.bus() as bus,
-        asyncio.timeout(120),
-        bus.subscribed(subject) as beats,
-    ):
+    async with cluster.bus() as bus, asyncio.timeout(120), bus.subscribed(subject) as beats:
         while len(told) < 2:
             beat = heartbeat_from_bytes((await anext(beats)).payload)
             told += [beat] * is_told(beat)

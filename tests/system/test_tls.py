@@ -18,7 +18,7 @@ import pytest
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 from tests.certificates import make_certificates
-from tests.processes import addresses_of
+from tests.sockets import addresses_of
 from tests.system.cluster import wait_until
 from tests.system.test_up import Up, as_observer, up
 from tests.system.tls_callers import (
