@@ -77,5 +77,5 @@ def test_the_two_commands_stand_first() -> None:
 
 
 def test_decisions_are_numbered_without_a_gap() -> None:
-    found = sorted(path.name[:4] for path in (ROOT / "docs" / "decisions").glob("*.md"))
+    found = sorted(path.name[:4] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     assert found == [f"{number:04}" for number in range(1, len(found) + 1)]
