@@ -9,6 +9,7 @@ the fields of its config.json. `unused` names the fields that this model's layer
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from ferryman.model.families import FAMILIES
 from ferryman.model.family import Family
 from ferryman.model.shapes import ModelConfig
 from ferryman.model.weight_formats import LINEAR_METHODS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain script
+
+from tools.markdown_table import short_table
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "models.md"
@@ -136,16 +141,18 @@ def published_rows(read: Iterable[ReadConfig]) -> list[Row]:
 def written(page: str) -> str:
     """The page with its tables as declared. Raises ValueError if a marker is missing."""
     read = read_configs()
-    heads: dict[str, tuple[Row, list[Row]]] = {
+    # For each table its head, its rows, and the column with long cells.
+    tables: dict[str, tuple[Row, list[Row], int]] = {
         "families": (
             ("file", "models", "architectures", "state", "formats", "configs read"),
             family_rows(read),
+            2,
         ),
-        "published": (("model", "format", "family", "source"), published_rows(read)),
+        "published": (("model", "format", "family", "source"), published_rows(read), 3),
     }
-    for name, (head, rows) in heads.items():
+    for name, (head, rows, long) in tables.items():
         begin, end = f"<!-- models: {name} -->", "<!-- end of models -->"
-        lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
+        lines = short_table(head, rows, long=long)
         before, found_begin, rest = page.partition(begin)
         _, found_end, after = rest.partition(end)
         if not (found_begin and found_end):

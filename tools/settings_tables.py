@@ -5,6 +5,7 @@ python tools/settings_tables.py          writes them between their markers
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ from ferryman.settings.cluster import UpOptions
 from ferryman.settings.declaration import Leaf, leaves
 from ferryman.settings.names import SERVICES
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain script
+
+from tools.markdown_table import short_table
+
 PAGE = Path(__file__).parent.parent / "docs" / "operating.md"
-HEAD = ("| name | default | meaning |", "|---|---|---|")
+HEAD = ("name", "default", "meaning")
 # The names of the services in the tables; all kinds of worker have one name.
 TITLES = {
     "router": "router",
@@ -72,7 +77,7 @@ def written(page: str) -> str:
     """The page with its tables as declared. Raises ValueError if a marker is missing."""
     for name, found in tables().items():
         begin, end = f"<!-- settings: {name} -->", "<!-- end of settings -->"
-        lines = [*HEAD, *(f"| {' | '.join(row)} |" for row in found)]
+        lines = short_table(HEAD, found, long=2)
         before, found_begin, rest = page.partition(begin)
         _, found_end, after = rest.partition(end)
         if not (found_begin and found_end):
