@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from ferryman.runtime.certificates import certificate_specs, write_certificates
-from ferryman.wire.grpc.tls import SERVICE_NAME, Options
+from ferryman.security.certificates import certificate_specs, write_certificates
+from ferryman.security.tls import SERVICE_NAME, Options
 
 
 def make_certificates(

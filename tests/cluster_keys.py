@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ferryman.cluster_key import ClusterKey, Purpose
-from ferryman.credentials import ClusterRole, credentials_of
+from ferryman.security.cluster_key import ClusterKey, Purpose
+from ferryman.security.credentials import ClusterRole, credentials_of
 
 KEY = ClusterKey(bytes(range(32)))
 STRANGERS_KEY = ClusterKey(bytes(range(1, 33)))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ferryman.model import decoder
+from ferryman.model.layers import decoder
 from ferryman_kernels._triton import Kernel
 
 CARD = torch.device("cuda", 0)

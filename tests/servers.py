@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tests.cluster_keys import KEY
 
-from ferryman.credentials import Login
 from ferryman.runtime.embedded import EmbeddedServer, nats_command, redis_command, started
 from ferryman.runtime.server_access import write_server_access
+from ferryman.security.credentials import Login
 from ferryman.wire.nats.permissions import ACCOUNT
 
 TESTS = Login("tests", "of-tests")

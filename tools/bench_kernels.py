@@ -27,19 +27,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain
 
 from tools.card_timer import copy_rate, seconds_on_card
 
-from ferryman_kernels.causal_conv import causal_conv_decode, causal_conv_prefill
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
-from ferryman_kernels.delta_decode import delta_decode
-from ferryman_kernels.latent_attention import latent_attention
-from ferryman_kernels.latent_pages import write_latents
-from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
-from ferryman_kernels.pages import gather_pages, scatter_pages, write_kv
-from ferryman_kernels.rms_norm import gated_rms_norm, rms_norm
-from ferryman_kernels.rotary import apply_rotary
+from ferryman_kernels.attention.latent_attention import latent_attention
+from ferryman_kernels.attention.latent_pages import write_latents
+from ferryman_kernels.attention.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+)
+from ferryman_kernels.attention.pages import gather_pages, scatter_pages, write_kv
+from ferryman_kernels.attention.sparse_index import choose_decode
+from ferryman_kernels.elementwise.rms_norm import gated_rms_norm, rms_norm
+from ferryman_kernels.elementwise.rotary import apply_rotary
+from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.recurrence.delta_decode import delta_decode
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
+from ferryman_kernels.recurrence.ssd_decode import selective_state_update
 from ferryman_kernels.slots import clear_slots, copy_slots
-from ferryman_kernels.sparse_index import choose_decode
-from ferryman_kernels.ssd_chunk_scan import chunk_scan
-from ferryman_kernels.ssd_decode import selective_state_update
 
 
 @dataclass(frozen=True)

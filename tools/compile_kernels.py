@@ -29,14 +29,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from ferryman_kernels import (
-    _grouped_product_triton,
+from ferryman_kernels._triton import Kernel
+from ferryman_kernels.attention import (
     _latent_attention_triton,
     _paged_attention_triton,
     _sparse_index_triton,
-    _ssd_chunk_scan_triton,
 )
-from ferryman_kernels._triton import Kernel
+from ferryman_kernels.products import _grouped_product_triton
+from ferryman_kernels.recurrence import _ssd_chunk_scan_triton
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {

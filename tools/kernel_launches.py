@@ -11,38 +11,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels._grouped_product_triton import (
+from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
+from ferryman_kernels.attention._paged_attention_triton import (
+    paged_attention_decode_triton,
+    paged_attention_prefill_triton,
+)
+from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
+from ferryman_kernels.attention.latent_pages import write_latents_triton
+from ferryman_kernels.attention.pages import write_kv_triton
+from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu_triton
+from ferryman_kernels.elementwise.gated_silu import gated_silu_triton
+from ferryman_kernels.elementwise.rms_norm import (
+    add_rms_norm_triton,
+    gated_rms_norm_triton,
+    rms_norm_then_gate_triton,
+    rms_norm_triton,
+)
+from ferryman_kernels.elementwise.rotary import apply_rotary_triton
+from ferryman_kernels.products._grouped_product_triton import (
     FP4,
     FP8,
     INT4,
     grouped_codes_triton,
     grouped_floats_triton,
 )
-from ferryman_kernels._latent_attention_triton import latent_attention_triton
-from ferryman_kernels._paged_attention_triton import (
-    paged_attention_decode_triton,
-    paged_attention_prefill_triton,
+from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.recurrence.causal_conv import (
+    causal_conv_decode_triton,
+    causal_conv_prefill_triton,
 )
-from ferryman_kernels._sparse_index_triton import index_scores_triton
-from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.causal_conv import causal_conv_decode_triton, causal_conv_prefill_triton
-from ferryman_kernels.channel_delta_scan import channel_delta_runs_triton
-from ferryman_kernels.clamped_swiglu import clamped_swiglu_triton
-from ferryman_kernels.delta_decode import delta_decode_triton
-from ferryman_kernels.gated_silu import gated_silu_triton
-from ferryman_kernels.latent_pages import write_latents_triton
-from ferryman_kernels.pages import write_kv_triton
-from ferryman_kernels.rms_norm import (
-    add_rms_norm_triton,
-    gated_rms_norm_triton,
-    rms_norm_then_gate_triton,
-    rms_norm_triton,
+from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_runs_triton
+from ferryman_kernels.recurrence.delta_decode import delta_decode_triton
+from ferryman_kernels.recurrence.selective_scan import selective_runs_triton
+from ferryman_kernels.recurrence.ssd_decode import (
+    raw_state_update_triton,
+    selective_state_update_triton,
 )
-from ferryman_kernels.rotary import apply_rotary_triton
-from ferryman_kernels.selective_scan import selective_runs_triton
 from ferryman_kernels.slots import clear_slots_triton, copy_slots_triton
-from ferryman_kernels.ssd_decode import raw_state_update_triton, selective_state_update_triton
 
 PAIRS_PER_EXPERT = (1, 32, 256)
 """Pairs of a token and an expert, for each expert: a grouped product has other tiles for each."""

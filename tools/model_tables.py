@@ -22,8 +22,8 @@ from ferryman.model import families
 from ferryman.model.config import family_of, load_config
 from ferryman.model.families import FAMILIES
 from ferryman.model.family import Family
-from ferryman.model.shapes import ModelConfig
-from ferryman.model.weight_formats import LINEAR_METHODS
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.weight_formats import LINEAR_METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a plain script
 

@@ -26,18 +26,23 @@ from tools.kernel_launches import (
     launch_rotation,
 )
 
-from ferryman.model.attention_shapes import AttentionShape, IndexShape, LatentShape, NoPositions
-from ferryman.model.delta_shapes import DeltaShape, KimiDeltaShape
 from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.nemotron_h import ExpertsShape
-from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
-from ferryman.model.recurrent_shapes import (
+from ferryman.model.shapes.attention_shapes import (
+    AttentionShape,
+    IndexShape,
+    LatentShape,
+    NoPositions,
+)
+from ferryman.model.shapes.delta_shapes import DeltaShape, KimiDeltaShape
+from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.shapes.recurrent_shapes import (
     LightningShape,
     Mamba1Shape,
     MambaShape,
     ShortConvShape,
 )
-from ferryman.model.shapes import ModelConfig
 
 Launch = tuple[Any, ...]
 """A function of `kernel_launches`, and what it takes behind the dtype."""

@@ -12,15 +12,24 @@ from unittest.mock import patch
 
 import torch
 
-from ferryman_kernels import _attention_tiles as attention_tiles
-from ferryman_kernels import _delta_chunk_scan_triton as delta
-from ferryman_kernels import _grouped_product_triton as grouped
-from ferryman_kernels import _paged_attention_triton as attention
-from ferryman_kernels import _ssd_chunk_scan_triton as scan
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
-from ferryman_kernels.grouped_product import FP4, CodeStack, FloatStack, grouped_product, sort_pairs
-from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_prefill
-from ferryman_kernels.ssd_chunk_scan import chunk_scan
+from ferryman_kernels.attention import _attention_tiles as attention_tiles
+from ferryman_kernels.attention import _paged_attention_triton as attention
+from ferryman_kernels.attention.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+)
+from ferryman_kernels.products import _grouped_product_triton as grouped
+from ferryman_kernels.products.grouped_product import (
+    FP4,
+    CodeStack,
+    FloatStack,
+    grouped_product,
+    sort_pairs,
+)
+from ferryman_kernels.recurrence import _delta_chunk_scan_triton as delta
+from ferryman_kernels.recurrence import _ssd_chunk_scan_triton as scan
+from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
 
 CARD = torch.device("cuda")
 DTYPE = torch.bfloat16

@@ -19,8 +19,8 @@ from time import perf_counter
 from ferryman.cache.keys import PageKey, as_token_ids, page_keys
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
-from ferryman.cluster_key import SECRET_BYTES, ClusterKey
 from ferryman.runtime.embedded import redis_command, started
+from ferryman.security.cluster_key import SECRET_BYTES, ClusterKey
 from ferryman.wire.redis.index import IndexedUnit, NodeLife, PrefixIndex
 from ferryman.wire.redis.redis_index import redis_index
 

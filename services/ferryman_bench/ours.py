@@ -17,12 +17,12 @@ from ferryman.engine.replayed_forward import ReplayedForward
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import AS_PLANNED
 from ferryman.engine.step_tensors import DecodeTensors, unpack
-from ferryman.model.batch import PrefillBatch
-from ferryman.model.decoder import Model
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.ranks import SINGLE_RANK
 from ferryman.model.registry import load_model
-from ferryman.model.state import ModelState, state_views
+from ferryman.model.shapes.batch import PrefillBatch
+from ferryman.model.shapes.ranks import SINGLE_RANK
+from ferryman.model.shapes.state import ModelState, state_views
 from ferryman.schedule.batch import DecodeStep, SlotOps
 from ferryman_bench.contender import ContenderModel
 from ferryman_bench.timer import Job

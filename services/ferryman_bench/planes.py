@@ -35,7 +35,7 @@ from ferryman.wire.handoff.net_devices import ucx_device
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun, has_nixl
 from ferryman.wire.handoff.nixl_writer import NixlWriter
-from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, RankSlabs
+from ferryman.wire.plane_values import GrpcOnly, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2_grpc
 from ferryman.wire.values import CommitOrder, RequestContext, Usage
 

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ferryman.model.checkpoint import SINGLE_FILE, open_checkpoint
-from ferryman.model.decoder import side_by_side
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import side_by_side
+from ferryman.model.weights.checkpoint import SINGLE_FILE, open_checkpoint
+from ferryman.model.weights.named_weights import Weights
 from ferryman_bench.report import ReportRow, comparison_row, show, target_row
 from ferryman_bench.timer import Job, time_in_turn
 

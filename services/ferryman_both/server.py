@@ -17,8 +17,8 @@ from ferryman.handoff.lifecycle import DECODE, PREFILL
 from ferryman.schedule.events import Event
 from ferryman.schedule.sequence import Goal
 from ferryman.wire import values
-from ferryman.wire.handoff.planes import LOCAL, GrpcOnly
 from ferryman.wire.hostcache.client import HostLease
+from ferryman.wire.plane_values import LOCAL, GrpcOnly
 from ferryman.wire.values import PrefillOrder
 from ferryman.worker.telemetry import WorkerLoad
 from ferryman.worker.worker_app import WorkerContext

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ferryman.cluster_key import ClusterKey, cluster_key_from_text
 from ferryman.errors import ConfigError
 from ferryman.runtime.credential_folders import ServerUrls, write_credential_folders
-from ferryman.runtime.key_file import make_key_file, read_key_file, take_key
+from ferryman.security.cluster_key import ClusterKey, cluster_key_from_text
+from ferryman.security.key_file import make_key_file, read_key_file, take_key
 from ferryman.wire.nats.permissions import CertificateFiles
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
@@ -64,7 +64,7 @@ def container_credentials(
 def _certificate(folder: Path, hosts: Sequence[str]) -> CertificateFiles:
     # `--help` should not wait for these imports.
     from ferryman.runtime.certificate_folders import write_certificate_folders
-    from ferryman.runtime.tls_folder import utc_now
+    from ferryman.security.tls_folder import utc_now
 
     return write_certificate_folders(folder, hosts, utc_now())
 

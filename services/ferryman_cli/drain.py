@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ferryman.credentials import ClusterRole, Login
 from ferryman.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -20,7 +19,8 @@ from ferryman.errors import (
     PermissionDenied,
     Unavailable,
 )
-from ferryman.runtime.credentials_file import read_credentials
+from ferryman.security.credentials import ClusterRole, Login
+from ferryman.security.credentials_file import read_credentials
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import (

@@ -57,7 +57,7 @@ RequestId = Annotated[
 ]
 
 if TYPE_CHECKING:
-    from ferryman.wire.grpc.tls import DoorTls
+    from ferryman.security.tls import DoorTls
 
 STATE_DIR = DEFAULT
 
@@ -109,7 +109,7 @@ class DoorPlace:
         if not self.ca:
             return None
         # gRPC takes a moment to import, which `--help` should not.
-        from ferryman.wire.grpc.tls import DoorTls
+        from ferryman.security.tls import DoorTls
 
         return DoorTls.of_file(self.ca)
 

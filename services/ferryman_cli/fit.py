@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ferryman.cache.manifest import Kind
-from ferryman.machine import MachineResources, this_machine
-from ferryman.memory_plan import MemoryPlan
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.declaration import size_text
-from ferryman.worker_size import WorkerPlan, stored_dtype
+from ferryman.sizing.machine import MachineResources, this_machine
+from ferryman.sizing.memory_plan import MemoryPlan
+from ferryman.sizing.worker_size import WorkerPlan, stored_dtype
 from ferryman_launcher.cluster_memory import CONTEXTS, plan_memory, worker_object
 from ferryman_launcher.model_places import ModelPlaces
 from ferryman_launcher.option_checks import check_model

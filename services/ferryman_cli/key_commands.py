@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ferryman.runtime.credentials_file import private_folder, write_all_credentials
-from ferryman.runtime.key_file import make_key_file, read_key_file
 from ferryman.runtime.server_access import write_server_access
+from ferryman.security.credentials_file import private_folder, write_all_credentials
+from ferryman.security.key_file import make_key_file, read_key_file
 from ferryman.wire.nats.subjects import check_name
 from ferryman_cli.endpoints import ClusterName
 
@@ -42,8 +42,8 @@ def certs(
     needs ca.crt and the two files of its role, the router those of `door`, too; ca.key stays here.
     """
     # `--help` should not wait for this import.
-    from ferryman.runtime.certificates import certificate_specs, write_certificates
-    from ferryman.runtime.tls_folder import utc_now
+    from ferryman.security.certificates import certificate_specs, write_certificates
+    from ferryman.security.tls_folder import utc_now
 
     specs = certificate_specs(host or ())
     private_folder(folder)

@@ -40,7 +40,7 @@ def authorities_in(path: str) -> Callable[[], bytes] | None:
     if not path:
         return None
     # gRPC takes a moment to import, which commands without TLS should not wait for.
-    from ferryman.wire.grpc.tls import read_authorities
+    from ferryman.security.tls import read_authorities
 
     text = read_authorities(path)
     return lambda: text

@@ -8,9 +8,9 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import EXIT_FAILED, EXIT_MISCONFIGURED, alongside
+from ferryman.security.credentials import ClusterRole
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
 from ferryman.wire.hostcache.arena import sweep_stale_arenas

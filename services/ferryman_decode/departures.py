@@ -20,7 +20,7 @@ import numpy as np
 from ferryman.errors import LeaseLost, Stale, WrongEpoch
 from ferryman.handoff.effects import WriterId
 from ferryman.handoff.offer import offered_ranges
-from ferryman.wire.handoff.planes import GrpcOnly
+from ferryman.wire.plane_values import GrpcOnly
 from ferryman.wire.values import PrefillOrder, StopOrder, WorkerAddress
 from ferryman.worker.handoff_transport import HandoffTransport
 from ferryman.worker.handoff_writer import SendingSide

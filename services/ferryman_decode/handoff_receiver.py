@@ -36,7 +36,7 @@ from ferryman.handoff.receiver import ReservationTable
 from ferryman.handoff.values import Reservation, UnitDigest, UnitName, WantedUnit
 from ferryman.ids import make_reservation_id
 from ferryman.wire.codec.pieces import Piece, WriteHeader
-from ferryman.wire.handoff.planes import NixlGrant
+from ferryman.wire.plane_values import NixlGrant
 from ferryman.wire.values import CommitOrder, ReserveOrder
 from ferryman.worker.planes import rank_slabs
 from ferryman_decode.decode_request import name_of

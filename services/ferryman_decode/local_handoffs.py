@@ -11,7 +11,7 @@ from __future__ import annotations
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.handoff.receiver import ReservationTable
 from ferryman.schedule.events import Drawn, Event, SequenceAdmitted
-from ferryman.wire.handoff.planes import LOCAL
+from ferryman.wire.plane_values import LOCAL
 from ferryman.wire.values import PrefillOrder, Usage
 from ferryman.worker.summary import prompt_usage
 from ferryman.worker.worker_app import WorkerContext

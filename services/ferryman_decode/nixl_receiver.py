@@ -18,8 +18,8 @@ from ferryman.errors import FerrymanError, Unavailable
 from ferryman.handoff.effects import WriterId
 from ferryman.runtime.background import Background
 from ferryman.wire.handoff.nixl_agent import NixlAgent
-from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly
 from ferryman.wire.handoff.process_liveness import LivenessWatch, watch_process
+from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly
 from ferryman.worker.planes import NOT_YET, AgentMaker, PlaneSide
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from ferryman.cache.manifest import manifest_from_json
-from ferryman.credentials import ClusterRole
 from ferryman.errors import (
     DeadlineExceeded,
     FerrymanError,
@@ -26,6 +25,7 @@ from ferryman.handoff.values import Reservation, units_of
 from ferryman.runtime.lifecycle import Fact
 from ferryman.runtime.ticks import seconds_to_tick
 from ferryman.schedule.events import Event
+from ferryman.security.credentials import ClusterRole
 from ferryman.wire.codec.handoff import (
     ReserveAnswer,
     abort_order_from_wire,
@@ -40,8 +40,8 @@ from ferryman.wire.codec.tokens import cursor_from_wire, request_tokens_to_wire
 from ferryman.wire.grpc.role_tokens import check_caller
 from ferryman.wire.handoff.grpc_plane import receive_pages
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
-from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer
 from ferryman.wire.hostcache.client import HostLease
+from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, NixlOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     PrefillAdmitted,

@@ -14,8 +14,8 @@ from functools import partial
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cluster_key import MacKey
 from ferryman.runtime.logs import Tail
+from ferryman.security.cluster_key import MacKey
 from ferryman.tiers.folder_table import ExtentName, FolderTable, UnitPlace
 from ferryman.tiers.storage_values import FoundExtent
 from ferryman.tiers.values import StoredUnit

@@ -22,8 +22,8 @@ import xxhash
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
-from ferryman.cluster_key import ClusterKey, Purpose
 from ferryman.errors import CorruptState, Unavailable
+from ferryman.security.cluster_key import ClusterKey, Purpose
 from ferryman.tiers.unit_group import by_kind
 from ferryman.tiers.values import UnitName
 from ferryman.wire.codec.ranges import pages_from_ranges, ranges_of

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ferryman.cluster_key import Purpose
 from ferryman.errors import InvalidRequest
 from ferryman.runtime.http_server import HttpAnswer, json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
-from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, Orders, access_of, drain_order, joined
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics, refused_calls
 from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.runtime.ticks import next_tick
+from ferryman.security.cluster_key import Purpose
+from ferryman.security.key_file import read_key_file
 from ferryman.settings.hostcache import HostCacheServiceSettings
 from ferryman.tiers.values import StoreLimits
 from ferryman.tiers.write_policy import write_policy_named

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.units import Tier
-from ferryman.cluster_key import ClusterKey, MacKey, Purpose
 from ferryman.errors import InvalidRequest
+from ferryman.security.cluster_key import ClusterKey, MacKey, Purpose
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.folder_table import ExtentName, UnitPlace
 from ferryman.tiers.unit_group import by_kind

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import ClusterRole, credentials_of
-from ferryman.runtime.credentials_file import write_all_credentials, write_private_text
 from ferryman.runtime.embedded import ServerCommand, redis_command, redis_socket_command
 from ferryman.runtime.server_access import with_login, write_server_access
-from ferryman.runtime.tls_folder import AUTHORITIES, DOOR, NATS, TlsFolder
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.credentials_file import write_all_credentials, write_private_text
+from ferryman.security.tls_folder import AUTHORITIES, DOOR, NATS, TlsFolder
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
 from ferryman.wire.nats.permissions import CertificateFiles, inbox_of
 from ferryman.wire.redis.connections import check_redis_scheme

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ferryman.machine import MachineResources, this_machine
-from ferryman.memory_plan import MemoryPlan, MemoryPlanner
 from ferryman.settings.cluster import UpOptions, WorkerRole
 from ferryman.settings.declaration import leaves, size_text
 from ferryman.settings.engine import EngineOptions, engine_options
 from ferryman.settings.workers import BothSettings, DecodeSettings, PrefillSettings
-from ferryman.worker_size import WorkerGroup, WorkerPlan
+from ferryman.sizing.machine import MachineResources, this_machine
+from ferryman.sizing.memory_plan import MemoryPlan, MemoryPlanner
+from ferryman.sizing.worker_size import WorkerGroup, WorkerPlan
 from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
 
 # Router, host-caches without their arenas, nats-server, Redis and the launcher, and the libraries

@@ -19,7 +19,7 @@ from ferryman.hub import (
 from ferryman.settings.sources import GivenValue, Origin, Source, Sources
 
 if TYPE_CHECKING:
-    from ferryman.worker_size import ModelFiles
+    from ferryman.sizing.worker_size import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ModelPlaces:
 
         Raises ConfigError.
         """
-        from ferryman.worker_size import ModelFiles, model_files  # imports torch
+        from ferryman.sizing.worker_size import ModelFiles, model_files  # imports torch
 
         model = self.snapshots.get(folder)
         if model is None or is_complete(folder):

@@ -11,15 +11,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ferryman.errors import ConfigError
-from ferryman.memory_plan import MemoryPlan
 from ferryman.model.config import load_config
 from ferryman.model.drafted import join_configs
-from ferryman.model.lora import adapter_names
-from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp_model import mtp_config
-from ferryman.model.shapes import ModelConfig
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.lora import adapter_names
 from ferryman.schedule.drafting import MTP
 from ferryman.settings.cluster import PORTS_OF_A_ROUTER, DoorOptions, UpOptions
+from ferryman.sizing.memory_plan import MemoryPlan
 from ferryman_launcher.cluster_memory import plan_memory, worker_groups
 from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
 from ferryman_launcher.options import check_model_folder

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import ServerCommand, free_ports, nats_command
-from ferryman.runtime.key_file import make_key_file, read_key_file
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.key_file import make_key_file, read_key_file
 from ferryman.settings.cluster import DoorPorts, UpOptions, WorkerRole, usable_cores
 from ferryman.settings.groups import TierPolicySettings
 from ferryman.settings.sources import as_environment, flat_values

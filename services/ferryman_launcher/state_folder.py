@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import write_private_text
+from ferryman.security.credentials import ClusterRole
+from ferryman.security.credentials_file import write_private_text
 
 DEFAULT = Path(".ferryman")
 NATS_URL, REDIS_URL = "nats.url", "redis.url"

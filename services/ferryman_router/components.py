@@ -15,22 +15,22 @@ from ferryman.settings.router import LimitSettings
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.redis.index import PrefixIndex
-from ferryman_router.attempt_result import RetryBudget
-from ferryman_router.context import RouterContext
-from ferryman_router.dispatcher import Dispatcher
-from ferryman_router.fleet import Fleet
-from ferryman_router.fleet_listener import FleetListener, Liveness, SenderChecks
-from ferryman_router.frontend import Frontend
-from ferryman_router.intake import Intake
-from ferryman_router.metrics import RouterMetrics
-from ferryman_router.queue import WaitQueue
-from ferryman_router.quotas import Quotas
-from ferryman_router.request_table import Evacuation, RequestTable
-from ferryman_router.routing_policy import RoutingCosts
+from ferryman_router.intake.body_intake import Intake
+from ferryman_router.intake.frontend import Frontend
+from ferryman_router.request.attempt_result import RetryBudget
+from ferryman_router.request.context import RouterContext
+from ferryman_router.request.metrics import RouterMetrics
+from ferryman_router.request.request_table import Evacuation, RequestTable
+from ferryman_router.request.token_streams import WorkerStreams
+from ferryman_router.request.worker_client import WorkerClient
+from ferryman_router.routing.dispatcher import Dispatcher
+from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.fleet_listener import FleetListener, Liveness, SenderChecks
+from ferryman_router.routing.queue import WaitQueue
+from ferryman_router.routing.quotas import Quotas
+from ferryman_router.routing.routing_policy import RoutingCosts
 from ferryman_router.served_model import ServedModel
 from ferryman_router.telemetry import router_statistics
-from ferryman_router.token_streams import WorkerStreams
-from ferryman_router.worker_client import WorkerClient
 
 
 @dataclass(frozen=True, slots=True)

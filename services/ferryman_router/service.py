@@ -11,14 +11,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 
-from ferryman.cluster_key import ClusterKey
 from ferryman.errors import Stopping
 from ferryman.runtime.background import Background
 from ferryman.runtime.connections import raise_file_limit
-from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.life import alongside, announce_ready
 from ferryman.runtime.membership import Membership, access_of, drain_order, joined
 from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.key_file import read_key_file
 from ferryman.settings.adapters import folders_of
 from ferryman.settings.router import RouterSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
@@ -27,16 +27,16 @@ from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.sender_proof import believe_all, check_sender
 from ferryman.wire.redis.redis_index import redis_index
-from ferryman_router.api_keys import ApiKeys
 from ferryman_router.components import Components, Transports, make_components
-from ferryman_router.endpoints import grpc_door, http_door, output_syntax
-from ferryman_router.grpc_server import InferenceServicer
-from ferryman_router.http.auth import Authenticator
-from ferryman_router.http.cors import CorsPolicy
-from ferryman_router.http.server import HttpDeps
-from ferryman_router.intake import BodyMemory, Intake, ReaderProcess
-from ferryman_router.metrics import count_refused_logins, watch_loop
-from ferryman_router.quotas import Quotas
+from ferryman_router.doors.api_keys import ApiKeys
+from ferryman_router.doors.auth import Authenticator
+from ferryman_router.doors.cors import CorsPolicy
+from ferryman_router.doors.endpoints import grpc_door, http_door, output_syntax
+from ferryman_router.doors.grpc_server import InferenceServicer
+from ferryman_router.doors.server import HttpDeps
+from ferryman_router.intake.body_intake import BodyMemory, Intake, ReaderProcess
+from ferryman_router.request.metrics import count_refused_logins, watch_loop
+from ferryman_router.routing.quotas import Quotas
 from ferryman_router.served_model import ServedModel
 from ferryman_router.telemetry import RouterTelemetry
 
@@ -90,7 +90,7 @@ def _served_model(settings: RouterSettings) -> ServedModel:
     adapters: dict[str, str] = {}
     if settings.lora:
         # It needs torch, which a router without adapters runs without.
-        from ferryman.model.lora import adapter_names
+        from ferryman.model.weights.lora import adapter_names
 
         named = adapter_names(folders_of(settings.lora))
         adapters = {adapter.name: adapter.digest for adapter in named}

@@ -13,11 +13,11 @@ from typing import Any
 from ferryman.runtime.membership import Membership
 from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat
 from ferryman.wire.redis.index import PrefixIndex
-from ferryman_router.dispatcher import Dispatcher
-from ferryman_router.fleet import SERVING
-from ferryman_router.frontend import Frontend
-from ferryman_router.metrics import RouterStatistics
-from ferryman_router.request_table import RequestTable
+from ferryman_router.intake.frontend import Frontend
+from ferryman_router.request.metrics import RouterStatistics
+from ferryman_router.request.request_table import RequestTable
+from ferryman_router.routing.dispatcher import Dispatcher
+from ferryman_router.routing.fleet import SERVING
 
 
 class RouterTelemetry:

@@ -10,7 +10,7 @@ from ferryman.cache.capacity import Concurrency, plan_capacity, tracking_slots
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes.manifest import state_manifest
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.tiers.layout import ArenaLayout, split_arena
 from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchOptions

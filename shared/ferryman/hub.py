@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferryman.errors import ConfigError
-from ferryman.model.safetensors_header import StoredTensor
+from ferryman.model.weights.safetensors_header import StoredTensor
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

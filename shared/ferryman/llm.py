@@ -24,7 +24,6 @@ from ferryman.engine.engine import build_engine
 from ferryman.errors import ConfigError, InvalidRequest, UnknownModel
 from ferryman.grammar.compiler import CompiledGrammar
 from ferryman.hub import model_folder
-from ferryman.memory_plan import CARD_CHUNK_TOKENS, complete_options
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.drafting import DraftCounts
 from ferryman.schedule.events import (
@@ -41,6 +40,7 @@ from ferryman.schedule.request import NO_ADAPTER, Adapter, Request, SamplingPara
 from ferryman.schedule.sequence import Goal
 from ferryman.settings.declaration import suggestion
 from ferryman.settings.engine import engine_options
+from ferryman.sizing.memory_plan import CARD_CHUNK_TOKENS, complete_options
 from ferryman.text.stops import StopStrings
 from ferryman.text.tokenizer import Tokenizer
 

@@ -33,7 +33,7 @@ from tests.worker.pair import WorkerPair
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 
 PROMPT_LENS = (701, 333, 65)
 CHUNK_TOKENS = 512

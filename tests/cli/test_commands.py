@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.tiny_models import save_tiny_model
 
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import read_credentials
-from ferryman.runtime.key_file import read_key_file
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.credentials_file import read_credentials
+from ferryman.security.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman_cli.app import run

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import read_credentials
-from ferryman.runtime.key_file import read_key_file
 from ferryman.runtime.server_access import write_server_access
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.credentials_file import read_credentials
+from ferryman.security.key_file import read_key_file
 from ferryman_cli.app import run
 from ferryman_cli.container_commands import GIVEN_KEY, given_key
 

@@ -15,10 +15,10 @@ from tests.cluster_keys import KEY
 from tests.servers import TESTS, locked_nats_server
 
 from ferryman.cache.manifest import Kind
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
-from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.server_access import with_login
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.credentials_file import write_all_credentials
 from ferryman.wire.nats.bus import BusMessage
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat, ServedState, heartbeat_to_bytes

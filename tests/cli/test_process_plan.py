@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.certificates import make_certificates
 
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import read_credentials
-from ferryman.runtime.key_file import read_key_file
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.credentials_file import read_credentials
+from ferryman.security.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, TierOptions, UpOptions, usable_cores
 from ferryman.settings.declaration import size_of, size_text
 from ferryman.settings.engine import EngineOptions

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.clients.page import SUM, printed
 
 from ferryman.errors import FerrymanError, QueueFull, Unauthenticated
-from ferryman_router.http.errors import problem_response
+from ferryman_router.answers.errors import problem_response
 
 pytestmark = pytest.mark.filterwarnings("default")  # LiteLLM's own, at import and at exit
 

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
     got = {name: answer(f"{folder}/{name}") for name in more}
     got["by two ranks"] = answer(f"{folder}/{more[0]}", tp_size=2)
-    from ferryman_kernels._compiled import numba
+    from ferryman_kernels.cpu._compiled import numba
 
     numba.set_num_threads(2)
     maps = Path("/proc/self/maps").read_text().splitlines()

@@ -31,7 +31,7 @@ from ferryman.errors import InvalidRequest, LeaseLost, NotFound, OutOfSlots, Sta
 from ferryman.wire.codec.handoff import hand_off_order_to_wire, hand_off_progress_from_wire
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     Failure,

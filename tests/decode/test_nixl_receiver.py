@@ -22,8 +22,8 @@ from ferryman.runtime.life import alongside
 from ferryman.wire.handoff import process_liveness as presence_module
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions
-from ferryman.wire.handoff.planes import GrpcOnly
 from ferryman.wire.handoff.process_liveness import liveness_server
+from ferryman.wire.plane_values import GrpcOnly
 from ferryman.worker.planes import NixlSide
 from ferryman_decode import nixl_receiver as landing_module
 from ferryman_decode.nixl_receiver import NixlReceiver, WriterAgent

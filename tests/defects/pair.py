@@ -32,8 +32,8 @@ from ferryman.testing.memory_bus import MemoryBus
 from ferryman.wire.codec.handoff import ReserveAnswer
 from ferryman.wire.codec.pieces import Piece, WriteHeader
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
-from ferryman.wire.handoff.planes import GrpcOnly, PlaneOffer
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.plane_values import GrpcOnly, PlaneOffer
 from ferryman.wire.values import (
     CommitOrder,
     PrefillOrder,

@@ -24,9 +24,9 @@ from ferryman.cache.manifest import Kind
 from ferryman.engine import step
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
-from ferryman.model.batch import DecodeBatch
-from ferryman.model.ranks import Group
-from ferryman.model.state import ModelState
+from ferryman.model.shapes.batch import DecodeBatch
+from ferryman.model.shapes.ranks import Group
+from ferryman.model.shapes.state import ModelState
 from ferryman.schedule.batch import DecodeStep, SlotOps, SlotSnapshot
 from ferryman.schedule.drafting import ON_DEVICE, Drafting, ModelDrafts
 from ferryman.schedule.events import Retracted

@@ -21,7 +21,7 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.handoff.values import Reservation, WantedUnit, num_units, units_of
 from ferryman.testing.stamps import fake_manifest
 from ferryman.wire.values import Usage
-from ferryman_router.attempt_result import settled_usage
+from ferryman_router.request.attempt_result import settled_usage
 
 # Rows 8 and 9: units are paired by absolute name, and a reservation is a value.
 

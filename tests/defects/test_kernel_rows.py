@@ -13,21 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels._paged_attention_triton import paged_attention_decode_triton
-from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan
-from ferryman_kernels.delta_decode import delta_decode, delta_decode_triton
-from ferryman_kernels.paged_attention import paged_attention_decode
-from ferryman_kernels.pages import write_kv, write_kv_triton
+from ferryman_kernels.attention._paged_attention_triton import paged_attention_decode_triton
+from ferryman_kernels.attention.paged_attention import paged_attention_decode
+from ferryman_kernels.attention.pages import write_kv, write_kv_triton
+from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan
+from ferryman_kernels.recurrence.delta_decode import delta_decode, delta_decode_triton
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan
+from ferryman_kernels.recurrence.ssd_decode import (
+    selective_state_update,
+    selective_state_update_triton,
+)
 from ferryman_kernels.slots import (
     clear_slots,
     clear_slots_triton,
     copy_slots,
     copy_slots_triton,
 )
-from ferryman_kernels.ssd_chunk_scan import chunk_scan
-from ferryman_kernels.ssd_decode import selective_state_update, selective_state_update_triton
 
 SLOT_BYTES = 1 << 16
 WRAP = (1 << 32) // (SLOT_BYTES // 4)

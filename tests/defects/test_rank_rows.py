@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.cache.shards import piece_of
 from ferryman.errors import ConfigError
-from ferryman.model.ranks import per_rank, per_rank_replicated
+from ferryman.model.shapes.ranks import per_rank, per_rank_replicated
 
 # A module that imports these decides something, or sends messages to other processes.
 DECIDES_OR_SPEAKS = (

@@ -17,36 +17,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels._causal_conv_compiled import (
+from ferryman_kernels.recurrence._causal_conv_compiled import (
     causal_conv_decode_compiled,
     causal_conv_prefill_compiled,
 )
-from ferryman_kernels._delta_chunk_scan_compiled import delta_chunk_scan_compiled
-from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels._delta_decode_compiled import delta_decode_compiled
-from ferryman_kernels._ssd_chunk_scan_compiled import chunk_scan_compiled
-from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.causal_conv import (
+from ferryman_kernels.recurrence._delta_chunk_scan_compiled import delta_chunk_scan_compiled
+from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
+from ferryman_kernels.recurrence._ssd_chunk_scan_compiled import chunk_scan_compiled
+from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_reference,
     causal_conv_decode_triton,
     causal_conv_prefill_reference,
     causal_conv_prefill_triton,
 )
-from ferryman_kernels.channel_delta_scan import (
+from ferryman_kernels.recurrence.channel_delta_scan import (
     channel_delta_runs_compiled,
     channel_delta_runs_reference,
     channel_delta_runs_triton,
 )
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan_reference
-from ferryman_kernels.delta_decode import delta_decode_reference, delta_decode_triton
-from ferryman_kernels.selective_scan import (
+from ferryman_kernels.recurrence.delta_chunk_scan import delta_chunk_scan_reference
+from ferryman_kernels.recurrence.delta_decode import delta_decode_reference, delta_decode_triton
+from ferryman_kernels.recurrence.selective_scan import (
     rounds_of,
     selective_runs_compiled,
     selective_runs_reference,
     selective_runs_triton,
 )
-from ferryman_kernels.ssd_chunk_scan import chunk_scan_reference
-from ferryman_kernels.ssd_decode import (
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan_reference
+from ferryman_kernels.recurrence.ssd_decode import (
     selective_state_update_compiled,
     selective_state_update_reference,
     selective_state_update_triton,

@@ -16,8 +16,8 @@ from tests.deploy.compose_file import (
     role_of,
 )
 
-from ferryman.credentials import ClusterRole
 from ferryman.runtime.credential_folders import MONITOR, READERS
+from ferryman.security.credentials import ClusterRole
 from ferryman_cli.app import run
 from ferryman_cli.container_commands import GIVEN_KEY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.deploy.compose_file import ROUTERS, SERVERS, SETTINGS, WORKERS, compose, mounts, role_of
 
-from ferryman.credentials import ClusterRole
+from ferryman.security.credentials import ClusterRole
 from ferryman.settings.names import names_of
 
 CARDS, INSECURE, BOTH = "compose.gpu.yaml", "compose.insecure.yaml", "compose.both.yaml"

@@ -9,12 +9,12 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from tests.deploy.compose_file import CHOICE, ROOT, ROUTERS, SETTINGS, compose, mounts, role_of
 
-from ferryman.credentials import ClusterRole
 from ferryman.runtime.certificate_folders import AUTHORITY
 from ferryman.runtime.credential_folders import READERS
-from ferryman.runtime.credentials_file import read_credentials
 from ferryman.runtime.embedded import nats_command, started
-from ferryman.runtime.tls_folder import DOOR, NATS, TlsFolder
+from ferryman.security.credentials import ClusterRole
+from ferryman.security.credentials_file import read_credentials
+from ferryman.security.tls_folder import DOOR, NATS, TlsFolder
 from ferryman.settings.names import names_of
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus

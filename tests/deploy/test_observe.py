@@ -10,9 +10,9 @@ from tests.cluster_keys import KEY
 from tests.deploy.compose_file import ROOT, ROUTERS, SETTINGS, compose, environment, mounts
 from tests.deploy.shipped_metrics import OBSERVE, alerts, asked_for, panels, paths, queries
 
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.credential_folders import METRICS, ServerUrls, write_credential_folders
 from ferryman.runtime.metrics_access import MetricsAccess
+from ferryman.security.credentials import ClusterRole, credentials_of
 
 
 def test_the_profile_mounts_every_file_that_is_shipped() -> None:

@@ -31,7 +31,7 @@ from ferryman.cache.shards import over_ranks
 from ferryman.errors import ConfigError
 from ferryman.llm import Completion
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes.manifest import state_manifest
 from ferryman.schedule.request import SamplingParams
 
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]

@@ -15,7 +15,7 @@ from ferryman.engine.step import Sampler
 from ferryman.engine.step_tensors import DrawTensors
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.vocabulary import GrammarVocabulary
-from ferryman.model.inverse_cdf import Filters
+from ferryman.model.sampling.inverse_cdf import Filters
 from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN, SampleRequest
 from ferryman.schedule.output_grammar import OutputGrammar
 from ferryman.schedule.request import SamplingParams

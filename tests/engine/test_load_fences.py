@@ -22,8 +22,8 @@ from ferryman.engine.loads import AT_ONCE, LoadQueue
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.transfer import HostTransfer, digest_of
-from ferryman.model.batch import PrefillBatch
-from ferryman.model.state import ModelState
+from ferryman.model.shapes.batch import PrefillBatch
+from ferryman.model.shapes.state import ModelState
 from ferryman.schedule.batch import SlotLoad, SlotOps
 from ferryman.testing.stamps import StampSlabs, fake_manifest
 

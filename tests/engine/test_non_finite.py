@@ -12,8 +12,8 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from ferryman.errors import ConfigError, NonFiniteLogits, NonFiniteState
 from ferryman.llm import LLM
-from ferryman.model.inverse_cdf import NUM_LIKELIEST, Filters, draw
-from ferryman.model.sampler import are_finite
+from ferryman.model.sampling.inverse_cdf import NUM_LIKELIEST, Filters, draw
+from ferryman.model.sampling.sampler import are_finite
 from ferryman.schedule.request import SamplingParams
 
 BROKEN = VOCAB_SIZE - 1

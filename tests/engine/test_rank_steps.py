@@ -21,7 +21,7 @@ from ferryman.engine.packed_step import pack
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import AS_PLANNED
 from ferryman.engine.tensor_parallel.rank import Command, Inbox, Rank
-from ferryman.model.ranks import SINGLE_RANK
+from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import Ints, SlotOps, StepPlan
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5], row=0, working_slot=2, pages=full_pages(7, 3))

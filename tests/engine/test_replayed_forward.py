@@ -20,11 +20,11 @@ from ferryman.engine.decode_forward import DecodeForward, EagerForward
 from ferryman.engine.recorded_launches import recorded_launches
 from ferryman.engine.replayed_forward import ReplayedForward
 from ferryman.llm import LLM
-from ferryman.model.state import LayerCount
+from ferryman.model.shapes.state import LayerCount
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import RECORDING_BYTES
-from ferryman_kernels.rms_norm import rms_norm
+from ferryman_kernels.elementwise.rms_norm import rms_norm
 
 SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}
 LENS = (18, 5, 33)

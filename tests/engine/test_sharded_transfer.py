@@ -20,7 +20,7 @@ from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer
 from ferryman.engine.transfer import HostTransfer, digest_of
 from ferryman.errors import CorruptState, InvalidRequest
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes.manifest import state_manifest
 
 NUM_RANKS = 2
 FAMILIES = ("falcon_h1", "gpt_oss", "granite")

@@ -26,9 +26,9 @@ from tests.native import native_config, save_native
 
 from ferryman.cache.manifest import Kind
 from ferryman.engine.step import StepGraphs
-from ferryman.model import moe
-from ferryman.model.experts import load_experts_for
 from ferryman.model.families import gpt_oss, nemotron_h
+from ferryman.model.layers import moe
+from ferryman.model.layers.experts import load_experts_for
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan
 from ferryman.schedule.step_sizes import StepSizes
 

@@ -16,7 +16,7 @@ from ferryman.engine.slabs import Slabs
 from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.engine.tensor_parallel.rendezvous import RankLost
 from ferryman.engine.transfer import Transfer, digest_of, transfer_of
-from ferryman.model.ranks import SINGLE_RANK
+from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import SlotOps
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5], row=0, working_slot=2, pages=full_pages(7, 3))

@@ -38,9 +38,9 @@ from ferryman.schedule.batch import (
 )
 from ferryman.schedule.request import SamplingParams
 from ferryman.schedule.step_sizes import StepSizes
-from ferryman_kernels import _compiled
-from ferryman_kernels._compiled import Loop
 from ferryman_kernels._triton import Kernel
+from ferryman_kernels.cpu import _compiled
+from ferryman_kernels.cpu._compiled import Loop
 
 Key = tuple[object, ...]
 MAX_LEN = 5000

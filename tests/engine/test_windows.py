@@ -26,7 +26,7 @@ from ferryman.cache.resume import resume_set
 from ferryman.cache.slots import Ledger
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes.manifest import state_manifest
 from ferryman.schedule.request import SamplingParams
 
 ROUNDS = int(os.environ.get("FERRYMAN_TEST_WINDOW_ROUNDS", "1"))

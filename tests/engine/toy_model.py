@@ -19,9 +19,9 @@ from ferryman.engine.loads import AT_ONCE
 from ferryman.engine.runner import Runner
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.tensor_parallel.group import TpGroup
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.prompt_logprobs import PrefilledRows
-from ferryman.model.state import ModelState
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.state import ModelState
 
 PAGE_SIZE = 4
 VOCAB = 50

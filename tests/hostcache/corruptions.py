@@ -13,7 +13,7 @@ from tests.tiers.state_shapes import manifest_of
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import StateManifest
-from ferryman.cluster_key import MacKey
+from ferryman.security.cluster_key import MacKey
 from ferryman.tiers.extents import ENTRY_BYTES, lay_out_extent
 from ferryman.tiers.storage_values import ExtentPlan
 from ferryman.tiers.values import StoredUnit

@@ -17,7 +17,7 @@ from tests.hostcache.object_server import ObjectFaults
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cluster_key import MacKey
+from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.testing.memory_blob_store import BlobMedium, MemoryBlob, MemoryBlobStore
 from ferryman.tiers.values import UnitName

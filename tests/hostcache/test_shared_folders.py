@@ -19,7 +19,7 @@ from tests.tiers.state_shapes import chain, manifest_of
 
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.units import Tier
-from ferryman.cluster_key import MacKey
+from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.testing.memory_blob_store import BlobMedium
 from ferryman.testing.memory_index import MemoryIndex

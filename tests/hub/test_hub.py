@@ -30,7 +30,7 @@ from ferryman.hub import (
     model_folder,
     remote_tensors,
 )
-from ferryman.model.checkpoint import open_checkpoint
+from ferryman.model.weights.checkpoint import open_checkpoint
 
 NAME = "acme/granite-tiny"
 

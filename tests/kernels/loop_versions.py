@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels import _compiled
-from ferryman_kernels._compiled import Loop
+from ferryman_kernels.cpu import _compiled
+from ferryman_kernels.cpu._compiled import Loop
 
 T = TypeVar("T")
 

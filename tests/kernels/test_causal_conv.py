@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.causal_conv import (
+from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode,
     causal_conv_decode_reference,
     causal_conv_decode_triton,

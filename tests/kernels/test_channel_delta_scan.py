@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels.channel_delta_scan import (
+from ferryman_kernels.recurrence.channel_delta_scan import (
     DeltaInputs,
     channel_delta_decode,
     channel_delta_runs_compiled,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferryman_kernels._compiled import STRICT, WORTH_SHARING, Loop, exp, numba
-from ferryman_kernels._vectors import (
+from ferryman_kernels.cpu._compiled import STRICT, WORTH_SHARING, Loop, exp, numba
+from ferryman_kernels.cpu._vectors import (
     LANES,
     fused,
     greater,
@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from numba import get_thread_id, set_num_threads
 
-from ferryman_kernels._compiled import WORTH_SHARING, Loop, prange
+from ferryman_kernels.cpu._compiled import WORTH_SHARING, Loop, prange
 
 
 def ran_on(threads):
@@ -69,7 +69,7 @@ import os
 import numpy as np
 import torch
 
-from ferryman_kernels._compiled import WORTH_SHARING, Loop, numba, prange
+from ferryman_kernels.cpu._compiled import WORTH_SHARING, Loop, numba, prange
 
 
 def ran_on(threads):
@@ -94,7 +94,7 @@ print(json.dumps([sorted(set(ids.tolist())), started() - before, torch.get_num_t
 SAME = """
 import numpy as np
 
-from ferryman_kernels._compiled import Loop
+from ferryman_kernels.cpu._compiled import Loop
 
 
 def counted(numbers):

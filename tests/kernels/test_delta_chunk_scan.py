@@ -18,10 +18,13 @@ from tests.kernels.delta_rule import (
 from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
 from torch import Tensor
 
-from ferryman_kernels._delta_chunk_scan_compiled import _scan_loop
-from ferryman_kernels._delta_chunk_scan_triton import delta_chunk_scan_triton
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan_reference
-from ferryman_kernels.delta_decode import delta_decode
+from ferryman_kernels.recurrence._delta_chunk_scan_compiled import _scan_loop
+from ferryman_kernels.recurrence._delta_chunk_scan_triton import delta_chunk_scan_triton
+from ferryman_kernels.recurrence.delta_chunk_scan import (
+    delta_chunk_scan,
+    delta_chunk_scan_reference,
+)
+from ferryman_kernels.recurrence.delta_decode import delta_decode
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 Run = Callable[..., Tensor]

@@ -9,8 +9,8 @@ import torch
 from tests.kernels.delta_rule import CPU, Heads, random_inputs, random_states, recurrence
 from torch import Tensor
 
-from ferryman_kernels._delta_decode_compiled import delta_decode_compiled
-from ferryman_kernels.delta_decode import (
+from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
+from ferryman_kernels.recurrence.delta_decode import (
     delta_decode,
     delta_decode_reference,
     delta_decode_triton,
@@ -35,7 +35,7 @@ def test_a_processor_runs_the_compiled_loop(monkeypatch: pytest.MonkeyPatch) -> 
         called.append(True)
         return delta_decode_compiled(*args)
 
-    monkeypatch.setattr("ferryman_kernels.delta_decode.delta_decode_compiled", watched)
+    monkeypatch.setattr("ferryman_kernels.recurrence.delta_decode.delta_decode_compiled", watched)
     inputs, slots = random_inputs(1, torch.bfloat16, Heads()), torch.tensor([0])
     step: Run = delta_decode
     step(random_states(1, torch.bfloat16, Heads()), *inputs.tensors(), slots, slots)

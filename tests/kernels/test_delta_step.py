@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel
-from ferryman_kernels.causal_conv import _causal_conv_decode_kernel
-from ferryman_kernels.delta_decode import _delta_decode_kernel
-from ferryman_kernels.delta_step import (
+from ferryman_kernels.elementwise.rms_norm import _rms_norm_kernel
+from ferryman_kernels.recurrence.causal_conv import _causal_conv_decode_kernel
+from ferryman_kernels.recurrence.delta_decode import _delta_decode_kernel
+from ferryman_kernels.recurrence.delta_step import (
     DeltaWeights,
     delta_step,
     delta_step_compiled,
     delta_step_reference,
 )
-from ferryman_kernels.rms_norm import _rms_norm_kernel
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2.0**-6}
 SLOTS = 7

@@ -16,34 +16,14 @@ from hypothesis import strategies as st
 from tests.kernels.fences import Fences
 from torch import Tensor
 
-from ferryman_kernels.causal_conv import (
-    causal_conv_decode,
-    causal_conv_decode_reference,
-    causal_conv_prefill,
-    causal_conv_prefill_reference,
+from ferryman_kernels.attention.paged_attention import (
+    paged_attention_decode,
+    paged_attention_reference,
 )
-from ferryman_kernels.clamped_swiglu import clamped_swiglu, clamped_swiglu_reference
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan_reference
-from ferryman_kernels.delta_step import DeltaWeights, delta_step, delta_step_reference
-from ferryman_kernels.gated_silu import gated_silu, gated_silu_reference
-from ferryman_kernels.int8_product import int8_product, int8_product_reference
-from ferryman_kernels.int8_quads import (
-    HAS_BYTE_DOTS,
-    int8_quad_product,
-    int8_quad_product_reference,
-    quads_of_codes,
-)
-from ferryman_kernels.mamba_step import StepWeights, mamba_step, mamba_step_reference
-from ferryman_kernels.packed_product import (
-    packed_grouped_product,
-    packed_product,
-    packed_product_reference,
-    panels_of,
-    stack_panels,
-)
-from ferryman_kernels.paged_attention import paged_attention_decode, paged_attention_reference
-from ferryman_kernels.pages import write_kv, write_kv_reference
-from ferryman_kernels.rms_norm import (
+from ferryman_kernels.attention.pages import write_kv, write_kv_reference
+from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu, clamped_swiglu_reference
+from ferryman_kernels.elementwise.gated_silu import gated_silu, gated_silu_reference
+from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     gated_rms_norm,
     gated_rms_norm_reference,
@@ -53,9 +33,35 @@ from ferryman_kernels.rms_norm import (
     rms_norm_then_gate_reference,
     scaled_sum,
 )
-from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference
-from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
-from ferryman_kernels.weighted_sum import weighted_sum, weighted_sum_reference
+from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
+from ferryman_kernels.products.int8_product import int8_product, int8_product_reference
+from ferryman_kernels.products.int8_quads import (
+    HAS_BYTE_DOTS,
+    int8_quad_product,
+    int8_quad_product_reference,
+    quads_of_codes,
+)
+from ferryman_kernels.products.packed_product import (
+    packed_grouped_product,
+    packed_product,
+    packed_product_reference,
+    panels_of,
+    stack_panels,
+)
+from ferryman_kernels.products.weighted_sum import weighted_sum, weighted_sum_reference
+from ferryman_kernels.recurrence.causal_conv import (
+    causal_conv_decode,
+    causal_conv_decode_reference,
+    causal_conv_prefill,
+    causal_conv_prefill_reference,
+)
+from ferryman_kernels.recurrence.delta_chunk_scan import (
+    delta_chunk_scan,
+    delta_chunk_scan_reference,
+)
+from ferryman_kernels.recurrence.delta_step import DeltaWeights, delta_step, delta_step_reference
+from ferryman_kernels.recurrence.mamba_step import StepWeights, mamba_step, mamba_step_reference
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 
 pytest.importorskip("numba")
 

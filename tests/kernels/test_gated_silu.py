@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ferryman_kernels.gated_silu import gated_silu, gated_silu_reference, gated_silu_triton
+from ferryman_kernels.elementwise.gated_silu import (
+    gated_silu,
+    gated_silu_reference,
+    gated_silu_triton,
+)
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2.0**-7}
 ROWS = st.tuples(st.integers(0, 5), st.integers(1, 90), st.integers(0, 9))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels import _grouped_product_triton
-from ferryman_kernels._grouped_product_triton import (
+from ferryman_kernels.products import _grouped_product_triton
+from ferryman_kernels.products._grouped_product_triton import (
     grouped_codes_triton,
     grouped_floats_triton,
 )
-from ferryman_kernels.grouped_product import (
+from ferryman_kernels.products.grouped_product import (
     FP4,
     FP8,
     INT4,

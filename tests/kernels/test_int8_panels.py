@@ -15,10 +15,10 @@ from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman_kernels import _int8_panels_compiled
-from ferryman_kernels._compiled import compiled
-from ferryman_kernels._tiles import CONFIG_BYTES, configure, copy_configuration, has_tiles
-from ferryman_kernels.int8_panels import int8_panel_product, panels_of_codes
+from ferryman_kernels.cpu._compiled import compiled
+from ferryman_kernels.cpu._tiles import CONFIG_BYTES, configure, copy_configuration, has_tiles
+from ferryman_kernels.products import _int8_panels_compiled
+from ferryman_kernels.products.int8_panels import int8_panel_product, panels_of_codes
 
 CPU = torch.device("cpu")
 ROUNDED_ONCE = 2.0**-8

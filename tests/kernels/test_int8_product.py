@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels import int8_product as op
-from ferryman_kernels.int8_product import int8_product, int8_product_reference
+from ferryman_kernels.products import int8_product as op
+from ferryman_kernels.products.int8_product import int8_product, int8_product_reference
 
 NEVER = sys.maxsize
 ROUNDED_ONCE, ROUNDED_TWICE = 2.0**-8, 2.0**-7

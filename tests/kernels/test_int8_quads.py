@@ -11,10 +11,11 @@ from tests.kernels.int8_products import (
 from tests.kernels.loop_versions import answers_of_one_thread_and_two
 from torch import Tensor
 
-from ferryman_kernels import _code_quads, _int8_quads_compiled
-from ferryman_kernels._compiled import numba
-from ferryman_kernels._lanes import HAS_DOTS
-from ferryman_kernels.int8_quads import (
+from ferryman_kernels.cpu import _code_quads
+from ferryman_kernels.cpu._compiled import numba
+from ferryman_kernels.cpu._lanes import HAS_DOTS
+from ferryman_kernels.products import _int8_quads_compiled
+from ferryman_kernels.products.int8_quads import (
     HAS_BYTE_DOTS,
     MOST_INPUTS,
     int8_quad_product,

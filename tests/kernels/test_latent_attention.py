@@ -9,14 +9,14 @@ import torch
 from tests.kernels.latent_slab import row_pages, rows_of, spoil_beyond, table_of
 from torch import Tensor
 
-from ferryman_kernels._latent_attention_triton import latent_attention_triton
-from ferryman_kernels.latent_attention import (
+from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
+from ferryman_kernels.attention.latent_attention import (
     latent_attention,
     latent_attention_decode,
     latent_attention_prefill,
     latent_attention_reference,
 )
-from ferryman_kernels.latent_pages import places_of
+from ferryman_kernels.attention.latent_pages import places_of
 
 LATENT, ROPE, SCALE, SLOTS = 20, 6, 0.3, 60
 SPANS = ((0, 70), (24, 31), (5, 6), (13, 100))
@@ -89,7 +89,7 @@ def test_many_splits_of_the_places_join_to_one_softmax(
 def test_a_chunk_sees_everything_up_to_each_of_its_positions(
     dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferryman_kernels.latent_attention.BLOCK", block)
+    monkeypatch.setattr("ferryman_kernels.attention.latent_attention.BLOCK", block)
     ends = [end for _, end in SPANS]
     pages, table = row_pages(dtype, SLOTS, LATENT + ROPE), table_of(ends, SLOTS)
     seen = [(i, p) for i, (start, end) in enumerate(SPANS) for p in range(start, end)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.latent_pages import (
+from ferryman_kernels.attention.latent_pages import (
     places_of,
     write_latents,
     write_latents_reference,

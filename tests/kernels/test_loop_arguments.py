@@ -8,26 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels._causal_conv_compiled import causal_conv_decode_compiled
-from ferryman_kernels._delta_decode_compiled import delta_decode_compiled
-from ferryman_kernels.causal_conv import (
+from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
+from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.rms_norm import add_rms_norm
+from ferryman_kernels.products.int8_product import int8_product
+from ferryman_kernels.products.int8_quads import int8_quad_product, quads_of_codes
+from ferryman_kernels.products.packed_product import packed_product, panels_of
+from ferryman_kernels.recurrence._causal_conv_compiled import causal_conv_decode_compiled
+from ferryman_kernels.recurrence._delta_decode_compiled import delta_decode_compiled
+from ferryman_kernels.recurrence.causal_conv import (
     causal_conv_decode_reference,
     causal_conv_decode_triton,
 )
-from ferryman_kernels.clamped_swiglu import clamped_swiglu
-from ferryman_kernels.delta_decode import (
+from ferryman_kernels.recurrence.delta_decode import (
     delta_decode_reference,
     delta_decode_triton,
 )
-from ferryman_kernels.delta_step import DeltaWeights, delta_step
-from ferryman_kernels.gated_silu import gated_silu
-from ferryman_kernels.int8_product import int8_product
-from ferryman_kernels.int8_quads import int8_quad_product, quads_of_codes
-from ferryman_kernels.mamba_step import StepWeights, mamba_step
-from ferryman_kernels.packed_product import packed_product, panels_of
-from ferryman_kernels.rms_norm import add_rms_norm
-from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
-from ferryman_kernels.ssd_decode import (
+from ferryman_kernels.recurrence.delta_step import DeltaWeights, delta_step
+from ferryman_kernels.recurrence.mamba_step import StepWeights, mamba_step
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
+from ferryman_kernels.recurrence.ssd_decode import (
     selective_state_update_compiled,
     selective_state_update_reference,
     selective_state_update_triton,

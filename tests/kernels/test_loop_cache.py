@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from ferryman_kernels import _compiled
-from ferryman_kernels._loop_cache import LoopFiles
+from ferryman_kernels.cpu import _compiled
+from ferryman_kernels.cpu._loop_cache import LoopFiles
 
 # Doubles every second number, or each of them; `full` lets the process write no file.
 TOY = """
@@ -24,7 +24,7 @@ import sys
 
 import numpy as np
 
-from ferryman_kernels._compiled import Loop
+from ferryman_kernels.cpu._compiled import Loop
 
 
 def double(numbers, found):

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from ferryman_kernels._triton import Kernel
-from ferryman_kernels.causal_conv import _causal_conv_decode_kernel, causal_conv_decode_triton
-from ferryman_kernels.mamba_step import (
+from ferryman_kernels.recurrence.causal_conv import (
+    _causal_conv_decode_kernel,
+    causal_conv_decode_triton,
+)
+from ferryman_kernels.recurrence.mamba_step import (
     StepWeights,
     _state_inputs,
     mamba_step,
@@ -20,7 +23,7 @@ from ferryman_kernels.mamba_step import (
     mamba_step_reference,
     mamba_step_triton,
 )
-from ferryman_kernels.ssd_decode import (
+from ferryman_kernels.recurrence.ssd_decode import (
     _selective_state_update_kernel,
     selective_state_update_triton,
 )

@@ -10,39 +10,50 @@ import torch
 import triton
 from torch import Tensor
 
-from ferryman_kernels.causal_conv import (
-    causal_conv_decode,
-    causal_conv_decode_reference,
-    causal_conv_prefill,
-    causal_conv_prefill_reference,
+from ferryman_kernels.attention.latent_attention import (
+    latent_attention,
+    latent_attention_prefill,
+    latent_attention_reference,
 )
-from ferryman_kernels.delta_chunk_scan import delta_chunk_scan, delta_chunk_scan_reference
-from ferryman_kernels.delta_decode import delta_decode, delta_decode_reference
-from ferryman_kernels.grouped_product import (
+from ferryman_kernels.attention.latent_pages import write_latents, write_latents_reference
+from ferryman_kernels.attention.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    paged_attention_reference,
+)
+from ferryman_kernels.attention.pages import (
+    gather_pages,
+    scatter_pages,
+    write_kv,
+    write_kv_reference,
+)
+from ferryman_kernels.attention.sparse_index import choose_decode, index_scores_reference
+from ferryman_kernels.elementwise.rms_norm import gated_rms_norm, gated_rms_norm_reference
+from ferryman_kernels.elementwise.rotary import apply_rotary, apply_rotary_reference
+from ferryman_kernels.products.grouped_product import (
     FP4,
     CodeStack,
     FloatStack,
     grouped_product,
     sort_pairs,
 )
-from ferryman_kernels.latent_attention import (
-    latent_attention,
-    latent_attention_prefill,
-    latent_attention_reference,
+from ferryman_kernels.recurrence.causal_conv import (
+    causal_conv_decode,
+    causal_conv_decode_reference,
+    causal_conv_prefill,
+    causal_conv_prefill_reference,
 )
-from ferryman_kernels.latent_pages import write_latents, write_latents_reference
-from ferryman_kernels.paged_attention import (
-    paged_attention_decode,
-    paged_attention_prefill,
-    paged_attention_reference,
+from ferryman_kernels.recurrence.delta_chunk_scan import (
+    delta_chunk_scan,
+    delta_chunk_scan_reference,
 )
-from ferryman_kernels.pages import gather_pages, scatter_pages, write_kv, write_kv_reference
-from ferryman_kernels.rms_norm import gated_rms_norm, gated_rms_norm_reference
-from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference
+from ferryman_kernels.recurrence.delta_decode import delta_decode, delta_decode_reference
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
+from ferryman_kernels.recurrence.ssd_decode import (
+    selective_state_update,
+    selective_state_update_reference,
+)
 from ferryman_kernels.slots import clear_slots, copy_slots
-from ferryman_kernels.sparse_index import choose_decode, index_scores_reference
-from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
-from ferryman_kernels.ssd_decode import selective_state_update, selective_state_update_reference
 
 pytestmark = [
     pytest.mark.gpu,

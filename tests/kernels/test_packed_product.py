@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels import _packed_product_compiled
-from ferryman_kernels._lanes import HAS_DOTS
-from ferryman_kernels.packed_product import (
+from ferryman_kernels.cpu._lanes import HAS_DOTS
+from ferryman_kernels.products import _packed_product_compiled
+from ferryman_kernels.products.packed_product import (
     Panels,
     packed_grouped_product,
     packed_product,

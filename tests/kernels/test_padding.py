@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels._latent_attention_triton import latent_attention_triton
-from ferryman_kernels._paged_attention_triton import paged_attention_decode_triton
-from ferryman_kernels.latent_attention import latent_attention_reference
-from ferryman_kernels.latent_pages import write_latents_reference, write_latents_triton
-from ferryman_kernels.paged_attention import paged_attention_decode
-from ferryman_kernels.pages import write_kv, write_kv_reference, write_kv_triton
+from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
+from ferryman_kernels.attention._paged_attention_triton import paged_attention_decode_triton
+from ferryman_kernels.attention.latent_attention import latent_attention_reference
+from ferryman_kernels.attention.latent_pages import write_latents_reference, write_latents_triton
+from ferryman_kernels.attention.paged_attention import paged_attention_decode
+from ferryman_kernels.attention.pages import write_kv, write_kv_reference, write_kv_triton
 
 POSITIONS = torch.tensor([5, -1, 2, -1])
 # A row of padding names no page; the row before it ends with a page that another token reads.

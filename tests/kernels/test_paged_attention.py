@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels import _attention_tiles
-from ferryman_kernels._paged_attention_triton import (
+from ferryman_kernels.attention import _attention_tiles
+from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
-from ferryman_kernels.paged_attention import (
+from ferryman_kernels.attention.paged_attention import (
     paged_attention_decode,
     paged_attention_prefill,
     paged_attention_reference,

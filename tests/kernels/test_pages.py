@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.pages import (
+from ferryman_kernels.attention.pages import (
     gather_pages,
     scatter_pages,
     write_kv,

@@ -10,11 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ferryman_kernels._paged_attention_triton import (
+from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
-from ferryman_kernels.quantised_pages import coded, named_pages, opened_pages, write_coded_kv
+from ferryman_kernels.attention.quantised_pages import (
+    coded,
+    named_pages,
+    opened_pages,
+    write_coded_kv,
+)
 
 # Their tensors come in tuples, so the checker cannot count the arguments.
 DECODE: Any = paged_attention_decode_triton

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ferryman_kernels._precision import wide_dtype
-from ferryman_kernels.rms_norm import (
+from ferryman_kernels.elementwise.rms_norm import (
     add_rms_norm,
     add_rms_norm_triton,
     gated_rms_norm,

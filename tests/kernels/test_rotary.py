@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.rotary import apply_rotary, apply_rotary_reference, apply_rotary_triton
+from ferryman_kernels.elementwise.rotary import (
+    apply_rotary,
+    apply_rotary_reference,
+    apply_rotary_triton,
+)
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 1e-2}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.selective_scan import (
+from ferryman_kernels.recurrence.selective_scan import (
     Inputs,
     rounds_of,
     selective_runs_compiled,

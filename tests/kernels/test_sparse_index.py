@@ -9,10 +9,10 @@ import torch
 from tests.kernels.latent_slab import PAGE_SIZE, row_pages, rows_of, spoil_beyond, table_of
 from torch import Tensor
 
-from ferryman_kernels._sparse_index_compiled import index_scores_compiled
-from ferryman_kernels._sparse_index_triton import index_scores_triton
-from ferryman_kernels.latent_pages import places_of
-from ferryman_kernels.sparse_index import (
+from ferryman_kernels.attention._sparse_index_compiled import index_scores_compiled
+from ferryman_kernels.attention._sparse_index_triton import index_scores_triton
+from ferryman_kernels.attention.latent_pages import places_of
+from ferryman_kernels.attention.sparse_index import (
     best_positions,
     choose_decode,
     choose_prefill,
@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_formula(
 def test_a_chunk_chooses_the_best_of_what_each_token_sees(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferryman_kernels.sparse_index.SCORE_BLOCK", 3 * 100 * 9)
+    monkeypatch.setattr("ferryman_kernels.attention.sparse_index.SCORE_BLOCK", 3 * 100 * 9)
     table, pages = table_of([end for _, end in SPANS], 40), row_pages(torch.float64, 40, DIM)
     spoil_beyond(pages, table, [end for _, end in SPANS])
     seen = [(i, p) for i, (start, end) in enumerate(SPANS) for p in range(start, end)]

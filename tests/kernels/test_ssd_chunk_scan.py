@@ -10,9 +10,9 @@ import torch
 from tests.kernels.loop_versions import check_that_threads_leave_the_bits_of_a_scan
 from torch import Tensor
 
-from ferryman_kernels._ssd_chunk_scan_compiled import _scan_loop
-from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.ssd_chunk_scan import chunk_scan, chunk_scan_reference
+from ferryman_kernels.recurrence._ssd_chunk_scan_compiled import _scan_loop
+from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan, chunk_scan_reference
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 CPU = torch.device("cpu")

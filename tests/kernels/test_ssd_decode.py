@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels.ssd_decode import (
+from ferryman_kernels.recurrence.ssd_decode import (
     selective_state_update,
     selective_state_update_reference,
     selective_state_update_triton,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ferryman_kernels.weighted_sum import weighted_sum
+from ferryman_kernels.products.weighted_sum import weighted_sum
 
 BOUNDS = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman_kernels._paged_attention_triton import (
+from ferryman_kernels.attention._paged_attention_triton import (
     paged_attention_decode_triton,
     paged_attention_prefill_triton,
 )
-from ferryman_kernels._ssd_chunk_scan_triton import chunk_scan_triton
-from ferryman_kernels.paged_attention import paged_attention_reference
-from ferryman_kernels.ssd_chunk_scan import chunk_scan_reference
+from ferryman_kernels.attention.paged_attention import paged_attention_reference
+from ferryman_kernels.recurrence._ssd_chunk_scan_triton import chunk_scan_triton
+from ferryman_kernels.recurrence.ssd_chunk_scan import chunk_scan_reference
 
 # Their tensors come in lists, so the checker cannot count the arguments.
 DECODE: Any = paged_attention_decode_triton

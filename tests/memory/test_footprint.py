@@ -18,12 +18,12 @@ from tests.native import native_config, save_native
 from tests.quantised_folders import RECIPES, save_quantised
 from tests.tiny_models import save_random
 
-from ferryman.model.decoder import Model
 from ferryman.model.footprint import mtp_bytes, weight_bytes
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.ranks import SingleRank
 from ferryman.model.registry import load_model, load_self_drafting
-from ferryman.worker_size import model_files
+from ferryman.model.shapes.ranks import SingleRank
+from ferryman.sizing.worker_size import model_files
 
 
 def told(folder: Path, options: LoadOptions) -> int:
@@ -121,7 +121,7 @@ import sys
 from pathlib import Path
 from ferryman.model.footprint import weight_bytes
 from ferryman.model.load_options import LoadOptions
-from ferryman.worker_size import model_files
+from ferryman.sizing.worker_size import model_files
 for folder in map(Path, sys.argv[1:]):
     for quantize in ("none", "int8"):
         options = LoadOptions("bfloat16", quantize=quantize)

@@ -23,18 +23,18 @@ from ferryman.engine.engine import build_engine
 from ferryman.engine.slabs import Slabs
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
-from ferryman.machine import Card, MachineResources
-from ferryman.memory_plan import ROWS, SHARE, WANTED_CONTEXT, MemoryPlan, MemoryPlanner
 from ferryman.model.config import load_config
 from ferryman.model.footprint import weight_bytes
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.manifest import state_manifest
-from ferryman.model.ranks import SingleRank
-from ferryman.model.state import state_views
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.ranks import SingleRank
+from ferryman.model.shapes.state import state_views
 from ferryman.schedule.step_sizes import RECORDING_BYTES
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import DecodeSettings, PrefillSettings
-from ferryman.worker_size import (
+from ferryman.sizing.machine import Card, MachineResources
+from ferryman.sizing.memory_plan import ROWS, SHARE, WANTED_CONTEXT, MemoryPlan, MemoryPlanner
+from ferryman.sizing.worker_size import (
     ModelFiles,
     WorkerGroup,
     WorkerPlan,

@@ -13,7 +13,7 @@ from tests.oracle import TransformersOracle, load_oracle
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch import Tensor
 
-from ferryman.model.decoder import Model
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
+from ferryman.model.shapes.manifest import state_manifest
 
 
 def cuttable(family: str, num_ranks: int, folder: Path) -> Iterator[PretrainedConfig]:

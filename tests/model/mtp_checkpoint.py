@@ -5,7 +5,7 @@ code does (vLLM's qwen3_next_mtp, qwen3_5_mtp, deepseek_mtp and nemotron_h_mtp):
 
     x = fuse(norm(embedding of token t + 1), norm(hidden of t)),  y = norm(layer(x)),  head(y)
 
-with the entry of position 0 as `ferryman.model.mtp` describes it.
+with the entry of position 0 as `ferryman.model.layers.mtp` describes it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from ferryman.errors import ConfigError
-from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp_model import mtp_config
+from ferryman.model.shapes.manifest import state_manifest
 
 WEIGHTS = "model.safetensors"
 

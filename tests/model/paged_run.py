@@ -15,9 +15,9 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import resume_set
 from ferryman.engine.slabs import POISON, Slabs
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.decoder import Model
-from ferryman.model.state import ModelState, state_views
+from ferryman.model.layers.decoder import Model
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.state import ModelState, state_views
 
 NUM_SLOTS = {Kind.FULL: 320, Kind.WINDOW: 320, Kind.RECURRENT: 48}
 NO_SLOT = -1

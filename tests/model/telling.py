@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
-from ferryman.model.shapes import ModelConfig
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.model_shapes import ModelConfig
 
 NATIVE = "native"
 ALL_FAMILIES = (*FAMILIES, NATIVE)

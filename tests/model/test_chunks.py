@@ -11,9 +11,9 @@ from tests.tiny_models import save_random
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
-from ferryman.model.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
 
 CHUNK = ChunkOfPages(length=8, page_size=4)
 TABLE = torch.tensor([[10, 11, 12, 13, 14], [20, 21, 22, 23, -1]])

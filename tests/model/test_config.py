@@ -15,13 +15,13 @@ from tests.model.conftest import FolderOf
 from tests.model.families import nemotron_h
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.config import load_config
 from ferryman.model.families.bamba import BambaConfig
 from ferryman.model.families.granite import GraniteHybridConfig
-from ferryman.model.feed_forward_shapes import MoeShape
-from ferryman.model.recurrent_shapes import MambaShape
-from ferryman.model.shapes import ModelConfig
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, RotaryPositions
+from ferryman.model.shapes.feed_forward_shapes import MoeShape
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.shapes.recurrent_shapes import MambaShape
 
 Edit = Callable[[dict[str, Any]], object]
 

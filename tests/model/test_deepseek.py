@@ -23,15 +23,15 @@ from transformers import PretrainedConfig
 
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import IndexShape, RotaryPositions
 from ferryman.model.config import load_config
-from ferryman.model.expert_router import GroupedRouter
 from ferryman.model.families.deepseek_v3 import DeepseekConfig
 from ferryman.model.families.deepseek_v32 import SparseDeepseekConfig
-from ferryman.model.feed_forward_shapes import GroupedRouting, MoeShape
+from ferryman.model.layers.expert_router import GroupedRouter
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.manifest import state_manifest
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.attention_shapes import IndexShape, RotaryPositions
+from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MoeShape
+from ferryman.model.shapes.manifest import state_manifest
 
 BLOCK_LEN = 128
 PROMPT = random_prompt(random.Random(3), 60, VOCAB_SIZE)

@@ -11,9 +11,9 @@ import pytest
 from tests.model.comparison import random_config
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape, RotaryPositions
 from ferryman.model.config import load_config
-from ferryman.model.shapes import ModelConfig
+from ferryman.model.shapes.attention_shapes import AttentionShape, RotaryPositions
+from ferryman.model.shapes.model_shapes import ModelConfig
 
 SCALES = {
     "full_attn": "layernorm_full_attention",

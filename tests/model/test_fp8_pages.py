@@ -17,13 +17,13 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM, Completion
-from ferryman.model import state
 from ferryman.model.config import load_config
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.manifest import state_manifest
 from ferryman.model.registry import load_model
+from ferryman.model.shapes import state
+from ferryman.model.shapes.manifest import state_manifest
 from ferryman.schedule.request import SamplingParams
-from ferryman_kernels.pages import write_kv
+from ferryman_kernels.attention.pages import write_kv
 
 PROMPT = [(7 * i * i + 3 * i) % 120 + 3 for i in range(75)]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True)

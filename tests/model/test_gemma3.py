@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm
 from ferryman.model.config import load_config
-from ferryman.model.decoder import Decoder
+from ferryman.model.layers.decoder import Decoder
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.rotary import LinearScaling, NoScaling
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.shapes.rotary import LinearScaling, NoScaling
 
 TEXT = Gemma3TextConfig(
     vocab_size=61,

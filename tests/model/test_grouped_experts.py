@@ -19,8 +19,10 @@ from tests.tiny_models import save_random
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.model import experts, moe
-from ferryman.model.experts import (
+from ferryman.model.families import gpt_oss, nemotron_h
+from ferryman.model.layers import experts, moe
+from ferryman.model.layers.decoder_layers import GatedActivation
+from ferryman.model.layers.experts import (
     Activation,
     ExpertMatrices,
     GroupedExperts,
@@ -29,15 +31,16 @@ from ferryman.model.experts import (
     Weighing,
     grouped_experts,
 )
-from ferryman.model.families import gpt_oss, nemotron_h
-from ferryman.model.layers import GatedActivation
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.matrix import PlainMatrix
-from ferryman.model.quantisation.codes import ByteCodes
-from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 from ferryman.model.registry import load_model
-from ferryman_kernels._grouped_product_triton import grouped_codes_triton, grouped_floats_triton
-from ferryman_kernels.grouped_product import CodeStack, FloatStack
+from ferryman.model.weights.matrix import PlainMatrix
+from ferryman.model.weights.quantisation.codes import ByteCodes
+from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
+from ferryman_kernels.products._grouped_product_triton import (
+    grouped_codes_triton,
+    grouped_floats_triton,
+)
+from ferryman_kernels.products.grouped_product import CodeStack, FloatStack
 
 WITH_EXPERTS = (
     "deepseek_v2", "deepseek_v3", "dots1", "gemma4", "glm4_moe", "gpt_oss", "granite", "granite3",

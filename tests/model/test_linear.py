@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ferryman.model.linear import PackedLinear, PanelLinear, PlainLinear, make_linear, pack
+from ferryman.model.weights.linear import PackedLinear, PanelLinear, PlainLinear, make_linear, pack
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.model.conftest import FolderOf
 
-from ferryman.model.checkpoint import open_checkpoint
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.load_progress import ByteCount, LoadProgress, LoadStage
 from ferryman.model.registry import load_drafted, load_model
-from ferryman.model.safetensors_header import StoredTensor
+from ferryman.model.weights.checkpoint import open_checkpoint
+from ferryman.model.weights.load_progress import ByteCount, LoadProgress, LoadStage
+from ferryman.model.weights.safetensors_header import StoredTensor
 
 
 def tensor(name: str, start: int, end: int) -> StoredTensor:

@@ -15,8 +15,8 @@ from tests.tiny_models import save_tiny_model
 
 from ferryman.errors import ConfigError
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.lora import adapter_names
 from ferryman.model.registry import load_model
+from ferryman.model.weights.lora import adapter_names
 
 
 @pytest.fixture(scope="module")

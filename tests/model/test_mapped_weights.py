@@ -16,13 +16,13 @@ from tests.model.paged_run import PagedRun, Part
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.model.checkpoint import TORCH_DTYPES, open_checkpoint
 from ferryman.model.config import family_of
-from ferryman.model.decoder import Model
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.ranks import SingleRank, share_of, slice_of
 from ferryman.model.registry import load_model
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.ranks import SingleRank, share_of, slice_of
+from ferryman.model.weights.checkpoint import TORCH_DTYPES, open_checkpoint
+from ferryman.model.weights.named_weights import Weights
 
 SECOND = SingleRank(rank=1, num_ranks=3)
 """The second of three ranks, as far as it cuts its weights."""

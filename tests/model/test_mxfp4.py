@@ -20,10 +20,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ferryman.errors import ConfigError
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.quantisation.codes import FP4, NibbleCodes
-from ferryman.model.quantisation.mxfp4 import BLOCK_LEN
-from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 from ferryman.model.registry import load_model
+from ferryman.model.weights.quantisation.codes import FP4, NibbleCodes
+from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN
+from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 

@@ -16,12 +16,12 @@ from tools.published_launches import launches_of
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.config import load_config
-from ferryman.model.decoder import Model
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.model.state import ModelState, state_views
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.state import ModelState, state_views
 from ferryman_kernels._triton import Kernel
 from ferryman_kernels.ragged import on_device
 

@@ -21,9 +21,9 @@ from tests.model.telling import ALL_FAMILIES, NATIVE, save_telling
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.model.batch import DecodeBatch
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.batch import DecodeBatch
 
 PAGE_SIZE = 16
 OF_EACH_KIND = (NATIVE, "deepseek_v32", "falcon_mamba", "kimi_linear", "llama4", "minimax")

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.model.experts import (
+from ferryman.model.layers.decoder_layers import GatedActivation
+from ferryman.model.layers.experts import (
     Expert,
     ExpertMatrices,
     PanelExperts,
@@ -20,9 +21,8 @@ from ferryman.model.experts import (
     Weighing,
     load_experts_for,
 )
-from ferryman.model.layers import GatedActivation
-from ferryman.model.linear import PanelLinear
-from ferryman.model.matrix import PlainMatrix
+from ferryman.model.weights.linear import PanelLinear
+from ferryman.model.weights.matrix import PlainMatrix
 
 EXPERTS, INNER, HIDDEN = 4, 224, 300
 """Large enough for float32 weights to be packed."""

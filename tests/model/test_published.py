@@ -16,12 +16,12 @@ from tools.model_tables import PublishedConfig, published_configs
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config, load_format
-from ferryman.model.quantisation.awq import Awq
-from ferryman.model.quantisation.fp8 import Fp8, ScaleBlock
-from ferryman.model.quantisation.gptq import Gptq
-from ferryman.model.quantisation.mxfp4 import Mxfp4
-from ferryman.model.shapes import ModelConfig
-from ferryman.model.weights import WeightFormat
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.named_weights import WeightFormat
+from ferryman.model.weights.quantisation.awq import Awq
+from ferryman.model.weights.quantisation.fp8 import Fp8, ScaleBlock
+from ferryman.model.weights.quantisation.gptq import Gptq
+from ferryman.model.weights.quantisation.mxfp4 import Mxfp4
 
 NESTED = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 NONSENSE = ["nonsense"]

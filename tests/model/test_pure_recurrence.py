@@ -16,8 +16,8 @@ from tests.tiny_models import save_random
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.model.config_readers import POSITIONS_OF_A_RECURRENCE
 from ferryman.model.load_options import LoadOptions
+from ferryman.model.readers.config_readers import POSITIONS_OF_A_RECURRENCE
 from ferryman.model.registry import load_model
 
 every_family = pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba"])

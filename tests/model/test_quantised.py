@@ -39,9 +39,9 @@ from ferryman.errors import ConfigError
 from ferryman.model.config import load_format
 from ferryman.model.fingerprint import model_fingerprint
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.load_progress import LoadProgress
-from ferryman.model.ranks import SINGLE_RANK, Group
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.ranks import SINGLE_RANK, Group
+from ferryman.model.weights.load_progress import LoadProgress
 
 FAMILIES = ("llama", "qwen3_next", "deepseek_v32", "falcon_h1", "nemotron_h", "granite")
 """With biases, experts, delta nets, latents, an index, multipliers and Mamba between them."""

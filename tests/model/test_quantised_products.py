@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.model.matrix import Matrix, join_linear
-from ferryman.model.quantisation import products
-from ferryman.model.quantisation.codes import FP4, INT4, ByteCodes, Codes, pack_nibbles
-from ferryman.model.quantisation.products import (
+from ferryman.model.weights.matrix import Matrix, join_linear
+from ferryman.model.weights.quantisation import products
+from ferryman.model.weights.quantisation.codes import FP4, INT4, ByteCodes, Codes, pack_nibbles
+from ferryman.model.weights.quantisation.products import (
     WIDENED_FROM,
     Int4Linear,
     Int8Linear,
     Int8PackedLinear,
 )
-from ferryman.model.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
-from ferryman_kernels._tiles import has_tiles
-from ferryman_kernels.int8_panels import int8_panel_product
-from ferryman_kernels.int8_quads import int8_quad_product
+from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, TiledLinear
+from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.products.int8_panels import int8_panel_product
+from ferryman_kernels.products.int8_quads import int8_quad_product
 
 CPU = torch.device("cpu")
 KINDS = ("int8", "e4m3", "int4", "fp4")

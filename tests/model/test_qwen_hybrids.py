@@ -29,11 +29,11 @@ from transformers import (
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.delta_shapes import DeltaShape
 from ferryman.model.families.qwen3_next import QwenHybridConfig
-from ferryman.model.feed_forward_shapes import MixtureShape, MlpShape
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.delta_shapes import DeltaShape
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape
 
 PROMPT = random_prompt(random.Random(5), 50, VOCAB_SIZE)
 VISION = {

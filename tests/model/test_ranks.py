@@ -33,8 +33,8 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.shards import reshard
 from ferryman.errors import ConfigError
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.ranks import SINGLE_RANK, Group
 from ferryman.model.registry import load_model
+from ferryman.model.shapes.ranks import SINGLE_RANK, Group
 
 NUM_CONFIGS = int(os.environ.get("FERRYMAN_TEST_CUT_CONFIGS", "1"))
 TOLERANCE = 1e-11

@@ -15,8 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ferryman.errors import ConfigError
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.rotary import YarnScaling, read_scaling, rotary_frequencies
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.rotary import YarnScaling, read_scaling, rotary_frequencies
 
 
 def _fields(parameters: dict[str, Any]) -> ConfigFields:

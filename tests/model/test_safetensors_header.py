@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from ferryman.errors import ConfigError
-from ferryman.model.safetensors_header import MAX_HEADER_BYTES, StoredTensor, read_header
+from ferryman.model.weights.safetensors_header import MAX_HEADER_BYTES, StoredTensor, read_header
 
 FILE = Path("model.safetensors")
 DTYPES = (torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.float64)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.model.inverse_cdf import NUM_LIKELIEST, Filters
-from ferryman.model.sampler import (
+from ferryman.model.sampling.inverse_cdf import NUM_LIKELIEST, Filters
+from ferryman.model.sampling.sampler import (
     Past,
     Penalties,
     greedy,

@@ -15,8 +15,8 @@ from ferryman.cache.manifest import (
 )
 from ferryman.engine.slabs import Slabs
 from ferryman.model.config import load_config
-from ferryman.model.manifest import state_manifest
-from ferryman.model.state import section_view, state_views
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.state import section_view, state_views
 
 DTYPES = ("float32", "bfloat16", "float64")
 NUM_SLOTS = {Kind.FULL: 3, Kind.RECURRENT: 2}

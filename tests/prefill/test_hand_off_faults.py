@@ -20,7 +20,7 @@ from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import UnitDigest, UnitName
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker.worker_app import WorkerContext
 from ferryman_decode.server import DecodeServicer

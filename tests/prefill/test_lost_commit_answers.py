@@ -14,7 +14,7 @@ from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
 
 from ferryman.errors import CorruptState, Stale, Unavailable
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker import decode_client
 from ferryman.worker.worker_app import WorkerContext

@@ -26,7 +26,7 @@ from ferryman.errors import ConfigError, FerrymanError, Unavailable
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice
+from ferryman.wire.plane_values import GrpcOnly, PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman.worker.handoff_transport import APART_SECONDS
 from ferryman.worker.planes import AgentMaker, MakeAgent, NixlSide, plane_side

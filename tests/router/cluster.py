@@ -26,8 +26,8 @@ from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
-from ferryman_router.fleet import Fleet
-from ferryman_router.request_runner import RequestRunner
+from ferryman_router.request.request_runner import RequestRunner
+from ferryman_router.routing.fleet import Fleet
 from ferryman_router.service import RunningRouter, running
 
 SENTENCE = "the ferry carries state across the river and back again. "

@@ -18,12 +18,12 @@ import numpy as np
 from ferryman.cache.manifest import Kind
 from ferryman.errors import DeadlineExceeded, Overloaded, QueueFull
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
-from ferryman_router.dispatcher import Dispatcher
-from ferryman_router.fleet import Fleet
-from ferryman_router.forecast import ServedRequest
-from ferryman_router.generate_request import PageKeyCache
-from ferryman_router.queue import QueuePosition, Ticket, WaitQueue
-from ferryman_router.routing_policy import Explanation, RoutingCosts, RoutingRequest
+from ferryman_router.routing.dispatcher import Dispatcher
+from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.forecast import ServedRequest
+from ferryman_router.routing.generate_request import PageKeyCache
+from ferryman_router.routing.queue import QueuePosition, Ticket, WaitQueue
+from ferryman_router.routing.routing_policy import Explanation, RoutingCosts, RoutingRequest
 
 STATE = ServedState("f", 4, "d", (Kind.FULL, Kind.RECURRENT))
 PROMPT = PageKeyCache(np.arange(8, dtype="<u4"), b"")

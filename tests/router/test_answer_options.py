@@ -14,8 +14,8 @@ from tests.router.tool_folders import prompt_text, says, tool_cluster, tool_fold
 
 from ferryman.errors import ConfigError
 from ferryman.schedule.token_rules import TokenRules
-from ferryman_router.intake import LARGE_BYTES
-from ferryman_router.queue import Ticket, WaitQueue
+from ferryman_router.intake.body_intake import LARGE_BYTES
+from ferryman_router.routing.queue import Ticket, WaitQueue
 from ferryman_router.served_model import generation_defaults
 
 CHAT = "/v1/chat/completions"

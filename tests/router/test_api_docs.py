@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_ALIASES, TOOL_FORMATS
-from ferryman_router.http.api_fields import (
+from ferryman_router.bodies.api_fields import (
     CHAT,
     COMPLETION,
     CONTENT_BLOCKS,

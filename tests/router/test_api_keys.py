@@ -11,8 +11,8 @@ from tests.cluster_keys import KEY, STRANGERS_KEY
 from tests.router.cluster import cluster
 
 from ferryman.errors import ConfigError, Unauthenticated
-from ferryman_router.api_keys import ApiKeys
-from ferryman_router.quotas import Quotas, TenantLimits
+from ferryman_router.doors.api_keys import ApiKeys
+from ferryman_router.routing.quotas import Quotas, TenantLimits
 
 SHOP_KEY, LAB_KEY = "sk-shop-secret", "sk-lab-secret"
 DIGEST = hashlib.sha256(LAB_KEY.encode()).hexdigest()

@@ -20,7 +20,7 @@ from ferryman.errors import (
 )
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.values import UncachedPages, Usage
-from ferryman_router.attempt_result import (
+from ferryman_router.request.attempt_result import (
     AttemptCount,
     CutOff,
     Fatal,
@@ -31,7 +31,7 @@ from ferryman_router.attempt_result import (
     settled_usage,
     uncached_tokens,
 )
-from ferryman_router.fleet import WorkerName
+from ferryman_router.routing.fleet import WorkerName
 
 
 def test_retries_are_a_share_of_what_is_in_flight_but_a_few_always() -> None:

@@ -6,11 +6,11 @@ import hashlib
 
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
-from ferryman.cluster_key import ClusterKey
-from ferryman_router.api_keys import ApiKeys
-from ferryman_router.generate_request import PUBLIC, Tenant
-from ferryman_router.http.auth import Authenticator
-from ferryman_router.quotas import Quotas
+from ferryman.security.cluster_key import ClusterKey
+from ferryman_router.doors.api_keys import ApiKeys
+from ferryman_router.doors.auth import Authenticator
+from ferryman_router.routing.generate_request import PUBLIC, Tenant
+from ferryman_router.routing.quotas import Quotas
 
 API_KEY = "sk-one"
 

@@ -16,9 +16,9 @@ from ferryman.handoff.usage import CachedTokens
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.values import PrefillOrder, Usage
-from ferryman_router.http.logprobs import best_answers
-from ferryman_router.http.response_format import AnsweredChoice
-from ferryman_router.intake import LARGE_BYTES
+from ferryman_router.answers.logprobs import best_answers
+from ferryman_router.answers.response_format import AnsweredChoice
+from ferryman_router.intake.body_intake import LARGE_BYTES
 
 LONG = SENTENCE * 2
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.router.cluster import RouterCluster, cluster
 
-from ferryman_router.http.cors import CorsPolicy
+from ferryman_router.doors.cors import CorsPolicy
 
 PAGE = "https://page.example"
 ALLOWED = "access-control-allow-origin"

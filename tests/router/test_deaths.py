@@ -18,7 +18,7 @@ from tests.router.fake_workers import FakeDecode, FakePrefill, FakeRouterWorker,
 from ferryman.handoff.request import RequestState
 from ferryman.ids import make_epoch
 from ferryman.settings.router import LimitSettings
-from ferryman_router.fleet import WorkerName
+from ferryman_router.routing.fleet import WorkerName
 
 LONG = SENTENCE * 2
 NUM_STREAMS = 12

@@ -11,9 +11,9 @@ from tests.router.queueing import PROMPT, QueueCaller, QueueCluster
 from tests.skipped_time import skipped_time
 
 from ferryman.runtime.life import alongside
-from ferryman_router.dispatcher import IDLE_SECONDS, TICK_SECONDS
-from ferryman_router.queue import QueuePosition, Ticket
-from ferryman_router.routing_policy import RoutingRequest
+from ferryman_router.routing.dispatcher import IDLE_SECONDS, TICK_SECONDS
+from ferryman_router.routing.queue import QueuePosition, Ticket
+from ferryman_router.routing.routing_policy import RoutingRequest
 
 REQUESTS = 120  # of a phase at capacity, at least: enough for chance to even out
 

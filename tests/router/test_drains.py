@@ -14,7 +14,7 @@ from tests.router.cluster import QUICK, RouterCluster, cluster
 from tests.router.fake_workers import FakeDecode
 
 from ferryman.errors import DeadlineExceeded, InvalidRequest, LeaseLost, OutOfSlots, Unavailable
-from ferryman_router.request_table import MAX_LEAVING
+from ferryman_router.request.request_table import MAX_LEAVING
 
 # No retry at all is paid for: a drain must not need one.
 MEAN = QUICK.model_copy(update={"retry_floor": 0, "retry_share": 1e-6, "no_worker_seconds": 60.0})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.router.cluster import RouterCluster, frames
 
-from ferryman_router.intake import LARGE_BYTES
+from ferryman_router.intake.body_intake import LARGE_BYTES
 
 
 @pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["small", "large"])

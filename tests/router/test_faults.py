@@ -16,7 +16,8 @@ from ferryman.errors import Cancelled
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.values import Ending, StreamFinished, Usage
-from ferryman_router import attempt, intake
+from ferryman_router.intake import body_intake as intake
+from ferryman_router.request import attempt
 
 LONG = SENTENCE * 2
 

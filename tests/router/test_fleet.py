@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
-from ferryman_router.fleet import (
+from ferryman_router.routing.fleet import (
     UNREACHABLE,
     AskSnapshot,
     Fleet,
@@ -18,7 +18,11 @@ from ferryman_router.fleet import (
     WorkerName,
     WorkerUnproven,
 )
-from ferryman_router.prefix_sources import CacheSnapshotUpdate, CacheUpdate, WorkerCacheIndex
+from ferryman_router.routing.prefix_sources import (
+    CacheSnapshotUpdate,
+    CacheUpdate,
+    WorkerCacheIndex,
+)
 
 STATE = ServedState("f", 4, "d", (Kind.FULL, Kind.RECURRENT))
 KEYS = tuple(bytes([i]) * 16 for i in range(8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman_router.forecast import (
+from ferryman_router.routing.forecast import (
     Forecast,
     LatencyTracker,
     Need,

@@ -27,9 +27,9 @@ from ferryman.wire.nats.sender_proof import (
     proof_for,
 )
 from ferryman.wire.nats.subjects import Subjects
-from ferryman_router.fleet import Effect, Fleet, WorkerJoined, WorkerName
-from ferryman_router.fleet_listener import FleetListener, Liveness, SenderChecks
-from ferryman_router.metrics import RouterMetrics
+from ferryman_router.request.metrics import RouterMetrics
+from ferryman_router.routing.fleet import Effect, Fleet, WorkerJoined, WorkerName
+from ferryman_router.routing.fleet_listener import FleetListener, Liveness, SenderChecks
 
 LOCAL = Subjects("local")
 STATE = ServedState("f", 4, "d", (Kind.FULL,))

@@ -25,12 +25,17 @@ from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import GenerateFinished, TokenChunk, TokenPrompt
 from ferryman.wire.values import Usage
 from ferryman_router.components import Transports, make_components
-from ferryman_router.frontend import Frontend
-from ferryman_router.generate_request import PUBLIC, Caller, GenerateRequest, RequestedSampling
-from ferryman_router.intake import Intake, ReaderProcess
-from ferryman_router.quotas import Quotas
-from ferryman_router.request_runner import RequestRunner
-from ferryman_router.response import OutputFailed, OutputLog
+from ferryman_router.intake.body_intake import Intake, ReaderProcess
+from ferryman_router.intake.frontend import Frontend
+from ferryman_router.request.request_runner import RequestRunner
+from ferryman_router.request.response import OutputFailed, OutputLog
+from ferryman_router.routing.generate_request import (
+    PUBLIC,
+    Caller,
+    GenerateRequest,
+    RequestedSampling,
+)
+from ferryman_router.routing.quotas import Quotas
 from ferryman_router.served_model import ServedModel
 
 LINGER_SECONDS = 100.0

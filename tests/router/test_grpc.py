@@ -19,7 +19,7 @@ from ferryman.wire.public import GenerateFinished, GenerateStarted, TokenChunk
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.v1 import types_pb2
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
-from ferryman_router.generate_request import GenerateRequest, TokenizedRequest
+from ferryman_router.routing.generate_request import GenerateRequest, TokenizedRequest
 
 LONG = SENTENCE * 2
 LINGERING = QUICK.model_copy(update={"linger_seconds": 60.0})

@@ -19,11 +19,17 @@ from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.values import Usage
 from ferryman_router import service
-from ferryman_router.http.answer_fields import AnswerOptions
-from ferryman_router.http.response_format import AnsweredChoice
-from ferryman_router.http.sse import MAX_CHUNKS, FrameStream, ResponseGroup, while_connected
-from ferryman_router.intake import LARGE_BYTES, QUICK_BYTES, BodyMemory, Intake, ReaderProcess
-from ferryman_router.response import OutputLog
+from ferryman_router.answers.response_format import AnsweredChoice
+from ferryman_router.bodies.answer_fields import AnswerOptions
+from ferryman_router.doors.sse import MAX_CHUNKS, FrameStream, ResponseGroup, while_connected
+from ferryman_router.intake.body_intake import (
+    LARGE_BYTES,
+    QUICK_BYTES,
+    BodyMemory,
+    Intake,
+    ReaderProcess,
+)
+from ferryman_router.request.response import OutputLog
 
 LARGE, MIDDLE = LARGE_BYTES + 1, QUICK_BYTES + 1
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferryman.errors import InvalidRequest, TooLarge
-from ferryman_router.http import json_body
-from ferryman_router.http.json_body import MAX_AT_ONCE, MAX_FIELDS, MAX_VALUES, parse_object
+from ferryman_router.bodies import json_body
+from ferryman_router.bodies.json_body import MAX_AT_ONCE, MAX_FIELDS, MAX_VALUES, parse_object
 
 PADDING = ["é, [{:"] * (MAX_AT_ONCE + 1)  # enough values for the parser that yields
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from ferryman.runtime.life import alongside
-from ferryman_router.metrics import watch_loop
+from ferryman_router.request.metrics import watch_loop
 
 
 class HoldsLoop:

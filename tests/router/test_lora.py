@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tests.router.cluster import cluster, collect
 
 from ferryman.errors import ConfigError
-from ferryman.model.lora import adapter_names
+from ferryman.model.weights.lora import adapter_names
 from ferryman.wire.v1 import inference_pb2
 
 

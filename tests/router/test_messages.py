@@ -19,7 +19,7 @@ from tests.router.tool_folders import (
 
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import StreamFinished, Usage
-from ferryman_router.intake import LARGE_BYTES
+from ferryman_router.intake.body_intake import LARGE_BYTES
 
 MESSAGES = "/v1/messages"
 USER = {"role": "user", "content": "weather?"}

@@ -10,8 +10,8 @@ from openapi_spec_validator import validate
 from tests.router.cluster import RouterCluster
 
 from ferryman.errors import InvalidRequest
-from ferryman_router.http.body_kinds import BODY_KINDS
-from ferryman_router.http.openapi import BODIES, OPERATIONS
+from ferryman_router.bodies.body_kinds import BODY_KINDS
+from ferryman_router.doors.openapi import BODIES, OPERATIONS
 
 KINDS = {
     "Chat": "chat",

@@ -21,7 +21,7 @@ from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import hostcache_pb2_grpc
-from ferryman_router import worker_client
+from ferryman_router.request import worker_client
 
 PROMPT = SENTENCE * 3  # three full pages
 

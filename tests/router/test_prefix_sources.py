@@ -14,10 +14,15 @@ from tests.router.test_routing_policy import fleet_of as fleet
 from ferryman.handoff.usage import CachedTokens
 from ferryman.wire.nats.heartbeat import Heartbeat
 from ferryman.wire.redis.index import NodeLife, NodePrefix
-from ferryman_router.fleet import Fleet
-from ferryman_router.prefix_sources import FetchRates, PrefixFetch, PrefixReach, best_prefix_fetch
-from ferryman_router.request_history import routed_facts
-from ferryman_router.routing_policy import RouteChoice, RoutingCosts, choose
+from ferryman_router.request.request_history import routed_facts
+from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.prefix_sources import (
+    FetchRates,
+    PrefixFetch,
+    PrefixReach,
+    best_prefix_fetch,
+)
+from ferryman_router.routing.routing_policy import RouteChoice, RoutingCosts, choose
 
 # A token has 10 bytes and takes 1 s to compute; a byte takes 1, 10 and 50 ms from tier to tier.
 RATES = FetchRates(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.router.test_routing_policy import beat_of, fleet_of
 
 from ferryman.errors import QueueFull
-from ferryman_router.fleet import Fleet, WorkerName
-from ferryman_router.queue import RolePatience, Ticket, WaitQueue
+from ferryman_router.routing.fleet import Fleet, WorkerName
+from ferryman_router.routing.queue import RolePatience, Ticket, WaitQueue
 
 TENANTS = "abc"
 

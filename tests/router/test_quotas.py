@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.errors import RateLimited
-from ferryman_router.queue import Ticket, WaitQueue
-from ferryman_router.quotas import Quotas, TenantLimits
+from ferryman_router.routing.queue import Ticket, WaitQueue
+from ferryman_router.routing.quotas import Quotas, TenantLimits
 
 PER_MINUTE = 600
 STEPS = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers(0, 300)), max_size=60)

@@ -31,12 +31,12 @@ from ferryman.errors import (
 from ferryman.wire.grpc.status import failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, TextPrompt
 from ferryman.wire.v1 import inference_pb2 as pb
-from ferryman_router.http import server
-from ferryman_router.http.body_kinds import BODY_KINDS
-from ferryman_router.http.json_body import parse_object
-from ferryman_router.http.openai_requests import ParsedRequest
-from ferryman_router.intake import LARGE_BYTES, Intake, ReaderProcess
-from ferryman_router.reader import (
+from ferryman_router.bodies.body_kinds import BODY_KINDS
+from ferryman_router.bodies.json_body import parse_object
+from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.doors import server
+from ferryman_router.intake.body_intake import LARGE_BYTES, Intake, ReaderProcess
+from ferryman_router.intake.reader import (
     MAX_HEAD_BYTES,
     NICENESS,
     ReaderMessage,
@@ -291,7 +291,7 @@ def test_it_stands_back_and_ends_with_the_router(reader: ReaderProcess, folder: 
     niceness = os.getpriority(os.PRIO_PROCESS, reader.process_id)
     assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
     ours, theirs = socket.socketpair()
-    command = (sys.executable, "-m", "ferryman_router.reader", str(folder), "tiny")
+    command = (sys.executable, "-m", "ferryman_router.intake.reader", str(folder), "tiny")
     with theirs, ours:
         process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
     assert process.wait(60) == 0

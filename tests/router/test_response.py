@@ -25,9 +25,9 @@ from ferryman.text.detokenizer import REPLACEMENT
 from ferryman.text.tokenizer import Tokenizer
 from ferryman.wire.public import GenerateFinished
 from ferryman.wire.values import RequestTokens, Usage
-from ferryman_router.generate_request import PUBLIC, Caller, TokenizedRequest
-from ferryman_router.metrics import RouterMetrics
-from ferryman_router.response import OutputLog, ResponseStream
+from ferryman_router.request.metrics import RouterMetrics
+from ferryman_router.request.response import OutputLog, ResponseStream
+from ferryman_router.routing.generate_request import PUBLIC, Caller, TokenizedRequest
 
 TEXT = "the ferry waits; héllo 日本語 👍🏽 and waits"
 KINDS = ("byte_level", "byte_fallback", "byte_window", "word_piece")

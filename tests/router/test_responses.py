@@ -20,7 +20,7 @@ from tests.router.tool_folders import (
 
 from ferryman.schedule.request import FinishReason
 from ferryman.wire.values import StreamFinished, Usage
-from ferryman_router.intake import LARGE_BYTES
+from ferryman_router.intake.body_intake import LARGE_BYTES
 
 RESPONSES = "/v1/responses"
 FUNCTION: Any = WEATHER_TOOL["function"]

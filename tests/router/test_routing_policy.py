@@ -9,10 +9,10 @@ import numpy as np
 from ferryman.cache.manifest import Kind
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
 from ferryman.wire.redis.index import NodeLife, NodePrefix
-from ferryman_router.fleet import Fleet, WorkerName
-from ferryman_router.generate_request import PageKeyCache
-from ferryman_router.prefix_sources import CacheSnapshotUpdate
-from ferryman_router.routing_policy import (
+from ferryman_router.routing.fleet import Fleet, WorkerName
+from ferryman_router.routing.generate_request import PageKeyCache
+from ferryman_router.routing.prefix_sources import CacheSnapshotUpdate
+from ferryman_router.routing.routing_policy import (
     RoutingCosts,
     RoutingRequest,
     choose,

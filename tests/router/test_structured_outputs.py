@@ -11,9 +11,9 @@ from tests.router.cluster import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
-from ferryman_router.http.body_kinds import BODY_KINDS
-from ferryman_router.http.structured_outputs import output_grammar
-from ferryman_router.intake import LARGE_BYTES
+from ferryman_router.bodies.body_kinds import BODY_KINDS
+from ferryman_router.bodies.structured_outputs import output_grammar
+from ferryman_router.intake.body_intake import LARGE_BYTES
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"b": {}, "a": {"const": "é"}}}
 AS_TEXT = json.dumps(SCHEMA, ensure_ascii=False)

@@ -20,8 +20,8 @@ from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.codec.scalars import token_ids_from_bytes, token_ids_to_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.v1 import inference_pb2 as pb
-from ferryman_router.generate_request import PastLife
-from ferryman_router.takeover import past_life
+from ferryman_router.request.takeover import past_life
+from ferryman_router.routing.generate_request import PastLife
 
 MAX_TOKENS = 12
 KEY = (("authorization", "Bearer one"),)

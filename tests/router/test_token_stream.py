@@ -6,9 +6,9 @@ import asyncio
 from contextlib import suppress
 
 from ferryman.wire.grpc.rpc import Channels
-from ferryman_router.fleet import WorkerName
-from ferryman_router.request_table import RequestTable
-from ferryman_router.token_streams import TokenStream
+from ferryman_router.request.request_table import RequestTable
+from ferryman_router.request.token_streams import TokenStream
+from ferryman_router.routing.fleet import WorkerName
 
 NAME = WorkerName("decode-00000001", 7)
 

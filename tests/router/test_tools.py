@@ -18,7 +18,7 @@ from tests.router.tool_folders import (
     tool_folder,
 )
 
-from ferryman_router.intake import LARGE_BYTES
+from ferryman_router.intake.body_intake import LARGE_BYTES
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "weather?"}

@@ -7,8 +7,8 @@ from dataclasses import replace
 from tests.router.test_routing_policy import ASKING, TOKENS, beat_of, fleet_of, hold
 
 from ferryman.wire.nats.heartbeat import BOTH, DECODE, PREFILL
-from ferryman_router.fleet import AskSnapshot, Fleet, WorkerJoined, WorkerName
-from ferryman_router.routing_policy import (
+from ferryman_router.routing.fleet import AskSnapshot, Fleet, WorkerJoined, WorkerName
+from ferryman_router.routing.routing_policy import (
     Explanation,
     RoutingCosts,
     choose,

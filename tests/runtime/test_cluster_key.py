@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cluster_keys import KEY, STRANGERS_KEY, key_file_in
 
-from ferryman.cluster_key import ClusterKey, Purpose, cluster_key_from_text
 from ferryman.errors import ConfigError
-from ferryman.runtime.key_file import make_key_file, read_key_file
+from ferryman.security.cluster_key import ClusterKey, Purpose, cluster_key_from_text
+from ferryman.security.key_file import make_key_file, read_key_file
 
 PARTS = st.lists(st.binary(max_size=5), max_size=4)
 KEYS = [KEY.subkey(purpose) for purpose in Purpose]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import ClusterRole, credentials_of, hkdf_sha256
 from ferryman.errors import ConfigError
-from ferryman.runtime.credentials_file import (
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole, credentials_of, hkdf_sha256
+from ferryman.security.credentials_file import (
     given_credentials,
     read_credentials,
     write_all_credentials,

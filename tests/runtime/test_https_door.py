@@ -11,7 +11,7 @@ import pytest
 from tests.certificates import make_certificates
 
 from ferryman.runtime.http_server import json_answer, listening, observed
-from ferryman.runtime.tls_folder import DOOR, TlsFolder, server_context
+from ferryman.security.tls_folder import DOOR, TlsFolder, server_context
 from ferryman.settings.groups import ListenSettings
 
 FAILSAFE_SECONDS = 120

@@ -11,12 +11,12 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tests.certificates import make_certificates
 
-from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
-from ferryman.runtime.certificates import SERVERS, certificate_specs
-from ferryman.runtime.tls_folder import TlsFolder, given_tls
+from ferryman.security.certificates import SERVERS, certificate_specs
+from ferryman.security.credentials import ClusterRole
+from ferryman.security.tls import SERVICE_NAME
+from ferryman.security.tls_folder import TlsFolder, given_tls
 from ferryman.settings.groups import AccessSettings
-from ferryman.wire.grpc.tls import SERVICE_NAME
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 NAMES = (*(role.value for role in ClusterRole), *SERVERS)

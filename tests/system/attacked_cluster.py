@@ -20,12 +20,12 @@ from tests.system.forged_calls import CALLS, method_of
 from tests.system.test_up import API_KEY, Up, as_observer
 
 from ferryman.client import Client
-from ferryman.cluster_key import Purpose
-from ferryman.credentials import ClusterRole, Login, RoleCredentials, credentials_of
 from ferryman.llm import LLM
-from ferryman.runtime.credentials_file import read_credentials
-from ferryman.runtime.key_file import read_key_file
 from ferryman.schedule.request import SamplingParams
+from ferryman.security.cluster_key import Purpose
+from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
+from ferryman.security.credentials_file import read_credentials
+from ferryman.security.key_file import read_key_file
 from ferryman.wire.nats.bus import Messages
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes

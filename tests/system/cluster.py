@@ -31,22 +31,22 @@ from ferryman.cache.keys import PageKey, as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import StateManifest
 from ferryman.cache.units import Tier
 from ferryman.client import Client
-from ferryman.credentials import ClusterRole
 from ferryman.llm import LLM
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model
-from ferryman.runtime.credentials_file import write_all_credentials
 from ferryman.runtime.embedded import free_ports
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.prompt_scores import Position, PromptScores, by_position
 from ferryman.schedule.request import FinishReason, SamplingParams
+from ferryman.security.credentials import ClusterRole
+from ferryman.security.credentials_file import write_all_credentials
 from ferryman.settings.sources import as_environment
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import GRPC, NIXL
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.plane_values import GRPC, NIXL
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman.wire.v1 import hostcache_pb2
 from ferryman.wire.v1.hostcache_pb2_grpc import HostCacheServiceStub

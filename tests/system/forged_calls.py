@@ -13,11 +13,11 @@ from tests.refused_calls import answers_to
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import Tier
-from ferryman.credentials import Login
 from ferryman.handoff.effects import WriteFence
 from ferryman.handoff.values import WantedUnit
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.request import Request, SamplingParams
+from ferryman.security.credentials import Login
 from ferryman.wire.codec.handoff import (
     abort_order_to_wire,
     commit_order_to_wire,
@@ -28,8 +28,8 @@ from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.codec.tokens import cursor_to_wire
 from ferryman.wire.grpc.rpc import channel
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.handoff.planes import NixlOffer
 from ferryman.wire.nats.heartbeat import Heartbeat
+from ferryman.wire.plane_values import NixlOffer
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import redis_index
 from ferryman.wire.v1 import decode_pb2, hostcache_pb2, prefill_pb2

@@ -32,12 +32,12 @@ from tests.system.public_doors import errors_over_grpc, statuses_over_http
 from tests.system.test_up import API_KEY, as_observer, up
 
 from ferryman.client import Client
-from ferryman.credentials import ClusterRole, Login
 from ferryman.errors import LeaseLost, NotFound, PermissionDenied, Unauthenticated
 from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.ids import make_life_secret, worker_id_of
 from ferryman.runtime.lifecycle import encode_event
 from ferryman.schedule.request import SamplingParams
+from ferryman.security.credentials import ClusterRole, Login
 from ferryman.wire.grpc.role_tokens import ALLOWED
 from ferryman.wire.nats.heartbeat import heartbeat_to_bytes
 from ferryman.wire.nats.lifecycle_log import STREAM

@@ -26,10 +26,10 @@ from tests.system.cluster import (
 from tests.system.many_streams import Streams, sampling_of, undisturbed
 
 from ferryman.client import Client
-from ferryman.credentials import ClusterRole
 from ferryman.handoff.lifecycle import LifecycleEntry, check, is_over
 from ferryman.ids import make_request_id
 from ferryman.runtime.lifecycle import decode_event
+from ferryman.security.credentials import ClusterRole
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 

@@ -32,9 +32,9 @@ from ferryman.handoff.lifecycle import LifecycleEntry
 from ferryman.llm import LLM, Completion
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.handoff.planes import GRPC
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.plane_values import GRPC
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -22,11 +22,11 @@ from tests.tiny_models import VOCAB_SIZE
 
 from ferryman.cache.keys import PageKey, as_token_ids
 from ferryman.client import Client
-from ferryman.credentials import ClusterRole
 from ferryman.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import Request, SamplingParams
+from ferryman.security.credentials import ClusterRole
 from ferryman.wire.codec.handoff import reserve_order_to_wire
 from ferryman.wire.codec.prefill import prefill_order_to_wire
 from ferryman.wire.grpc.rpc import channel

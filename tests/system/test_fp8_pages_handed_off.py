@@ -21,7 +21,7 @@ from ferryman.cache.units import Tier
 from ferryman.client import Client
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.handoff.planes import GRPC
+from ferryman.wire.plane_values import GRPC
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -25,11 +25,11 @@ from tests.system.exact import assert_same, one_process
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.client import Client
-from ferryman.credentials import ClusterRole
 from ferryman.llm import Completion
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.request import SamplingParams
+from ferryman.security.credentials import ClusterRole
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -26,13 +26,13 @@ from tests.system.exact import assert_same, one_process
 from ferryman.cache.manifest import Kind, ResumeShape, StateManifest
 from ferryman.cache.units import Tier
 from ferryman.client import Client
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import ClusterRole
 from ferryman.llm import LLM, Completion
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
-from ferryman.runtime.credentials_file import read_credentials
 from ferryman.schedule.request import SamplingParams
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole
+from ferryman.security.credentials_file import read_credentials
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
 

@@ -40,9 +40,9 @@ from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.handoff.planes import GRPC
 from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.plane_values import GRPC
 from ferryman.wire.redis.redis_index import redis_index
 
 pytestmark = [

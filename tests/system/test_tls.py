@@ -33,8 +33,8 @@ from tests.system.tls_callers import (
 )
 
 from ferryman.client import Client, ConnectionBroken, DoorTls, SamplingParams
-from ferryman.credentials import ClusterRole
 from ferryman.errors import DeadlineExceeded
+from ferryman.security.credentials import ClusterRole
 from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_cli.app import run
 

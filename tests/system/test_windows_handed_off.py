@@ -23,7 +23,7 @@ from tests.system.exact import assert_same, one_process
 from ferryman.client import Client
 from ferryman.llm import Completion
 from ferryman.schedule.request import SamplingParams
-from ferryman.wire.handoff.planes import GRPC
+from ferryman.wire.plane_values import GRPC
 
 pytestmark = [
     pytest.mark.system,

@@ -15,11 +15,11 @@ from tests.certificates import Uncertified
 from tests.system.attacked_cluster import SUBJECTS, first_beats
 from tests.system.test_up import Up
 
-from ferryman.credentials import ClusterRole, Login, RoleCredentials
-from ferryman.runtime.credentials_file import read_credentials
-from ferryman.runtime.tls_folder import TlsFolder
+from ferryman.security.credentials import ClusterRole, Login, RoleCredentials
+from ferryman.security.credentials_file import read_credentials
+from ferryman.security.tls import PLAINTEXT, ChannelSecurity, MutualTls, TlsMaterial
+from ferryman.security.tls_folder import TlsFolder
 from ferryman.wire.grpc.rpc import channel
-from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity, MutualTls, TlsMaterial
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus
 from ferryman_launcher.state_folder import credentials_path

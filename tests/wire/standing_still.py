@@ -20,7 +20,7 @@ from ferryman.wire.handoff.grpc_plane import OutgoingUnit
 from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion
 from ferryman.wire.handoff.nixl_writer import FailedWrites, NixlWriter
-from ferryman.wire.handoff.planes import NixlGrant, RankSlabs
+from ferryman.wire.plane_values import NixlGrant, RankSlabs
 
 NUM_BYTES = 8 << 20
 UNIT = WantedUnit(Kind.FULL, 0, 1)

@@ -27,7 +27,7 @@ from ferryman.tiers.prefetch_values import Prefetched, PrefetchShortfall, Traffi
 from ferryman.wire import public, values
 from ferryman.wire.codec.caches import CacheEvent, CacheSnapshot
 from ferryman.wire.codec.handoff import ReserveAnswer
-from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, NixlOffer, RankSlabs
+from ferryman.wire.plane_values import GrpcOnly, NixlGrant, NixlOffer, RankSlabs
 
 u32 = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)

@@ -15,10 +15,10 @@ from tests.certificates import forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY
 from tests.worker.pair import until
 
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.runtime.embedded import EmbeddedServer, free_port, nats_command, start
 from ferryman.runtime.server_access import write_server_access
-from ferryman.runtime.tls_folder import NATS, TlsFolder
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.tls_folder import NATS, TlsFolder
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.nats_bus import nats_bus

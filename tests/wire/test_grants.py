@@ -14,7 +14,7 @@ from ferryman.wire.codec.handoff import (
     reserve_answer_from_wire,
     reserve_answer_to_wire,
 )
-from ferryman.wire.handoff.planes import NixlGrant, RankSlabs
+from ferryman.wire.plane_values import NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2
 
 WANTED = (

@@ -15,11 +15,11 @@ from tests.wire.proxy import HoldingProxy, holding_proxy
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import ConfigError
 from ferryman.runtime.embedded import redis_command, started
 from ferryman.runtime.server_access import write_server_access
-from ferryman.runtime.tls_folder import TlsFolder, server_context
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.tls_folder import TlsFolder, server_context
 from ferryman.wire.redis.index import IndexedUnit, NodeLife
 from ferryman.wire.redis.redis_index import RedisIndex, redis_index
 

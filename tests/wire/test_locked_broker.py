@@ -15,10 +15,10 @@ import pytest
 from nats.aio.client import Client
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
-from ferryman.credentials import ClusterRole, Login, credentials_of
 from ferryman.errors import Unavailable
 from ferryman.runtime.embedded import nats_command, started
 from ferryman.runtime.server_access import with_login, write_server_access
+from ferryman.security.credentials import ClusterRole, Login, credentials_of
 from ferryman.wire.nats.bus import BusMessage, Discoverable
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.lifecycle_log import STREAM

@@ -18,11 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.certificates import Uncertified, forget_older_authorities, make_certificates
 from tests.cluster_keys import KEY, token_of
 
-from ferryman.credentials import ClusterRole, credentials_of
-from ferryman.runtime.tls_folder import TlsFolder
-from ferryman.wire.grpc.role_tokens import GrpcAccess, TokenChannel
-from ferryman.wire.grpc.rpc import CHANNEL_OPTIONS, channel, listening
-from ferryman.wire.grpc.tls import (
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.tls import (
     PLAINTEXT,
     ChannelSecurity,
     MutualTls,
@@ -30,6 +27,9 @@ from ferryman.wire.grpc.tls import (
     TlsMaterial,
     TlsSource,
 )
+from ferryman.security.tls_folder import TlsFolder
+from ferryman.wire.grpc.role_tokens import GrpcAccess, TokenChannel
+from ferryman.wire.grpc.rpc import CHANNEL_OPTIONS, channel, listening
 from ferryman.wire.v1 import decode_pb2
 from ferryman.wire.v1.decode_pb2_grpc import (
     DecodeServiceServicer,

@@ -19,7 +19,7 @@ from ferryman.wire.handoff import net_devices
 from ferryman.wire.handoff.net_devices import UcxDevice, interface_of, ucx_device
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions, has_nixl
-from ferryman.wire.handoff.planes import GrpcOnly
+from ferryman.wire.plane_values import GrpcOnly
 from ferryman.worker.planes import NixlSide, PlaneSide, plane_side
 
 needs_nixl = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")

@@ -23,7 +23,7 @@ from ferryman.wire.handoff.grpc_plane import OutgoingUnit
 from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.handoff.nixl_writer import GrantMisfit, NixlWriter
-from ferryman.wire.handoff.planes import NixlGrant, RankSlabs
+from ferryman.wire.plane_values import NixlGrant, RankSlabs
 from ferryman.worker.planes import NixlSide, rank_slabs
 
 pytestmark = pytest.mark.skipif(not has_nixl(), reason="ferryman[nixl] is not installed")

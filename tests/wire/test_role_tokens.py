@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.cluster_keys import KEY, STRANGERS_KEY, token_of
 from tests.refused_calls import answers_to
 
-from ferryman.credentials import ClusterRole, credentials_of
 from ferryman.errors import FerrymanError, PermissionDenied, Unauthenticated
 from ferryman.runtime.metrics import Metrics, refused_calls
+from ferryman.security.credentials import ClusterRole, credentials_of
 from ferryman.wire import v1
 from ferryman.wire.grpc.role_tokens import (
     ALLOWED,

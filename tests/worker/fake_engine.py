@@ -34,8 +34,8 @@ from ferryman.testing.fake_engine import FakeEngine, no_delay
 from ferryman.testing.stamps import fake_manifest
 from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.handoff.nixl_agent import NixlAgent
-from ferryman.wire.handoff.planes import PlaneChoice
 from ferryman.wire.nats.subjects import Subjects
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import NoHostTier
 from ferryman.worker.numeric_watch import NumericWatch

@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 from tests.worker.pair import until, worker
 
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.values import WorkerAddress
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer

@@ -16,7 +16,7 @@ from ferryman.engine.engine import build_engine
 from ferryman.llm import Completion
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.settings.engine import EngineOptions
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer
 

@@ -30,7 +30,7 @@ from ferryman.wire.grpc import rpc
 from ferryman.wire.grpc.rpc import channel, ending, listening
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.nixl_agent import NixlAgent
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from ferryman.wire.values import (
     AbortOrder,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.model.load_progress import LoadProgress, LoadStage
+from ferryman.model.weights.load_progress import LoadProgress, LoadStage
 from ferryman.worker.worker_app import ANNOUNCE_SECONDS, CompileAnnouncer, LoadAnnouncer
 
 

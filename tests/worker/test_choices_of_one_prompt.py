@@ -25,7 +25,7 @@ from ferryman.cache.resume import resume_set
 from ferryman.schedule import prompt_copies
 from ferryman.schedule.request import Request, SamplingParams
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.values import RouterAbort
 
 NUM_CHOICES = 4

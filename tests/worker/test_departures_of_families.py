@@ -27,7 +27,7 @@ from ferryman.schedule.request import SamplingParams
 from ferryman.wire.codec.handoff import hand_off_order_to_wire
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 from ferryman.wire.v1 import decode_pb2
 from ferryman.wire.values import Failure, RequestContext
 from ferryman_decode.server import DecodeServicer

@@ -27,7 +27,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.llm import Completion
 from ferryman.schedule.request import SamplingParams
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]
 FORKS = ([*PROMPT[:66], 5], PROMPT[:17], [*PROMPT[:-1], 9])

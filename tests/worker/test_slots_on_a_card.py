@@ -19,7 +19,7 @@ from ferryman.engine.slab_address import ShardedSlab, SlabAddress
 from ferryman.engine.transfer import Transfer
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
-from ferryman.wire.handoff.planes import PlaneChoice, RankSlabs
+from ferryman.wire.plane_values import PlaneChoice, RankSlabs
 from ferryman.worker.planes import NixlSide, plane_side, rank_slabs
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.config_fields import read_fields
 from ferryman.model.families.bamba import BambaConfig
 from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.families.granite import GraniteHybridConfig
 from ferryman.model.families.qwen3_next import QwenHybridConfig
-from ferryman.model.transformer import TransformerConfig
+from ferryman.model.layers.transformer import TransformerConfig
+from ferryman.model.shapes.config_fields import read_fields
 from ferryman_bench.gguf.container import GgufModel, GgufType, write_gguf
 from ferryman_bench.gguf.gpt_oss import convert_gpt_oss
 from ferryman_bench.gguf.granite import convert_bamba, convert_granite, convert_granite_hybrid

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape, RotaryPositions
 from ferryman.model.families.gpt_oss import GptOssConfig
-from ferryman.model.rotary import YarnScaling
+from ferryman.model.shapes.attention_shapes import AttentionShape, RotaryPositions
+from ferryman.model.shapes.rotary import YarnScaling
 from ferryman_bench.gguf.container import GgufModel, GgufTensor, Setting
 from ferryman_bench.gguf.source import TensorSource, end_tensors, trunk_settings
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape, NoPositions
 from ferryman.model.families.bamba import BambaConfig
 from ferryman.model.families.granite import GraniteHybridConfig
-from ferryman.model.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
-from ferryman.model.mixers import MixerShape
-from ferryman.model.recurrent_shapes import Gating, MambaShape
-from ferryman.model.transformer import TransformerConfig
+from ferryman.model.layers.mixers import MixerShape
+from ferryman.model.layers.transformer import TransformerConfig
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
+from ferryman.model.shapes.recurrent_shapes import Gating, MambaShape
 from ferryman_bench.gguf.container import GgufModel, GgufTensor, Setting
 from ferryman_bench.gguf.source import (
     TensorSource,

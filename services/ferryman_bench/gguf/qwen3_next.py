@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape
-from ferryman.model.delta_shapes import DeltaLayout, DeltaShape
 from ferryman.model.families.qwen3_next import NORM_ORIGIN, QwenHybridConfig
-from ferryman.model.feed_forward_shapes import MixtureShape
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape
 from ferryman_bench.gguf.container import GgufModel, GgufTensor, Setting
 from ferryman_bench.gguf.source import (
     TensorSource,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ferryman.errors import ConfigError
-from ferryman.model.attention_shapes import AttentionShape, NoPositions, RotaryPositions
-from ferryman.model.checkpoint import open_checkpoint
-from ferryman.model.rotary import NoScaling
-from ferryman.model.shapes import TrunkShape
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, RotaryPositions
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.rotary import NoScaling
+from ferryman.model.weights.checkpoint import open_checkpoint
 from ferryman_bench.gguf.container import GgufTensor, Setting
 
 Names = Mapping[str, str]

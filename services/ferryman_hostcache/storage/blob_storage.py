@@ -12,9 +12,9 @@ from functools import partial
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cluster_key import MacKey
 from ferryman.errors import InvalidRequest, ManifestMismatch
 from ferryman.runtime.logs import Tail
+from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import (

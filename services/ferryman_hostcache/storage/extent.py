@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ferryman.cache.keys import KEY_BYTES
 from ferryman.cache.manifest import Kind
-from ferryman.cluster_key import TAG_BYTES, MacKey
+from ferryman.security.cluster_key import TAG_BYTES, MacKey
 from ferryman.tiers.extents import ENTRY_BYTES, HEAD_BYTES, DropUnit, aligned, header_bytes
 from ferryman.tiers.storage_values import BlobRange, ExtentPlan, Flaw, FoundExtent
 from ferryman.tiers.values import StoredUnit

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.cluster_key import MacKey
 from ferryman.errors import ConfigError
+from ferryman.security.cluster_key import MacKey
 from ferryman.settings.hostcache import StorageSettings
 from ferryman.tiers.storage_values import NOTHING_STORED, StorageStatistics, StoredGroup, TierEffect
 from ferryman.tiers.values import Residency, StoredUnit, UnitName, UnitStored

@@ -15,7 +15,7 @@ from functools import partial
 import xxhash
 
 from ferryman.cache.manifest import StateManifest, manifest_from_json, manifest_to_json
-from ferryman.cluster_key import MacKey
+from ferryman.security.cluster_key import MacKey
 from ferryman.tiers.extents import HEAD_BYTES
 from ferryman.tiers.storage import StorageStore
 from ferryman.tiers.storage_values import BlobPart, FoundExtent, StorageLimits

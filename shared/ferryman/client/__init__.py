@@ -13,7 +13,7 @@ from ferryman.client.client import Client
 from ferryman.client.retries import ConnectionBroken, NotResumable, Retries
 from ferryman.schedule.prompt_scores import PromptLogprob, PromptScores
 from ferryman.schedule.request import FinishReason, SamplingParams
-from ferryman.wire.grpc.tls import DoorTls
+from ferryman.security.tls import DoorTls
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,

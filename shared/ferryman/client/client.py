@@ -15,6 +15,7 @@ from ferryman.client.routers import RouterDoor, RouterDoors, addresses_of
 from ferryman.errors import Cancelled, InvalidRequest, Stopping
 from ferryman.ids import check_correlation_id, check_request_id
 from ferryman.schedule.request import SamplingParams
+from ferryman.security.tls import PLAINTEXT, DoorTls
 from ferryman.wire.codec.inference import (
     explanation_from_wire,
     lifecycle_from_wire,
@@ -22,7 +23,6 @@ from ferryman.wire.codec.inference import (
     prompt_to_wire,
 )
 from ferryman.wire.codec.scalars import token_ids_from_bytes
-from ferryman.wire.grpc.tls import PLAINTEXT, DoorTls
 from ferryman.wire.public import (
     ChatPrompt,
     ChatTurn,

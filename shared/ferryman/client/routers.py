@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 from ferryman.client.retries import Chance, ConnectionBroken
 from ferryman.errors import FerrymanError, InvalidRequest, NoWorker, Stopping
+from ferryman.security.tls import ChannelSecurity
 from ferryman.wire.grpc.rpc import ANY_ADDRESS, channel
-from ferryman.wire.grpc.tls import ChannelSecurity
 from ferryman.wire.v1.inference_pb2_grpc import InferenceServiceStub
 
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ferryman.engine.step_tensors import DecodeTensors, Drafts, StepPadding
-from ferryman.model.batch import DecodeBatch
-from ferryman.model.ranks import Group
-from ferryman.model.state import ModelState
+from ferryman.model.shapes.batch import DecodeBatch
+from ferryman.model.shapes.ranks import Group
+from ferryman.model.shapes.state import ModelState
 from ferryman.schedule.step_sizes import PADDING, DecodeSize
 
 log = logging.getLogger(__name__)

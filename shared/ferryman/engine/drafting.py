@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ferryman.engine.decode_forward import Drafter
 from ferryman.engine.step import AS_PLANNED
-from ferryman.model.decoder import Model
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model, load_self_drafting
 from ferryman.schedule.drafting import MTP

@@ -35,12 +35,12 @@ from ferryman.engine.transfer import Transfer
 from ferryman.engine.warm_up import WarmUp, warm_up
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.forced_runs import ForcedRunDrafting
-from ferryman.model.decoder import Decoder, Model
+from ferryman.model.layers.decoder import Decoder, Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.load_progress import ProgressListener, unheard
-from ferryman.model.manifest import state_manifest
-from ferryman.model.ranks import SINGLE_RANK
-from ferryman.model.state import LayerCount
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.ranks import SINGLE_RANK
+from ferryman.model.shapes.state import LayerCount
+from ferryman.model.weights.load_progress import ProgressListener, unheard
 from ferryman.schedule.drafting import Drafting, PromptLookup
 from ferryman.schedule.limits import SchedulerLimits
 from ferryman.schedule.request import Adapter

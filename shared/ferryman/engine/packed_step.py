@@ -25,7 +25,7 @@ from math import prod
 import numpy as np
 
 from ferryman.engine.packed_rules import pack_rules
-from ferryman.model.sampler import uniform_bits
+from ferryman.model.sampling.sampler import uniform_bits
 from ferryman.schedule.batch import DecodeStep, Ints, PrefillStep, SampleRequest, SlotOps, StepPlan
 from ferryman.schedule.step_sizes import DecodeSize, StepSizes
 

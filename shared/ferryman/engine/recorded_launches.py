@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ferryman.model.state import LayerCount
-from ferryman_kernels.launches import RecordedLaunch, launches_told_to
+from ferryman.model.shapes.state import LayerCount
+from ferryman_kernels.cpu.launches import RecordedLaunch, launches_told_to
 
 KNOWN_NAMESPACES = frozenset({"aten", "mkldnn"})
 UNREPEATABLE = {

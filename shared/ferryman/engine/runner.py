@@ -26,8 +26,8 @@ from ferryman.engine.step_tensors import unpack
 from ferryman.engine.tensor_parallel.channel import SentStep
 from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.engine.transfer import transfer_of
-from ferryman.model.ranks import SINGLE_RANK
-from ferryman.model.state import LayerCount
+from ferryman.model.shapes.ranks import SINGLE_RANK
+from ferryman.model.shapes.state import LayerCount
 from ferryman.schedule.batch import (
     DecodeStep,
     Ints,

@@ -34,10 +34,8 @@ from ferryman.engine.step_tensors import (
     SlotPairs,
     StepTensors,
 )
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs
-from ferryman.model.ranks import Group
-from ferryman.model.sampler import (
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs
+from ferryman.model.sampling.sampler import (
     Past,
     are_finite,
     greedy,
@@ -45,8 +43,10 @@ from ferryman.model.sampler import (
     penalise,
     sample,
 )
-from ferryman.model.state import LayerCount, ModelState, state_views
-from ferryman.model.token_rules import NO_OUTPUT, OutputTail, apply_rules
+from ferryman.model.sampling.token_rules import NO_OUTPUT, OutputTail, apply_rules
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.ranks import Group
+from ferryman.model.shapes.state import LayerCount, ModelState, state_views
 from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN
 from ferryman_kernels.slots import clear_slots, copy_slots
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from ferryman.cache.manifest import Kind
 from ferryman.engine.grammar_masks import GuidedDraw
 from ferryman.engine.packed_step import PackedStep
-from ferryman.model.batch import AdapterSegment, DecodeBatch, PrefillBatch
-from ferryman.model.inverse_cdf import Filters
-from ferryman.model.prompt_logprobs import ScoredRows
-from ferryman.model.sampler import UNIFORM_BITS, Penalties
-from ferryman.model.token_rules import AllowedTokens, BadWords, LogitRules, TokenBiases
+from ferryman.model.sampling.inverse_cdf import Filters
+from ferryman.model.sampling.prompt_logprobs import ScoredRows
+from ferryman.model.sampling.sampler import UNIFORM_BITS, Penalties
+from ferryman.model.sampling.token_rules import AllowedTokens, BadWords, LogitRules, TokenBiases
+from ferryman.model.shapes.batch import AdapterSegment, DecodeBatch, PrefillBatch
 from ferryman.schedule.batch import Ints
 from ferryman.schedule.step_sizes import DecodeSize
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.errors import ConfigError
-from ferryman.model.config_fields import ConfigFields, read_fields
 from ferryman.model.families import FAMILIES
 from ferryman.model.family import Family
-from ferryman.model.shapes import ModelConfig
-from ferryman.model.weight_formats import AS_STORED, read_format
-from ferryman.model.weights import WeightFormat
+from ferryman.model.shapes.config_fields import ConfigFields, read_fields
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.named_weights import WeightFormat
+from ferryman.model.weights.weight_formats import AS_STORED, read_format
 
 SUPPORTED_ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 

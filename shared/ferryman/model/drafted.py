@@ -24,16 +24,16 @@ from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.decoder import Model
 from ferryman.model.fingerprint import FINGERPRINT_BYTES
+from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.manifest import state_manifest
-from ferryman.model.prompt_logprobs import PrefilledRows
-from ferryman.model.ranks import Group
-from ferryman.model.sampler import greedy
-from ferryman.model.shapes import ModelConfig, StateShape, TrunkShape
-from ferryman.model.state import ModelState
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows
+from ferryman.model.sampling.sampler import greedy
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.model_shapes import ModelConfig, StateShape, TrunkShape
+from ferryman.model.shapes.ranks import Group
+from ferryman.model.shapes.state import ModelState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.decoder import Decoder
-from ferryman.model.layers import LayerPlace
-from ferryman.model.mtp import MtpHead
-from ferryman.model.shapes import ModelConfig, StateShape
-from ferryman.model.weight_formats import LINEAR_METHODS
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import LayerPlace
+from ferryman.model.layers.mtp import MtpHead
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import ModelConfig, StateShape
+from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.weight_formats import LINEAR_METHODS
 
 Config = TypeVar("Config", bound=ModelConfig)
 

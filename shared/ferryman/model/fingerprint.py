@@ -15,12 +15,12 @@ from pathlib import Path
 
 import xxhash
 
-from ferryman.model.checkpoint import Checkpoint, open_checkpoint
 from ferryman.model.config import load_config, load_format
-from ferryman.model.safetensors_header import StoredTensor
-from ferryman.model.shapes import ModelConfig
-from ferryman.model.weight_formats import AS_STORED
-from ferryman.model.weights import OnRead, WeightFormat, uncounted
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.weights.checkpoint import Checkpoint, open_checkpoint
+from ferryman.model.weights.named_weights import OnRead, WeightFormat, uncounted
+from ferryman.model.weights.safetensors_header import StoredTensor
+from ferryman.model.weights.weight_formats import AS_STORED
 
 FINGERPRINT_BYTES = 16
 

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ferryman.model.checkpoint import TORCH_DTYPES, Checkpoint
 from ferryman.model.config import family_of, load_config
-from ferryman.model.linear import PlainLinear, is_packed_on_cpu
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp_model import load_mtp_head
-from ferryman.model.safetensors_header import StoredTensor
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.weights.checkpoint import TORCH_DTYPES, Checkpoint
+from ferryman.model.weights.linear import PlainLinear, is_packed_on_cpu
+from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.safetensors_header import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)

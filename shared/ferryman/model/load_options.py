@@ -9,14 +9,20 @@ from pathlib import Path
 import torch
 
 from ferryman.errors import ConfigError
-from ferryman.model.checkpoint import Checkpoint
 from ferryman.model.config import load_format
-from ferryman.model.load_progress import ProgressListener, unheard
-from ferryman.model.lora import LoraWeights, read_adapters
-from ferryman.model.ranks import SINGLE_RANK, Group
-from ferryman.model.shapes import AS_COMPUTED
-from ferryman.model.weight_formats import AS_STORED
-from ferryman.model.weights import OnRead, WeightFormat, Weights, torch_dtype, uncounted
+from ferryman.model.shapes.model_shapes import AS_COMPUTED
+from ferryman.model.shapes.ranks import SINGLE_RANK, Group
+from ferryman.model.weights.checkpoint import Checkpoint
+from ferryman.model.weights.load_progress import ProgressListener, unheard
+from ferryman.model.weights.lora import LoraWeights, read_adapters
+from ferryman.model.weights.named_weights import (
+    OnRead,
+    WeightFormat,
+    Weights,
+    torch_dtype,
+    uncounted,
+)
+from ferryman.model.weights.weight_formats import AS_STORED
 
 
 def torch_device(device: torch.device | str) -> torch.device:

@@ -24,25 +24,25 @@ from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
-from ferryman.model.batch import DecodeBatch, PrefillBatch
 from ferryman.model.config import family_of, load_config
-from ferryman.model.config_fields import read_fields
-from ferryman.model.decoder import Decoder
 from ferryman.model.drafted import DraftedConfig, one_wave, wave_spans
 from ferryman.model.families import FAMILIES
 from ferryman.model.family import MtpSource
 from ferryman.model.fingerprint import FINGERPRINT_BYTES
-from ferryman.model.layers import LayerPlace
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import LayerPlace
+from ferryman.model.layers.mtp import HiddenShape, MtpHead
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.manifest import state_manifest
-from ferryman.model.mtp import HiddenShape, MtpHead
-from ferryman.model.prompt_logprobs import PrefilledRows
-from ferryman.model.ranks import Group
-from ferryman.model.sampler import greedy
-from ferryman.model.shapes import ModelConfig
-from ferryman.model.state import ModelState
-from ferryman.model.weights import Weights
-from ferryman_kernels.latent_pages import write_latents
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows
+from ferryman.model.sampling.sampler import greedy
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.config_fields import read_fields
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.shapes.model_shapes import ModelConfig
+from ferryman.model.shapes.ranks import Group
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.attention.latent_pages import write_latents
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ferryman.model.checkpoint import open_checkpoint
 from ferryman.model.config import family_of, load_config
-from ferryman.model.decoder import Decoder, Model
 from ferryman.model.drafted import DraftedModel, join_draft
 from ferryman.model.fingerprint import fingerprint_of
+from ferryman.model.layers.decoder import Decoder, Model
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.load_progress import ByteCount, LoadStage
-from ferryman.model.manifest import state_manifest
 from ferryman.model.mtp_model import (
     SelfDraftingModel,
     join_mtp,
     load_mtp_head,
     mtp_config,
 )
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.manifest import state_manifest
+from ferryman.model.weights.checkpoint import open_checkpoint
+from ferryman.model.weights.load_progress import ByteCount, LoadStage
+from ferryman.model.weights.named_weights import Weights
 
 
 def load_model(folder: Path | str, options: LoadOptions) -> Model:

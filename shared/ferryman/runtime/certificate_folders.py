@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from ferryman.credentials import ClusterRole
 from ferryman.errors import ConfigError
-from ferryman.runtime.certificates import certificate_specs, write_certificates
 from ferryman.runtime.credential_folders import METRICS, NATS, READERS, REDIS
-from ferryman.runtime.credentials_file import private_folder, write_private_text
-from ferryman.runtime.tls_folder import AUTHORITIES, DOOR
+from ferryman.security.certificates import certificate_specs, write_certificates
+from ferryman.security.credentials import ClusterRole
+from ferryman.security.credentials_file import private_folder, write_private_text
+from ferryman.security.tls_folder import AUTHORITIES, DOOR
 from ferryman.wire.nats.permissions import CertificateFiles
 
 AUTHORITY = "authority"

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import ClusterRole, credentials_of
-from ferryman.runtime.credentials_file import (
+from ferryman.runtime.server_access import with_login
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole, credentials_of
+from ferryman.security.credentials_file import (
     private_folder,
     write_credentials,
     write_private_text,
 )
-from ferryman.runtime.server_access import with_login
 from ferryman.wire.nats.permissions import CertificateFiles, broker_config
 from ferryman.wire.redis.permissions import index_acl
 

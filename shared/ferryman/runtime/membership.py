@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from ferryman.errors import InvalidRequest
 from ferryman.ids import make_epoch, make_life_secret, worker_id_of
-from ferryman.runtime.credentials_file import given_credentials
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.ticks import next_tick
-from ferryman.runtime.tls_folder import given_tls
+from ferryman.security.credentials_file import given_credentials
+from ferryman.security.tls_folder import given_tls
 from ferryman.settings.groups import AccessSettings, BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ferryman.credentials import ClusterRole, RoleCredentials
 from ferryman.errors import FerrymanError, PermissionDenied, Unauthenticated
 from ferryman.runtime.metrics import Metrics
+from ferryman.security.credentials import ClusterRole, RoleCredentials
 
 SCHEME = "bearer"
 NO_TOKEN = "metrics are for those who show the observer's token; see metrics.token"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import ClusterRole, Login, credentials_of
-from ferryman.runtime.credentials_file import write_private_text
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole, Login, credentials_of
+from ferryman.security.credentials_file import write_private_text
 from ferryman.wire.nats.permissions import CertificateFiles, broker_config
 from ferryman.wire.redis.permissions import index_acl
 

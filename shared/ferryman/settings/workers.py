@@ -15,7 +15,7 @@ from ferryman.settings.groups import (
     ListenSettings,
     TierPolicySettings,
 )
-from ferryman.wire.handoff.planes import PlaneChoice
+from ferryman.wire.plane_values import PlaneChoice
 
 
 class HostCacheSettings(TierPolicySettings):

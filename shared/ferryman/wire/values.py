@@ -15,7 +15,7 @@ from ferryman.handoff.values import PageRange, UnitDigest
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.prompt_scores import PromptScores
 from ferryman.schedule.request import FinishReason, Request
-from ferryman.wire.handoff.planes import GrpcOnly, PlaneOffer
+from ferryman.wire.plane_values import GrpcOnly, PlaneOffer
 
 
 @dataclass(frozen=True, slots=True)

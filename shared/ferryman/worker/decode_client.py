@@ -28,7 +28,7 @@ from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent, send_units
 from ferryman.wire.handoff.nixl_writer import FailedWrites, GrantMisfit, NotMet
-from ferryman.wire.handoff.planes import GrpcOnly, NixlGrant, Plane, PlaneOffer
+from ferryman.wire.plane_values import GrpcOnly, NixlGrant, Plane, PlaneOffer
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman.wire.values import (
     CommitOrder,

@@ -13,8 +13,8 @@ from ferryman.cache.rank_runs import RankShares
 from ferryman.errors import Unavailable
 from ferryman.handoff.effects import WriterId
 from ferryman.wire.handoff.nixl_writer import NixlWriter
-from ferryman.wire.handoff.planes import GRPC, NIXL, GrpcOnly, NixlOffer, PlaneOffer
 from ferryman.wire.handoff.process_liveness import liveness_server
+from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, NixlOffer, PlaneOffer
 from ferryman.worker.planes import AgentMaker, PlaneSide, rank_slabs
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.net_devices import ucx_device
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import ON_LOOPBACK, MemoryRegion, NixlOptions, has_nixl
-from ferryman.wire.handoff.planes import GrpcOnly, PlaneChoice, RankSlabs
+from ferryman.wire.plane_values import GrpcOnly, PlaneChoice, RankSlabs
 
 log = logging.getLogger(__name__)
 

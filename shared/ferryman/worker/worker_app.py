@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine, build_engine
 from ferryman.engine.warm_up import warm_up, warm_up_decode_first
-from ferryman.memory_plan import complete_options
-from ferryman.model.load_progress import LoadProgress
+from ferryman.model.weights.load_progress import LoadProgress
 from ferryman.runtime.background import Background
 from ferryman.runtime.http_server import json_answer, observed
 from ferryman.runtime.http_server import listening as http_listening
@@ -39,16 +38,17 @@ from ferryman.runtime.metrics_access import MetricsAccess, MetricsGuard
 from ferryman.schedule.events import Event
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.workers import ShellSettings
+from ferryman.sizing.memory_plan import complete_options
 from ferryman.tiers.prefetch_values import PrefetchOptions, PrefetchPolicy
 from ferryman.tiers.write_policy import write_policy_named
 from ferryman.wire.grpc.role_tokens import OPEN_TO_ALL, GrpcAccess
 from ferryman.wire.grpc.rpc import Channels, GrpcServer
 from ferryman.wire.grpc.rpc import listening as grpc_listening
-from ferryman.wire.handoff.planes import GrpcOnly
 from ferryman.wire.hostcache.attachment import HostCacheOptions
 from ferryman.wire.hostcache.client import host_cache_client
 from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import DECODE
+from ferryman.wire.plane_values import GrpcOnly
 from ferryman.worker.cache_metrics import CacheMetrics
 from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop

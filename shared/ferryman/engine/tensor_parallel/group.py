@@ -25,7 +25,7 @@ from ferryman.engine.tensor_parallel.rank import Command, RankOrders
 from ferryman.engine.tensor_parallel.rendezvous import join
 from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer, map_shared
 from ferryman.engine.transfer import Transfer
-from ferryman.model.ranks import Group
+from ferryman.model.shapes.ranks import Group
 
 CLOSE_SECONDS = 5.0
 STDERR = 2

@@ -45,7 +45,7 @@ from ferryman.engine.tensor_parallel.rendezvous import Rendezvous, device_of_ran
 from ferryman.engine.tensor_parallel.shared_slabs import allocate_shared
 from ferryman.errors import ConfigError
 from ferryman.model.load_options import LoadOptions
-from ferryman.model.ranks import Group
+from ferryman.model.shapes.ranks import Group
 from ferryman.schedule.batch import Ints
 
 log = logging.getLogger(__name__)

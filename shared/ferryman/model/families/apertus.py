@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import HeadNorm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
-from ferryman.model.decoder import Decoder
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import FeedForwardShape, MlpShape
-from ferryman.model.layers import FeedForward
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_plain_mlp, read_rotary_attention
-from ferryman.model.ungated_mlp import load_ungated_mlp
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import FeedForward
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.layers.ungated_mlp import load_ungated_mlp
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import read_plain_mlp, read_rotary_attention
+from ferryman.model.shapes.attention_shapes import HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MlpShape
+from ferryman.model.weights.named_weights import Weights
 
 EXPECTED = {"mlp_bias": False, "qk_norm": True, "post_norm": False}
 """Fields of the published configs that transformers does not know; other values are refused."""

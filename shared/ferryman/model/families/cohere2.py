@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ferryman.model.attention_shapes import AttentionShape, NoPositions, RotaryPositions
-from ferryman.model.centred_norm import load_centred_norm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
-from ferryman.model.decoder import EndScales
 from ferryman.model.family import Family
-from ferryman.model.shapes import NormPlaces
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import (
+from ferryman.model.layers.centred_norm import load_centred_norm
+from ferryman.model.layers.decoder import EndScales
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import (
     read_plain_mlp,
     read_rotary_attention,
     read_windows,
 )
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, RotaryPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import NormPlaces
 
 DEFAULT_LOGIT_SCALE = 0.0625
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ferryman.model.config_fields import ConfigFields
 from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_deepseek, read_deepseek
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MoeShape, SoftmaxRouting
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MoeShape, SoftmaxRouting
 
 METHODS = ("greedy", "group_limited_greedy")
 

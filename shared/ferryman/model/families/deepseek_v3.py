@@ -11,20 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import LatentShape, NoPositions, RotaryPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    check_activation,
-    read_grouped_routing,
-    read_layers,
-    read_rotary,
-    read_trunk,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.family import Family, MtpSource
-from ferryman.model.feed_forward_shapes import MixtureShape, MlpShape, MoeShape, Routing
-from ferryman.model.latent import load_latent_attention
-from ferryman.model.layers import (
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
@@ -32,11 +21,22 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.moe import load_routed
-from ferryman.model.mtp import DEEPSEEK_NAMES, MtpHead, check_one_layer, load_entry_input
-from ferryman.model.rotary import NoScaling, yarn_growth
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.layers.latent import load_latent_attention
+from ferryman.model.layers.moe import load_routed
+from ferryman.model.layers.mtp import DEEPSEEK_NAMES, MtpHead, check_one_layer, load_entry_input
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    read_grouped_routing,
+    read_layers,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes.attention_shapes import LatentShape, NoPositions, RotaryPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape, Routing
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.rotary import NoScaling, yarn_growth
+from ferryman.model.weights.named_weights import Weights
 
 LoadMixer = Callable[[Weights, LayerPlace], Mixer]
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import IndexShape
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_layers
-from ferryman.model.decoder import Decoder, EndScales, load_embedding_and_head, load_layers
 from ferryman.model.families.deepseek_v3 import (
     DeepseekConfig,
     load_deepseek_feed_forward,
     read_deepseek,
 )
 from ferryman.model.family import Family
-from ferryman.model.layers import LayerPlace, load_norm
-from ferryman.model.shapes import StateShape, TrunkShape
-from ferryman.model.shared_index import PlacedLayer, SparsePart, joined_by_index
-from ferryman.model.sparse_latent import load_indexer, load_placed_attention
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import Decoder, EndScales, load_embedding_and_head, load_layers
+from ferryman.model.layers.decoder_layers import LayerPlace, load_norm
+from ferryman.model.layers.shared_index import PlacedLayer, SparsePart, joined_by_index
+from ferryman.model.layers.sparse_latent import load_indexer, load_placed_attention
+from ferryman.model.readers.config_readers import read_layers
+from ferryman.model.shapes.attention_shapes import IndexShape
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import StateShape, TrunkShape
+from ferryman.model.weights.named_weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.attention_shapes import AttentionShape, RotaryPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_rotary_attention
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import read_rotary_attention
+from ferryman.model.shapes.attention_shapes import AttentionShape, RotaryPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
 
 DEFAULTS = {"tie_word_embeddings": True, "head_dim": 128}
 """The meaning of fields that a config leaves out."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
 from ferryman.model.families.ernie4_5 import read_ernie_attention
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import (
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import read_experts
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import (
     BiasedSoftmaxRouting,
     FeedForwardShape,
     MixtureShape,
     MlpShape,
 )
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_experts
 
 DEFAULTS = {"tie_word_embeddings": True, "moe_layer_end_index": -1}
 """The meaning of fields that a config leaves out."""

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import AttentionShape
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.layers.mixers import Parallel, load_mixer
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -26,14 +28,12 @@ from ferryman.model.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
-from ferryman.model.mixers import Parallel, load_mixer
-from ferryman.model.recurrent_shapes import Gating, MambaShape
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.recurrent_shapes import Gating, MambaShape
+from ferryman.model.weights.named_weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.config_fields import ConfigFields
 from ferryman.model.families.mamba import (
     MambaConfig,
     load_mamba_decoder,
@@ -12,7 +11,8 @@ from ferryman.model.families.mamba import (
     read_mamba_config,
 )
 from ferryman.model.family import Family
-from ferryman.model.recurrent_shapes import InnerNorms
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.recurrent_shapes import InnerNorms
 
 
 def _read(fields: ConfigFields) -> MambaConfig:

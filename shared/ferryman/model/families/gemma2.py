@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ferryman.model.attention_shapes import AttentionShape
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.families.gemma3 import GemmaConfig, load_gemma
+from ferryman.model.family import Family
+from ferryman.model.readers.config_readers import (
     GELU,
     check_activation,
     read_attention,
     read_rotary,
     read_trunk,
 )
-from ferryman.model.families.gemma3 import GemmaConfig, load_gemma
-from ferryman.model.family import Family
-from ferryman.model.transformer_readers import read_plain_mlp, read_windows
+from ferryman.model.readers.transformer_readers import read_plain_mlp, read_windows
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.config_fields import ConfigFields
 
 DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256,

@@ -17,10 +17,17 @@ from typing import Any
 import torch
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
+    LayerPlace,
+    SandwichLayer,
+    gelu_tanh,
+    load_gated_mlp,
+    load_norm,
+)
+from ferryman.model.readers.config_readers import (
     GELU,
     check_activation,
     head_dim_of,
@@ -28,14 +35,13 @@ from ferryman.model.config_readers import (
     read_layers,
     read_trunk,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.layers import LayerPlace, SandwichLayer, gelu_tanh, load_gated_mlp, load_norm
-from ferryman.model.rotary import read_scaling, read_theta
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.text_model import text_fields, text_weights
-from ferryman.model.weights import Weights
+from ferryman.model.readers.text_model import text_fields, text_weights
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.rotary import read_scaling, read_theta
+from ferryman.model.weights.named_weights import Weights
 
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262_208,

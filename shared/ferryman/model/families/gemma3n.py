@@ -15,36 +15,18 @@ from typing import Any
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm, ValueSource
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    GELU,
-    check_activation,
-    read_attention,
-    read_layers,
-    read_trunk,
-)
-from ferryman.model.decoder import (
+from ferryman.model.families.gemma3 import positions_in_window, positions_of_all
+from ferryman.model.families.gemma4 import kept_states, read_sources
+from ferryman.model.family import Family
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import (
     Decoder,
     EmbeddingAndHead,
     EndScales,
     load_decoder,
     load_embedding_and_head,
 )
-from ferryman.model.earlier_pages import load_earlier_pages_attention
-from ferryman.model.families.gemma3 import positions_in_window, positions_of_all
-from ferryman.model.families.gemma4 import kept_states, read_sources
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.hidden_streams import (
-    JoinedStreamsNorm,
-    SpreadLayer,
-    StreamsShape,
-    load_alternating_updates,
-    load_projections,
-)
-from ferryman.model.layers import (
+from ferryman.model.layers.decoder_layers import (
     FeedForward,
     Layer,
     LayerPlace,
@@ -53,13 +35,31 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.ranks import SINGLE_RANK
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.streams_layer import StreamsLayer, load_low_rank_residual
-from ferryman.model.text_model import text_fields, text_weights
-from ferryman.model.token_input import TokenGate, TokenInputShape, load_token_gate, rounded
-from ferryman.model.transformer_readers import FULL, WINDOW
-from ferryman.model.weights import Weights
+from ferryman.model.layers.earlier_pages import load_earlier_pages_attention
+from ferryman.model.layers.hidden_streams import (
+    JoinedStreamsNorm,
+    SpreadLayer,
+    StreamsShape,
+    load_alternating_updates,
+    load_projections,
+)
+from ferryman.model.layers.streams_layer import StreamsLayer, load_low_rank_residual
+from ferryman.model.layers.token_input import TokenGate, TokenInputShape, load_token_gate, rounded
+from ferryman.model.readers.config_readers import (
+    GELU,
+    check_activation,
+    read_attention,
+    read_layers,
+    read_trunk,
+)
+from ferryman.model.readers.text_model import text_fields, text_weights
+from ferryman.model.readers.transformer_readers import FULL, WINDOW
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, ValueSource
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.ranks import SINGLE_RANK
+from ferryman.model.weights.named_weights import Weights
 
 DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,

@@ -20,28 +20,16 @@ from typing import Any
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm, RotaryPositions, ValueSource
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    GELU,
-    check_activation,
-    read_attention,
-    read_layers,
-    read_trunk,
-)
-from ferryman.model.decoder import (
+from ferryman.model.family import Family
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import (
     Decoder,
     EmbeddingAndHead,
     EndScales,
     load_decoder,
     load_embedding_and_head,
 )
-from ferryman.model.earlier_pages import load_earlier_pages_attention
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
-from ferryman.model.layers import (
+from ferryman.model.layers.decoder_layers import (
     FeedForward,
     Layer,
     LayerPlace,
@@ -52,14 +40,36 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.normed_mixture import load_normed_mixture
-from ferryman.model.rotary import ProportionalScaling, read_scaling, read_theta
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.state import ModelState
-from ferryman.model.text_model import text_fields, text_weights
-from ferryman.model.token_input import TokenGatedLayer, TokenInputShape, load_token_gate, rounded
-from ferryman.model.transformer_readers import FULL, WINDOW, read_experts
-from ferryman.model.weights import Weights
+from ferryman.model.layers.earlier_pages import load_earlier_pages_attention
+from ferryman.model.layers.normed_mixture import load_normed_mixture
+from ferryman.model.layers.token_input import (
+    TokenGatedLayer,
+    TokenInputShape,
+    load_token_gate,
+    rounded,
+)
+from ferryman.model.readers.config_readers import (
+    GELU,
+    check_activation,
+    read_attention,
+    read_layers,
+    read_trunk,
+)
+from ferryman.model.readers.text_model import text_fields, text_weights
+from ferryman.model.readers.transformer_readers import FULL, WINDOW, read_experts
+from ferryman.model.shapes.attention_shapes import (
+    AttentionShape,
+    HeadNorm,
+    RotaryPositions,
+    ValueSource,
+)
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.rotary import ProportionalScaling, read_scaling, read_theta
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.named_weights import Weights
 
 DEFAULTS: Mapping[str, Any] = {"tie_word_embeddings": True, "hidden_activation": GELU}
 """The meaning of fields that a published config leaves out."""

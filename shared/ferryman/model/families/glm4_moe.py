@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -14,10 +14,10 @@ from ferryman.model.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import FeedForwardShape, MixtureShape, MlpShape
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_experts, read_plain_mlp
+from ferryman.model.readers.transformer_readers import read_experts, read_plain_mlp
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape, MlpShape
 
 
 def _read(fields: ConfigFields) -> TransformerConfig:

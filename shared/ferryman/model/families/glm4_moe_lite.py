@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ferryman.model.config_fields import ConfigFields
 from ferryman.model.families.deepseek_v3 import DeepseekConfig, load_deepseek, read_deepseek
 from ferryman.model.family import Family
+from ferryman.model.shapes.config_fields import ConfigFields
 
 DEFAULTS = {"first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.8}
 """The meaning of fields that a published config leaves out."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import read_layers
 from ferryman.model.families.deepseek_v32 import (
     SparseDeepseekConfig,
     load_sparse_deepseek,
     read_sparse_deepseek,
 )
 from ferryman.model.family import Family
+from ferryman.model.readers.config_readers import read_layers
+from ferryman.model.shapes.config_fields import ConfigFields
 
 DEFAULTS = {"first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
 """The meaning of fields that a published config leaves out."""

@@ -14,10 +14,19 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_norm
+from ferryman.model.layers.expert_router import SharesOfChosen
+from ferryman.model.layers.experts import (
+    ExpertMatrices,
+    RoutedExperts,
+    ShareOfOutput,
+    load_experts_for,
+)
+from ferryman.model.layers.moe import MixtureOfExperts
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -25,25 +34,16 @@ from ferryman.model.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.expert_router import SharesOfChosen
-from ferryman.model.experts import (
-    ExpertMatrices,
-    RoutedExperts,
-    ShareOfOutput,
-    load_experts_for,
-)
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MoeShape
-from ferryman.model.layers import DecoderLayer, LayerPlace, load_norm
-from ferryman.model.linear import make_linear
-from ferryman.model.matrix import Matrix
-from ferryman.model.moe import MixtureOfExperts
-from ferryman.model.quantisation.mxfp4 import BLOCK_LEN, METHOD, mxfp4_matrices
-from ferryman.model.ranks import slice_of
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
-from ferryman_kernels.clamped_swiglu import clamped_swiglu
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.ranks import slice_of
+from ferryman.model.weights.linear import make_linear
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, METHOD, mxfp4_matrices
+from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import AttentionShape, NoPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    FeedForward,
+    GatedMlp,
+    LayerPlace,
+    gate_and_up,
+    load_norm,
+)
+from ferryman.model.layers.mixers import MixerShape, load_mixer
+from ferryman.model.layers.moe import ExpertsBesideShared, load_experts
+from ferryman.model.readers.config_readers import (
     check_activation,
     read_attention,
     read_layers,
@@ -18,23 +28,13 @@ from ferryman.model.config_readers import (
     read_trunk,
     read_used,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
-from ferryman.model.layers import (
-    DecoderLayer,
-    FeedForward,
-    GatedMlp,
-    LayerPlace,
-    gate_and_up,
-    load_norm,
-)
-from ferryman.model.matrix import join_linear, summed_linear
-from ferryman.model.mixers import MixerShape, load_mixer
-from ferryman.model.moe import ExpertsBesideShared, load_experts
-from ferryman.model.ranks import slice_of
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.ranks import slice_of
+from ferryman.model.weights.matrix import join_linear, summed_linear
+from ferryman.model.weights.named_weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

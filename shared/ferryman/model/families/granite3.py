@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from functools import partial
 
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.families.granite import load_shared_mlp
+from ferryman.model.family import Family
+from ferryman.model.layers.decoder import EndScales
+from ferryman.model.layers.decoder_layers import FeedForward, load_gated_mlp
+from ferryman.model.layers.moe import ExpertsBesideShared, load_experts
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import (
     check_activation,
     read_attention,
     read_mlp,
     read_rotary,
     read_trunk,
 )
-from ferryman.model.decoder import EndScales
-from ferryman.model.families.granite import load_shared_mlp
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import (
+from ferryman.model.readers.transformer_readers import read_experts
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import (
     FeedForwardShape,
     MixtureShape,
     MlpShape,
     SoftmaxRouting,
 )
-from ferryman.model.layers import FeedForward, load_gated_mlp
-from ferryman.model.moe import ExpertsBesideShared, load_experts
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_experts
-from ferryman.model.weights import Weights
+from ferryman.model.weights.named_weights import Weights
 
 WITH_EXPERTS = "GraniteMoeForCausalLM"
 WITH_SHARED = "GraniteMoeSharedForCausalLM"

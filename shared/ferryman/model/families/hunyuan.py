@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.attention_shapes import HeadNorm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
 from ferryman.model.family import Family
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_plain_mlp, read_rotary_attention
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import read_plain_mlp, read_rotary_attention
+from ferryman.model.shapes.attention_shapes import HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
 
 
 def _read(fields: ConfigFields) -> TransformerConfig:

@@ -9,21 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, NoPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    check_activation,
-    head_dim_of,
-    read_attention,
-    read_trunk,
-    read_used,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.expert_router import SharesOfAll
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
-from ferryman.model.layers import (
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
@@ -31,12 +20,23 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.linear import make_linear
-from ferryman.model.mamba1 import load_mamba1
-from ferryman.model.moe import load_mixture
-from ferryman.model.recurrent_shapes import InnerNorms, Mamba1Shape
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.layers.expert_router import SharesOfAll
+from ferryman.model.layers.mamba1 import load_mamba1
+from ferryman.model.layers.moe import load_mixture
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.recurrent_shapes import InnerNorms, Mamba1Shape
+from ferryman.model.weights.linear import make_linear
+from ferryman.model.weights.named_weights import Weights
 
 _HIDDEN_PER_RANK = 16  # "auto": this many channels of hidden for each rank of dt
 

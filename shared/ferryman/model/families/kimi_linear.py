@@ -10,24 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import LatentShape, NoPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    check_activation,
-    read_grouped_routing,
-    read_layers,
-    read_trunk,
-    read_used,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.delta_shapes import KimiDeltaShape
-from ferryman.model.expert_router import load_grouped_router
 from ferryman.model.families.deepseek_v3 import read_expert_layers, read_latent
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
-from ferryman.model.kimi_delta import load_kimi_delta
-from ferryman.model.latent import load_latent_attention
-from ferryman.model.layers import (
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
@@ -35,9 +21,23 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.moe import ExpertsBesideShared, load_mixture
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.layers.expert_router import load_grouped_router
+from ferryman.model.layers.kimi_delta import load_kimi_delta
+from ferryman.model.layers.latent import load_latent_attention
+from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    read_grouped_routing,
+    read_layers,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.shapes.attention_shapes import LatentShape, NoPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.delta_shapes import KimiDeltaShape
+from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.named_weights import Weights
 
 KimiMixer = KimiDeltaShape | LatentShape
 

@@ -11,21 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    head_dim_of,
-    read_attention,
-    read_layers,
-    read_rotary,
-    read_trunk,
-    read_used,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.layers import (
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
@@ -33,10 +22,21 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.recurrent_shapes import ShortConvShape
-from ferryman.model.shapes import ModelConfig, TrunkShape
-from ferryman.model.short_conv import load_short_conv
-from ferryman.model.weights import Weights
+from ferryman.model.layers.short_conv import load_short_conv
+from ferryman.model.readers.config_readers import (
+    head_dim_of,
+    read_attention,
+    read_layers,
+    read_rotary,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.model_shapes import ModelConfig, TrunkShape
+from ferryman.model.shapes.recurrent_shapes import ShortConvShape
+from ferryman.model.weights.named_weights import Weights
 
 Operator = AttentionShape | ShortConvShape
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.decoder import Decoder
 from ferryman.model.families.lfm2 import (
     Operator,
     load_lfm2,
@@ -24,11 +22,18 @@ from ferryman.model.families.lfm2 import (
     with_lfm2_names,
 )
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape, MoeShape
-from ferryman.model.layers import DecoderLayer, FeedForward, LayerPlace, load_gated_mlp
-from ferryman.model.moe import load_mixture
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    FeedForward,
+    LayerPlace,
+    load_gated_mlp,
+)
+from ferryman.model.layers.moe import load_mixture
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.named_weights import Weights
 
 _SUM_EPS = 1e-6  # added to the sum of the chosen shares, as the published model was trained
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -11,8 +12,7 @@ from ferryman.model.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.family import Family
-from ferryman.model.transformer import TransformerConfig, load_transformer
+from ferryman.model.shapes.config_fields import ConfigFields
 
 
 def _read(fields: ConfigFields) -> TransformerConfig:

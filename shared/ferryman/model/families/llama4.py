@@ -10,38 +10,38 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import (
+from ferryman.model.family import Family
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import FeedForward, load_gated_mlp
+from ferryman.model.layers.expert_router import SigmoidOfChosen
+from ferryman.model.layers.experts import ShareOfInput
+from ferryman.model.layers.moe import ExpertsBesideShared, load_mixture
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_layers, read_trunk
+from ferryman.model.readers.text_model import text_fields, text_weights
+from ferryman.model.readers.transformer_readers import (
+    FULL,
+    read_experts,
+    read_rotary_attention,
+    read_turning_layers,
+)
+from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
     HeadNorm,
     NoPositions,
     QueryGrowth,
     RotaryPositions,
 )
-from ferryman.model.chunks import check_chunks
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_layers, read_trunk
-from ferryman.model.decoder import Decoder
-from ferryman.model.expert_router import SigmoidOfChosen
-from ferryman.model.experts import ShareOfInput
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import (
+from ferryman.model.shapes.chunks import check_chunks
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import (
     FeedForwardShape,
     MixtureShape,
     MlpShape,
     SigmoidRouting,
 )
-from ferryman.model.layers import FeedForward, load_gated_mlp
-from ferryman.model.linear import make_linear
-from ferryman.model.moe import ExpertsBesideShared, load_mixture
-from ferryman.model.text_model import text_fields, text_weights
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import (
-    FULL,
-    read_experts,
-    read_rotary_attention,
-    read_turning_layers,
-)
-from ferryman.model.weights import Weights
+from ferryman.model.weights.linear import make_linear
+from ferryman.model.weights.named_weights import Weights
 
 CHUNKED = "chunked_attention"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500_000.0}

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation
-from ferryman.model.decoder import Decoder
 from ferryman.model.families.mamba2 import load_backbone, load_mixer_layer, read_recurrent_trunk
 from ferryman.model.family import Family
-from ferryman.model.layers import Layer, LayerPlace
-from ferryman.model.mamba1 import load_mamba1
-from ferryman.model.recurrent_shapes import Mamba1Shape
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.decoder_layers import Layer, LayerPlace
+from ferryman.model.layers.mamba1 import load_mamba1
+from ferryman.model.readers.config_readers import check_activation
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.recurrent_shapes import Mamba1Shape
+from ferryman.model.weights.named_weights import Weights
 
 _HIDDEN_PER_RANK = 16  # "auto": this many channels of hidden for each rank of dt
 

@@ -10,20 +10,27 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
+    Layer,
+    LayerPlace,
+    Mixer,
+    MixerLayer,
+    WideMixerLayer,
+    load_norm,
+)
+from ferryman.model.layers.mamba import load_mamba
+from ferryman.model.readers.config_readers import (
     POSITIONS_OF_A_RECURRENCE,
     check_activation,
     read_dt_limit,
     read_trunk,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.family import Family
-from ferryman.model.layers import Layer, LayerPlace, Mixer, MixerLayer, WideMixerLayer, load_norm
-from ferryman.model.mamba import load_mamba
-from ferryman.model.recurrent_shapes import MambaShape
-from ferryman.model.shapes import ModelConfig, TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import ModelConfig, TrunkShape
+from ferryman.model.shapes.recurrent_shapes import MambaShape
+from ferryman.model.weights.named_weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

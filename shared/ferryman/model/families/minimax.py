@@ -16,11 +16,14 @@ from functools import partial
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Mixer, RmsNorm, load_norm
+from ferryman.model.layers.expert_router import SharesOfChosen
+from ferryman.model.layers.lightning_attention import load_lightning
+from ferryman.model.layers.moe import load_mixture
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -29,18 +32,15 @@ from ferryman.model.config_readers import (
     read_trunk,
     read_used,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.expert_router import SharesOfChosen
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MoeShape
-from ferryman.model.layers import FeedForward, LayerPlace, Mixer, RmsNorm, load_norm
-from ferryman.model.lightning_attention import load_lightning
-from ferryman.model.linear import make_linear
-from ferryman.model.moe import load_mixture
-from ferryman.model.recurrent_shapes import LightningShape
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.state import ModelState
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.recurrent_shapes import LightningShape
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import make_linear
+from ferryman.model.weights.named_weights import Weights
 
 MiniMaxMixer = AttentionShape | LightningShape
 

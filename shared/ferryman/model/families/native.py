@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.layers.mixers import MixerShape, Parallel, load_mixer
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
@@ -27,14 +30,11 @@ from ferryman.model.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.delta_shapes import DeltaLayout
-from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
-from ferryman.model.mixers import MixerShape, Parallel, load_mixer
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.delta_shapes import DeltaLayout
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.named_weights import Weights
 
 # A layer has one set of pages, and one recurrent state.
 _EITHER_OR = ({"full_attention", "sliding_attention"}, {"mamba", "linear_attention"})

@@ -18,22 +18,10 @@ from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, NoPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    read_attention,
-    read_dt_limit,
-    read_grouped_routing,
-    read_trunk,
-    read_used,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.expert_router import load_grouped_router
-from ferryman.model.experts import ExpertMatrices, ShareOfOutput, load_experts_for
 from ferryman.model.family import Family, MtpSource
-from ferryman.model.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
-from ferryman.model.layers import (
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     FeedForwardLayer,
@@ -42,22 +30,34 @@ from ferryman.model.layers import (
     MixerLayer,
     load_norm,
 )
-from ferryman.model.linear import Linear
-from ferryman.model.mamba import load_mamba
-from ferryman.model.matrix import Matrix
-from ferryman.model.moe import ExpertsBesideShared, MixtureOfExperts
-from ferryman.model.mtp import (
+from ferryman.model.layers.expert_router import load_grouped_router
+from ferryman.model.layers.experts import ExpertMatrices, ShareOfOutput, load_experts_for
+from ferryman.model.layers.mamba import load_mamba
+from ferryman.model.layers.moe import ExpertsBesideShared, MixtureOfExperts
+from ferryman.model.layers.mtp import (
     DEEPSEEK_NAMES,
     MtpHead,
     attention_like,
     check_one_layer,
     load_entry_input,
 )
-from ferryman.model.ranks import slice_of
-from ferryman.model.recurrent_shapes import MambaShape
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.ungated_mlp import UngatedMlp, load_ungated_mlp
-from ferryman.model.weights import Weights
+from ferryman.model.layers.ungated_mlp import UngatedMlp, load_ungated_mlp
+from ferryman.model.readers.config_readers import (
+    read_attention,
+    read_dt_limit,
+    read_grouped_routing,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import GroupedRouting, MlpShape, MoeShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.ranks import slice_of
+from ferryman.model.shapes.recurrent_shapes import MambaShape
+from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import Weights
 
 # The letters of `hybrid_override_pattern` as published, and the words that replaced them later.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}

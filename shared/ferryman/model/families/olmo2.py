@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
     read_rotary,
     read_trunk,
 )
-from ferryman.model.family import Family
-from ferryman.model.rotary import read_scaling, read_theta
-from ferryman.model.shapes import NormPlaces
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import FULL, WINDOW, read_plain_mlp, read_windows
+from ferryman.model.readers.transformer_readers import FULL, WINDOW, read_plain_mlp, read_windows
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import NormPlaces
+from ferryman.model.shapes.rotary import read_scaling, read_theta
 
 WITH_WINDOWS = "Olmo3ForCausalLM"
 PERIOD = 4

@@ -11,25 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import load_attention
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm, NoPositions
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    check_activation,
-    head_dim_of,
-    read_attention,
-    read_delta,
-    read_layers,
-    read_rotary,
-    read_trunk,
-    read_used,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.delta import load_delta
-from ferryman.model.delta_shapes import DeltaLayout, DeltaShape
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import MlpShape
-from ferryman.model.layers import (
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     Layer,
@@ -39,9 +24,24 @@ from ferryman.model.layers import (
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.transformer_readers import read_plain_mlp
-from ferryman.model.weights import Weights
+from ferryman.model.layers.delta import load_delta
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    head_dim_of,
+    read_attention,
+    read_delta,
+    read_layers,
+    read_rotary,
+    read_trunk,
+    read_used,
+)
+from ferryman.model.readers.transformer_readers import read_plain_mlp
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, NoPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.named_weights import Weights
 
 PERIOD = 4
 DELTA_NORM_EPS = 1e-5

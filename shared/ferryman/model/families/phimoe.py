@@ -5,25 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ferryman.model.attention_shapes import AttentionShape, RotaryPositions
-from ferryman.model.centred_norm import load_layer_norm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
-from ferryman.model.expert_router import SharesOneByOne
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import FeedForwardShape, MixtureShape, OneByOneRouting
-from ferryman.model.layers import FeedForward
-from ferryman.model.linear import make_linear
-from ferryman.model.moe import load_mixture
-from ferryman.model.rotary import LongropeScaling
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import (
+from ferryman.model.layers.centred_norm import load_layer_norm
+from ferryman.model.layers.decoder_layers import FeedForward
+from ferryman.model.layers.expert_router import SharesOneByOne
+from ferryman.model.layers.moe import load_mixture
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import (
     has_short_window,
     read_experts,
     read_rotary_attention,
     read_windows,
 )
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.attention_shapes import AttentionShape, RotaryPositions
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import (
+    FeedForwardShape,
+    MixtureShape,
+    OneByOneRouting,
+)
+from ferryman.model.shapes.rotary import LongropeScaling
+from ferryman.model.weights.linear import make_linear
+from ferryman.model.weights.named_weights import Weights
 
 NUM_CHOSEN = 2
 JITTER = 0.01

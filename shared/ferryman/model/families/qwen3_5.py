@@ -8,10 +8,6 @@ where an image has three, so the interleaved rotary positions of three axes beco
 from __future__ import annotations
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_mlp, read_trunk
-from ferryman.model.decoder import Decoder
-from ferryman.model.delta_shapes import DeltaLayout
 from ferryman.model.families.qwen3_next import (
     QwenHybridConfig,
     load_qwen_hybrid,
@@ -21,8 +17,12 @@ from ferryman.model.families.qwen3_next import (
     read_shared_moe,
 )
 from ferryman.model.family import Family, MtpSource
-from ferryman.model.mtp import check_one_layer
-from ferryman.model.weights import Weights
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.mtp import check_one_layer
+from ferryman.model.readers.config_readers import check_activation, read_mlp, read_trunk
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.delta_shapes import DeltaLayout
+from ferryman.model.weights.named_weights import Weights
 
 NESTED_ROOT = "model.language_model"
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import check_activation, read_trunk
-from ferryman.model.decoder import Decoder
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import FeedForwardShape, MixtureShape, SoftmaxRouting
-from ferryman.model.text_model import text_fields, text_weights
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import (
+from ferryman.model.layers.decoder import Decoder
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import check_activation, read_trunk
+from ferryman.model.readers.text_model import text_fields, text_weights
+from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_plain_mlp,
     read_rotary_attention,
     read_sparse_layers,
 )
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape, SoftmaxRouting
+from ferryman.model.weights.named_weights import Weights
 
 WITH_IMAGES = "Qwen3VLMoeForConditionalGeneration"
 

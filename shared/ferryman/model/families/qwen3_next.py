@@ -10,9 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family, MtpSource
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_norm
+from ferryman.model.layers.mixers import load_mixer
+from ferryman.model.layers.mtp import (
+    QWEN_NAMES,
+    MtpHead,
+    attention_like,
+    check_one_layer,
+    load_entry_input,
+)
+from ferryman.model.layers.transformer import load_feed_forward
+from ferryman.model.readers.config_readers import (
     check_activation,
     read_attention,
     read_delta,
@@ -21,28 +31,18 @@ from ferryman.model.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.delta_shapes import DeltaLayout, DeltaShape
-from ferryman.model.family import Family, MtpSource
-from ferryman.model.feed_forward_shapes import (
+from ferryman.model.readers.transformer_readers import read_experts
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
+from ferryman.model.shapes.feed_forward_shapes import (
     FeedForwardShape,
     MixtureShape,
     MlpShape,
     SoftmaxRouting,
 )
-from ferryman.model.layers import DecoderLayer, LayerPlace, load_norm
-from ferryman.model.mixers import load_mixer
-from ferryman.model.mtp import (
-    QWEN_NAMES,
-    MtpHead,
-    attention_like,
-    check_one_layer,
-    load_entry_input,
-)
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.transformer import load_feed_forward
-from ferryman.model.transformer_readers import read_experts
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.weights.named_weights import Weights
 
 NORM_ORIGIN = 1.0
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ferryman.model.attention_shapes import AttentionShape, HeadNorm
-from ferryman.model.centred_norm import load_layer_norm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
+from ferryman.model.family import Family
+from ferryman.model.layers.centred_norm import load_layer_norm
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
     read_attention,
     read_rotary,
     read_trunk,
 )
-from ferryman.model.family import Family
-from ferryman.model.shapes import NormPlaces
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import read_plain_mlp
+from ferryman.model.readers.transformer_readers import read_plain_mlp
+from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import NormPlaces
 
 ROTARY_SHARE = 0.25
 """The part of a head that turns unless the config says so."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ferryman.model.centred_norm import load_layer_norm
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import GELU, check_activation, read_trunk
 from ferryman.model.family import Family
-from ferryman.model.feed_forward_shapes import FeedForwardShape, MlpShape
-from ferryman.model.layers import FeedForward, gelu_tanh
-from ferryman.model.transformer import TransformerConfig, load_transformer
-from ferryman.model.transformer_readers import (
+from ferryman.model.layers.centred_norm import load_layer_norm
+from ferryman.model.layers.decoder_layers import FeedForward, gelu_tanh
+from ferryman.model.layers.transformer import TransformerConfig, load_transformer
+from ferryman.model.layers.ungated_mlp import load_ungated_mlp
+from ferryman.model.readers.config_readers import GELU, check_activation, read_trunk
+from ferryman.model.readers.transformer_readers import (
     has_short_window,
     read_rotary_attention,
     read_windows,
 )
-from ferryman.model.ungated_mlp import load_ungated_mlp
-from ferryman.model.weights import Weights
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MlpShape
+from ferryman.model.weights.named_weights import Weights
 
 DEFAULTS = {"tie_word_embeddings": True, "use_bias": True, "hidden_act": GELU}
 """The meaning of fields that a published config leaves out."""

@@ -19,20 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.attention import AttentionLayer, NoGate
-from ferryman.model.attention_shapes import AttentionShape, NoPositions
-from ferryman.model.batch import DecodeBatch, PrefillBatch
-from ferryman.model.config_fields import ConfigFields
-from ferryman.model.config_readers import (
-    check_activation,
-    read_dt_limit,
-    read_layers,
-    read_rotary,
-    read_trunk,
-)
-from ferryman.model.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.family import Family
-from ferryman.model.layers import (
+from ferryman.model.layers.attention import AttentionLayer, NoGate
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
     Layer,
     LayerPlace,
     Mixer,
@@ -41,15 +31,25 @@ from ferryman.model.layers import (
     gate_and_up,
     load_norm,
 )
-from ferryman.model.linear import Linear, make_linear
-from ferryman.model.mamba import load_mamba
-from ferryman.model.matrix import join_linear, summed_linear
-from ferryman.model.ranks import share_of, slice_of
-from ferryman.model.recurrent_shapes import MambaShape
-from ferryman.model.rotation import load_rotary
-from ferryman.model.shapes import TrunkShape
-from ferryman.model.state import ModelState
-from ferryman.model.weights import Weights
+from ferryman.model.layers.mamba import load_mamba
+from ferryman.model.layers.rotation import load_rotary
+from ferryman.model.readers.config_readers import (
+    check_activation,
+    read_dt_limit,
+    read_layers,
+    read_rotary,
+    read_trunk,
+)
+from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.shapes.model_shapes import TrunkShape
+from ferryman.model.shapes.ranks import share_of, slice_of
+from ferryman.model.shapes.recurrent_shapes import MambaShape
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.matrix import join_linear, summed_linear
+from ferryman.model.weights.named_weights import Weights
 
 SharedLayer = tuple[AttentionShape, MambaShape] | tuple[MambaShape]
 

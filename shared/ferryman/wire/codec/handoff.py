@@ -27,7 +27,7 @@ from ferryman.wire.codec.scalars import (
     milliseconds,
     seconds,
 )
-from ferryman.wire.handoff.planes import (
+from ferryman.wire.plane_values import (
     GrpcOnly,
     NixlGrant,
     NixlOffer,

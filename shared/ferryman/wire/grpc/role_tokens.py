@@ -16,11 +16,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from ferryman.credentials import ClusterRole, RoleCredentials
 from ferryman.errors import FerrymanError, PermissionDenied, Unauthenticated
-from ferryman.wire.grpc.interceptor import Check, Context
-from ferryman.wire.grpc.status import failure_of, status_of
-from ferryman.wire.grpc.tls import (
+from ferryman.security.credentials import ClusterRole, RoleCredentials
+from ferryman.security.tls import (
     PLAINTEXT,
     ChannelSecurity,
     MutualTls,
@@ -28,6 +26,8 @@ from ferryman.wire.grpc.tls import (
     certified_name,
     mutual_credentials,
 )
+from ferryman.wire.grpc.interceptor import Check, Context
+from ferryman.wire.grpc.status import failure_of, status_of
 
 log = logging.getLogger(__name__)
 

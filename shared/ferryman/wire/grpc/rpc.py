@@ -18,6 +18,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from ferryman.errors import ConfigError, DeadlineExceeded
+from ferryman.security.tls import PLAINTEXT, ChannelSecurity
 from ferryman.wire.grpc.interceptor import Context as Context
 from ferryman.wire.grpc.interceptor import StatusInterceptor
 from ferryman.wire.grpc.role_tokens import (
@@ -28,7 +29,6 @@ from ferryman.wire.grpc.role_tokens import (
     ServerLocks,
     TokenChannel,
 )
-from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity
 from ferryman.wire.values import RequestContext
 
 MAX_MESSAGE_BYTES = 4 << 20

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from ferryman.wire.handoff.planes import GrpcOnly
+from ferryman.wire.plane_values import GrpcOnly
 
 Address = IPv4Address | IPv6Address
 

@@ -29,8 +29,8 @@ from ferryman.wire.codec.handoff import range_from_wire, range_to_wire
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit, Sent
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import RunTable, merged_runs
-from ferryman.wire.handoff.planes import NIXL, NixlGrant, RankSlabs
 from ferryman.wire.handoff.slot_runs import SlotRuns
+from ferryman.wire.plane_values import NIXL, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2
 
 # A post costs as much as writing some 100 KiB: on two cores parts of 4 MiB reached 0.44 of a raw

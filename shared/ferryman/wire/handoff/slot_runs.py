@@ -15,7 +15,7 @@ import numpy as np
 from ferryman.cache.manifest import Kind
 from ferryman.cache.rank_runs import CrossRankRun, RankShares
 from ferryman.wire.handoff.nixl_library import RunTable
-from ferryman.wire.handoff.planes import RankSlabs
+from ferryman.wire.plane_values import RankSlabs
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from ferryman.errors import (
     Stale,
     Unavailable,
 )
+from ferryman.security.tls import PLAINTEXT, ChannelSecurity
 from ferryman.tiers.prefetch_values import DEFAULT_WISH, PrefetchOptions
 from ferryman.tiers.write_policy import UnitKey
 from ferryman.wire.codec.scalars import keys_to_bytes, kind_to_wire
 from ferryman.wire.grpc.role_tokens import NO_TOKEN
 from ferryman.wire.grpc.rpc import CallTags, channel
 from ferryman.wire.grpc.status import typed_errors
-from ferryman.wire.grpc.tls import PLAINTEXT, ChannelSecurity
 from ferryman.wire.hostcache.arena import MappedArena
 from ferryman.wire.v1 import hostcache_pb2 as pb
 from ferryman.wire.v1 import types_pb2

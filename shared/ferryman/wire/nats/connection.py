@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.client import Client
 
-from ferryman.credentials import ClusterRole, Login
 from ferryman.errors import ConfigError
 from ferryman.ids import NO_SECRET
+from ferryman.security.credentials import ClusterRole, Login
 from ferryman.wire.nats.bus import MAX_PAYLOAD_BYTES
 from ferryman.wire.nats.discovery import Attachment
 from ferryman.wire.nats.lifecycle_log import LogLimits

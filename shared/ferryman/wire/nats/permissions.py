@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ferryman.credentials import ClusterRole, RoleCredentials
+from ferryman.security.credentials import ClusterRole, RoleCredentials
 from ferryman.wire.nats.lifecycle_log import STREAM
 from ferryman.wire.nats.subjects import EVERYTHING, REFUSED_LOGINS, Subjects
 

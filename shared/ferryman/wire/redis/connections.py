@@ -18,8 +18,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-from ferryman.credentials import Login
 from ferryman.errors import ConfigError
+from ferryman.security.credentials import Login
 
 log = logging.getLogger(__name__)
 

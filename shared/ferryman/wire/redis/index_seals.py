@@ -18,8 +18,8 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.resume import resume_set
 from ferryman.cache.units import Tier
-from ferryman.cluster_key import ClusterKey, MacKey, Purpose
 from ferryman.errors import InvalidRequest
+from ferryman.security.cluster_key import ClusterKey, MacKey, Purpose
 from ferryman.wire.redis.index import IndexedUnit, NodeLife, NodePrefix
 
 log = logging.getLogger(__name__)

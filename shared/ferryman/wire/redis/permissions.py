@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ferryman.credentials import ClusterRole, Login, RoleCredentials
+from ferryman.security.credentials import ClusterRole, Login, RoleCredentials
 
 KEYS = "~fm:*"
 _CONNECTION = "+ping +hello +auth +client|setname +select"

@@ -29,8 +29,8 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, ResumeShape
 from ferryman.cache.units import Tier
 from ferryman.cancellation import cancels_kept, end_tasks
-from ferryman.cluster_key import ClusterKey
-from ferryman.credentials import Login
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import Login
 from ferryman.wire.redis import redis_scripts as scripts
 from ferryman.wire.redis.bucket_folders import with_shared
 from ferryman.wire.redis.connections import Authorities, RefusalCount, redis_pool

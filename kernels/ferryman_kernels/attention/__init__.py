@@ -1,0 +1,1 @@
+"""Attention over pages: full, windowed, latent and sparse; writing keys and values."""

@@ -1,0 +1,223 @@
+"""Attention of the heads of a group over one split of a request's keys, for compiled loops.
+
+A group's `scores` are `group` lines of `LINE` numbers; `mixed` is its rows of weighted values. The
+heads of a group are taken two at a time, so that a key or a value is loaded, and widened if it is
+bfloat16, once for both. Keys are taken four at a time, because the sums of four dot products are
+joined in half of the steps that four sums would take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ferryman_kernels.cpu._compiled import exp, part, wide
+from ferryman_kernels.cpu._vectors import (
+    LANES,
+    fused,
+    greater,
+    greatest,
+    load,
+    prefetch,
+    spread,
+    store,
+    store_totals,
+    total,
+)
+
+__all__ = ["LINE", "SPLIT", "mix_values", "score_keys", "soften"]
+
+SPLIT = 512
+"""Keys of one split. Splits begin at multiples of it, counted from a request's position 0, so the
+bits of an answer depend neither on the batch nor on the threads."""
+LINE = SPLIT + LANES
+"""Room for the scores of a split, and for what is stored behind the last of them."""
+AHEAD = 16
+"""Keys from which the memory is asked for ahead; measured: 8 to 16 are the best of 4 to 32."""
+BLOCK = 4 * LANES
+"""Channels of a value that are mixed in registers."""
+
+
+@part
+def score_keys(
+    q: Any, group: int, head_dim: int, keys: Any, at: int, count: int, scores: Any, first: int
+) -> None:
+    """Scores of the `count` keys from keys[at] on, all of one page, by each row of `q`.
+
+    Those of head `member` go to scores[member · LINE + first] and behind; up to three more numbers
+    are spoilt there.
+    """
+    last, line_size = at + (count - 1) * head_dim, 64 // keys.itemsize
+    for key in range(0, count, 4):
+        k0 = at + key * head_dim
+        for ahead in range(0, 4 * head_dim, line_size):
+            prefetch(keys, k0 + AHEAD * head_dim + ahead)
+        k1, k2 = min(k0 + head_dim, last), min(k0 + 2 * head_dim, last)
+        k3 = min(k0 + 3 * head_dim, last)
+        for member in range(0, group - 1, 2):
+            line = member * LINE + first + key
+            _score_two(q, member * head_dim, head_dim, keys, k0, k1, k2, k3, scores, line)
+        if group % 2 == 1:
+            line = (group - 1) * LINE + first + key
+            _score_one(q, (group - 1) * head_dim, head_dim, keys, k0, k1, k2, k3, scores, line)
+    # Channels beyond a multiple of 16: no published model has them, tiny ones in tests do.
+    for channel in range(head_dim // LANES * LANES, head_dim):
+        for member in range(group):
+            query, line = q[member * head_dim + channel], member * LINE + first
+            for key in range(count):
+                number = wide(keys[at + key * head_dim + channel])
+                scores[line + key] = fused(query, number, scores[line + key])
+
+
+@part
+def _score_two(
+    q: Any, at: int, head_dim: int, keys: Any,
+    k0: int, k1: int, k2: int, k3: int, scores: Any, line: int,
+) -> None:  # fmt: skip
+    """Scores of four keys by the two heads from q[at] on."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(q.dtype.type(0))
+    for channel in range(0, head_dim // LANES * LANES, LANES):
+        a, b = load(q, at + channel), load(q, at + head_dim + channel)
+        key = load(keys, k0 + channel)
+        a0, b0 = fused(a, key, a0), fused(b, key, b0)
+        key = load(keys, k1 + channel)
+        a1, b1 = fused(a, key, a1), fused(b, key, b1)
+        key = load(keys, k2 + channel)
+        a2, b2 = fused(a, key, a2), fused(b, key, b2)
+        key = load(keys, k3 + channel)
+        a3, b3 = fused(a, key, a3), fused(b, key, b3)
+    store_totals(scores, line, a0, a1, a2, a3)
+    store_totals(scores, line + LINE, b0, b1, b2, b3)
+
+
+@part
+def _score_one(
+    q: Any, at: int, head_dim: int, keys: Any,
+    k0: int, k1: int, k2: int, k3: int, scores: Any, line: int,
+) -> None:  # fmt: skip
+    """The same by one head."""
+    a0 = a1 = a2 = a3 = spread(q.dtype.type(0))
+    for channel in range(0, head_dim // LANES * LANES, LANES):
+        a = load(q, at + channel)
+        a0 = fused(a, load(keys, k0 + channel), a0)
+        a1 = fused(a, load(keys, k1 + channel), a1)
+        a2 = fused(a, load(keys, k2 + channel), a2)
+        a3 = fused(a, load(keys, k3 + channel), a3)
+    store_totals(scores, line, a0, a1, a2, a3)
+
+
+@part
+def soften(line: Any, count: int, score_cap: Any) -> Any:
+    """Turns `count` scores into weights exp(score - peak); returns the peak and their sum.
+
+    Where every score is -inf the weights are 0: such a split adds nothing, though the others may
+    have a finite peak. NaN makes weights NaN, whether it is the peak or not.
+    """
+    two, whole = line.dtype.type(2), -(-count // LANES) * LANES
+    if score_cap > 0:  # score_cap · tanh(score / score_cap)
+        for key in range(count):
+            swing = exp(two * line[key] / score_cap) + line.dtype.type(1)
+            line[key] = score_cap - two * score_cap / swing
+    # Numbers behind the last score share its vector, and must add nothing.
+    for key in range(count, whole):
+        line[key] = -np.inf
+    high = load(line, 0)
+    for key in range(LANES, whole, LANES):
+        high = greater(load(line, key), high)
+    peak = greatest(high)
+    base = line.dtype.type(0) if peak == -np.inf else peak
+    for key in range(whole):
+        line[key] = exp(line[key] - base)
+    norm, one = load(line, 0), spread(line.dtype.type(1))
+    for key in range(LANES, whole, LANES):
+        norm = fused(load(line, key), one, norm)
+    return peak, total(norm)
+
+
+@part
+def mix_values(
+    weights: Any, first: int, group: int, head_dim: int, values: Any, at: int, count: int,
+    mixed: Any, row: int, width: int,
+) -> None:  # fmt: skip
+    """Adds the `count` weighted values from values[at] on, all of one page, to `group` rows.
+
+    Those of head `member` are mixed[row + member · width :]; its weights begin at
+    weights[member · LINE + first].
+    """
+    blocks = head_dim // BLOCK * BLOCK
+    for member in range(0, group - 1, 2):
+        line, target = member * LINE + first, row + member * width
+        for low in range(0, blocks, BLOCK):
+            _mix_two(weights, line, values, at + low, head_dim, count, mixed, target + low, width)
+    if group % 2 == 1:
+        line, target = (group - 1) * LINE + first, row + (group - 1) * width
+        for low in range(0, blocks, BLOCK):
+            _mix_one(weights, line, values, at + low, head_dim, count, mixed, target + low)
+    # The rest of 80 or 96 channels goes vector by vector, then number by number.
+    for member in range(group):
+        line, target = member * LINE + first, row + member * width
+        for low in range(blocks, head_dim // LANES * LANES, LANES):
+            sums = load(mixed, target + low)
+            for key in range(count):
+                value = load(values, at + key * head_dim + low)
+                sums = fused(spread(weights[line + key]), value, sums)
+            store(mixed, target + low, sums)
+        for channel in range(head_dim // LANES * LANES, head_dim):
+            number = mixed[target + channel]
+            for key in range(count):
+                value = wide(values[at + key * head_dim + channel])
+                number = fused(weights[line + key], value, number)
+            mixed[target + channel] = number
+
+
+@part
+def _mix_two(
+    weights: Any, line: int, values: Any, at: int, head_dim: int, count: int,
+    mixed: Any, row: int, width: int,
+) -> None:  # fmt: skip
+    """A block of channels, for two heads."""
+    other = row + width
+    # Eight sums stay in registers while the keys pass: an array would be written for each key.
+    a0, a1 = load(mixed, row), load(mixed, row + LANES)
+    a2, a3 = load(mixed, row + 2 * LANES), load(mixed, row + 3 * LANES)
+    b0, b1 = load(mixed, other), load(mixed, other + LANES)
+    b2, b3 = load(mixed, other + 2 * LANES), load(mixed, other + 3 * LANES)
+    for key in range(count):
+        a, b = spread(weights[line + key]), spread(weights[line + LINE + key])
+        start = at + key * head_dim
+        value = load(values, start)
+        a0, b0 = fused(a, value, a0), fused(b, value, b0)
+        value = load(values, start + LANES)
+        a1, b1 = fused(a, value, a1), fused(b, value, b1)
+        value = load(values, start + 2 * LANES)
+        a2, b2 = fused(a, value, a2), fused(b, value, b2)
+        value = load(values, start + 3 * LANES)
+        a3, b3 = fused(a, value, a3), fused(b, value, b3)
+    store(mixed, row, a0)
+    store(mixed, row + LANES, a1)
+    store(mixed, row + 2 * LANES, a2)
+    store(mixed, row + 3 * LANES, a3)
+    store(mixed, other, b0)
+    store(mixed, other + LANES, b1)
+    store(mixed, other + 2 * LANES, b2)
+    store(mixed, other + 3 * LANES, b3)
+
+
+@part
+def _mix_one(
+    weights: Any, line: int, values: Any, at: int, head_dim: int, count: int, mixed: Any, row: int
+) -> None:
+    """The same for one head."""
+    a0, a1 = load(mixed, row), load(mixed, row + LANES)
+    a2, a3 = load(mixed, row + 2 * LANES), load(mixed, row + 3 * LANES)
+    for key in range(count):
+        a, start = spread(weights[line + key]), at + key * head_dim
+        a0 = fused(a, load(values, start), a0)
+        a1 = fused(a, load(values, start + LANES), a1)
+        a2 = fused(a, load(values, start + 2 * LANES), a2)
+        a3 = fused(a, load(values, start + 3 * LANES), a3)
+    store(mixed, row, a0)
+    store(mixed, row + LANES, a1)
+    store(mixed, row + 2 * LANES, a2)
+    store(mixed, row + 3 * LANES, a3)

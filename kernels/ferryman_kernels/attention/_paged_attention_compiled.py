@@ -1,0 +1,215 @@
+"""Decode attention for the CPU: each key and value is read once for its group of heads.
+
+Formulas and names are those of `paged_attention`. A job is one split of one query's keys, for one
+group of heads; it leaves each head's peak, sum of weights and weighted values. The splits of a
+query are then joined in their order, the sink last.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.attention._attention_split_compiled import (
+    LINE,
+    SPLIT,
+    mix_values,
+    score_keys,
+    soften,
+)
+from ferryman_kernels.attention.page_layout import check_page_layout
+from ferryman_kernels.cpu._compiled import (
+    STRICT,
+    Loop,
+    compiled,
+    exp,
+    narrow,
+    part,
+    prange,
+    row_like,
+    wide,
+)
+from ferryman_kernels.cpu._vectors import row_at
+
+PRODUCTS_PER_ELEMENT = 4
+"""Products of a query with keys that take the time of one element of other loops."""
+
+
+@compiled
+def _splits_of(positions: Any, window_len: int) -> Any:
+    """Rows (token, first key, last key + 1, keys of the rows before), a query's splits in order.
+
+    A query at a negative position has none.
+    """
+    count = 0
+    for position in positions:
+        first = max(0, position + 1 - window_len) if window_len > 0 else 0
+        count += position // SPLIT - first // SPLIT + 1 if position >= 0 else 0
+    rows = np.empty((count, 4), np.int64)
+    row, before = 0, 0
+    for token in range(len(positions)):
+        end = positions[token] + 1
+        low = max(0, end - window_len) if window_len > 0 else 0
+        while low < end:
+            high = min(end, (low // SPLIT + 1) * SPLIT)
+            rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = token, low, high, before
+            row, before, low = row + 1, before + high - low, high
+    return rows
+
+
+@part
+def _keys_in_page(
+    pages: Any, position: int, high: int, stride_page: int, page_size: int, kv_head: int,
+    head_dim: int,
+) -> tuple[int, int]:  # fmt: skip
+    """The place of the key at `position` of a head, and the keys from there to the page's end, or
+    to `high`."""
+    offset = position % page_size
+    at = pages[position // page_size] * stride_page + (kv_head * page_size + offset) * head_dim
+    return at, min(high - position, page_size - offset)
+
+
+@compiled
+def _attend_share(
+    share: int, shares: int, splits: Any, q: Any, kv_heads: int, keys: Any, values: Any,
+    stride_page: int, page_size: int, page_table: Any, scale: Any, score_cap: Any, partial: Any,
+) -> None:  # fmt: skip
+    """The jobs of one thread: neighbours in the list, with as many keys as another thread's."""
+    q_heads, head_dim = q.shape[1], q.shape[2]
+    group, width = q_heads // kv_heads, head_dim + 2
+    query, scores = np.empty(group * head_dim, partial.dtype), np.empty(group * LINE, partial.dtype)
+    last = splits[len(splits) - 1]
+    work = (last[3] + last[2] - last[1]) * kv_heads
+    begin, end = work * share // shares, work * (share + 1) // shares
+    for job in range(len(splits) * kv_heads):
+        row, kv_head = job // kv_heads, job % kv_heads
+        token, low, high = splits[row, 0], splits[row, 1], splits[row, 2]
+        # A job is of the share in which its first key lies, so each job has exactly one.
+        start = splits[row, 3] * kv_heads + kv_head * (high - low)
+        if start < begin or start >= end:
+            continue
+        first_head = kv_head * group
+        for member in range(group):
+            for channel in range(head_dim):
+                number = wide(q[token, first_head + member, channel]) * scale
+                query[member * head_dim + channel] = number
+        position = low
+        while position < high:
+            at, count = _keys_in_page(
+                page_table[token], position, high, stride_page, page_size, kv_head, head_dim
+            )
+            score_keys(query, group, head_dim, keys, at, count, scores, position - low)
+            position += count
+        target = (row * q_heads + first_head) * width
+        for member in range(group):
+            line, end_of_row = scores[member * LINE : (member + 1) * LINE], target + head_dim
+            for channel in range(target, end_of_row):
+                partial[channel] = 0
+            partial[end_of_row], partial[end_of_row + 1] = soften(line, high - low, score_cap)
+            target += width
+        target = (row * q_heads + first_head) * width
+        position = low
+        while position < high:
+            at, count = _keys_in_page(
+                page_table[token], position, high, stride_page, page_size, kv_head, head_dim
+            )
+            first = position - low
+            mix_values(scores, first, group, head_dim, values, at, count, partial, target, width)
+            position += count
+
+
+@compiled
+def _join(splits: Any, partial: Any, sinks: Any, out: Any) -> None:
+    """out = Σ exp(peak - top)·mixed / (Σ exp(peak - top)·norm + exp(sink - top)), in order."""
+    tokens, q_heads, head_dim = out.shape
+    width, zero = head_dim + 2, partial.dtype.type(0)
+    mixed, begin = np.empty(head_dim, partial.dtype), 0
+    for token in range(tokens):
+        end = begin
+        while end < len(splits) and splits[end, 0] == token:
+            end += 1
+        for head in range(q_heads):
+            target, top, norm = out[token, head], sinks[head], zero
+            for channel in range(head_dim):
+                mixed[channel] = zero
+            for row in range(begin, end):
+                peak = partial[(row * q_heads + head) * width + head_dim]
+                top = peak if peak > top else top
+            for row in range(begin, end):
+                at = (row * q_heads + head) * width
+                share = exp(partial[at + head_dim] - top)
+                norm += share * partial[at + head_dim + 1]
+                for channel in range(head_dim):
+                    mixed[channel] += share * partial[at + channel]
+            norm += exp(sinks[head] - top)
+            # A query without keys, which pads a batch, has no norm and gets zeros.
+            for channel in range(head_dim):
+                number = mixed[channel] / norm if end > begin else zero
+                target[channel] = narrow(number, target)
+        begin = end
+
+
+def _attend(
+    shares: int, like: Any, q_address: int, q_size: Any, kv_heads: int, key_address: int,
+    value_address: int, stride_page: int, page_size: int, indices: Any, table: int, pages: int,
+    position_address: int, window_len: int, scale: Any, score_cap: Any, sinks: Any, y: int,
+) -> None:  # fmt: skip
+    """Tensors are addresses; q and y are of `q_size`, (tokens, q_heads, head_dim), and `like`, an
+    empty row, has their dtype, `indices` that of table [tokens, pages] and positions. A sink of
+    -inf, and a cap of 0, are none."""
+    numbers, entries = q_size[0] * q_size[1] * q_size[2], q_size[0] * pages
+    q = row_at(q_address, like)[:numbers].reshape(q_size)
+    out = row_at(y, like)[:numbers].reshape(q_size)
+    page_table = row_at(table, indices)[:entries].reshape(q_size[0], pages)
+    splits = _splits_of(row_at(position_address, indices)[: q_size[0]], window_len)
+    partial = np.empty(len(splits) * q.shape[1] * (q.shape[2] + 2), sinks.dtype)
+    keys, values = row_at(key_address, q), row_at(value_address, q)
+    if len(splits) > 0:
+        for share in prange(shares):
+            _attend_share(
+                np.int64(share), shares, splits, q, kv_heads, keys, values, stride_page, page_size,
+                page_table, scale, score_cap, partial,
+            )  # fmt: skip
+    _join(splits, partial, sinks, out)
+
+
+_attend_loop = Loop(_attend, STRICT)
+
+
+@lru_cache(maxsize=64)
+def _no_sinks(q_heads: int, dtype: torch.dtype) -> Any:
+    return torch.full((q_heads,), -torch.inf, dtype=dtype).numpy()
+
+
+def paged_attention_decode_compiled(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    scale: float,
+    window_len: int,
+    sinks: Tensor | None,
+    score_cap: float,
+) -> Tensor:
+    _, kv_heads, page_size, _ = key_pages.shape
+    check_page_layout(key_pages, value_pages)
+    assert page_table.dtype is positions.dtype is torch.int64, (page_table.dtype, positions.dtype)
+    q, table, positions = q.contiguous(), page_table.contiguous(), positions.contiguous()
+    out, size, threads = torch.empty(q.shape, dtype=q.dtype), q.shape, torch.get_num_threads()
+    added = _no_sinks(size[1], wide_dtype(q.dtype)) if sinks is None else sinks.numpy()
+    number, reach = added.dtype.type, table.shape[1] * page_size
+    seen = min(reach, window_len) if window_len else reach
+    _attend_loop(
+        size.numel() * seen // PRODUCTS_PER_ELEMENT,
+        threads, row_like(q.dtype), q.data_ptr(), tuple(size), kv_heads, key_pages.data_ptr(),
+        value_pages.data_ptr(), key_pages.stride(0), page_size, row_like(torch.int64),
+        table.data_ptr(), table.shape[1], positions.data_ptr(), window_len, number(scale),
+        number(score_cap), added, out.data_ptr(),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,125 @@
+"""Multi-head latent attention in its absorbed form (DeepSeek-V2): every head reads the same rows.
+
+    row     = (latent, rope), one a token for any number of heads         [latent_dim + rope_dim]
+    score   = scale · q·row                        for the rows a token attends to
+    out     = softmax(score)·latent                [tokens, heads, latent_dim]
+
+The up-projections of keys and values are multiplied into q before and into `out` afterwards.
+Softmax is computed in float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.attention._latent_attention_triton import latent_attention_triton
+from ferryman_kernels.attention.latent_pages import all_positions, places_of
+from ferryman_kernels.ragged import Span, first_tokens
+
+BLOCK = 1 << 22
+"""The number of elements of rows, or of scores, in memory at once."""
+
+
+def latent_attention_reference(
+    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+) -> Tensor:
+    """All tokens at once; a place without a row (-1) reads the token's first row instead.
+
+    A token without places, which pads a batch, gets zeros.
+    """
+    page_size, wide = pages.shape[1], wide_dtype(q.dtype)
+    read = torch.where(places < 0, places[:, :1], places).clamp_min(0)
+    rows = pages[read // page_size, read % page_size].to(wide)
+    scores = torch.bmm(q.to(wide), rows.transpose(1, 2)).mul_(scale)
+    weights = scores.masked_fill_((places < 0)[:, None], -torch.inf).softmax(-1)
+    mixed = torch.bmm(weights, rows[..., :latent_dim])
+    return mixed.masked_fill_((places[:, :1] < 0)[:, None], 0.0).to(q.dtype)
+
+
+def latent_attention(
+    q: Tensor, pages: Tensor, places: Tensor, latent_dim: int, scale: float
+) -> Tensor:
+    """Queries `q` [tokens, heads, latent_dim + rope_dim], each over the rows at its places.
+
+    `pages` is a strided view [slots, page_size, latent_dim + rope_dim]; `places` [tokens, chosen]
+    are those of `places_of` and `choose_decode`, then -1; only a token that pads a batch has none.
+    Returns [tokens, heads, latent_dim].
+    """
+    _check(q, pages, latent_dim)
+    assert places.ndim == 2, places.shape
+    assert len(places) == len(q), (places.shape, q.shape)
+    if q.is_cuda and q.dtype != torch.float64:
+        return latent_attention_triton(q, pages, places, latent_dim, scale)
+    out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
+    block = max(1, BLOCK // (places.shape[1] * q.shape[2]))
+    for low in range(0, len(q), block):
+        tokens = slice(low, low + block)
+        out[tokens] = latent_attention_reference(
+            q[tokens], pages, places[tokens], latent_dim, scale
+        )
+    return out
+
+
+def latent_attention_prefill(
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    spans: Sequence[Span],
+    latent_dim: int,
+    scale: float,
+) -> Tensor:
+    """Causal attention of several chunks, flattened; q and pages as for `latent_attention`.
+
+    Request i's queries are at the absolute positions spans[i]. Rows up to its end are already
+    written to the pages in page_table[i]. It takes one product for each block of queries, on every
+    device.
+    """
+    _check(q, pages, latent_dim)
+    assert page_table.shape[0] == len(spans), (page_table.shape, spans)
+    assert sum(end - start for start, end in spans) == len(q), (spans, q.shape)
+    out = torch.empty(*q.shape[:2], latent_dim, dtype=q.dtype, device=q.device)
+    for table, (start, end), first in zip(page_table, spans, first_tokens(spans), strict=False):
+        named = table[: -(-end // pages.shape[1])]
+        rows = pages[named].flatten(0, 1).to(wide_dtype(q.dtype))
+        block = max(1, BLOCK // (q.shape[1] * end))
+        for low in range(start, end, block):
+            high = min(low + block, end)
+            tokens = slice(first + low - start, first + high - start)
+            out[tokens] = _attend_causally(q[tokens], rows[:high], low, latent_dim, scale)
+    return out
+
+
+def _attend_causally(q: Tensor, rows: Tensor, first: int, latent_dim: int, scale: float) -> Tensor:
+    """Attention of the queries from position `first` on over `rows` [positions, dim]."""
+    tokens, heads, _ = q.shape
+    scores = (q.to(rows.dtype).flatten(0, 1) @ rows.T).mul_(scale).view(tokens, heads, -1)
+    positions = torch.arange(first, first + tokens, device=q.device)
+    ahead = torch.arange(len(rows), device=q.device) > positions[:, None]
+    weights = scores.masked_fill_(ahead[:, None], -torch.inf).softmax(-1)
+    mixed = weights.flatten(0, 1) @ rows[:, :latent_dim]
+    return mixed.view(tokens, heads, latent_dim)
+
+
+def latent_attention_decode(
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    positions: Tensor,
+    latent_dim: int,
+    scale: float,
+) -> Tensor:
+    """One query of each row of `page_table` over its whole past: dense decode."""
+    rows, page_size = torch.arange(len(q), device=q.device), pages.shape[1]
+    seen = all_positions(positions, page_table.shape[1] * page_size)
+    places = places_of(seen, page_table, rows, page_size)
+    return latent_attention(q, pages, places, latent_dim, scale)
+
+
+def _check(q: Tensor, pages: Tensor, latent_dim: int) -> None:
+    assert q.ndim == pages.ndim == 3, (q.shape, pages.shape)
+    assert q.shape[2] == pages.shape[2] >= latent_dim, (q.shape, pages.shape, latent_dim)
+    assert q.dtype == pages.dtype, (q.dtype, pages.dtype)

@@ -1,0 +1,142 @@
+"""Sums of 64 numbers at a time that stay in registers, for loops over a stored weight.
+
+numba's own vectoriser keeps such sums in memory, which halved the speed of a product with one
+token. They are vectors as in `_vectors`, of 64 lanes: each step is one fused multiplication and
+addition by lane, in the order in which the loop asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferryman_kernels.cpu._compiled import numba
+from ferryman_kernels.cpu._vectors import fused_values, generated, in_each_lane, pointer_at
+
+if numba is not None:
+    from llvmlite import ir
+    from numba.core.cgutils import get_or_insert_function
+    from numba.core.codegen import get_host_cpu_features
+
+    from ferryman_kernels.cpu._vectors import Vector
+
+__all__ = [
+    "HAS_DOTS",
+    "LANES",
+    "STEP_BYTES",
+    "add_codes",
+    "add_scaled",
+    "dots_of",
+    "floats_of_codes",
+    "has_feature",
+    "lanes_at",
+    "no_sums",
+    "words_at",
+]
+
+LANES = 64
+"""Outputs that are summed at once: the width of a panel of a packed weight."""
+STEP_BYTES = 256
+"""Bytes that one step reads: a float32, or a pair of bfloat16, for each lane."""
+
+
+def _features() -> str:
+    """The processor's features as numba compiles for them."""
+    chosen: str | None = numba.config.CPU_FEATURES
+    return str(get_host_cpu_features()) if chosen is None else chosen
+
+
+def has_feature(name: str) -> bool:
+    """Whether numba compiles for a processor with the feature that LLVM calls so."""
+    return numba is not None and f"+{name}" in _features().split(",")
+
+
+HAS_DOTS = has_feature("avx512bf16")
+"""Whether the processor multiplies pairs of bfloat16 and adds them to float32 (AVX512-BF16)."""
+
+
+@generated
+def no_sums(typing: Any) -> Any:
+    """no_sums(): a zero in each lane, in float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+
+    return Vector(numba.types.float32, LANES)(), generate
+
+
+@generated
+def lanes_at(typing: Any, array: Any, at: Any) -> Any:
+    """lanes_at(array, at): array[at : at + 64] of a flat float32 array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _floats_at(context, builder, signature.args[0], *args)
+
+    return Vector(numba.types.float32, LANES)(array, numba.types.intp), generate
+
+
+@generated
+def add_scaled(typing: Any, sums: Any, array: Any, at: Any, number: Any) -> Any:
+    """add_scaled(sums, array, at, number): `sums` with array[at + i] · number added in lane i; a
+    flat float32 array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = _floats_at(context, builder, signature.args[1], args[1], args[2])
+        return fused_values(builder, lanes, in_each_lane(builder, args[3], LANES), args[0])
+
+    return sums(sums, array, numba.types.intp, numba.types.float32), generate
+
+
+def _floats_at(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    pointer = pointer_at(context, builder, kind, array, at, ir.VectorType(ir.FloatType(), LANES))
+    return builder.load(pointer, align=4)
+
+
+@generated
+def add_codes(typing: Any, sums: Any, codes: Any, at: Any, x: Any, first: Any) -> Any:
+    """add_codes(sums, codes, at, x, first): `sums` with codes[at + i] · x[first + i] added in lane
+    i; int8 codes and float32 x, flat."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, codes, at, x, first = args
+        place = pointer_at(context, builder, signature.args[1], codes, at, ir.IntType(8))
+        inputs = _floats_at(context, builder, signature.args[3], x, first)
+        return fused_values(builder, floats_of_codes(builder, place, LANES), inputs, sums)
+
+    return sums(sums, codes, numba.types.intp, x, numba.types.intp), generate
+
+
+def floats_of_codes(builder: Any, place: Any, lanes: int) -> Any:
+    """The int8 codes at LLVM's pointer to the first of them, as float32."""
+    vector = ir.VectorType(ir.IntType(8), lanes)
+    codes = builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
+    words = builder.sext(codes, ir.VectorType(ir.IntType(32), lanes))
+    return builder.sitofp(words, ir.VectorType(ir.FloatType(), lanes))
+
+
+def dots_of(builder: Any, sums: Any, words: Any, inputs: Any) -> Any:
+    """`sums`, 16 of LLVM's float32, with the products of pairs of bfloat16 added, a pair a word."""
+    pairs = ir.VectorType(_Bfloat(), 32)
+    signs = ir.FunctionType(sums.type, (sums.type, pairs, pairs))
+    dot = get_or_insert_function(builder.module, signs, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(dot, (sums, *(builder.bitcast(each, pairs) for each in (words, inputs))))
+
+
+def words_at(builder: Any, address: Any, lanes: int) -> Any:
+    """The words of 4 bytes at an address."""
+    words = ir.VectorType(ir.IntType(32), lanes)
+    return builder.load(builder.inttoptr(address, words.as_pointer()), align=2)
+
+
+if numba is not None:
+
+    class _Bfloat(ir.Type):  # type: ignore[misc]
+        """LLVM's bfloat, which llvmlite does not name."""
+
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, _Bfloat)
+
+        def __hash__(self) -> int:
+            return hash(_Bfloat)

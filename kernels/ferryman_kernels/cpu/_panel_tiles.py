@@ -1,0 +1,201 @@
+"""A part of a product whose sums stay in registers: some rows of x by the 64 outputs of a panel.
+
+A step is a word of each row and 64 words of a panel. A word is a float32, a pair of bfloat16, or
+four bytes. Sums are float32, each added to step after step, of a pair the second product first; or
+int32, which are exact. Three or four rows, of bytes six, are as many sums as registers hold beside
+the panel's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ferryman_kernels.cpu._compiled import inlined, numba, part
+from ferryman_kernels.cpu._lanes import STEP_BYTES, dots_of, words_at
+from ferryman_kernels.cpu._vectors import LANES, fused_values, generated, in_each_lane, prefetch_at
+
+if numba is not None:
+    from llvmlite import ir
+    from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
+
+__all__ = [
+    "LONG_RUN",
+    "PANEL_AHEAD_BYTES",
+    "RUN",
+    "WORD_BYTES",
+    "add_span",
+    "add_tile",
+    "stride_of_asking",
+]
+
+RUN, LONG_RUN = 32, 64
+"""Steps that all rows take before the next steps: 8 or 16 KiB, which the nearest cache holds. Many
+rows repay more, since sums are then loaded and stored less often."""
+PANEL_AHEAD_BYTES = 8192
+"""How far ahead a step asks for memory."""
+MOST_ASKING = 4
+"""The first groups of rows, which ask for memory."""
+
+WORD_BYTES, _VECTOR_BYTES, _ADDRESS_BYTES = 4, 64, 8
+_SECOND_CACHE = 2
+
+
+@generated
+def add_tile(
+    typing: Any, stored: Any, multiplied: Any, panel: Any, span: Any, rows: Any, inputs: Any,
+    sums: Any, ask: Any,
+) -> Any:  # fmt: skip
+    """add_tile(stored, multiplied, panel, span, rows, inputs, sums, ask): adds the products of the
+    steps of `span`, first and end, to sums[rows]: of the panel at that address with rows of x. The
+    addresses of these are at the address `inputs`, the sums, 64 a row, at that of `sums`. A row may
+    be named twice.
+
+    `stored` is an element of the weight: uint16 means bfloat16, int8 codes. `multiplied` is the
+    same, or float32 where both numbers are widened in registers; the processor's own product of
+    pairs takes numbers below 1.2e-38 for zero, and otherwise gives the same bits. 128 is added to
+    each code, since the processor's product of bytes (AVX512-VNNI) takes them without a sign.
+
+    Each step asks for memory, for the second cache: `ask` is the first step's address, and the
+    bytes to the next one's, of which codes ask for four parts and others for two.
+    """
+    add, parts, kind = _adding(stored, multiplied), 2, ir.FloatType()
+    if stored == numba.types.int8:
+        parts, kind = 4, ir.IntType(32)
+    vector = ir.VectorType(kind, LANES)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, panel, span, rows, inputs, sums, ask = args
+        first, end = (builder.extract_value(span, i) for i in range(2))
+        asked, stride = (builder.extract_value(ask, i) for i in range(2))
+        named = [builder.extract_value(rows, i) for i in range(signature.args[4].count)]
+        starts = [_start_of(builder, inputs, row) for row in named]
+        places = [_vectors(builder, _row_of(builder, sums, row)) for row in named]
+        kept = [[_variable(builder, place, vector) for place in row] for row in places]
+        # Loads and stores of a variable within the loop become moves between registers, or none.
+        with for_range_slice(builder, first, end, first.type(1)) as (step, _):
+            since = builder.mul(builder.sub(step, first), stride)
+            _ask(builder, builder.add(asked, since), stride, parts)
+            at = builder.add(panel, builder.mul(step, step.type(STEP_BYTES)))
+            words = [words_at(builder, place, LANES) for place in _vectors(builder, at)]
+            for start, row in zip(starts, kept, strict=True):
+                word = _word_of(builder, start, step)
+                for weights, variable in zip(words, row, strict=True):
+                    found = add(builder, builder.load(variable), weights, word)
+                    builder.store(found, variable)
+        for row, variables in zip(places, kept, strict=True):
+            for place, variable in zip(row, variables, strict=True):
+                builder.store(builder.load(variable), _pointer(builder, place, vector), align=4)
+        return context.get_dummy_value()
+
+    size = numba.types.intp
+    args = stored, multiplied, size, span, rows, size, size, ask
+    return numba.types.void(*args), generate
+
+
+def _adding(stored: Any, multiplied: Any) -> Callable[..., Any]:
+    """The function that adds to a vector of sums what a vector of weights and a word give."""
+    if stored == numba.types.int8:
+        return _add_bytes
+    if stored == numba.types.float32:
+        return _add_floats
+    return _add_dots if multiplied == stored else _add_pairs
+
+
+def _add_floats(builder: Any, sums: Any, words: Any, word: Any) -> Any:
+    inputs = in_each_lane(builder, builder.bitcast(word, ir.FloatType()), LANES)
+    return fused_values(builder, builder.bitcast(words, sums.type), inputs, sums)
+
+
+def _add_dots(builder: Any, sums: Any, words: Any, word: Any) -> Any:
+    return dots_of(builder, sums, words, in_each_lane(builder, word, LANES))
+
+
+def _add_pairs(builder: Any, sums: Any, words: Any, word: Any) -> Any:
+    """In the order of the processor's own instruction, so that both ways give the same bits."""
+    inputs = in_each_lane(builder, word, LANES)
+    shift = ir.Constant(words.type, [16] * LANES)
+    upper = ir.Constant(words.type, [0xFFFF0000] * LANES)
+    second = builder.and_(words, upper), builder.and_(inputs, upper)
+    first = builder.shl(words, shift), builder.shl(inputs, shift)
+    for weights, numbers in (second, first):
+        both = builder.bitcast(weights, sums.type), builder.bitcast(numbers, sums.type)
+        sums = fused_values(builder, both[0], both[1], sums)
+    return sums
+
+
+def _add_bytes(builder: Any, sums: Any, words: Any, word: Any) -> Any:
+    # 128 more of a byte with a sign is the byte with its first bit changed.
+    raised = builder.xor(words, ir.Constant(words.type, [0x80808080] * LANES))
+    signs = ir.FunctionType(sums.type, (sums.type, words.type, words.type))
+    dot = get_or_insert_function(builder.module, signs, "llvm.x86.avx512.vpdpbusd.512")
+    return builder.call(dot, (sums, raised, in_each_lane(builder, word, LANES)))
+
+
+def _ask(builder: Any, address: Any, stride: Any, parts: int) -> None:
+    fraction = builder.sdiv(stride, stride.type(parts))
+    for _ in range(parts):
+        prefetch_at(builder, address, _SECOND_CACHE)
+        address = builder.add(address, fraction)
+
+
+def _variable(builder: Any, place: Any, vector: Any) -> Any:
+    """The vector of sums at an address, in a variable that becomes a register."""
+    return alloca_once_value(builder, builder.load(_pointer(builder, place, vector), align=4))
+
+
+def _row_of(builder: Any, sums: Any, row: Any) -> Any:
+    return builder.add(sums, builder.mul(row, row.type(STEP_BYTES)))
+
+
+def _start_of(builder: Any, inputs: Any, row: Any) -> Any:
+    place = builder.add(inputs, builder.mul(row, row.type(_ADDRESS_BYTES)))
+    return builder.load(builder.inttoptr(place, place.type.as_pointer()))
+
+
+def _vectors(builder: Any, address: Any) -> list[Any]:
+    """The addresses of the vectors of 64 words."""
+    places = range(0, STEP_BYTES, _VECTOR_BYTES)
+    return [builder.add(address, address.type(place)) for place in places]
+
+
+def _pointer(builder: Any, address: Any, vector: Any) -> Any:
+    return builder.inttoptr(address, vector.as_pointer())
+
+
+def _word_of(builder: Any, start: Any, step: Any) -> Any:
+    """The word of a step in the row that begins at an address."""
+    place = builder.add(start, builder.mul(step, step.type(WORD_BYTES)))
+    return builder.load(builder.inttoptr(place, ir.IntType(32).as_pointer()), align=2)
+
+
+@inlined
+def add_span(
+    stored: Any, multiplied: Any, panel: Any, span: Any, count: Any, inputs: Any, sums: Any,
+    asked: Any, stride: Any,
+) -> None:  # fmt: skip
+    """As `add_tile`, for `count` rows. The steps of the first groups of rows ask for memory from
+    `asked` on, `stride` bytes a step."""
+    groups, last = (count + 3) // 4, count - 1
+    fours, size = max(0, count - 3 * groups), (span[1] - span[0]) * stride
+    own = panel + span[0] * STEP_BYTES
+    for group in range(groups):
+        ask = (asked + group * size, stride) if group < MOST_ASKING else (own, 0)
+        row = 3 * group + min(group, fours)
+        # A row that is missing is the last one again: with fewer products the loop overtakes the
+        # processor's prefetching, and was slower by a fifth.
+        rows = row, min(row + 1, last), min(row + 2, last)
+        if group < fours:
+            add_tile(stored, multiplied, panel, span, (*rows, row + 3), inputs, sums, ask)
+        else:
+            add_tile(stored, multiplied, panel, span, rows, inputs, sums, ask)
+
+
+@part
+def stride_of_asking(step_bytes: Any, rows: Any) -> Any:
+    """The bytes that each step of each asking group asks for, so that together they ask for at
+    least as much as they read."""
+    groups = (rows + 3) // 4
+    if groups == 1:
+        return step_bytes
+    return step_bytes // (2 if groups < MOST_ASKING else MOST_ASKING)

@@ -1,0 +1,163 @@
+"""Tiles of bfloat16 that the processor multiplies as matrices (AMX), for compiled loops.
+
+A tile has up to 16 rows of 64 bytes: 16 float32, or 16 pairs of bfloat16. A step multiplies up to
+32 tokens by 32 inputs of 32 outputs:
+
+    tiles 0, 1    sums of the first 16 tokens, for outputs 0 to 15 and 16 to 31
+    tiles 2, 3    sums of the other tokens
+    tiles 4, 5    the inputs of the first tokens and of the others
+    tiles 6, 7    weights as pairs [16 pairs of inputs, 16 outputs, 2]
+
+A thread owns its tiles. Their configuration has to be put back: oneDNN, for one, may count on what
+it configured before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+from ferryman_kernels.cpu._compiled import numba
+from ferryman_kernels.cpu._lanes import HAS_DOTS, has_feature
+from ferryman_kernels.cpu._vectors import generated
+
+if numba is not None:
+    from llvmlite import ir
+    from numba.core.cgutils import get_or_insert_function
+
+__all__ = [
+    "CONFIG_BYTES",
+    "ROWS",
+    "add_first_tokens",
+    "add_other_tokens",
+    "clear_sums",
+    "configure",
+    "copy_configuration",
+    "has_tiles",
+    "store_sums",
+]
+
+ROWS = 16
+"""Rows of a tile: tokens, or pairs of inputs."""
+CONFIG_BYTES = 64
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this process may multiply tiles of bfloat16: Linux gives their memory on request."""
+    if not (HAS_DOTS and has_feature("amx-bf16") and sys.platform == "linux"):
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
+
+@generated
+def configure(typing: Any, config: Any) -> Any:
+    """configure(config): the tiles as the 64 bytes of `config` say; their numbers are zero then."""
+    return numba.types.void(config), _of_config("llvm.x86.ldtilecfg")
+
+
+@generated
+def copy_configuration(typing: Any, config: Any) -> Any:
+    """copy_configuration(config): writes the tiles' configuration to the 64 bytes of `config`."""
+    return numba.types.void(config), _of_config("llvm.x86.sttilecfg")
+
+
+@generated
+def clear_sums(typing: Any) -> Any:
+    """clear_sums(): tiles 0 to 3 are zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for tile in range(4):
+            _call(builder, "llvm.x86.tilezero", _number(tile))
+        return context.get_dummy_value()
+
+    return numba.types.void(), generate
+
+
+@generated
+def add_first_tokens(typing: Any, pairs: Any, pairs_stride: Any, x: Any, x_stride: Any) -> Any:
+    """add_first_tokens(pairs, pairs_stride, x, x_stride): the products of 32 inputs with the
+    weights, whose rows of 32 pairs begin at the address `pairs`, are added to tiles 0 and 1; the
+    tokens' inputs begin at the address `x`. Strides are bytes. The weights stay in tiles 6 and 7.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pairs, pairs_stride, x, x_stride = args
+        second = builder.add(pairs, pairs.type(_HALF_BYTES))
+        _load(builder, 4, x, x_stride)
+        _load(builder, 6, pairs, pairs_stride)
+        _load(builder, 7, second, pairs_stride)
+        _add(builder, 0, 4, 6)
+        _add(builder, 1, 4, 7)
+        return context.get_dummy_value()
+
+    size = numba.types.intp
+    return numba.types.void(size, size, size, size), generate
+
+
+@generated
+def add_other_tokens(typing: Any, x: Any, x_stride: Any) -> Any:
+    """add_other_tokens(x, x_stride): as `add_first_tokens` with the same weights, to tiles 2 and 3;
+    `x` is the address of the seventeenth token's inputs."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _load(builder, 5, *args)
+        _add(builder, 2, 5, 6)
+        _add(builder, 3, 5, 7)
+        return context.get_dummy_value()
+
+    return numba.types.void(numba.types.intp, numba.types.intp), generate
+
+
+@generated
+def store_sums(typing: Any, sums: Any) -> Any:
+    """store_sums(sums): writes tiles 0 to 3 to `sums`, float32 [32, 32] in rows of 32 outputs."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        first = builder.ptrtoint(data, word)
+        for tile in range(4):
+            at = word(tile // 2 * ROWS * 2 * _HALF_BYTES + tile % 2 * _HALF_BYTES)
+            place = _pointer(builder, builder.add(first, at))
+            _call(builder, "llvm.x86.tilestored64", _number(tile), place, word(2 * _HALF_BYTES))
+        return context.get_dummy_value()
+
+    return numba.types.void(sums), generate
+
+
+_HALF_BYTES = 64
+
+
+def _of_config(name: str) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        _call(builder, name, builder.bitcast(data, ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _load(builder: Any, tile: int, address: Any, stride: Any) -> None:
+    _call(builder, "llvm.x86.tileloadd64", _number(tile), _pointer(builder, address), stride)
+
+
+def _add(builder: Any, sums: int, inputs: int, weights: int) -> None:
+    tiles = (_number(tile) for tile in (sums, inputs, weights))
+    _call(builder, "llvm.x86.tdpbf16ps", *tiles)
+
+
+def _number(tile: int) -> Any:
+    return ir.IntType(8)(tile)
+
+
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
+def _call(builder: Any, name: str, *args: Any) -> None:
+    signs = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+    builder.call(get_or_insert_function(builder.module, signs, name), args)

@@ -1,0 +1,1 @@
+"""Row-wise operations between the products: norms, gated activations, rotation."""

@@ -1,0 +1,114 @@
+"""The activation of gpt-oss's experts, of one product's outputs: gate's first, then up's.
+
+    gate, up = min(x[t, c], limit), x[t, inner_dim + c] within ±limit
+    y[t, c]  = (up + 1) · gate · sigmoid(alpha · gate)                         [tokens, inner_dim]
+
+Computed in float32 (float64 for float64) and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl, wide_type
+from ferryman_kernels.cpu._compiled import Loop, exp, narrow, prange, row_like, serves, wide
+from ferryman_kernels.cpu._vectors import row_at
+from ferryman_kernels.elementwise._rms_norm_compiled import SILU_ELEMENTS
+
+BLOCK_DIM = 1024
+"""Channels of a token that one program computes."""
+
+
+def clamped_swiglu_reference(x: Tensor, alpha: float, limit: float) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+def _clamped(
+    like: Any, floats: Any, x: int, stride_x: int, alpha: float, limit: float, y: int,
+    tokens: int, dim: int,
+) -> None:  # fmt: skip
+    # A plain 1 would widen the whole loop.
+    number = floats.dtype.type
+    slope, high, one = number(alpha), number(limit), number(1)
+    for token in prange(tokens):
+        at = x + token * stride_x * like.itemsize
+        gates = row_at(at, like)[:dim]
+        ups = row_at(at + dim * like.itemsize, like)[:dim]
+        out = row_at(y + token * dim * like.itemsize, like)[:dim]
+        for c in range(dim):
+            gate, up = wide(gates[c]), wide(ups[c])
+            # In this form what is no number stays none.
+            gate = high if gate > high else gate
+            up = high if up > high else up
+            up = -high if up < -high else up
+            out[c] = narrow((up + one) * (gate / (one + exp(-slope * gate))), out)
+
+
+_clamped_loop = Loop(_clamped)
+
+
+def clamped_swiglu_compiled(x: Tensor, alpha: float, limit: float) -> Tensor:
+    assert x.stride(1) == 1, x.stride()
+    tokens, dim = x.shape[0], x.shape[1] // 2
+    y = torch.empty(tokens, dim, dtype=x.dtype)
+    _clamped_loop(
+        SILU_ELEMENTS * tokens * dim,
+        row_like(x.dtype), row_like(wide_dtype(x.dtype)), x.data_ptr(), x.stride(0), float(alpha),
+        float(limit), y.data_ptr(), tokens, dim,
+    )  # fmt: skip
+    return y
+
+
+@Kernel
+def _clamped_swiglu_kernel(
+    x_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    stride_x_row: int,
+    dim: int,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
+    """Some channels of one token."""
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    mask = offs < dim
+    gate_at = x_ptr + row * stride_x_row + offs
+    gate = tl.load(gate_at, mask=mask, other=0.0).to(WIDE)
+    up = tl.load(gate_at + dim, mask=mask, other=0.0).to(WIDE)
+    # In this form what is no number stays none.
+    gate = tl.where(gate > LIMIT, LIMIT, gate)
+    up = tl.where(up > LIMIT, LIMIT, up)
+    up = tl.where(up < -LIMIT, -LIMIT, up)
+    y = (up + 1.0) * (gate / (1.0 + tl.exp(-(gate * ALPHA))))
+    tl.store(y_ptr + row * dim + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def clamped_swiglu_triton(x: Tensor, alpha: float, limit: float) -> Tensor:
+    assert x.stride(1) == 1, x.stride()
+    tokens, dim = x.shape[0], x.shape[1] // 2
+    y = torch.empty(tokens, dim, dtype=x.dtype, device=x.device)
+    block = min(BLOCK_DIM, next_power_of_two(dim))
+    _clamped_swiglu_kernel[tokens, cdiv(dim, block)](
+        x, y, x.stride(0), dim,
+        ALPHA=alpha, LIMIT=limit, BLOCK_DIM=block, WIDE=wide_type(x.dtype), num_warps=4,
+    )  # fmt: skip
+    return y
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    """y [tokens, inner_dim] for x [tokens, 2 · inner_dim]."""
+    assert x.shape[-1] % 2 == 0, x.shape
+    has_rows = x.ndim == 2 and x.stride(1) == 1
+    if has_rows and x.is_cuda:
+        return clamped_swiglu_triton(x, alpha, limit)
+    if has_rows and serves(x):
+        return clamped_swiglu_compiled(x, alpha, limit)
+    return clamped_swiglu_reference(x, alpha, limit)

@@ -1,0 +1,1 @@
+"""Products with weights: packed, grouped by expert, and of int8 codes."""

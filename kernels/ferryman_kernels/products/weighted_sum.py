@@ -1,0 +1,61 @@
+"""The sum of a token's experts, each multiplied by its share.
+
+    y[t, c] = Σ_k shares[t, k] · x[t, k, c]                                         [tokens, dim]
+
+Summed in float32 (float64 for float64) in the order of k, rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman_kernels._precision import wide_dtype
+from ferryman_kernels.cpu._compiled import Loop, narrow, prange, row_like, serves, wide
+from ferryman_kernels.cpu._vectors import row_at
+
+
+def weighted_sum_reference(x: Tensor, shares: Tensor) -> Tensor:
+    return torch.bmm(shares[:, None, :], x).squeeze(1)
+
+
+def _weighted(
+    like: Any, floats: Any, x: int, shares: int, y: int, tokens: int, count: int, dim: int
+) -> None:
+    for token in prange(tokens):
+        rows = row_at(x + token * count * dim * like.itemsize, like)[: count * dim]
+        own = row_at(shares + token * count * like.itemsize, like)[:count]
+        out = row_at(y + token * dim * like.itemsize, like)[:dim]
+        total = np.zeros(dim, floats.dtype)
+        for k in range(count):
+            share, row = wide(own[k]), rows[k * dim : (k + 1) * dim]
+            for c in range(dim):
+                total[c] += share * wide(row[c])
+        for c in range(dim):
+            out[c] = narrow(total[c], out)
+
+
+_weighted_loop = Loop(_weighted)
+
+
+def weighted_sum_compiled(x: Tensor, shares: Tensor) -> Tensor:
+    (tokens, count, dim), x, shares = x.shape, x.contiguous(), shares.contiguous()
+    y = torch.empty(tokens, dim, dtype=x.dtype)
+    _weighted_loop(
+        tokens * count * dim,
+        row_like(x.dtype), row_like(wide_dtype(x.dtype)), x.data_ptr(), shares.data_ptr(),
+        y.data_ptr(), tokens, count, dim,
+    )  # fmt: skip
+    return y
+
+
+def weighted_sum(x: Tensor, shares: Tensor) -> Tensor:
+    """The sum [tokens, dim] of x [tokens, count, dim] by `shares` [tokens, count] of its dtype; on
+    a card torch's product of batches."""
+    assert shares.shape == x.shape[:2], (shares.shape, x.shape)
+    if x.is_cuda or x.dtype is not shares.dtype or not serves(x, shares):
+        return weighted_sum_reference(x, shares)
+    return weighted_sum_compiled(x, shares)

@@ -1,0 +1,1 @@
+"""Recurrences: short convolutions, Mamba scans and steps, delta rules."""

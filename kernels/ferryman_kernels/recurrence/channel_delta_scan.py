@@ -1,0 +1,242 @@
+"""The delta rule with a decay for each channel: Kimi Delta Attention (Kimi Linear, 2025).
+
+    decayed = exp(g)·state                g by channel of the key     [heads, k_dim, v_dim]
+    state   ← decayed + k ⊗ β·(v - k·decayed)
+    y       = q·state                                                 [heads, v_dim]
+
+Token by token over *runs*, as `selective_scan` defines them; prefill and decode share the op. The
+columns of a state do not know each other, so on a card a program holds some of a head's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferryman_kernels._triton import Kernel, cdiv, next_power_of_two, tl
+from ferryman_kernels.cpu._compiled import Loop, as_array, as_flat, exp, prange, serves
+from ferryman_kernels.ragged import SlotAt, Span, on_device
+from ferryman_kernels.recurrence.selective_scan import rounds_of
+
+BLOCK_VALUE = 16
+"""Columns of a head's state that one program holds."""
+
+DeltaInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, g, beta, as `channel_delta_scan` takes them."""
+
+
+def channel_delta_runs_reference(
+    given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor
+) -> None:
+    q, k, v, g, beta = (tensor.to(states.dtype) for tensor in given)
+    for first, count, src, dst, copy in runs.tolist():
+        state = states[src].clone() if src >= 0 else torch.zeros_like(states[0])
+        for token in range(first, first + count):
+            state = state * g[token].exp()[..., None]
+            known = (k[token][..., None] * state).sum(1)
+            fed = beta[token][:, None] * (v[token] - known)
+            state = state + k[token][..., None] * fed[:, None]
+            y[token] = (q[token][..., None] * state).sum(1)
+        for slot in (dst, copy):
+            if slot >= 0:
+                states[slot] = state
+
+
+def _scan(
+    states: Any,
+    stride_slot: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    runs: Any,
+    y: Any,
+) -> None:
+    """Each job has the state of one head of one run at hand for all of its tokens."""
+    heads, k_dim = k.shape[1:]
+    v_dim = v.shape[2]
+    for job in prange(len(runs) * heads):
+        first, count, src, dst, copy = runs[job // heads]
+        head = job % heads
+        held = np.zeros((k_dim, v_dim), states.dtype)
+        fed = np.empty(v_dim, states.dtype)
+        at = head * k_dim * v_dim
+        if src >= 0:
+            for i in range(k_dim):
+                for j in range(v_dim):
+                    held[i, j] = states[src * stride_slot + at + i * v_dim + j]
+        for token in range(first, first + count):
+            out, rate = y[token, head], beta[token, head]
+            out[:] = 0
+            fed[:] = 0
+            for i in range(k_dim):
+                row, decay, key = held[i], exp(g[token, head, i]), k[token, head, i]
+                for j in range(v_dim):
+                    row[j] = row[j] * decay
+                    fed[j] += key * row[j]
+            for j in range(v_dim):
+                fed[j] = rate * (v[token, head, j] - fed[j])
+            for i in range(k_dim):
+                row, key, query = held[i], k[token, head, i], q[token, head, i]
+                for j in range(v_dim):
+                    row[j] += key * fed[j]
+                    out[j] += query * row[j]
+        for slot in (dst, copy):
+            if slot >= 0:
+                for i in range(k_dim):
+                    for j in range(v_dim):
+                        states[slot * stride_slot + at + i * v_dim + j] = held[i, j]
+
+
+_scan_loop = Loop(_scan)
+
+
+def channel_delta_runs_compiled(
+    given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor
+) -> None:
+    assert states[0].is_contiguous(), states.stride()
+    arrays = [tensor.to(states.dtype).contiguous().numpy() for tensor in given]
+    _scan_loop(
+        y.numel() * states.shape[2],
+        as_flat(states), states.stride(0), *arrays, runs.numpy(), as_array(y),
+    )  # fmt: skip
+
+
+@Kernel
+def _channel_delta_runs_kernel(
+    states_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    beta_ptr: tl.tensor,
+    runs_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    stride_slot: int,
+    heads: int,
+    k_dim: int,
+    v_dim: int,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+) -> None:
+    """Some columns of one head of one run; `runs` as in `selective_scan`."""
+    run, head = runs_ptr + tl.program_id(0) * 5, tl.program_id(1)
+    token, count = tl.load(run).to(tl.int64), tl.load(run + 1)
+    src, dst = tl.load(run + 2).to(tl.int64), tl.load(run + 3).to(tl.int64)
+    copy = tl.load(run + 4).to(tl.int64)
+    wide = states_ptr.dtype.element_ty
+    offs_key = tl.arange(0, BLOCK_KEY)
+    offs_value = tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+    mask_key, mask_value = offs_key < k_dim, offs_value < v_dim
+    in_slot = (head * k_dim + offs_key)[:, None] * v_dim + offs_value[None, :]
+    held = mask_key[:, None] & (offs_value < tl.where(src >= 0, v_dim, 0))[None, :]
+    state = tl.load(states_ptr + src * stride_slot + in_slot, mask=held, other=0.0)
+    # The state stays in registers from the run's first token to its last.
+    end = token + count
+    while token < end:
+        key_at = (token * heads + head) * k_dim + offs_key
+        value_at = (token * heads + head) * v_dim + offs_value
+        q = tl.load(q_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        k = tl.load(k_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        g = tl.load(g_ptr + key_at, mask=mask_key, other=0.0).to(wide)
+        v = tl.load(v_ptr + value_at, mask=mask_value, other=0.0).to(wide)
+        beta = tl.load(beta_ptr + token * heads + head).to(wide)
+        state = tl.exp(g)[:, None] * state
+        fed = beta * (v - tl.sum(k[:, None] * state, axis=0))
+        state += k[:, None] * fed[None, :]
+        y = tl.sum(q[:, None] * state, axis=0)
+        tl.store(y_ptr + value_at, y.to(y_ptr.dtype.element_ty), mask=mask_value)
+        token += 1
+    kept = mask_key[:, None] & (offs_value < tl.where(dst >= 0, v_dim, 0))[None, :]
+    copied = mask_key[:, None] & (offs_value < tl.where(copy >= 0, v_dim, 0))[None, :]
+    tl.store(states_ptr + dst * stride_slot + in_slot, state, mask=kept)
+    tl.store(states_ptr + copy * stride_slot + in_slot, state, mask=copied)
+
+
+def channel_delta_runs_triton(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
+    heads, k_dim, v_dim = states.shape[1:]
+    assert states.stride()[1:] == (k_dim * v_dim, v_dim, 1), states.stride()
+    block = min(BLOCK_VALUE, next_power_of_two(v_dim))
+    _channel_delta_runs_kernel[len(runs), heads, cdiv(v_dim, block)](
+        states, *(tensor.contiguous() for tensor in given), runs, y,
+        states.stride(0), heads, k_dim, v_dim,
+        BLOCK_KEY=next_power_of_two(k_dim), BLOCK_VALUE=block, num_warps=4,
+    )  # fmt: skip
+
+
+def channel_delta_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ssm_states: Tensor,
+    spans: Sequence[Span],
+    slots: Tensor,
+    snapshots: Sequence[SlotAt] = (),
+) -> Tensor:
+    """Scans each request's part of the tokens from its slot's state; y as `v`, [tokens, heads,
+    v_dim].
+
+    `q`, `k` and `g` (log decay, ≤ 0) [tokens, heads, k_dim]; `beta` [tokens, heads]; `ssm_states`
+    is a strided view [slots, heads, k_dim, v_dim], advanced in place at `slots` [requests]. A
+    snapshot's position lies in (start, end]; no two of a request are at the same one.
+    """
+    _check((q, k, v, g, beta), ssm_states)
+    assert slots.shape == (len(spans),), (slots.shape, spans)
+    assert sum(end - start for start, end in spans) == len(v), (spans, v.shape)
+    assert all(spans[i][0] < p <= spans[i][1] for i, p, _ in snapshots), (spans, snapshots)
+    y = v.new_empty(v.shape, dtype=ssm_states.dtype)
+    for rows in rounds_of(spans, snapshots):
+        first, count, request, copy = on_device(rows, v.device).unbind(1)
+        slot = slots[request]
+        runs = torch.stack((first, count, slot, slot, copy), dim=1)
+        _run((q, k, v, g, beta), ssm_states, runs, y)
+    return y.to(v.dtype)
+
+
+def channel_delta_decode(
+    ssm_states: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    slots: Tensor,
+    into: Tensor,
+) -> Tensor:
+    """One token of each request; states at `slots` [requests] advance into the slots `into`.
+
+    A negative slot reads as cleared, and a negative target is not written. No request of a call may
+    read a slot that another one writes.
+    """
+    _check((q, k, v, g, beta), ssm_states)
+    assert slots.shape == into.shape == (len(v),), (slots.shape, into.shape, v.shape)
+    tokens = torch.arange(len(v), device=v.device)
+    ones, none = torch.ones_like(tokens), torch.full_like(tokens, -1)
+    runs = torch.stack((tokens, ones, slots, into, none), dim=1)
+    y = v.new_empty(v.shape, dtype=ssm_states.dtype)
+    _run((q, k, v, g, beta), ssm_states, runs, y)
+    return y.to(v.dtype)
+
+
+def _check(given: DeltaInputs, ssm_states: Tensor) -> None:
+    q, k, v, g, beta = given
+    assert q.shape == k.shape == g.shape, (q.shape, k.shape, g.shape)
+    assert v.shape[:2] == k.shape[:2] == beta.shape, (v.shape, k.shape, beta.shape)
+    assert ssm_states.shape[1:] == (*k.shape[1:], v.shape[2]), ssm_states.shape
+
+
+def _run(given: DeltaInputs, states: Tensor, runs: Tensor, y: Tensor) -> None:
+    if y.is_cuda:
+        channel_delta_runs_triton(given, states, runs, y)
+        return
+    is_wide = states.dtype in (torch.float32, torch.float64)
+    compiled = is_wide and serves(*given, states)
+    run = channel_delta_runs_compiled if compiled else channel_delta_runs_reference
+    run(given, states, runs, y)

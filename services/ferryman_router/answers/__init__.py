@@ -1,0 +1,1 @@
+"""From an answer's tokens to the JSON and events of each API."""

@@ -1,0 +1,91 @@
+"""The form of the answer to each kind of body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ferryman.text.tool_calls.formats import OutputSyntax
+from ferryman_router.answers.anthropic_output import MessageHeader, MessagesFormat
+from ferryman_router.answers.chat_output import OutputReading, ParsedChatFormat
+from ferryman_router.answers.logprobs import TokenNames
+from ferryman_router.answers.openai_responses import ChatFormat, CompletionFormat
+from ferryman_router.answers.response_format import ResponseFormat
+from ferryman_router.answers.response_header import ResponseHeader
+from ferryman_router.answers.responses_output import ResponsesFormat, ResponsesHeader
+from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.request.request_runner import RequestRunner
+from ferryman_router.served_model import ServedModel
+
+TAIL_TOKENS = 16  # of a prompt: enough to hold a mark that it ends with
+_ANSWER_IDS = {
+    "chat": "chatcmpl-{}",
+    "completion": "cmpl-{}",
+    "response": "resp_{}",
+    "message": "msg_{}",
+}
+
+
+def answer_id(kind: str, request_id: str) -> str:
+    """The name of an answer, which says what it is."""
+    return _ANSWER_IDS[kind].format(request_id)
+
+
+def answer_format(
+    kind: str,
+    body: ParsedRequest,
+    requests: Sequence[RequestRunner],
+    model: ServedModel,
+    syntax: OutputSyntax,
+    *,
+    named: str,
+    created: int,
+    echoes: Sequence[str],
+) -> ResponseFormat:
+    """The form of the answer called `named`, begun at `created` (seconds since 1970). `echoes` are
+    the texts of the prompts where they come back."""
+    name = model.check_name(body.model)
+    shown = body.answer.num_logprobs
+    # Offsets into an answer's text count the tokens that it shows.
+    names = TokenNames(model.tokenizer, body.answer.names_by_id, body.answer.shows_special)
+    if kind == "response":
+        echo = json.loads(body.echo)
+        header = ResponsesHeader(named, name, created, echo, shown, names)
+        return ResponsesFormat(header, _reading(body, requests, model, syntax))
+    if kind == "message":
+        start = MessageHeader(named, name, requests[0].asked.prompt_len)
+        return MessagesFormat(start, _reading(body, requests, model, syntax))
+    heading = ResponseHeader(
+        named,
+        name,
+        created,
+        shown,
+        names,
+        [runner.asked.token_ids for runner in requests] if body.answer.returns_token_ids else (),
+        body.answer.includes_usage or body.answer.includes_usage_always,
+        echoes,
+        body.answer.num_prompt_logprobs,
+        _named_stops(body, model),
+    )
+    if kind == "completion":
+        return CompletionFormat(heading)
+    if syntax.reads(body.answer.tools.use):
+        return ParsedChatFormat(heading, _reading(body, requests, model, syntax))
+    return ChatFormat(heading)
+
+
+def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:
+    """The caller's stop tokens. The model's own end a request without being named, as vLLM has
+    it, unless they are ignored but for the caller's wish."""
+    params = body.sampling.params
+    ends = frozenset() if params.ignore_eos else model.tokenizer.eos_token_ids
+    return frozenset(params.stop_token_ids) - ends
+
+
+def _reading(
+    body: ParsedRequest, requests: Sequence[RequestRunner], model: ServedModel, syntax: OutputSyntax
+) -> OutputReading:
+    """With the ends of the prompts: one may have begun a thought."""
+    ends = [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
+    tails = [model.tokenizer.decode(end, skip_special_tokens=False) for end in ends]
+    return OutputReading(syntax, body.answer, tails)

@@ -1,0 +1,148 @@
+"""Answers of `/v1/messages`: content blocks, and the events that tell of them in their order.
+
+message_start, ping, then of each block content_block_start, its deltas, content_block_stop; at the
+end message_delta with the reason and the usage, and message_stop; or error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.public import GenerateFinished
+from ferryman_router.answers.chat_output import OutputReading
+from ferryman_router.answers.errors import anthropic_error, failure_fields
+from ferryman_router.answers.output_parts import (
+    OutputPart,
+    PartBegun,
+    PartEnded,
+    PartEvent,
+    PartKind,
+    PartText,
+)
+from ferryman_router.answers.parts_format import PartsFormat
+from ferryman_router.answers.response_format import as_json, named_event
+from ferryman_router.request.response import OutputFailed
+
+# By the kind of a block: the type of its deltas, and the field with their text.
+_DELTAS = {
+    PartKind.TEXT: ("text_delta", "text"),
+    PartKind.THOUGHT: ("thinking_delta", "thinking"),
+    PartKind.CALL: ("input_json_delta", "partial_json"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHeader:
+    """The parts of a message that are known before its first token."""
+
+    message_id: str
+    model: str
+    prompt_len: int
+
+
+class MessagesFormat(PartsFormat):
+    """`/v1/messages`."""
+
+    def __init__(self, header: MessageHeader, reading: OutputReading) -> None:
+        super().__init__(header.message_id, reading)
+        self._header = header
+        self._blocks: list[dict[str, Any]] = []
+        self._end: GenerateFinished | None = None
+
+    def first(self, index: int) -> bytes:
+        # How much of the prompt was cached is told at the end, when it is known.
+        usage = {"input_tokens": self._header.prompt_len, "output_tokens": 0}
+        return named_event("message_start", {"message": self._message(usage)}) + named_event(
+            "ping", {}
+        )
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        told = {"delta": self._stopped, "usage": _usage(usage)}
+        return named_event("message_delta", told) + named_event("message_stop", {})
+
+    def failure(self, broken: OutputFailed) -> bytes:
+        said = anthropic_error(broken.error)["error"]
+        return named_event("error", {"error": failure_fields(broken) | said})
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 32
+
+    def _whole(self, usage: dict[str, Any]) -> bytes:
+        return as_json(self._message(_usage(usage)))
+
+    def _finish(self, end: GenerateFinished) -> None:
+        self._end = end
+
+    @property
+    def _stopped(self) -> dict[str, str | None]:
+        """The reason of the end, and the stop sequence if it was one."""
+        if self._end is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        sequence = self._end.matched_stop or None
+        if self._end.reason is FinishReason.LENGTH:
+            reason = "max_tokens"
+        elif sequence is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if self._parser.num_calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+    def _told(self, event: PartEvent) -> bytes:
+        match event:
+            case PartBegun(part):
+                begun = {"index": part.index, "content_block": self._block(part, "")}
+                return named_event("content_block_start", begun)
+            case PartText(part, text):
+                kind, field = _DELTAS[part.kind]
+                delta = {"type": kind, field: text}
+                return named_event("content_block_delta", {"index": part.index, "delta": delta})
+            case PartEnded(part, text):
+                self._blocks.append(self._block(part, text))
+                return named_event("content_block_stop", {"index": part.index})
+
+    def _block(self, part: OutputPart, text: str) -> dict[str, Any]:
+        match part.kind:
+            case PartKind.TEXT:
+                return {"type": "text", "text": text}
+            case PartKind.THOUGHT:
+                return {"type": "thinking", "thinking": text, "signature": ""}
+            case PartKind.CALL:
+                named = {"id": self._call_id(part), "name": part.name}
+                return {"type": "tool_use", **named, "input": _input(text)}
+
+    def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._header.message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._header.model,
+            "content": list(self._blocks),
+            **self._stopped,
+            "usage": usage,
+        }
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """The object that a call's arguments are; arguments that were cut off are none."""
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """The usage of a chat under the names of this endpoint, where tokens that were cached are not
+    among those of the input."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage["completion_tokens"],
+        "ferryman": usage["ferryman"],
+    }

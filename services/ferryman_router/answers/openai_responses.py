@@ -1,0 +1,265 @@
+"""The two shapes an answer may have, whole or in frames. Frames are built as bytes, by hand.
+
+A frame of a token differs from the one before in its text only, so everything around the text is
+made once per choice; encoding the text is all that a token costs here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cache
+from json.encoder import encode_basestring
+from typing import Any, ClassVar
+
+from ferryman.handoff.usage import CachedTokens
+from ferryman.wire.public import TokenChunk
+from ferryman.wire.values import Usage
+from ferryman_router.answers.errors import broken_frame
+from ferryman_router.answers.logprobs import (
+    chat_logprobs,
+    completion_lists,
+    completion_logprobs,
+    echoed_logprobs,
+)
+from ferryman_router.answers.response_format import (
+    AnsweredChoice,
+    ResponseFormat,
+    ScoredPrompt,
+    as_json,
+)
+from ferryman_router.answers.response_header import NULL, ResponseHeader, json_list
+from ferryman_router.request.attempt_result import uncached_tokens
+from ferryman_router.request.response import OutputFailed
+
+
+def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> dict[str, Any]:
+    """The sum over all prompts of a call; `ferryman` says which tier, and why not the rest."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    accepted = sum(usage.accepted_tokens for usage in usages)
+    reasons: dict[str, int] = {}
+    tiers = CachedTokens().by_tier
+    for usage in usages:
+        for tier, tokens in usage.cached.by_tier.items():
+            tiers[tier] += tokens
+        for reason, tokens in uncached_tokens(usage, page_size).items():
+            reasons[reason] = reasons.get(reason, 0) + tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+        "ferryman": {
+            "request_id": request_id,
+            "cached_tokens": tiers,
+            "uncached_reasons": reasons,
+        },
+    }
+
+
+def so_far(prompt_tokens: int, completion_tokens: int) -> bytes:
+    """The usage that a frame on its way shows."""
+    total = prompt_tokens + completion_tokens
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return as_json({**counts, "total_tokens": total})
+
+
+DONE = b"data: [DONE]\n\n"
+_NOTHING_MORE = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+class ChoicesFormat(ResponseFormat):
+    """An answer with choices: the two older endpoints of OpenAI."""
+
+    whole_kind: ClassVar[str]
+    frame_kind: ClassVar[str]
+
+    def __init__(self, heading: ResponseHeader) -> None:
+        self._heading = heading
+        common = self._named(self.frame_kind) | {"model": heading.model}
+        self._common = b"data: " + as_json(common)[:-1] + b',"choices":'
+
+    @abstractmethod
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes: ...
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        if not self._heading.shows_usage:
+            return DONE
+        return self._common + b'[],"usage":' + as_json(self._usage(usage)) + b"}\n\n" + DONE
+
+    def failure(self, broken: OutputFailed) -> bytes:
+        return broken_frame(broken)
+
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
+        choices = [self.choice(at, answer) for at, answer in enumerate(answers)]
+        head = {"model": self._heading.model, "usage": self._usage(usage)}
+        return (
+            as_json(self._named(self.whole_kind) | head)[:-1]
+            + b',"choices":['
+            + b",".join(choices)
+            + b"]}"
+        )
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The usage as it is shown behind the choices."""
+        return usage
+
+    @property
+    def bytes_per_token(self) -> int:
+        shown = self._heading.num_logprobs
+        ids = 8 if self._heading.prompts else 0
+        return ids + (8 if shown is None else 100 * (1 + shown))
+
+    def _named(self, kind: str) -> dict[str, Any]:
+        return {"id": self._heading.answer_id, "object": kind, "created": self._heading.created}
+
+
+class ChatFormat(ChoicesFormat):
+    """`/v1/chat/completions`."""
+
+    whole_kind, frame_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, heading: ResponseHeader) -> None:
+        super().__init__(heading)
+        self._before = cache(lambda index: self._open(index) + b'"delta":{"content":')
+
+    def first(self, index: int) -> bytes:
+        delta = b'"delta":{"role":"assistant","content":""}'
+        more, prompt = self._heading.details([], NULL, NULL), self._heading.prompt_ids(index)
+        return self._open(index) + delta + more + b"}]" + prompt + b"}\n\n"
+
+    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
+        if self._heading.is_plain:
+            if not chunk.text:
+                return b""
+            return self._before(index) + _text(chunk.text) + b"}" + _NOTHING_MORE
+        more = self._heading.details([chunk], self._shown_logprobs([chunk]), NULL)
+        return self._before(index) + _text(chunk.text) + b"}" + more + b"}]}\n\n"
+
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        text = answer.end.text
+        held = self._before(index) + _text(text) + b"}" + _NOTHING_MORE if text else b""
+        more = self._heading.ending([], NULL, answer, answer.end.reason)
+        return held + self._open(index) + b'"delta":{}' + more + b"}]}\n\n"
+
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes:
+        message = {"role": "assistant", "content": _whole_text(answer)}
+        return self._choice(index, message, answer.end.reason, answer)
+
+    def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
+        """All choices of a chat have one prompt."""
+        said = super().whole(answers, usage)
+        scored = self._heading.prompt_logprobs(answers[0].prompt)
+        return said[:-1] + self._heading.prompt_ids(0) + scored + b"}"
+
+    def _choice(
+        self, index: int, message: dict[str, Any], reason: str, answer: AnsweredChoice
+    ) -> bytes:
+        named, chunks = as_json({"index": index, "message": message}), answer.chunks
+        logprobs = self._shown_logprobs(chunks)
+        return named[:-1] + self._heading.ending(chunks, logprobs, answer, reason) + b"}"
+
+    def _shown_logprobs(self, chunks: Sequence[TokenChunk]) -> bytes:
+        shown = self._heading.num_logprobs
+        return b"null" if shown is None else self._logprobs(chunks, shown)
+
+    def _logprobs(self, chunks: Sequence[TokenChunk], shown: int) -> bytes:
+        return b'{"content":' + json_list(chat_logprobs(chunks, self._heading.names, shown)) + b"}"
+
+    def _open(self, index: int) -> bytes:
+        return self._common + b'[{"index":%d,' % index
+
+
+class CompletionFormat(ChoicesFormat):
+    """`/v1/completions`; its frames of logprobs count the characters of each choice."""
+
+    whole_kind = frame_kind = "text_completion"
+
+    def __init__(self, heading: ResponseHeader) -> None:
+        super().__init__(heading)
+        self._text_offsets: dict[int, int] = {}
+
+    def first(self, index: int) -> bytes:
+        """The echo with log probabilities waits for those."""
+        prompt = self._heading.prompt_ids(index)
+        echo = "" if self._heading.num_logprobs is not None else self._echo(index)
+        if not prompt and not echo:
+            return b""
+        more = self._heading.details([], self._no_logprobs, NULL)
+        return self._open(index) + _text(echo) + more + prompt + b"}]}\n\n"
+
+    def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
+        shown, echo = self._heading.num_logprobs, self._echo(index)
+        if shown is None or not self._heading.echoes:
+            return b""
+        self._text_offsets[index] = len(echo)
+        found = _lists(echoed_logprobs(prompt, self._heading.names, shown))
+        more = self._heading.details([], found, NULL)
+        return self._open(index) + _text(echo) + more + b"}]}\n\n"
+
+    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
+        if self._heading.is_plain:
+            return self._open(index) + _text(chunk.text) + _NOTHING_MORE if chunk.text else b""
+        shown, logprobs = self._heading.num_logprobs, NULL
+        if shown is not None:
+            offset = self._text_offsets.get(index, 0)
+            found = completion_logprobs([chunk], self._heading.names, shown, offset)
+            self._text_offsets[index] = offset + self._heading.names.num_chars([chunk])
+            logprobs = _lists(found)
+        more = self._heading.details([chunk], logprobs, NULL)
+        return self._open(index) + _text(chunk.text) + more + b"}]}\n\n"
+
+    def last(self, index: int, answer: AnsweredChoice) -> bytes:
+        end = answer.end
+        more = self._heading.ending([], self._no_logprobs, answer, end.reason)
+        return self._open(index) + _text(end.text) + more + b"}]}\n\n"
+
+    def choice(self, index: int, answer: AnsweredChoice) -> bytes:
+        shown = self._heading.num_logprobs
+        text = self._echo(index) + _whole_text(answer)
+        named = as_json({"index": index, "text": text})
+        found = NULL if shown is None else self._logprobs(index, answer, shown)
+        more = self._heading.ending(answer.chunks, found, answer, answer.end.reason)
+        more += self._heading.prompt_ids(index) + self._heading.prompt_logprobs(answer.prompt)
+        return named[:-1] + more + b"}"
+
+    @property
+    def _no_logprobs(self) -> bytes:
+        """Of a frame without tokens: empty lists where frames have some, which clients count on."""
+        is_shown = self._heading.num_logprobs is not None
+        return _lists(completion_lists([], self._heading.names)) if is_shown else NULL
+
+    def _logprobs(self, index: int, answer: AnsweredChoice, shown: int) -> bytes:
+        names, offset = self._heading.names, len(self._echo(index))
+        of_output = completion_logprobs(answer.chunks, names, shown, offset)
+        if not self._heading.echoes or answer.prompt is None:
+            return _lists(of_output)
+        of_prompt = echoed_logprobs(answer.prompt, names, shown)
+        return _lists({name: [*of_prompt[name], *of_output[name]] for name in of_output})
+
+    def _echo(self, index: int) -> str:
+        return self._heading.echoes[index] if self._heading.echoes else ""
+
+    def _open(self, index: int) -> bytes:
+        return self._common + b'[{"index":%d,"text":' % index
+
+
+def _lists(named: Mapping[str, Sequence[object]]) -> bytes:
+    """An object of lists."""
+    fields = (as_json(name) + b":" + json_list(one) for name, one in named.items())
+    return b"{" + b",".join(fields) + b"}"
+
+
+def _whole_text(answer: AnsweredChoice) -> str:
+    return "".join([chunk.text for chunk in answer.chunks]) + answer.end.text
+
+
+def _text(text: str) -> bytes:
+    encoded: bytes = encode_basestring(text).encode()
+    return encoded

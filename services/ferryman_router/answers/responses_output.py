@@ -1,0 +1,206 @@
+"""Answers of `/v1/responses`: items, and the events that tell of them in their order.
+
+response.created, response.in_progress, then of each item output_item.added, its deltas, its done
+events, output_item.done; at the end response.completed, response.incomplete or response.failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.public import GenerateFinished, TokenChunk
+from ferryman_router.answers.chat_output import OutputReading
+from ferryman_router.answers.errors import failure_fields
+from ferryman_router.answers.logprobs import TokenNames, chat_logprobs
+from ferryman_router.answers.output_parts import (
+    OutputPart,
+    PartBegun,
+    PartEnded,
+    PartEvent,
+    PartKind,
+    PartText,
+)
+from ferryman_router.answers.parts_format import PartsFormat
+from ferryman_router.answers.response_format import as_json, named_event
+from ferryman_router.request.response import OutputFailed
+
+# By the kind of an item: how its id begins, and the name of its deltas.
+_PREFIXES = {PartKind.TEXT: "msg", PartKind.THOUGHT: "rs", PartKind.CALL: "fc"}
+_TEXTS = {
+    PartKind.TEXT: "output_text",
+    PartKind.THOUGHT: "reasoning_text",
+    PartKind.CALL: "function_call_arguments",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesHeader:
+    """The parts of a response that are known before its first token. `echo` repeats fields of the
+    body. `num_logprobs` None: none are shown."""
+
+    response_id: str
+    model: str
+    created: int
+    echo: Mapping[str, Any]
+    num_logprobs: int | None
+    names: TokenNames
+
+
+class ResponsesFormat(PartsFormat):
+    """`/v1/responses`."""
+
+    def __init__(self, header: ResponsesHeader, reading: OutputReading) -> None:
+        super().__init__(header.response_id, reading)
+        self._header = header
+        self._items: list[dict[str, Any]] = []
+        self._num_events = 0
+        self._is_cut = False
+        self._new: list[TokenChunk] = []  # their log probabilities were not shown yet
+        self._logprobs: list[dict[str, Any]] = []  # of the message that is open
+
+    def first(self, index: int) -> bytes:
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def tokens(self, index: int, chunk: TokenChunk) -> bytes:
+        if self._header.num_logprobs is not None:
+            self._new.append(chunk)
+        return super().tokens(index, chunk)
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        status = self._status
+        return self._event(f"response.{status}", response=self._response(status, usage))
+
+    def failure(self, broken: OutputFailed) -> bytes:
+        # The client's type of an error has few codes; the others are in `reason`.
+        error = failure_fields(broken) | {"code": "server_error"}
+        response = self._response("failed") | {"error": error}
+        return self._event("response.failed", response=response)
+
+    @property
+    def bytes_per_token(self) -> int:
+        shown = self._header.num_logprobs
+        return 32 if shown is None else 200 * (1 + shown)
+
+    def _whole(self, usage: dict[str, Any]) -> bytes:
+        return as_json(self._response(self._status, usage))
+
+    def _finish(self, end: GenerateFinished) -> None:
+        self._is_cut = end.reason is FinishReason.LENGTH
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._is_cut else "completed"
+
+    def _told(self, event: PartEvent) -> bytes:
+        match event:
+            case PartBegun(part):
+                return self._begun(part)
+            case PartText(part, text):
+                more = self._shown_logprobs(part)
+                return self._of(part, f"{_TEXTS[part.kind]}.delta", delta=text, **more)
+            case PartEnded(part, text):
+                return self._ended(part, text)
+
+    def _begun(self, part: OutputPart) -> bytes:
+        self._logprobs = []
+        added = self._event(
+            "response.output_item.added",
+            output_index=part.index,
+            item=self._item(part, None, "in_progress"),
+        )
+        if part.kind is PartKind.CALL:
+            return added
+        return added + self._of(part, "content_part.added", part=self._content(part, ""))
+
+    def _ended(self, part: OutputPart, text: str) -> bytes:
+        item = self._item(part, text, self._status)
+        self._items.append(item)
+        return self._text_done(part, text) + self._event(
+            "response.output_item.done", output_index=part.index, item=item
+        )
+
+    def _text_done(self, part: OutputPart, text: str) -> bytes:
+        name = f"{_TEXTS[part.kind]}.done"
+        if part.kind is PartKind.CALL:
+            return self._of(part, name, name=part.name, arguments=text)
+        more = {"logprobs": self._logprobs} if part.kind is PartKind.TEXT else {}
+        done = self._of(part, name, text=text, **more)
+        return done + self._of(part, "content_part.done", part=self._content(part, text))
+
+    def _of(self, part: OutputPart, name: str, /, **fields: Any) -> bytes:
+        """An event of a part; only calls have no content to count."""
+        place = {"item_id": self._part_id(_PREFIXES[part.kind], part), "output_index": part.index}
+        if part.kind is not PartKind.CALL:
+            place["content_index"] = 0
+        return self._event(f"response.{name}", **place, **fields)
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        numbered = {"sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return named_event(name, numbered)
+
+    def _item(self, part: OutputPart, text: str | None, status: str) -> dict[str, Any]:
+        """An item; without a text it has only begun."""
+        named = {"id": self._part_id(_PREFIXES[part.kind], part), "status": status}
+        if part.kind is PartKind.CALL:
+            call = {"call_id": self._call_id(part), "name": part.name, "arguments": text or ""}
+            return {"type": "function_call", **named, **call}
+        content = [] if text is None else [self._content(part, text)]
+        if part.kind is PartKind.THOUGHT:
+            return {"type": "reasoning", **named, "summary": [], "content": content}
+        return {"type": "message", **named, "role": "assistant", "content": content}
+
+    def _content(self, part: OutputPart, text: str) -> dict[str, Any]:
+        if part.kind is PartKind.THOUGHT:
+            return {"type": "reasoning_text", "text": text}
+        shown = {"annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": text, **shown}
+
+    def _shown_logprobs(self, part: OutputPart) -> dict[str, Any]:
+        """Of the tokens since the last text; those of thoughts and calls are not shown."""
+        shown = self._header.num_logprobs
+        chunks, self._new = self._new, []
+        if part.kind is not PartKind.TEXT:
+            return {}
+        found = chat_logprobs(chunks, self._header.names, shown) if shown is not None else []
+        self._logprobs.extend(found)
+        return {"logprobs": found}
+
+    def _response(self, status: str, usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The response as it is now."""
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self._header.response_id,
+            "object": "response",
+            "created_at": self._header.created,
+            "status": status,
+            "model": self._header.model,
+            **self._header.echo,
+            "background": False,
+            "error": None,
+            "incomplete_details": reason,
+            "output": list(self._items),
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            "usage": self._usage(usage) if usage is not None else None,
+        }
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The usage of a chat under the names of this endpoint."""
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._num_thought},
+            "total_tokens": usage["total_tokens"],
+            "ferryman": usage["ferryman"],
+        }

@@ -1,0 +1,207 @@
+"""The tools of a chat, and whether the model may, must, or must not call one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferryman.errors import InvalidRequest
+from ferryman.schedule.output_grammar import OutputGrammar
+from ferryman.text.tool_calls.formats import (
+    FreeTools,
+    NamedTool,
+    NoTools,
+    OutputSyntax,
+    SomeTool,
+    ToolUse,
+)
+from ferryman_router.bodies.body_fields import BodyFields
+
+MAX_TOOLS = 128
+MAX_TOOLS_CHARS = 256 << 10
+CHOICES = ("none", "auto", "required")
+NAMED = "named"
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_PARAMETER_FIELDS = frozenset({"type", "anyOf", "oneOf"})
+# Where a schema has one of these, `properties` are not all that it allows.
+_OPEN_FIELDS = frozenset(
+    "additionalProperties patternProperties unevaluatedProperties allOf anyOf oneOf if $ref".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFields:
+    """The tools as the template shows them, and the choice: one of CHOICES, or NAMED and a name."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    choice: str = "none"
+    name: str = ""
+    is_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """How an answer is read: plain values, which travel as JSON. `parameters` are the types of
+    each tool's parameters."""
+
+    choice: str = "none"
+    name: str = ""
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_parallel: bool = True
+
+    @classmethod
+    def of(cls, fields: ToolFields) -> ToolChoice:
+        if fields.choice != "auto":
+            return cls(fields.choice, fields.name, {}, fields.is_parallel)
+        found = {tool["function"]["name"]: _types(tool["function"]) for tool in fields.tools}
+        return cls("auto", "", found, fields.is_parallel)
+
+    @property
+    def use(self) -> ToolUse:
+        if self.choice == NAMED:
+            return NamedTool(self.name)
+        if self.choice == "required":
+            return SomeTool()
+        return FreeTools(self.parameters) if self.choice == "auto" else NoTools()
+
+
+def tool_fields(fields: BodyFields) -> ToolFields:
+    """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
+    tools = tools_of(fields, _tool)
+    choice, name = _choice(fields.value("tool_choice", "auto" if tools else "none"))
+    return chosen_tools(tools, choice, name, fields.flag("parallel_tool_calls", default=True))
+
+
+def tools_of(
+    fields: BodyFields, read: Callable[[object, str], Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a body, each as templates know it; `read` gets a tool and its name in errors."""
+    found = fields.items("tools")
+    if len(found) > MAX_TOOLS:
+        raise InvalidRequest(f"at most {MAX_TOOLS} tools are taken", "tools")
+    return tuple(read(one, f"tools[{i}]") for i, one in enumerate(found))
+
+
+def chosen_tools(
+    tools: tuple[Mapping[str, Any], ...], choice: str, name: str, is_parallel: bool
+) -> ToolFields:
+    """The tools and the choice, checked together; InvalidRequest names what is wrong."""
+    if len(json.dumps(tools)) > MAX_TOOLS_CHARS:
+        raise InvalidRequest(f"tools have at most {MAX_TOOLS_CHARS} characters of JSON", "tools")
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("two tools have one name", "tools")
+    if name and name not in names:
+        raise InvalidRequest(f"tool_choice names {name!r}, which is no tool", "tool_choice")
+    if not tools and choice != "none":
+        # Clients say `auto` without any tools; a call cannot be demanded then.
+        if choice != "auto":
+            raise InvalidRequest("tool_choice needs tools", "tool_choice")
+        choice = "none"
+    return ToolFields(tools, choice, name, is_parallel)
+
+
+def _tool(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be an object", name)
+    fields = BodyFields(value, name)
+    if fields.text("type") != "function":
+        raise InvalidRequest(f"{name}.type must be function", f"{name}.type")
+    check_function(fields.inner("function"))
+    return value
+
+
+def check_function(function: BodyFields, parameters: str = "parameters") -> None:
+    """Name, description, schema and strictness of a tool; `parameters` is the schema's field."""
+    if not _NAME.fullmatch(function.text("name")):
+        message = f"{function.name('name')} must be 1 to 128 letters, digits or any of _.:/-"
+        raise InvalidRequest(message, function.name("name"))
+    function.text("description")
+    function.inner(parameters).inner("properties")  # templates go through them
+    function.flag("strict")
+
+
+def _choice(value: object) -> tuple[str, str]:
+    if isinstance(value, str) and value in CHOICES:
+        return value, ""
+    function = value.get("function") if isinstance(value, dict) else None
+    if isinstance(value, dict) and value.get("type") == "function" and isinstance(function, dict):
+        name = function.get("name")
+        if isinstance(name, str) and name:
+            return NAMED, name
+    message = "tool_choice must be none, auto, required, or name a function"
+    raise InvalidRequest(message, "tool_choice")
+
+
+def _types(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each parameter the part of its schema that says its type."""
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {
+        name: {key: schema[key] for key in _PARAMETER_FIELDS & schema.keys()}
+        for name, schema in properties.items()
+        if isinstance(schema, dict)
+    }
+
+
+def check_offered(choice: ToolChoice, syntax: OutputSyntax, chat_template: str) -> None:
+    """Refuses tools that the model would not hear of, and calls that nobody would read. A call that
+    is demanded needs neither: its grammar is the format."""
+    if choice.choice != "auto":
+        return
+    if "tools" not in chat_template:
+        raise InvalidRequest("the chat template of this model takes no tools", "tools")
+    if syntax.tools is None:
+        message = (
+            "how this model writes calls is not known here; the router's --tool-parser says so"
+        )
+        raise InvalidRequest(message, "tools")
+
+
+def forced_grammar(fields: ToolFields) -> OutputGrammar | None:
+    """The grammar of an answer that has to be a call; None for one that need not be. Raises
+    InvalidRequest for a schema that is too large or no schema."""
+    if fields.choice not in (NAMED, "required"):
+        return None
+    definitions: dict[str, Any] = {}
+    calls = [_lifted(tool["function"], definitions) for tool in fields.tools]
+    schema: dict[str, Any]
+    if fields.choice == NAMED:
+        (schema,) = (parameters for name, parameters in calls if name == fields.name)
+    else:
+        one = [_call_schema(name, parameters) for name, parameters in calls]
+        most = {} if fields.is_parallel else {"maxItems": 1}
+        schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": one}}
+    if definitions:
+        schema = {**schema, "$defs": definitions}
+    try:
+        return OutputGrammar.json_schema(schema)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the schemas of the tools: {error}", "tools") from error
+
+
+def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [name]}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _lifted(function: Mapping[str, Any], definitions: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the schema of a tool. References look for definitions at the root, so those go
+    there."""
+    parameters = {"type": "object", **(function.get("parameters") or {})}
+    if "properties" in parameters and not _OPEN_FIELDS & parameters.keys():
+        # A schema that says nothing allows any others, and no function takes those.
+        parameters["additionalProperties"] = False
+    for name, definition in (parameters.pop("$defs", None) or {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise InvalidRequest(f"two tools define {name[:80]!r} in different ways", "tools")
+    return function["name"], parameters

@@ -1,0 +1,1 @@
+"""The doors: HTTP for OpenAI's and Anthropic's clients, gRPC for the SDK, and who may pass."""

@@ -1,1 +1,0 @@
-"""The OpenAI door: what its JSON means, what is refused and how, and the bytes that go back."""

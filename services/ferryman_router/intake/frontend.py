@@ -1,0 +1,206 @@
+"""Where requests are taken in, whichever door they come through: checked, tokenized, sent off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from ferryman.cache.keys import TokenIds
+from ferryman.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Stopping
+from ferryman.grammar.background_compiler import BackgroundCompiler
+from ferryman.runtime.background import Background
+from ferryman.schedule.prompt_scores import check_num_entries
+from ferryman.schedule.request import SamplingParams
+from ferryman.settings.router import LimitSettings
+from ferryman.wire.public import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ferryman_router.intake.body_intake import LARGE_BYTES, Intake
+from ferryman_router.intake.reader import prompt_message, tokens_of
+from ferryman_router.request.context import RouterContext
+from ferryman_router.request.request_runner import RequestRunner
+from ferryman_router.request.request_table import RequestTable
+from ferryman_router.request.response import OutputLog
+from ferryman_router.request.takeover import check_goes_on
+from ferryman_router.routing.generate_request import (
+    GenerateRequest,
+    RequestedSampling,
+    TokenizedRequest,
+)
+from ferryman_router.routing.routing_policy import longest_request
+
+TURN_BYTES = 32  # what a turn of a chat takes beside its words
+
+
+class Frontend:
+    """Opens requests and ends them when their last reader has gone."""
+
+    def __init__(
+        self,
+        ctx: RouterContext,
+        requests: RequestTable,
+        background: Background,
+        intake: Intake,
+        limits: LimitSettings,
+        grammars: BackgroundCompiler,
+    ) -> None:
+        self.ctx, self.requests, self.intake = ctx, requests, intake
+        self._background, self._limits, self._grammars = background, limits, grammars
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.is_draining = False
+
+    async def open(self, ask: GenerateRequest) -> RequestRunner:
+        """Starts a request; raises InvalidRequest, NotFound (it cannot be taken over), QueueFull,
+        RateLimited or Stopping before it begins."""
+        self.check_room()
+        asked = await self.check(ask)
+        self.check_room()  # others came while this one was tokenized
+        check_goes_on(asked, self.ctx.model.vocab)
+        runner = RequestRunner(asked, self.ctx)
+        self.requests.check_free(asked.request_id)
+        self.ctx.quotas.admit(asked.tenant.name, asked.prompt_len, self.ctx.clock())
+        self.requests.add(runner)
+        self._tasks[asked.request_id] = self._background.start(self._run(runner))
+        return runner
+
+    def check_room(self) -> None:
+        """Raises QueueFull or Stopping: what it may cost to read a request would be for nothing."""
+        if self.is_draining:
+            raise Stopping("this router is ending; ask again when there is another one")
+        if len(self.requests) >= self._limits.max_in_flight:
+            seconds = self.ctx.dispatcher.retry_seconds()
+            raise QueueFull(f"{len(self.requests)} requests are under way", seconds)
+
+    async def check(self, ask: GenerateRequest) -> TokenizedRequest:
+        """The ask with its token ids; raises InvalidRequest, naming what to change."""
+        model = self.ctx.model
+        name = model.check_name(ask.model)
+        left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
+        token_ids = await self.tokenize(ask.prompt, ask.options.truncate, within=left)
+        params = model.with_bad_words(
+            self._params(ask.sampling, len(token_ids)), ask.sampling.bad_words
+        )
+        left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
+        # The workers compile it again. Here a caller hears what is wrong before anything is placed.
+        await self._grammars.checked(params.grammar, within=left)
+        stop = model.stop_token_ids(params.stop_token_ids, ignore_eos=params.ignore_eos)
+        return TokenizedRequest(
+            ask.caller,
+            token_ids,
+            params,
+            stop,
+            ask.arrived,
+            ask.text,
+            ask.options,
+            name,
+            model.adapters.get(name, ""),
+            ask.sharing,
+            ask.past,
+        )
+
+    async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenIds:
+        """Token ids of a prompt that fits, in so many seconds; raises as `check` does."""
+        num_bytes, max_tokens = _size(prompt), self.max_prompt_len
+        if num_bytes > LARGE_BYTES and not isinstance(prompt, TokenPrompt):
+            message = prompt_message(prompt, max_tokens)
+            (token_ids,) = tokens_of(await self.intake.ask(message, within=within))
+            return token_ids
+        encode = partial(self.ctx.model.token_ids, prompt, max_tokens, truncate)
+        return await self.intake.run(num_bytes, encode, within=within)
+
+    def cancel(self, runner: RequestRunner, cause: str) -> None:
+        """Ends a request whose client is gone; one that has ended absorbs this."""
+        task = self._tasks.get(runner.asked.request_id)
+        if task is not None and runner.output_log.end is None:
+            runner.set_cancel_cause(cause)
+            task.cancel()
+
+    @contextmanager
+    def listening(self, runner: RequestRunner, changed: asyncio.Event) -> Iterator[OutputLog]:
+        """A reader that may come back: when the last one leaves, the request lingers a little."""
+        runner.output_log.listen(changed)
+        try:
+            yield runner.output_log
+        finally:
+            runner.output_log.leave(changed)
+            if runner.output_log.end is None and not runner.output_log.num_listeners:
+                self._background.start(self._linger(runner, runner.output_log.num_visits))
+
+    async def drained(self) -> None:
+        """Refuses new requests and waits until those under way have ended."""
+        self.is_draining = True
+        while tasks := tuple(self._tasks.values()):
+            await asyncio.wait(tasks)
+
+    async def end_all(self, error: Stopping) -> None:
+        """Ends with an error what could not finish in time: its readers are there to be told."""
+        self.is_draining = True
+        for runner in self.requests:
+            runner.stopped_by(error)
+        for task in self._tasks.values():
+            task.cancel()
+        await self.drained()
+
+    async def _run(self, runner: RequestRunner) -> None:
+        try:
+            await runner.run()
+        finally:
+            self._tasks.pop(runner.asked.request_id, None)
+            now, num_tokens = self.ctx.clock(), runner.output_log.num_tokens
+            self.ctx.quotas.ended(runner.asked.tenant.name, num_tokens, now)
+            self.requests.end(runner, now)
+            self.ctx.dispatcher.serve()
+
+    async def _linger(self, runner: RequestRunner, num_visits: int) -> None:
+        await asyncio.sleep(self._limits.linger_seconds)
+        # With a later visit, the patience is counted from the end of that one.
+        if not runner.output_log.num_listeners and runner.output_log.num_visits == num_visits:
+            self.cancel(runner, "client_gone")
+
+    def _params(self, sampling: RequestedSampling, prompt_len: int) -> SamplingParams:
+        """Checks that prompt and output fit the model, and some pair of workers."""
+        # Clients know an overflow by the words that OpenAI and others have for it.
+        params, limit = sampling.params, self._max_len()
+        if params.prompt_logprobs is not None:
+            check_num_entries(params.prompt_logprobs, prompt_len)
+        room = limit - prompt_len
+        if room < 1:
+            message = (
+                f"prompt is too long: this model's maximum context length is {limit} tokens, and"
+                f" the prompt alone has {prompt_len}"
+            )
+            raise ContextLengthExceeded(message, "prompt")
+        if sampling.is_open_ended:
+            params = replace(params, max_tokens=room)
+        if params.rules.min_tokens > params.max_tokens:
+            message = f"min_tokens is more than the {params.max_tokens} tokens there may be"
+            raise InvalidRequest(message, "min_tokens")
+        if params.max_tokens > room:
+            message = (
+                f"this model's maximum context length is {limit} tokens; prompt and max_tokens"
+                f" ask for {prompt_len} + {params.max_tokens}"
+            )
+            raise ContextLengthExceeded(message, "max_tokens")
+        return params
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens of the longest prompt, with room for one token of output."""
+        return self._max_len() - 1
+
+    def _max_len(self) -> int:
+        """Tokens of the longest request, prompt and output, that is served now."""
+        max_len = self.ctx.model.max_len
+        return min(max_len, longest_request(self.ctx.fleet) or max_len)
+
+
+def _size(prompt: Prompt) -> int:
+    """About how much there is to read."""
+    match prompt:
+        case TextPrompt(text):
+            return len(text)
+        case ChatPrompt(turns, _, variables):
+            words = sum(len(turn.role) + len(turn.content) + len(turn.more) for turn in turns)
+            return TURN_BYTES * len(turns) + words + len(variables)
+    return 0

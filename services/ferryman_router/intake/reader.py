@@ -1,0 +1,252 @@
+"""`python -m ferryman_router.intake.reader FOLDER NAME`: reads large bodies for the router.
+
+Its standard input is a socket to the router, and its life ends with that. It stands back behind
+everything else on the machine: a body of megabytes can wait, the tokens of others cannot.
+
+A message between the two is a head and a payload, each behind its length. The head is JSON and
+small, the payload is bytes as they are. The router asks, the process answers, one message each; a
+failure is an answer too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.runtime.life import exit_on_config_errors
+from ferryman.runtime.logs import configure_logs
+from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
+from ferryman.schedule.request import SamplingParams
+from ferryman.schedule.token_rules import TokenRules
+from ferryman.wire.grpc.status import error_of, failure_of
+from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
+from ferryman.wire.values import Failure
+from ferryman_router.bodies.answer_fields import AnswerOptions
+from ferryman_router.bodies.body_kinds import BODY_KINDS
+from ferryman_router.bodies.json_body import parse_object
+from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.bodies.tool_fields import ToolChoice
+from ferryman_router.routing.generate_request import RequestedSampling
+from ferryman_router.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+NICENESS = 10  # a tenth of the share of a process that is not niced
+MAX_HEAD_BYTES, MAX_PAYLOAD_BYTES = 1 << 20, 1 << 30
+MAX_SAID = 4096  # characters of an error's message
+_LENGTHS = struct.Struct("<IQ")
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderMessage:
+    """The payload may be in parts, which are sent one behind the other."""
+
+    head: Mapping[str, Any]
+    payload: Sequence[bytes] = ()
+
+    def joined(self) -> bytes:
+        """The whole payload."""
+        return b"".join(self.payload)
+
+
+def send_message(peer: socket.socket, message: ReaderMessage) -> None:
+    """Part by part: a large payload is never copied into one piece."""
+    head = json.dumps(message.head).encode()
+    peer.sendall(_LENGTHS.pack(len(head), sum(map(len, message.payload))) + head)
+    for part in message.payload:
+        peer.sendall(part)
+
+
+def receive_message(peer: socket.socket) -> ReaderMessage:
+    """Raises ConnectionError when the peer is gone, ValueError for what is no message."""
+    num_head, num_payload = _LENGTHS.unpack(_received(peer, _LENGTHS.size))
+    if num_head > MAX_HEAD_BYTES or num_payload > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a message of {num_head} + {num_payload} bytes is too large")
+    head = json.loads(_received(peer, num_head))
+    return ReaderMessage(head, (_received(peer, num_payload),))
+
+
+def _received(peer: socket.socket, num_bytes: int) -> bytes:
+    parts = []
+    while num_bytes:
+        part = peer.recv(min(num_bytes, 1 << 20))
+        if not part:
+            raise ConnectionError("the connection between router and reader ended")
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)
+
+
+# Prompts, and the token ids they become.
+
+
+def prompt_message(prompt: TextPrompt | ChatPrompt, max_tokens: int) -> ReaderMessage:
+    """Asks for the token ids of a prompt. Half characters pass: the reader refuses them."""
+    match prompt:
+        case TextPrompt(text):
+            kind, texts = "text prompt", [text]
+        case ChatPrompt(turns, _, variables):
+            kind, texts = "chat prompt", [variables]
+            texts += [word for one in turns for word in (one.role, one.content, one.more)]
+    parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+    head = {
+        "kind": kind,
+        "lengths": [len(part) for part in parts],
+        "parse_special": prompt.parse_special,
+        "omit_special": isinstance(prompt, TextPrompt) and prompt.omit_special,
+        "max_tokens": max_tokens,
+    }
+    return ReaderMessage(head, parts)
+
+
+def prompt_of(message: ReaderMessage) -> Prompt:
+    """The prompt that `prompt_message` was given."""
+    head = message.head
+    pieces = _pieces(message.joined(), head["lengths"])
+    texts = [piece.decode("utf-8", "surrogatepass") for piece in pieces]
+    if head["kind"] == "text prompt":
+        return TextPrompt(texts[0], head["parse_special"], head["omit_special"])
+    variables, *words = texts
+    turns = (ChatTurn(*turn) for turn in zip(words[::3], words[1::3], words[2::3], strict=True))
+    return ChatPrompt(tuple(turns), head["parse_special"], variables)
+
+
+def tokens_message(found: Sequence[TokenIds], **more: Any) -> ReaderMessage:
+    """Answers with the token ids of so many prompts; `more` goes into the head."""
+    parts = [as_token_ids(token_ids).tobytes() for token_ids in found]
+    return ReaderMessage({"lengths": [len(part) for part in parts], **more}, parts)
+
+
+def tokens_of(message: ReaderMessage) -> list[TokenIds]:
+    """Token ids [tokens] of each prompt; raises what the reader failed with."""
+    if "failure" in message.head:
+        raise error_of(Failure(**message.head["failure"]))
+    pieces = _pieces(message.joined(), message.head["lengths"])
+    return [np.frombuffer(piece, dtype="<u4") for piece in pieces]
+
+
+def failure_message(failure: Failure) -> ReaderMessage:
+    """Answers with an error, which `tokens_of` raises. A chat template may say very much."""
+    said = replace(failure, message=failure.message[:MAX_SAID])
+    return ReaderMessage({"failure": asdict(said)})
+
+
+def _pieces(payload: bytes, lengths: Sequence[int]) -> list[bytes]:
+    cuts = [0]
+    for length in lengths:
+        cuts.append(cuts[-1] + length)
+    return [payload[begin:end] for begin, end in pairwise(cuts)]
+
+
+# Bodies, and what they ask for.
+
+
+def body_message(kind: str, parts: Sequence[bytes], max_tokens: int) -> ReaderMessage:
+    """Asks to read a body; `max_tokens` bounds each of its prompts."""
+    return ReaderMessage({"kind": kind, "max_tokens": max_tokens}, parts)
+
+
+def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
+    """Parses, checks and tokenizes the body that `body_message` was given.
+
+    Raises InvalidRequest, in the order in which a small body would be refused.
+    """
+    read = BODY_KINDS[asked.head["kind"]]
+    body = read(model.with_defaults(parse_object(asked.joined())))
+    model.check_name(body.model)
+    most, truncate = asked.head["max_tokens"], body.answer.truncate
+    found = [model.token_ids(prompt, most, truncate) for prompt in body.prompts]
+    answer = tokens_message(found, body=_to_json(body))
+    # Behind the tokens: it may have megabytes, and a head is small.
+    return replace(answer, payload=[*answer.payload, body.echo.encode()])
+
+
+def body_of(answer: ReaderMessage) -> ParsedRequest:
+    """The body that was read, with token ids for prompts; raises what it was refused with."""
+    prompts = tuple(TokenPrompt(token_ids) for token_ids in tokens_of(answer))
+    echo = answer.joined()[sum(answer.head["lengths"]) :].decode()
+    return replace(_from_json(answer.head["body"]), prompts=prompts, echo=echo)
+
+
+def _to_json(body: ParsedRequest) -> dict[str, Any]:
+    """All but prompts and echo. Numbers come back as they were: JSON writes floats exactly."""
+    return asdict(replace(body, prompts=(), echo=""))
+
+
+def _from_json(values: Mapping[str, Any]) -> ParsedRequest:
+    params = dict(values["sampling"]["params"])
+    params["stop"] = tuple(params["stop"])
+    params["stop_token_ids"] = tuple(params["stop_token_ids"])
+    params["grammar"] = _grammar_of(params["grammar"])
+    params["rules"] = _rules_of(params["rules"])
+    asked = values["sampling"]
+    sampling = RequestedSampling(
+        SamplingParams(**params), asked["is_open_ended"], tuple(asked["bad_words"])
+    )
+    tools = ToolChoice(**values["answer"]["tools"])
+    answer = AnswerOptions(**{**values["answer"], "tools": tools})
+    return ParsedRequest(**{**values, "prompts": (), "sampling": sampling, "answer": answer})
+
+
+def _grammar_of(values: Mapping[str, str] | None) -> OutputGrammar | None:
+    if values is None:
+        return None
+    return OutputGrammar(GrammarKind(values["kind"]), values["text"])
+
+
+def _rules_of(values: Mapping[str, Any]) -> TokenRules:
+    """Bad words come as texts, and become token ids later."""
+    biases = tuple((token_id, bias) for token_id, bias in values["logit_bias"])
+    return TokenRules(values["min_tokens"], biases, tuple(values["allowed_token_ids"]))
+
+
+def serve(router: socket.socket, model: ServedModel) -> None:
+    """Answers until the router closes the connection, or is gone."""
+    while True:
+        try:
+            asked = receive_message(router)
+            send_message(router, _answer(model, asked))
+        except ConnectionError:
+            return
+
+
+def _answer(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
+    try:
+        if asked.head["kind"] in BODY_KINDS:
+            return read_body(model, asked)
+        token_ids = model.token_ids(prompt_of(asked), asked.head["max_tokens"])
+        return tokens_message([token_ids])
+    except Exception as error:  # what is no FerrymanError is a bug: it fails this body alone
+        failure = failure_of(error)
+        if failure.code == "INTERNAL":
+            log.exception("a body could not be read")
+        return failure_message(failure)
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    # Both may come to all processes of a service at once. They mean the router, which drains: what
+    # is being read is still needed then.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    configure_logs()
+    folder, name = sys.argv[1:]
+    with exit_on_config_errors(), socket.socket(fileno=sys.stdin.fileno()) as router:
+        serve(router, ServedModel.load(Path(folder), name, created_unix_seconds=0))
+
+
+if __name__ == "__main__":
+    main()

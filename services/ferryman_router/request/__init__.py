@@ -1,0 +1,1 @@
+"""One request on its way through workers: attempts, placement, token streams, response."""

@@ -1,0 +1,242 @@
+"""One try: a prefill worker, a decode worker, the call to the first of them, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from ferryman.errors import (
+    FerrymanError,
+    RequestIdInUse,
+    Unavailable,
+    Unreachable,
+    WrongEpoch,
+)
+from ferryman.wire.values import PrefillOrder, PrefillProgress, RouterAbort, Usage
+from ferryman_router.request.attempt_result import (
+    AttemptFinished,
+    AttemptStopped,
+    CallBroken,
+    CutOff,
+    Fatal,
+    LostAttempt,
+    NoCapacity,
+    Retryable,
+    Verdict,
+    WorkerDrains,
+    WorkerGone,
+    WorkerLost,
+    classify,
+)
+from ferryman_router.request.context import RouterContext
+from ferryman_router.routing.dispatcher import attempt_name
+from ferryman_router.routing.fleet import WorkerName
+from ferryman_router.routing.routing_policy import RouteChoice
+
+log = logging.getLogger(__name__)
+
+FIRST_PATIENCE_SECONDS = 1.0
+MAX_PATIENCE_SECONDS = 16.0
+LEAVE_AGAIN_SECONDS = 1.0
+# A hand-off whose tokens have come already has this long to be told as one.
+FAREWELL_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class RouterAttempt:
+    """`name` is what its claims on workers are called, `begun` when it was sent to them.
+    `is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
+    decode has been heard of: from then on the prefill worker may go. `planned` is what prefill
+    has said of the prompt so far.
+
+    One that `is_move` has the decode worker that drains in the place of prefill. `is_leaving` once
+    its own decode worker was asked to let it go on elsewhere; not before `leave_from`.
+    """
+
+    name: str
+    number: int
+    prefill: WorkerName
+    decode: WorkerName
+    begun: float
+    verdict: asyncio.Future[Verdict]
+    is_move: bool = False
+    is_leaving: bool = False
+    leave_from: float = 0.0
+    is_taken: bool = False
+    has_begun: bool = False
+    is_handed_off: bool = False
+    last_news: float = 0.0
+    patience: float = FIRST_PATIENCE_SECONDS
+    planned: Usage | None = None
+
+    @classmethod
+    def begin(
+        cls, request_id: str, number: int, chosen: RouteChoice, now: float, *, is_move: bool = False
+    ) -> RouterAttempt:
+        """The attempt with this pair of workers, sent to them now."""
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        name = attempt_name(request_id, number)
+        return cls(name, number, chosen.prefill, chosen.decode, now, verdict, is_move)
+
+    @property
+    def refused_by(self) -> WorkerName:
+        """The worker without room for it, when it is turned away: decode is asked by prefill."""
+        return self.decode if self.is_taken else self.prefill
+
+    def heard(self, now: float) -> None:
+        """Tokens came: decode is at work, and the stream carries them."""
+        self.has_begun = self.is_handed_off = True
+        self.last_news, self.patience = now, FIRST_PATIENCE_SECONDS
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it is time to ask for tokens; each time in vain, the next is further off."""
+        if not self.is_handed_off or now - self.last_news < self.patience:
+            return False
+        self.last_news, self.patience = now, min(MAX_PATIENCE_SECONDS, 2 * self.patience)
+        return True
+
+    @property
+    def leaves(self) -> WorkerName | None:
+        """The worker that it is leaving now, or moves away from."""
+        if self.is_leaving:
+            return self.decode
+        return self.prefill if self.is_move and not self.is_handed_off else None
+
+    def may_leave(self, now: float) -> bool:
+        """Whether decode may be asked to let it go on elsewhere."""
+        is_decoding = self.is_handed_off and not self.verdict.done()
+        return is_decoding and not self.is_leaving and now >= self.leave_from
+
+    def stays(self, now: float) -> None:
+        """Decode could not let it go; it may later."""
+        self.is_leaving, self.leave_from = False, now + LEAVE_AGAIN_SECONDS
+
+    def settle(self, verdict: Verdict) -> None:
+        """The first verdict counts."""
+        if not self.verdict.done():
+            self.verdict.set_result(verdict)
+
+    def follower_ended(self, follower: asyncio.Task[None]) -> None:
+        """The follower task fails only through a bug; then nothing waits for the attempt."""
+        if not follower.cancelled() and (bug := follower.exception()) is not None:
+            log.error("following prefill failed attempt=%d", self.number, exc_info=bug)
+            self.settle(Fatal(FerrymanError("internal error")))
+
+    def is_settled_as(self, kinds: tuple[type, ...]) -> bool:
+        over = self.verdict.done() and not self.verdict.cancelled()
+        return over and isinstance(self.verdict.result(), kinds)
+
+    @property
+    def was_refused_for_its_id(self) -> bool:
+        """Whether a worker has a request of that id from another router; it has nothing of this."""
+        if not self.is_settled_as((Retryable,)):
+            return False
+        verdict = self.verdict.result()
+        return isinstance(verdict, Retryable) and isinstance(verdict.error, RequestIdInUse)
+
+    def is_running_on(self, name: WorkerName) -> bool:
+        """Whether that worker is at work on it: slots promised at decode are no work yet."""
+        if self.is_handed_off:
+            return name == self.decode
+        return name == self.prefill and self.has_begun
+
+    def needs(self, name: WorkerName) -> bool:
+        """Whether the attempt is lost without that worker."""
+        if self.verdict.done():
+            return False
+        return name == self.decode or (name == self.prefill and not self.is_handed_off)
+
+
+class PrefillCall:
+    """The call to an attempt's prefill worker, followed beside the attempt. Progress goes to
+    `heard`; a failure before the hand-off is the attempt's verdict."""
+
+    def __init__(
+        self,
+        attempt: RouterAttempt,
+        order: PrefillOrder,
+        ctx: RouterContext,
+        heard: Callable[[PrefillProgress], None],
+    ) -> None:
+        self._attempt, self._ctx, self._heard = attempt, ctx, heard
+        self._request_id = order.request.request_id
+        self._task = asyncio.ensure_future(self._follow(order))
+        self._task.add_done_callback(attempt.follower_ended)
+
+    def leave(self, cause: str) -> None:
+        """The attempt is over, or the request ends by `cause` before it is. Decode has room again,
+        and the worker that may still work on the attempt hears of it."""
+        attempt, ctx = self._attempt, self._ctx
+        # Cancelling a hand-off that decode has taken would only have prefill call it cancelled:
+        # its end is near, and is waited for a little.
+        is_lost = attempt.is_settled_as(get_args(LostAttempt))
+        if attempt.is_handed_off and not is_lost and not self._task.done():
+            ctx.outlive(self._farewell())
+        else:
+            self._task.cancel()
+        ctx.fleet.release(attempt.decode, attempt.name)
+        if attempt.was_refused_for_its_id:
+            return  # decode may not know the other's yet, and would refuse it when it comes
+        if not attempt.is_settled_as((AttemptFinished, NoCapacity, WorkerDrains)):
+            if attempt.is_settled_as((AttemptStopped,)):
+                cause = "stop"
+            elif attempt.verdict.done() and not attempt.verdict.cancelled():
+                cause = "attempt_lost"
+            abort = RouterAbort(self._request_id, attempt.number, cause, ctx.router_id)
+            ctx.outlive(ctx.workers.abort(attempt.decode, abort))
+
+    async def _farewell(self) -> None:
+        try:
+            await asyncio.wait({self._task}, timeout=FAREWELL_SECONDS)
+        finally:
+            self._task.cancel()
+
+    async def _follow(self, order: PrefillOrder) -> None:
+        """Until the hand-off; a failure counts unless decode has been heard of already."""
+        attempt, fleet, workers = self._attempt, self._ctx.fleet, self._ctx.workers
+        call = workers.hand_off if attempt.is_move else workers.prefill
+        try:
+            async for progress in call(attempt.prefill, order):
+                self._heard(progress)
+            error: FerrymanError = Unavailable("prefill ended without a hand-off")
+        except FerrymanError as caught:
+            error = caught
+            if isinstance(error, Unreachable):  # before its place is given to the next one
+                fleet.suspect(self._unreachable(error))
+        finally:
+            if attempt.decode == attempt.prefill:  # its row is taken until the last token
+                fleet.computed(attempt.prefill, attempt.name, num_left=0)
+            else:
+                fleet.release(attempt.prefill, attempt.name)
+            self._ctx.dispatcher.serve()
+        if not attempt.is_handed_off:
+            verdict = await self._verdict(error)
+            if not attempt.is_handed_off:  # tokens may have come in the meantime
+                attempt.settle(verdict)
+
+    async def _verdict(self, error: FerrymanError) -> Verdict:
+        """A death is told to all requests of the worker at once, so here it only has to be found
+        out; mostly the attempt is settled when this returns."""
+        attempt, liveness = self._attempt, self._ctx.liveness
+        match error:
+            case WrongEpoch():
+                liveness.lost(attempt.refused_by, "restarted")
+                return self._lost(attempt.refused_by, error)
+            case Unreachable():
+                name = self._unreachable(error)
+                is_alive = await liveness.is_alive(name)
+                return CutOff(error) if is_alive else self._lost(name, error)
+            case WorkerGone():
+                return self._lost(attempt.prefill, error)
+        return classify(error)
+
+    def _unreachable(self, error: Unreachable) -> WorkerName:
+        """Prefill, or the decode worker that prefill says it cannot reach."""
+        attempt = self._attempt
+        return attempt.prefill if isinstance(error, CallBroken) else attempt.decode
+
+    def _lost(self, name: WorkerName, error: FerrymanError) -> WorkerLost:
+        return WorkerLost(WorkerGone(str(error)), name, self._attempt.is_running_on(name))

@@ -1,0 +1,239 @@
+"""How attempts end: what that means for the request, what is counted, and whether another follows.
+Pure.
+
+Retryable      something is wrong with this one attempt      charged to the retry budget
+CutOff         a connection broke, and both ends live        not charged
+WorkerLost     the worker died: one event for all it had     not charged
+WorkerDrains   it goes on elsewhere, with its state           not charged
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ferryman.errors import (
+    Cancelled,
+    Exhausted,
+    FerrymanError,
+    InvalidRequest,
+    ManifestMismatch,
+    NotFound,
+    RequestDetached,
+    TakenOver,
+    Unavailable,
+    Unreachable,
+)
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.values import StreamFinished, Usage
+from ferryman_router.routing.fleet import WorkerName
+
+
+class WorkerGone(Unavailable):
+    """The worker died, or must be taken for dead."""
+
+
+class CallBroken(Unreachable):
+    """The router's own call to a worker broke; a worker that cannot reach another one says
+    Unreachable itself."""
+
+
+class RetriesExhausted(Unavailable):
+    """It was tried as often as one request, or all together, may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFinished:
+    """The last token is here; `usage` as the worker counted it."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStopped:
+    """A stop string: the router knows the end, the worker is yet to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoCapacity:
+    """No room there: nothing happened, and it may be tried elsewhere or later."""
+
+    error: Exhausted
+
+
+@dataclass(frozen=True, slots=True)
+class Retryable:
+    """This attempt is lost; another may do better."""
+
+    error: FerrymanError
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A connection broke under the attempt, and the worker at its end lives."""
+
+    error: FerrymanError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker died that the attempt needed. `was_running`: it was at work on this request."""
+
+    error: WorkerGone
+    name: WorkerName
+    was_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDrains:
+    """The decode worker has stopped the request, as the router asked, and keeps its state."""
+
+    error: RequestDetached
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """Every attempt would end like this."""
+
+    error: FerrymanError
+
+
+LostAttempt = NoCapacity | Retryable | CutOff | WorkerLost | WorkerDrains | Fatal
+Verdict = AttemptFinished | AttemptStopped | LostAttempt
+
+_HOPELESS = (InvalidRequest, ManifestMismatch, NotFound, TakenOver)
+
+
+def classify(error: FerrymanError) -> Verdict:
+    """The meaning of a worker's refusal or failure for the request.
+
+    A worker's DeadlineExceeded is its own: a call of its ran out of time. Whether the caller's
+    deadline has passed, the router knows by itself.
+    """
+    if isinstance(error, Exhausted):
+        return NoCapacity(error)
+    if isinstance(error, Unreachable):
+        return CutOff(error)
+    if isinstance(error, RequestDetached):
+        return WorkerDrains(error)
+    return Fatal(error) if isinstance(error, _HOPELESS) else Retryable(error)
+
+
+def judge_finish(finished: StreamFinished) -> Verdict:
+    """The meaning of a decode worker's last frame for the request.
+
+    The router hears no more of an attempt that it cancelled itself. So `cancelled` in a last frame
+    is an attempt that the worker ended: lost, and never an answer's finish reason.
+    """
+    if finished.reason is FinishReason.CANCELLED:
+        return Retryable(Cancelled("the decode worker gave the request up, unasked"))
+    return AttemptFinished(finished.reason, finished.usage)
+
+
+MAX_ATTEMPTS = 3
+# Without a new token in between, and in all.
+MAX_DEATHS_IN_A_ROW = 3
+MAX_DEATHS = 6
+
+
+class RetryBudget:
+    """At most `share` of the requests in flight may be second or third tries, but a few always.
+
+    It is for requests that fail one by one. The death of a worker or a broken connection is not
+    charged, for many share it: a budget that counts it would fail most of a dead worker's requests.
+    """
+
+    def __init__(self, share: float = 0.1, floor: int = 4) -> None:
+        self._share, self._floor = share, floor
+        self._retrying: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._retrying)
+
+    def try_take(self, request_id: str, num_in_flight: int) -> bool:
+        """Whether this request may be tried again; a request counts once until it ends."""
+        if request_id in self._retrying:
+            return True
+        if len(self._retrying) >= max(self._floor, int(num_in_flight * self._share)):
+            return False
+        self._retrying.add(request_id)
+        return True
+
+    def give_back(self, request_id: str) -> None:
+        self._retrying.discard(request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class DeathNoted:
+    """A worker was lost while it ran the request, which had so many tokens by then."""
+
+    name: WorkerName
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class AttemptCount:
+    """The failures and deaths behind one request. Neither being refused for lack of room nor the
+    death of a worker is a failed try.
+
+    A request that kills workers does so at one place; chance kills them anywhere:
+
+        tokens when a worker died    0  0  0      suspect: three at one place
+                                     0  4  9      not yet: it goes on behind each death
+                                     0  0  |  0   not: a worker behind the bar was heard of again
+    """
+
+    num_failed: int = 0
+    deaths: tuple[DeathNoted, ...] = ()
+
+    def failed(self) -> None:
+        """An attempt came to nothing, and no worker died of it."""
+        self.num_failed += 1
+
+    def ran_at_a_death(self, name: WorkerName, num_tokens: int) -> None:
+        """A worker died, or must be taken for dead, while it was at work on this request."""
+        self.deaths += (DeathNoted(name, num_tokens),)
+
+    def came_back(self, name: WorkerName) -> None:
+        """That very life goes on: it was silent or out of reach, and has not died."""
+        self.deaths = tuple(death for death in self.deaths if death.name != name)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its workers die too often for chance; no other shall be put at risk."""
+        # Tokens only become more: deaths at the latest place are those since the latest token.
+        latest = max((death.num_tokens for death in self.deaths), default=0)
+        num_in_a_row = sum(death.num_tokens == latest for death in self.deaths)
+        return num_in_a_row >= MAX_DEATHS_IN_A_ROW or len(self.deaths) >= MAX_DEATHS
+
+    @property
+    def may_go_on(self) -> bool:
+        return self.num_failed < MAX_ATTEMPTS and not self.is_suspect
+
+
+def settled_usage(
+    prompt: Usage | None, output: Usage | None, prompt_len: int, num_generated: int
+) -> Usage:
+    """The first attempt's cache counts, at most the prompt, and the last one's drafts; lengths are
+    the router's own."""
+    usage = Usage(prompt_len, num_generated)
+    if prompt is not None:
+        cached = prompt.cached.at_most(prompt_len)
+        usage = replace(usage, cached=cached, uncached=prompt.uncached)
+    if output is None:
+        return usage
+    accepted = min(output.accepted_tokens, num_generated)
+    return replace(usage, drafted_tokens=output.drafted_tokens, accepted_tokens=accepted)
+
+
+def uncached_tokens(usage: Usage, page_size: int) -> dict[str, int]:
+    """Tokens computed, by reason: pages times their size, the partial last page as it is."""
+    left = usage.prompt_tokens - usage.cached.total
+    found: dict[str, int] = {}
+    # The plan names reasons in the order of pages, so the last is the one that is cut short.
+    for some in usage.uncached:
+        tokens = min(left, some.pages * page_size)
+        if tokens:
+            found[some.reason] = found.get(some.reason, 0) + tokens
+            left -= tokens
+    return found

@@ -1,0 +1,245 @@
+"""Chooses the workers of a request's next attempt, and says when there is no further one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ferryman.cache.resume import max_resume_pages
+from ferryman.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    FerrymanError,
+    RequestIdInUse,
+    Suspect,
+    Unavailable,
+)
+from ferryman.handoff.request import RequestState
+from ferryman.runtime.logs import Tail
+from ferryman.wire.nats.heartbeat import PREFILL
+from ferryman.wire.redis.index import NodePrefix
+from ferryman_router.request.attempt import RouterAttempt
+from ferryman_router.request.attempt_result import (
+    AttemptCount,
+    CutOff,
+    Fatal,
+    LostAttempt,
+    NoCapacity,
+    RetriesExhausted,
+    Retryable,
+    WorkerDrains,
+    WorkerLost,
+)
+from ferryman_router.request.context import RouterContext
+from ferryman_router.routing.fleet import WorkerName
+from ferryman_router.routing.generate_request import PageKeyCache, TokenizedRequest
+from ferryman_router.routing.queue import QueuePosition, Ticket
+from ferryman_router.routing.routing_policy import Explanation, RoutingRequest
+
+log = logging.getLogger(__name__)
+
+MAX_AVOID_SECONDS = 1.0
+# Tries to hand a request off by the worker that drains, before its tokens are computed again.
+MAX_MOVES = 3
+# Workers keep clocks of their own: so much earlier than here a deadline may have passed there.
+DEADLINE_MARGIN_SECONDS = 1.0
+
+
+class RequestPlacement:
+    """Of one request. `chains` are the keys of the prompt, and of what was generated when its
+    latest attempt was placed; `tries` is what it has been through. `kept_by` is the decode worker
+    that drains and keeps its state."""
+
+    def __init__(self, asked: TokenizedRequest, ctx: RouterContext) -> None:
+        self._asked, self._ctx = asked, ctx
+        self.tries = AttemptCount()
+        self.kept_by: WorkerName | None = None
+        self._num_moves = 0
+        self._excluded: dict[WorkerName, float] = {}
+        self._standing = self._placed_as = QueuePosition.NEW
+        self.chains = PageKeyCache(asked.token_ids, asked.key_salt, asked.adapter)
+
+    async def place(self, generated: Sequence[int], *, attempt: int) -> Explanation:
+        """Waits for a pair of workers. Raises Exhausted when there is no room for it in time, or
+        NoWorker when a role is empty."""
+        asked, self.chains = self._asked, self.chains_with(generated)
+        ticket = Ticket(
+            asked.request_id,
+            asked.tenant.name,
+            asked.arrived,
+            asked.deadline,
+            priority=asked.options.priority,
+            share=self._ctx.quotas.share(asked.tenant.name),
+        )
+        computes_all = asked.params.prompt_logprobs is not None and not len(generated)
+        is_kept = self.kept_by is not None
+        cache_index = {} if computes_all or is_kept else await self._cache_index()
+        asking = RoutingRequest(
+            self.chains,
+            len(self.chains.token_ids),
+            max_tokens=asked.params.max_tokens - len(generated),
+            cache_index=cache_index,
+            excluded=self._still_excluded,
+            shared_by=asked.sharing.decode,
+            kept_by=self.kept_by,
+            computes_all=computes_all,
+        )
+        # A request that comes here again was accepted by a worker, unless it was turned away.
+        self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
+        return await self._ctx.dispatcher.place(
+            ticket, asking, attempt=attempt, standing=self._placed_as
+        )
+
+    def chains_with(self, generated: Sequence[int]) -> PageKeyCache:
+        """Of the prompt, and of what was generated so far."""
+        behind = np.array(generated, dtype="<u4")
+        return self.chains.extended(np.concatenate([self._asked.token_ids, behind]))
+
+    async def _cache_index(self) -> Mapping[str, NodePrefix]:
+        """The part of this prompt that each node holds; asked once, for the state in use."""
+        for worker in self._ctx.fleet.usable(PREFILL, self._ctx.clock()):
+            state = worker.beat.state
+            reusable = max_resume_pages(len(self.chains.token_ids), state.page_size)
+            chain = self.chains.of(state)[:reusable]
+            if not worker.beat.node or not chain:
+                continue
+            return await self._ctx.index.usable_pages(chain, state.resume_shape)
+        return {}
+
+    def _still_excluded(self) -> frozenset[WorkerName]:
+        found = ((self._ctx.fleet.get(name), heard) for name, heard in self._excluded.items())
+        return frozenset(w.name for w, heard in found if w is not None and w.last_heard == heard)
+
+    # How attempts went.
+
+    def on_lost_attempt(
+        self,
+        verdict: LostAttempt,
+        explanation: Explanation,
+        attempt: RouterAttempt | None,
+        *,
+        stage: RequestState,
+        num_tokens: int,
+    ) -> None:
+        """Prepares the next attempt, behind so many tokens; raises the error of a request that
+        shall have none. `attempt` is None where a worker had left before it was asked."""
+        has_begun = attempt is not None and attempt.has_begun
+        if attempt is not None and attempt.is_move and not attempt.is_handed_off:
+            return self._move_failed(verdict, attempt)
+        # Another worker had the state since, and only that one's word counts now.
+        self.kept_by = None
+        match verdict:
+            case WorkerDrains():
+                assert attempt is not None, "a worker was asked"
+                self.kept_by, self._num_moves = attempt.decode, 0
+                self._ctx.metrics.retries.labels("drained").inc()
+            case NoCapacity(error):
+                assert attempt is not None, "a worker was asked"
+                self._no_capacity(attempt.refused_by, error)
+            case WorkerLost():
+                self._worker_lost(explanation, verdict, stage=stage, num_tokens=num_tokens)
+            case CutOff() if has_begun:
+                self._cut_off(explanation, verdict, stage=stage)
+            case Retryable(DeadlineExceeded() as error) if self._is_nearly_over():
+                raise error
+            case Retryable(RequestIdInUse() as error) if not num_tokens:
+                raise error  # under another id it can be served
+            case Retryable(Unavailable()) if not has_begun:
+                assert attempt is not None, "a worker was asked"
+                self._ctx.fleet.suspect(attempt.refused_by)
+                self._not_reached(explanation)
+            case Retryable():
+                self._failed(explanation, verdict, stage=stage)
+            case CutOff():
+                self._not_reached(explanation)
+            case Fatal(error):
+                raise error
+
+    def _move_failed(self, verdict: LostAttempt, attempt: RouterAttempt) -> None:
+        """Nothing is lost: the state is kept for another try, or the tokens are computed again.
+
+        Not counted for the request: a worker that drains is no failure of its own.
+        """
+        self._num_moves += 1
+        log.warning("a request was not moved attempt=%s: %s", attempt.name, verdict.error)
+        if isinstance(verdict, NoCapacity):
+            wait = min(MAX_AVOID_SECONDS, verdict.error.retry_after_seconds)
+            self._ctx.fleet.avoid(attempt.refused_by, self._ctx.clock() + wait)
+        elif isinstance(verdict, Retryable | Fatal) or self._num_moves >= MAX_MOVES:
+            self.kept_by = None
+        self._ctx.metrics.retries.labels("not_moved").inc()
+
+    def _is_nearly_over(self) -> bool:
+        """Whether a worker may have seen the caller's own deadline pass."""
+        return self._ctx.clock() >= self._asked.deadline - DEADLINE_MARGIN_SECONDS
+
+    def _no_capacity(self, worker: WorkerName, error: Exhausted) -> None:
+        """No room there for a while."""
+        wait = min(MAX_AVOID_SECONDS, error.retry_after_seconds)
+        self._ctx.fleet.avoid(worker, self._ctx.clock() + wait)
+        self._ctx.metrics.retries.labels("no_room").inc()
+        if self._placed_as is not QueuePosition.UNDER_WAY:
+            self._standing = QueuePosition.TURNED_AWAY
+
+    def _worker_lost(
+        self, explanation: Explanation, lost: WorkerLost, *, stage: RequestState, num_tokens: int
+    ) -> None:
+        """Another worker shall go on, behind so many tokens. Raises Suspect when too many died.
+
+        Not charged to the budget: one death fails many requests, and none of them is to blame.
+        """
+        if lost.was_running:
+            self.tries.ran_at_a_death(lost.name, num_tokens)
+        self._note(explanation, lost.error, stage, cause="worker_lost")
+        if self.tries.is_suspect:
+            num_deaths = len(self.tries.deaths)
+            raise Suspect(f"{num_deaths} workers died while they ran this request: {lost.error}")
+
+    def _cut_off(self, explanation: Explanation, cut: CutOff, *, stage: RequestState) -> None:
+        """Another pair shall try. Raises when this request has been tried often enough.
+
+        Not charged to the budget, for one connection carries many requests; but counted for this
+        one, so that a request that breaks every connection ends.
+        """
+        self._exclude(explanation)
+        self.tries.failed()
+        self._note(explanation, cut.error, stage, cause="cut_off")
+        if not self.tries.may_go_on:
+            raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {cut.error}")
+
+    def _not_reached(self, explanation: Explanation) -> None:
+        """Nothing was done: another pair shall try, or the same one after its next beats."""
+        self._exclude(explanation)
+        self._ctx.metrics.retries.labels("not_reached").inc()
+
+    def _failed(self, explanation: Explanation, spoiled: Retryable, *, stage: RequestState) -> None:
+        """Another pair shall try. Raises when there shall be no other attempt."""
+        error = spoiled.error
+        self._exclude(explanation)
+        self.tries.failed()
+        self._note(explanation, error, stage, cause=error.reason)
+        in_flight = self._ctx.num_in_flight()
+        has_budget = self._ctx.budget.try_take(self._asked.request_id, in_flight)
+        if not self.tries.may_go_on or not has_budget:
+            raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {error}")
+
+    def _exclude(self, explanation: Explanation) -> None:
+        """This pair failed: not again for this request, until it has been heard of since."""
+        for name in (explanation.chosen.prefill, explanation.chosen.decode):
+            if (worker := self._ctx.fleet.get(name)) is not None:
+                self._excluded[name] = worker.last_heard
+
+    def _note(
+        self, explanation: Explanation, error: FerrymanError, stage: RequestState, *, cause: str
+    ) -> None:
+        tail = Tail(
+            id=self._asked.request_id,
+            attempt=explanation.attempt,
+            state=stage,
+            reason=error.reason,
+            message=error,
+        )
+        log.warning("attempt lost %s", tail)
+        self._ctx.metrics.retries.labels(cause).inc()

@@ -1,0 +1,234 @@
+"""A request's stage, and the lifecycle events that tell of it: small, readable, never content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferryman.handoff.chain_prints import chain_prints, encode_prints
+from ferryman.handoff.lifecycle import LifecycleEntry
+from ferryman.handoff.request import (
+    RequestCancelled,
+    RequestEvent,
+    RequestState,
+    next_state,
+    reached,
+)
+from ferryman.runtime.lifecycle import Fact, LifecyclePublisher
+from ferryman.schedule.request import FinishReason
+from ferryman.wire.nats.heartbeat import ServedState
+from ferryman.wire.public import RouteCandidate, RouteExplanation
+from ferryman.wire.values import Usage
+from ferryman_router.routing.fleet import WorkerName
+from ferryman_router.routing.forecast import LatencyTracker
+from ferryman_router.routing.generate_request import Caller, PageKeyCache, TokenizedRequest
+from ferryman_router.routing.routing_policy import Explanation, RouteChoice
+
+
+class RequestHistory:
+    """How far one request has come by the lifecycle law, and the events that tell of it.
+
+    `attempt` is the number of the latest attempt; 0 before the first. A request that began at
+    another router has one from there.
+    """
+
+    def __init__(self, caller: Caller, lifecycle: LifecyclePublisher, attempt: int = 0) -> None:
+        self._caller, self._lifecycle = caller, lifecycle
+        self.state = RequestState.RECEIVED
+        self.attempt = attempt
+
+    def enter(self, event: RequestEvent) -> None:
+        self.state = next_state(self.state, event)
+
+    def reach(self, stage: RequestState) -> None:
+        """A stage was seen; what it implies has happened too."""
+        self.state = reached(self.state, stage)
+
+    def received(
+        self, asked: TokenizedRequest, chains: PageKeyCache, state: ServedState | None
+    ) -> None:
+        past, facts = asked.past, dict[str, Fact]()
+        if past.router_id:
+            facts = {"from": past.router_id, "offset": len(past.token_ids)}
+        self._publish(
+            "taken_over" if past.router_id else "received",
+            **facts,
+            tokens=asked.prompt_len,
+            tenant=asked.tenant.name,
+            deadline_ms=int(asked.caller.deadline_seconds * 1000),
+            state=state_mark(state),
+            **name_facts(asked.caller),
+            **chain_facts(chains, state),
+        )
+
+    def migrated(self, before: WorkerName, after: WorkerName, offset: int) -> None:
+        workers = {"from": before.worker_id, "to": after.worker_id}
+        self._publish("migrated", **workers, offset=offset)
+
+    def routed(self, explanation: Explanation) -> None:
+        self._publish("routed", **routed_facts(explanation))
+
+    def finished(
+        self,
+        reason: FinishReason,
+        usage: Usage,
+        pace: LatencyTracker,
+        chains: PageKeyCache,
+        state: ServedState | None,
+    ) -> None:
+        self._publish(
+            "finished", **finished_facts(reason, usage, pace), **chain_facts(chains, state)
+        )
+
+    def broken(
+        self, event: RequestEvent, stage: RequestState, reason: str, offset: int, cause: str
+    ) -> None:
+        """The answer ended at `offset`: cancelled, failed, or rejected where none was attempted."""
+        told: dict[str, Fact] = {"stage": str(stage), "reason": reason, "offset": offset}
+        if isinstance(event, RequestCancelled):
+            self._publish("cancelled", **told, cause=cause)
+        else:
+            self._publish("failed" if self.attempt else "rejected", **told)
+
+    def _publish(self, event: str, **facts: Fact) -> None:
+        self._lifecycle.publish(
+            self._caller.request_id,
+            max(1, self.attempt),
+            event,
+            traceparent=self._caller.traceparent,
+            **facts,
+        )
+
+
+def state_mark(state: ServedState | None) -> str:
+    """Short words for the state that is served: another model, or another layout, has others."""
+    return state.digest[:8] if state is not None else ""
+
+
+def routed_facts(explanation: Explanation) -> dict[str, Fact]:
+    """The choice and the runner-up with their numbers: `past_routes` reads them again."""
+    facts = _choice_facts(explanation.chosen, "")
+    if explanation.others:
+        facts |= _choice_facts(explanation.others[0], "next_")
+    return facts
+
+
+def _choice_facts(choice: RouteChoice, prefix: str) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {
+        "prefill": choice.prefill.worker_id,
+        "decode": choice.decode.worker_id,
+        "total_ms": _ms(choice.total_seconds),
+        "queue_ms": _ms(choice.queue_seconds),
+        "fetch_ms": _ms(choice.arrival.fetch_seconds),
+        "load_ms": _ms(choice.arrival.load_seconds),
+        "prefill_ms": _ms(choice.prefill_seconds),
+        "handoff_ms": _ms(choice.handoff_seconds),
+        "row_ms": _ms(choice.row_seconds),
+        "recompute_ms": _ms(choice.arrival.recompute_seconds),
+        "usable_tokens": choice.cached.by_tier,
+        "plane": choice.plane,
+    }
+    return {f"{prefix}{name}": fact for name, fact in facts.items()}
+
+
+def shown_route(explanation: Explanation) -> RouteExplanation:
+    """A route of a request that is still known here, with all that else there was."""
+    others = tuple(_shown_candidate(other) for other in explanation.others)
+    return RouteExplanation(explanation.attempt, _shown_candidate(explanation.chosen), others)
+
+
+def _shown_candidate(candidate: RouteChoice) -> RouteCandidate:
+    return RouteCandidate(
+        candidate.prefill.worker_id,
+        candidate.decode.worker_id,
+        candidate.queue_seconds,
+        candidate.arrival.load_seconds,
+        candidate.prefill_seconds,
+        candidate.handoff_seconds,
+        candidate.total_seconds,
+        candidate.usable_tokens,
+        candidate.cached.host,
+        fetch_seconds=candidate.arrival.fetch_seconds,
+        row_seconds=candidate.row_seconds,
+        recompute_seconds=candidate.arrival.recompute_seconds,
+        device_tokens=candidate.cached.device,
+        storage_tokens=candidate.cached.storage,
+        peer_tokens=candidate.cached.peer,
+        plane=candidate.plane,
+    )
+
+
+def past_routes(events: Sequence[LifecycleEntry]) -> list[RouteExplanation]:
+    """One for each attempt: the choice, and the runner-up where there was one."""
+    routed = [event for event in events if event.name == "routed"]
+    return [
+        RouteExplanation(
+            event.attempt,
+            _candidate(event.facts, ""),
+            (_candidate(event.facts, "next_"),) if "next_prefill" in event.facts else (),
+        )
+        for event in routed
+    ]
+
+
+def _candidate(facts: Mapping[str, Any], prefix: str) -> RouteCandidate:
+    def seconds(name: str) -> float:
+        return float(facts.get(f"{prefix}{name}_ms", 0.0)) / 1000
+
+    tiers = facts.get(f"{prefix}usable_tokens")
+    tokens: dict[str, int] = tiers if isinstance(tiers, dict) else {}
+    return RouteCandidate(
+        prefill_worker_id=str(facts.get(f"{prefix}prefill", "")),
+        decode_worker_id=str(facts.get(f"{prefix}decode", "")),
+        queue_seconds=seconds("queue"),
+        load_seconds=seconds("load"),
+        prefill_seconds=seconds("prefill"),
+        handoff_seconds=seconds("handoff"),
+        total_seconds=seconds("total"),
+        usable_tokens=sum(tokens.values()),
+        host_tokens=tokens.get("host", 0),
+        fetch_seconds=seconds("fetch"),
+        row_seconds=seconds("row"),
+        recompute_seconds=seconds("recompute"),
+        device_tokens=tokens.get("device", 0),
+        storage_tokens=tokens.get("storage", 0),
+        peer_tokens=tokens.get("peer", 0),
+        plane=str(facts.get(f"{prefix}plane", "")),
+    )
+
+
+def name_facts(caller: Caller) -> dict[str, Fact]:
+    """The caller's name of the request, by which `trace` finds it, and how often it was sent
+    before: it may have other lives, at routers that are gone."""
+    facts: dict[str, Fact] = {}
+    if caller.correlation_id:
+        facts["correlation_id"] = caller.correlation_id
+    if caller.num_sent_before:
+        facts["sent_before"] = caller.num_sent_before
+    return facts
+
+
+def finished_facts(reason: FinishReason, usage: Usage, pace: LatencyTracker) -> dict[str, Fact]:
+    return {
+        "reason": str(reason),
+        "prompt": usage.prompt_tokens,
+        "tokens": usage.completion_tokens,
+        "cached": usage.cached.by_tier,
+        "drafted": usage.drafted_tokens,
+        "accepted": usage.accepted_tokens,
+        "ttft_ms": _ms(pace.first_seconds or 0.0),
+        "itl_p50_ms": _ms(pace.gap_quantile(0.5)),
+        "itl_p99_ms": _ms(pace.gap_quantile(0.99)),
+    }
+
+
+def chain_facts(chains: PageKeyCache, state: ServedState | None) -> dict[str, Fact]:
+    """The prints by which a simulator sees shared prefixes; none while there is no worker."""
+    if state is None:
+        return {}
+    prints = encode_prints(chain_prints(chains.of(state)))
+    return {"page_size": state.page_size, "chain": prints}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

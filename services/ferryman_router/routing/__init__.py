@@ -1,0 +1,1 @@
+"""The choice of a worker for each request: fleet, queue, forecast, policy."""

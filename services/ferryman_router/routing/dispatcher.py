@@ -1,0 +1,210 @@
+"""Gives waiting requests their workers, as soon as there are any with room.
+
+Every request passes through the queue: one that could be placed at once joins and leaves it in one
+go, so that fairness is decided in one place. A request stays here until a worker can begin it soon
+(late binding). One that would not be answered in time is refused: at once when that can be
+foreseen, and before anything is computed in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ferryman.errors import DeadlineExceeded, FerrymanError, NoWorker, Overloaded
+from ferryman.runtime.ticks import seconds_to_tick
+from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.forecast import Forecast, Need, retry_seconds
+from ferryman_router.routing.queue import QueuePosition, RolePatience, Ticket, WaitQueue
+from ferryman_router.routing.routing_policy import (
+    Explanation,
+    RoutingCosts,
+    RoutingRequest,
+    choose,
+    least_prefill,
+)
+
+TICK_SECONDS = 0.05
+IDLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    ticket: Ticket
+    asking: RoutingRequest
+    attempt: int
+    need: Need
+    placed: asyncio.Future[Explanation]
+
+    def refuse(self, error: FerrymanError) -> None:
+        """Unless its client has left in the same moment."""
+        if not self.placed.done():
+            self.placed.set_exception(error)
+
+
+class Dispatcher:
+    """One queue, one fleet. `patience` is how long a role may be without a worker; `forecast` is
+    told of every request that was served."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        queue: WaitQueue,
+        *,
+        costs: RoutingCosts,
+        patience: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet, self._queue, self._costs = fleet, queue, costs
+        self._patience, self._clock = RolePatience(patience), clock
+        self.forecast = Forecast()
+        self._waiting: dict[str, _Waiting] = {}
+        self._has_come = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def queue_seconds(self) -> float:
+        """The predicted time until those that wait now have been served."""
+        return self.forecast.rate.seconds_for(self._queue.cost, self._clock())
+
+    def retry_seconds(self) -> float:
+        """The same, as a hint to those that come later."""
+        return retry_seconds(self.queue_seconds())
+
+    async def place(
+        self, ticket: Ticket, asking: RoutingRequest, *, attempt: int, standing: QueuePosition
+    ) -> Explanation:
+        """Waits for a pair of workers, which are the attempt's until `leave`.
+
+        Raises QueueFull, Overloaded when it would not be answered in time, or NoWorker when a role
+        is empty. One that was here before has been accepted: it always has a place, and is not
+        refused for want of time once it is under way.
+        """
+        placed: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
+        need = self._join(ticket, asking, standing)
+        self._waiting[ticket.request_id] = _Waiting(ticket, asking, attempt, need, placed)
+        self._has_come.set()
+        try:
+            self.serve()
+            return await placed
+        except BaseException:
+            # It may have been placed in the moment in which its client left.
+            if placed.done() and not placed.cancelled() and placed.exception() is None:
+                self.leave(ticket.request_id, placed.result())
+            raise
+        finally:
+            self._queue.leave(ticket.request_id, ticket.tenant)
+            self._waiting.pop(ticket.request_id, None)
+
+    def leave(self, request_id: str, explanation: Explanation) -> None:
+        """The attempt is over: its workers have room for another one. May be said twice."""
+        chosen = explanation.chosen
+        for name in (chosen.prefill, chosen.decode):
+            self._fleet.release(name, attempt_name(request_id, explanation.attempt))
+
+    def _join(self, ticket: Ticket, asking: RoutingRequest, standing: QueuePosition) -> Need:
+        now = self._clock()
+        num_tokens, seconds = least_prefill(self._fleet, asking, costs=self._costs, now=now)
+        need = Need(seconds, self.forecast.output_tokens(asking.max_tokens))
+        ticket = replace(ticket, cost=num_tokens + need.output_tokens)
+        match standing:
+            case QueuePosition.UNDER_WAY:
+                self._queue.rejoin(ticket)
+            case QueuePosition.TURNED_AWAY:
+                self._queue.put_back(ticket)
+            case QueuePosition.NEW:
+                self._check_in_time(ticket, need, now)
+                self._queue.check_room(ticket.tenant, self.retry_seconds())
+                self._queue.join(ticket)
+        return need
+
+    def _check_in_time(self, ticket: Ticket, need: Need, now: float) -> None:
+        """An empty queue takes every request: so a wrong forecast is found out."""
+        if not len(self._queue):
+            return
+        before = self._queue.cost_before(ticket.tenant)
+        late = self.forecast.seconds_too_late(need, before, ticket.deadline - now, now)
+        if late > 0:
+            message = f"{len(self._queue)} requests wait: this one would not be answered in time"
+            raise Overloaded(message, retry_seconds(late))
+
+    async def run(self, look: Callable[[float], None], is_busy: Callable[[], bool]) -> None:
+        """Looks again now and then: what makes room is seldom announced.
+
+        Nothing has to be seen soon where no request waits or `is_busy`: then it looks once a second
+        until a request comes. Whether a role has workers is seen when they come and go.
+        """
+        while True:
+            if not self._waiting and not is_busy():
+                self._has_come.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds_to_tick(IDLE_SECONDS)):
+                        await self._has_come.wait()
+            if self._waiting or is_busy():
+                await asyncio.sleep(TICK_SECONDS)
+            self.serve()
+            look(self._clock())
+
+    def serve(self) -> None:
+        """Places the requests that can be placed; called whenever there may be news."""
+        now = self._clock()
+        for ticket in self._queue.expire(now):
+            self._waiting[ticket.request_id].refuse(
+                DeadlineExceeded("the deadline passed in the queue")
+            )
+        while any(self._try_place(ticket, now) for ticket in self._queue.heads()):
+            pass
+        self.forecast.rate.looked(now, is_waiting=len(self._queue) > 0)
+        self._patience.look(self._fleet, now)
+        if (role := self._patience.exhausted(now)) is not None:
+            self._refuse_all(NoWorker(f"no {role} worker is ready, and none came in time"))
+
+    def _try_place(self, ticket: Ticket, now: float) -> bool:
+        """Whether the ticket left the queue: to be served, or because it is too late for that."""
+        waiting = self._waiting[ticket.request_id]
+        explanation = choose(
+            self._fleet, waiting.asking, attempt=waiting.attempt, costs=self._costs, now=now
+        )
+        if explanation is None:
+            return False
+        if self._is_in_vain(ticket, waiting.need, now):
+            self._queue.leave(ticket.request_id, ticket.tenant)
+            message = "it waited for too long: it would not be answered in time any more"
+            waiting.refuse(Overloaded(message, self.retry_seconds()))
+            return True
+        self._take(ticket, now)
+        if not waiting.placed.done():
+            # Counted before the next one is placed: it may not count on the same room.
+            chosen, name = explanation.chosen, attempt_name(ticket.request_id, waiting.attempt)
+            self._fleet.claim(
+                chosen.prefill, name, waiting.asking.prompt_len - chosen.usable_tokens
+            )
+            if chosen.decode != chosen.prefill:  # one worker has one claim, for a row and its work
+                self._fleet.claim(chosen.decode, name, 0)
+            waiting.placed.set_result(explanation)
+        return True
+
+    def _is_in_vain(self, ticket: Ticket, need: Need, now: float) -> bool:
+        """A place for one that will be too late is a place less for one that will not. Where no
+        other waits it costs nothing; and what was begun before is never given up here."""
+        if len(self._queue) == 1 or self._queue.has_returned(ticket):
+            return False
+        return self.forecast.is_hopeless(need, ticket.deadline - now)
+
+    def _take(self, ticket: Ticket, now: float) -> None:
+        if not self._queue.has_returned(ticket):
+            self.forecast.rate.taken(ticket.cost, now)
+        self._queue.take(ticket)
+
+    def _refuse_all(self, error: NoWorker) -> None:
+        for waiting in self._waiting.values():
+            self._queue.leave(waiting.ticket.request_id, waiting.ticket.tenant)
+            waiting.refuse(error)
+
+
+def attempt_name(request_id: str, attempt: int) -> str:
+    """As workers call it, too."""
+    return f"{request_id}.{attempt}"

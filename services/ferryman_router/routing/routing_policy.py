@@ -1,0 +1,332 @@
+"""Chooses the pair of workers for a request: the one with the least predicted seconds. Pure.
+
+    seconds(prefill, decode) =  queue    tokens before it at the prefill worker x seconds per token
+                             +  fetch    bytes that storage or a peer has x seconds per byte
+                             +  load     bytes that the host then has x seconds per byte
+                             +  prefill  tokens that no tier has kept x seconds per token
+                             +  handoff  tokens that decode does not hold x seconds per token
+                             +  row      the wait for a row at decode
+
+The numbers of the choice and of what else there was are the explanation; they are never computed
+a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ferryman.cache.manifest import Kind
+from ferryman.handoff.usage import CachedTokens
+from ferryman.wire.nats.heartbeat import BOTH, DECODE, PREFILL, Heartbeat
+from ferryman.wire.plane_values import GRPC, LOCAL, NIXL
+from ferryman.wire.redis.index import NodePrefix
+from ferryman_router.routing.fleet import Fleet, FleetWorker, WorkerName
+from ferryman_router.routing.generate_request import PageKeyCache
+from ferryman_router.routing.prefix_sources import (
+    NO_REACH,
+    FetchRates,
+    PrefixFetch,
+    PrefixReach,
+    best_prefix_fetch,
+)
+
+MAX_EXPLAINED = 8
+PLANES = (LOCAL, NIXL, GRPC)  # the fastest first
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingCosts:
+    """Guesses for what workers and host-caches have not measured, or not said, yet.
+
+    A prefill worker with work for `soon_seconds` gets no more: what waits there waits in the
+    order of its arrival, and only what waits here can still go elsewhere, or let others pass.
+    """
+
+    prefill_seconds_per_token: float = 1e-3
+    load_seconds_per_byte: float = 1 / 5e9
+    storage_seconds_per_byte: float = 1 / 1e9
+    peer_seconds_per_byte: float = 1 / 5e8
+    bytes_per_token: float = 100_000
+    handoff_seconds_per_token: float = 5e-5
+    step_seconds: float = 0.02
+    soon_seconds: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRequest:
+    """A request as the policy sees it. `cache_index` says by node how much of it is where, and
+    `max_tokens` how many tokens may still be generated.
+
+    `excluded` is asked at each try: who failed this request is given another chance in time.
+    `shared_by` is the decode worker that holds the whole prompt, from another answer to it: cache
+    events may not have said so yet, and they never speak of its end. `kept_by` is the decode worker
+    that drains and keeps the state of all tokens but the last: only it can hand them off.
+    A prompt that is to be scored `computes_all` of its tokens at prefill, whatever is cached there.
+    """
+
+    chains: PageKeyCache
+    prompt_len: int
+    max_tokens: int = 1
+    cache_index: Mapping[str, NodePrefix] = field(default_factory=dict)
+    excluded: Callable[[], frozenset[WorkerName]] = frozenset
+    shared_by: WorkerName | None = None
+    kept_by: WorkerName | None = None
+    computes_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """A pair of workers, the seconds predicted for it, and where the prefix would come from."""
+
+    prefill: WorkerName
+    decode: WorkerName
+    queue_seconds: float
+    prefill_seconds: float
+    handoff_seconds: float
+    row_seconds: float
+    arrival: PrefixFetch
+    plane: str
+
+    @property
+    def total_seconds(self) -> float:
+        arrival = self.arrival.fetch_seconds + self.arrival.load_seconds
+        at_prefill = self.queue_seconds + arrival + self.prefill_seconds
+        return at_prefill + self.handoff_seconds + self.row_seconds
+
+    @property
+    def cached(self) -> CachedTokens:
+        return self.arrival.cached
+
+    @property
+    def usable_tokens(self) -> int:
+        """The prefix that need not be computed."""
+        return self.cached.total
+
+    @property
+    def is_worth_fetching(self) -> bool:
+        """Whether storage or a peer has some of it."""
+        return self.cached.storage + self.cached.peer > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One decision: the choice, and the best of what else there was."""
+
+    attempt: int
+    chosen: RouteChoice
+    others: tuple[RouteChoice, ...]
+
+
+def choose(
+    fleet: Fleet, asking: RoutingRequest, *, attempt: int, costs: RoutingCosts, now: float
+) -> Explanation | None:
+    """The best pair; None while no ready pair has room and keeps the same kind of state."""
+    if asking.kept_by is not None and (source := fleet.get(asking.kept_by)) is not None:
+        return _best(attempt, _moves(fleet, source, asking, costs, now))
+    prefills = [one for one in fleet.usable(PREFILL, now) if _starts_soon(one, costs)]
+    decodes = [one for one in fleet.usable(DECODE, now) if _has_row(one)]
+    if not prefills or not decodes:
+        return None  # as a rule while requests wait, so it is seen before anything is reckoned
+    excluded = asking.excluded()
+    candidates = (
+        _candidate(prefill, decode, arrival, asking, costs)
+        for prefill, arrival in _arrivals(prefills, fleet.host_caches(), asking, costs)
+        for decode in decodes
+        if excluded.isdisjoint((prefill.name, decode.name)) and _may_serve(prefill, decode, asking)
+    )
+    return _best(attempt, candidates)
+
+
+def _best(attempt: int, candidates: Iterable[RouteChoice]) -> Explanation | None:
+    ordered = sorted(
+        candidates, key=lambda c: (c.total_seconds, c.prefill.worker_id, c.decode.worker_id)
+    )
+    if not ordered:
+        return None
+    return Explanation(attempt, ordered[0], tuple(ordered[1:MAX_EXPLAINED]))
+
+
+def takers(fleet: Fleet, leaving: FleetWorker, prompt_len: int, now: float) -> list[FleetWorker]:
+    """The decode workers with room to which a draining one could hand off a request of so many
+    tokens."""
+    return [
+        decode
+        for decode in fleet.usable(DECODE, now)
+        if decode.name != leaving.name
+        and decode.beat.state == leaving.beat.state
+        and prompt_len <= decode.beat.max_len
+        and _has_row(decode)
+    ]
+
+
+def _moves(
+    fleet: Fleet,
+    source: FleetWorker,
+    asking: RoutingRequest,
+    costs: RoutingCosts,
+    now: float,
+) -> Iterator[RouteChoice]:
+    """Hand-offs by the worker that keeps the state: nothing waits there, and nothing is
+    computed."""
+    kept = asking.prompt_len - 1
+    arrival = best_prefix_fetch(
+        PrefixReach(kept, kept, kept, kept, kept), _rates(source.beat, None, costs)
+    )
+    excluded = asking.excluded()
+    for decode in takers(fleet, source, asking.prompt_len, now):
+        if decode.name not in excluded:
+            choice = _candidate(source, decode, arrival, asking, costs)
+            yield replace(choice, queue_seconds=0.0, prefill_seconds=0.0, plane=GRPC)
+
+
+def longest_request(fleet: Fleet) -> int:
+    """The longest request that some pair, busy or not, can hold; 0 while there is no pair."""
+    prefills = [worker.beat for worker in fleet if worker.beat.serves(PREFILL)]
+    decodes = [worker.beat for worker in fleet if worker.beat.serves(DECODE)]
+    pairs = ((p, d) for p in prefills for d in decodes if _is_pair(p, d))
+    return max((min(p.max_len, d.max_len) for p, d in pairs), default=0)
+
+
+def least_prefill(
+    fleet: Fleet, asking: RoutingRequest, *, costs: RoutingCosts, now: float
+) -> tuple[int, float]:
+    """Tokens to compute, and seconds for them, at the worker that needs the least; busy or not."""
+    hosts = fleet.host_caches()
+    arrivals = _arrivals(fleet.usable(PREFILL, now), hosts, asking, costs)
+    uncached = (
+        (asking.prompt_len - arrival.cached.total, _seconds_per_token(prefill.beat, costs))
+        for prefill, arrival in arrivals
+    )
+    needs = [(num_tokens, num_tokens * seconds) for num_tokens, seconds in uncached]
+    return min(needs, key=lambda need: need[1], default=(asking.prompt_len, 0.0))
+
+
+def _starts_soon(prefill: FleetWorker, costs: RoutingCosts) -> bool:
+    """Whether a prompt sent there is begun when those before it are, or nearly so.
+
+    By this router's own claims: until a worker has planned a prompt, its beats count the cached
+    part of it, too, and would keep prompts away for which there is nothing to compute.
+    """
+    has_row = prefill.num_requests < prefill.beat.max_running
+    seconds = prefill.claimed_tokens * _seconds_per_token(prefill.beat, costs)
+    return has_row and seconds <= costs.soon_seconds
+
+
+def _has_row(decode: FleetWorker) -> bool:
+    """Whether it holds fewer requests, running and reserved, than it has rows for."""
+    return decode.num_requests < max(decode.beat.max_running, decode.beat.max_requests)
+
+
+def _may_serve(prefill: FleetWorker, decode: FleetWorker, asking: RoutingRequest) -> bool:
+    fits = asking.prompt_len <= min(prefill.beat.max_len, decode.beat.max_len)
+    return fits and _is_pair(prefill.beat, decode.beat)
+
+
+def _is_pair(prefill: Heartbeat, decode: Heartbeat) -> bool:
+    """Whether one can hand over to the other. A worker that does both decodes what it prefills."""
+    is_one = prefill.worker_id == decode.worker_id
+    return prefill.state == decode.state and is_one == (BOTH in (prefill.role, decode.role))
+
+
+def _arrivals(
+    prefills: Iterable[FleetWorker],
+    hosts: Mapping[str, Heartbeat],
+    asking: RoutingRequest,
+    costs: RoutingCosts,
+) -> Iterator[tuple[FleetWorker, PrefixFetch]]:
+    for prefill in prefills:
+        host = hosts.get(prefill.beat.node)
+        threshold = host.prefetch_threshold if host is not None else 0
+        rates = _rates(prefill.beat, host, costs)
+        yield prefill, best_prefix_fetch(_reach(prefill, asking).fetching(threshold), rates)
+
+
+def _reach(prefill: FleetWorker, asking: RoutingRequest) -> PrefixReach:
+    """A node without a host-cache reaches as far as its device."""
+    if asking.computes_all:
+        return NO_REACH
+    page_size, keys = _page_size(prefill), asking.chains.of(prefill.beat.state)
+    device = prefill.cache_index.usable_tokens(keys, asking.prompt_len)
+    matched = device
+    if Kind.FULL in prefill.beat.state.kinds:
+        matched = min(prefill.cache_index.depth(keys) * page_size, asking.prompt_len - 1)
+    if not prefill.beat.node:
+        return PrefixReach(device, matched, device, device, device)
+    own = asking.cache_index.get(prefill.beat.node)
+    host = max(device, own.host_pages * page_size if own else 0)
+    # Its host-cache reads other nodes' objects as its own storage, at the same pace.
+    in_storage = max(own.usable_pages, own.shared_pages) if own else 0
+    storage = max(host, in_storage * page_size)
+    others = (
+        holding.usable_pages * page_size
+        for node_id, holding in asking.cache_index.items()
+        if node_id != prefill.beat.node and holding.node.address
+    )
+    return PrefixReach(device, matched, host, storage, max(storage, *others, 0))
+
+
+def _rates(prefill: Heartbeat, host: Heartbeat | None, costs: RoutingCosts) -> FetchRates:
+    storage = host.storage_seconds_per_byte if host is not None else 0.0
+    peer = host.peer_seconds_per_byte if host is not None else 0.0
+    return FetchRates(
+        load=prefill.load_seconds_per_byte or costs.load_seconds_per_byte,
+        storage=storage or costs.storage_seconds_per_byte,
+        peer=peer or costs.peer_seconds_per_byte,
+        bytes_per_token=prefill.page_bytes / prefill.state.page_size or costs.bytes_per_token,
+        snapshot_bytes=prefill.snapshot_bytes,
+        prefill=_seconds_per_token(prefill, costs),
+    )
+
+
+def _candidate(
+    prefill: FleetWorker,
+    decode: FleetWorker,
+    arrival: PrefixFetch,
+    asking: RoutingRequest,
+    costs: RoutingCosts,
+) -> RouteChoice:
+    per_token = _seconds_per_token(prefill.beat, costs)
+    at_decode = _held_at_decode(prefill, decode, asking)
+    return RouteChoice(
+        prefill.name,
+        decode.name,
+        queue_seconds=prefill.queue_tokens * per_token,
+        prefill_seconds=(asking.prompt_len - arrival.cached.total) * per_token,
+        handoff_seconds=(asking.prompt_len - at_decode) * costs.handoff_seconds_per_token,
+        row_seconds=_row_wait(decode, costs),
+        arrival=arrival,
+        plane=_plane(prefill.beat, decode.beat),
+    )
+
+
+def _seconds_per_token(prefill: Heartbeat, costs: RoutingCosts) -> float:
+    return prefill.seconds_per_token or costs.prefill_seconds_per_token
+
+
+def _plane(prefill: Heartbeat, decode: Heartbeat) -> str:
+    """The plane that the pair will agree on when decode reserves: the fastest that both have."""
+    both = frozenset(prefill.planes) & frozenset(decode.planes)
+    return next((plane for plane in PLANES if plane in both), "")
+
+
+def _held_at_decode(prefill: FleetWorker, decode: FleetWorker, asking: RoutingRequest) -> int:
+    """Tokens whose pages need not travel; a recurrent state does, but for siblings and within one
+    worker."""
+    if decode.name == asking.shared_by or decode.name == prefill.name:
+        return asking.prompt_len
+    depth = min(
+        decode.cache_index.depth(asking.chains.of(decode.beat.state)),
+        asking.prompt_len // _page_size(decode),
+    )
+    return depth * _page_size(decode) if Kind.FULL in decode.beat.state.kinds else 0
+
+
+def _page_size(worker: FleetWorker) -> int:
+    return worker.beat.state.page_size
+
+
+def _row_wait(decode: FleetWorker, costs: RoutingCosts) -> float:
+    """A fuller batch makes every step of everyone longer; beyond its rows there is a queue."""
+    step = decode.beat.step_seconds or costs.step_seconds
+    return step * decode.num_requests / max(1, decode.beat.max_running)

@@ -1,0 +1,269 @@
+"""Grouped-query attention over pages.
+
+q, k, v = x · Wqkv;   q, k rotated by position;   k, v written to their pages
+y = softmax(scale · q kᵀ + causal mask) v · Wo             (with sinks: one more score a head;
+                                                            scores may be capped by a tanh;
+                                                            with a gate: · sigmoid(gate) before Wo)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ferryman.model.layers.decoder_layers import LayerPlace
+from ferryman.model.layers.head_norms import load_head_norms, load_plain_head_norm
+from ferryman.model.layers.rotation import GrownQueries, RotaryEmbedding, load_rotary
+from ferryman.model.shapes.attention_shapes import (
+    AttentionShape,
+    HeadNorm,
+    NoPositions,
+    ValueSource,
+)
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.chunks import ChunkOfPages, chunks_of_positions, chunks_of_spans
+from ferryman.model.shapes.ranks import Group, share_of
+from ferryman.model.shapes.state import ModelState, PagedState
+from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.attention.paged_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+)
+from ferryman_kernels.ragged import Span
+
+
+class OutputGate(Protocol):
+    """The gate between the heads' outputs and the product that joins them."""
+
+    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Divides the output of q_proj into q [tokens, q_heads, head_dim] and the gate that
+        `pass_through` takes."""
+        ...
+
+    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        """`mixed` [tokens, q_heads, head_dim] multiplied by the gate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoGate:
+    """No gate: outputs pass unchanged."""
+
+    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        return projected, projected
+
+    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidGate:
+    """mixed · sigmoid(gate); each head of q is followed by a head of gate (Qwen3-Next)."""
+
+    def part(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, _, head_dim = projected.shape
+        q, gate = projected.reshape(tokens, -1, 2, head_dim).unbind(2)
+        return q.contiguous(), gate
+
+    def pass_through(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        return mixed * gate.sigmoid()
+
+
+def unchanged(heads: Tensor) -> Tensor:
+    """Values as they are projected."""
+    return heads
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """The attention mixer of layer `layer`. `qkv` yields all query heads, then key, then value
+    heads.
+
+    `sinks` [q_heads] in the accumulation dtype, or None. `norm_values` of [tokens, kv_heads,
+    head_dim].
+    """
+
+    layer: int
+    shape: AttentionShape
+    qkv: Linear
+    turn: RotaryEmbedding
+    sinks: Tensor | None
+    gate: OutputGate
+    out: Linear
+    norm_values: Callable[[Tensor], Tensor] = unchanged
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
+        q, gate = self._write(hidden, pages, table, batch.rows, batch.positions)
+        pages, table = pages.opened(table, q.dtype)
+        spans: Sequence[Span] = batch.spans
+        if self.shape.chunk_len:
+            table, spans = chunks_of_spans(table, spans, self._chunk(pages))
+        mixed = paged_attention_prefill(
+            q,
+            pages.key_pages,
+            pages.value_pages,
+            table,
+            spans,
+            self.shape.scale,
+            self.shape.window_len,
+            self.sinks,
+            self.shape.score_cap,
+            pages.scales,
+        )
+        return self.out(self.gate.pass_through(mixed, gate).flatten(1))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        pages, table = state.attention[self.layer], batch.page_tables[self.shape.kind]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        q, gate = self._write(hidden, pages, table, rows, batch.positions)
+        pages, table = pages.opened(table, q.dtype)
+        positions = batch.positions
+        if self.shape.chunk_len:
+            table, positions = chunks_of_positions(table, positions, self._chunk(pages))
+        mixed = paged_attention_decode(
+            q,
+            pages.key_pages,
+            pages.value_pages,
+            table,
+            positions,
+            self.shape.scale,
+            self.shape.window_len,
+            self.sinks,
+            self.shape.score_cap,
+            pages.scales,
+        )
+        return self.out(self.gate.pass_through(mixed, gate).flatten(1))
+
+    def _chunk(self, pages: PagedState) -> ChunkOfPages:
+        return ChunkOfPages(self.shape.chunk_len, pages.key_pages.shape[2])
+
+    def _write(
+        self, hidden: Tensor, pages: PagedState, table: Tensor, rows: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the tokens' keys and values to their pages; returns q, rotated, and the gate."""
+        shape = self.shape
+        heads = self.qkv(hidden).view(len(hidden), -1, shape.head_dim)
+        sizes = (shape.projected_heads, shape.kv_heads, shape.kv_heads)
+        projected, k, v = heads.split_with_sizes(sizes, dim=1)
+        q, gate = self.gate.part(projected)
+        q, k = self.turn(q, k, positions)
+        v = self.norm_values(v)
+        pages.write(k, v, table, rows, positions)
+        return q, gate
+
+
+def load_attention(weights: Weights, shape: AttentionShape, place: LayerPlace) -> AttentionLayer:
+    """The attention with projections under `weights`; q, k and v are joined into one product.
+
+    A rank holds its heads of q, and the heads of k and v that those read.
+    """
+    hidden_dim, group = place.hidden_dim, weights.group
+    bias = torch.cat(_projected_bias(weights, shape)) if shape.has_bias else None
+    out = weights.matrix("o_proj.weight", hidden_dim, shape.q_heads * shape.head_dim)
+    out_bias = weights.tensor("o_proj.bias", hidden_dim) if shape.has_out_bias else None
+    return AttentionLayer(
+        layer=place.layer,
+        shape=shape.shard(group.num_ranks),
+        qkv=join_linear(_projected(weights, shape, hidden_dim), bias),
+        turn=_prepared(weights, shape, place),
+        sinks=_sinks(weights, shape) if shape.has_sinks else None,
+        gate=SigmoidGate() if shape.gates_output else NoGate(),
+        out=summed_linear(share_of(out, shape.q_heads, group, axis=1), out_bias, group),
+        norm_values=_value_norm(weights, shape, place),
+    )
+
+
+def _value_norm(
+    weights: Weights, shape: AttentionShape, place: LayerPlace
+) -> Callable[[Tensor], Tensor]:
+    if shape.values is ValueSource.PROJECTED:
+        return unchanged
+    return load_plain_head_norm(weights, shape.head_dim, place.norm_eps)
+
+
+def _projected(weights: Weights, shape: AttentionShape, hidden_dim: int) -> list[Matrix]:
+    """A rank's rows of q, k and v, which are stored as three weights or as one (Phi 3)."""
+    out_dims = _out_dims(shape)
+    if weights.has_module("qkv_proj"):
+        whole = weights.matrix("qkv_proj.weight", sum(out_dims.values()), hidden_dim)
+        parts = split_rows(whole, out_dims.values())
+    else:
+        parts = [
+            weights.matrix(f"{_stored_name(shape, name)}.weight", out_dim, hidden_dim)
+            for name, out_dim in out_dims.items()
+        ]
+    orders = _own_rows(shape, weights.group)
+    return [part.with_rows(rows) for part, rows in zip(parts, orders, strict=True)]
+
+
+def _projected_bias(weights: Weights, shape: AttentionShape) -> list[Tensor]:
+    out_dims = _out_dims(shape)
+    if weights.has("qkv_proj.bias"):
+        whole = weights.tensor("qkv_proj.bias", sum(out_dims.values()))
+        parts = split_rows(whole, out_dims.values())
+    else:
+        parts = [
+            weights.tensor(f"{_stored_name(shape, name)}.bias", out_dim)
+            for name, out_dim in out_dims.items()
+        ]
+    orders = _own_rows(shape, weights.group)
+    return [part[rows] for part, rows in zip(parts, orders, strict=True)]
+
+
+def _stored_name(shape: AttentionShape, name: str) -> str:
+    """The projection of keys is loaded twice where values come from it, so that all layers write
+    keys and values alike; each reads the product's own part."""
+    return "k_proj" if name == "v_proj" and shape.values is ValueSource.NORMED_KEYS else name
+
+
+def _out_dims(shape: AttentionShape) -> dict[str, int]:
+    heads = {"q_proj": shape.projected_heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
+    return {name: count * shape.head_dim for name, count in heads.items()}
+
+
+def _own_rows(shape: AttentionShape, group: Group) -> list[Tensor]:
+    """The rows of q, k and v that are of this rank's heads, in the order in which they turn."""
+    found = []
+    heads = (shape.q_heads, shape.kv_heads, shape.kv_heads)
+    for (name, out_dim), count in zip(_out_dims(shape).items(), heads, strict=True):
+        rows = torch.arange(out_dim)
+        turned = rows if name == "v_proj" else _halves_apart(rows, shape)
+        found.append(share_of(turned, count, group))
+    return found
+
+
+def _halves_apart(rows: Tensor, shape: AttentionShape) -> Tensor:
+    """The rows of q or k, the two of a rotated pair half of rotary_dim apart.
+
+    Scores are the same in any order that q and k share. So interleaved pairs are reordered in the
+    weights, once, and not at every token.
+    """
+    positions = shape.positions
+    if isinstance(positions, NoPositions) or not positions.is_interleaved:
+        return rows
+    turning = torch.arange(positions.rotary_dim, device=rows.device)
+    rest = torch.arange(positions.rotary_dim, shape.head_dim, device=rows.device)
+    order = torch.cat((turning[0::2], turning[1::2], rest))
+    by_head = rows.reshape(-1, shape.head_dim, *rows.shape[1:])
+    return by_head[:, order].flatten(0, 1)
+
+
+def _sinks(weights: Weights, shape: AttentionShape) -> Tensor:
+    own = partial(share_of, heads=shape.q_heads, group=weights.group)
+    return weights.precise("sinks", shape.q_heads, part=own)
+
+
+def _prepared(weights: Weights, shape: AttentionShape, place: LayerPlace) -> RotaryEmbedding:
+    """The norms and rotation of q and k between their projection and their pages."""
+    turn = load_rotary(weights, shape.positions)
+    if shape.head_norm is not HeadNorm.NONE:
+        turn = load_head_norms(weights, shape, place, turn)
+    return turn if shape.growth is None else GrownQueries(turn, shape.growth)

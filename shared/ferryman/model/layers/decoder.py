@@ -1,0 +1,229 @@
+"""The decoder that all families share: embedding, layers, norm, head.
+
+hidden = embed(tokens) · embedding_multiplier
+hidden = layer(hidden)                             for each layer
+logits = norm(hidden) · Whead / logits_scaling     (capped: cap · tanh(logits / cap))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, NormLoader, load_norm
+from ferryman.model.sampling.prompt_logprobs import PrefilledRows
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.model_shapes import ModelConfig, TrunkShape
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.adapted import ServedAdapters
+from ferryman.model.weights.linear import Linear, make_joined, padded_rows
+from ferryman.model.weights.named_weights import Weights, accumulation_dtype
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+class Model(Protocol):
+    """The model as the engine runs it. Both forwards advance `state` in place.
+
+    Logits come in the accumulation dtype: float64 for a float64 model, float32 otherwise.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def manifest(self) -> StateManifest: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        """Logits [sampled, vocab] of the batch's `last_tokens`."""
+        ...
+
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+        """As `prefill`, for a caller that wants logits of other tokens too."""
+        ...
+
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        """Logits [requests, vocab]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndScales:
+    """A family's multipliers at the ends of the decoder, and the cap of its logits (0: none)."""
+
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    logits_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAndHead:
+    """The two ends of a decoder: from token ids to hidden states, from those to logits."""
+
+    embedding: Tensor
+    norm: Norm
+    head: Linear
+    scales: EndScales
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.embedding).mul_(self.scales.embedding_multiplier)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[tokens, vocab], in the accumulation dtype."""
+        return self.logits_of_normed(self.norm(hidden))
+
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """As `logits`, from hidden states that went through the final norm, or another one."""
+        scores = self.head(normed.to(self.embedding.dtype))
+        logits = scores.to(accumulation_dtype(scores.dtype)).div_(self.scales.logits_scaling)
+        cap = self.scales.logits_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model of any family, made of its layers."""
+
+    config: ModelConfig
+    manifest: StateManifest
+    ends: EmbeddingAndHead
+    layers: tuple[Layer, ...]
+    lora: ServedAdapters | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.trunk.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.ends.embedding.device
+
+    @torch.inference_mode()
+    def prefill(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self.prefill_rows(batch, state).logits(batch.last_tokens)
+
+    @torch.inference_mode()
+    def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
+        return PrefilledRows(self.prefill_hidden(batch, state), self.ends.logits)
+
+    @torch.inference_mode()
+    def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self.ends.logits(self.decode_hidden(batch, state))
+
+    def prefill_hidden(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+        """The hidden states of all tokens before the final norm: [tokens, hidden_dim]."""
+        self._select_adapters(batch)
+        hidden = self.ends.embed(batch.token_ids)
+        for layer in self.layers:
+            hidden = layer.prefill(hidden, batch, state)
+            state.layers_run.num_done += 1
+        return hidden
+
+    def decode_hidden(self, batch: DecodeBatch, state: ModelState) -> Tensor:
+        """As `prefill_hidden`, of a decode step's tokens."""
+        self._select_adapters(batch)
+        hidden = self.ends.embed(batch.token_ids)
+        for layer in self.layers:
+            hidden = layer.decode(hidden, batch, state)
+            state.layers_run.num_done += 1
+        return hidden
+
+    def _select_adapters(self, batch: PrefillBatch | DecodeBatch) -> None:
+        """Tells the adapted layers, which see nothing but their rows, whose rows these are."""
+        if self.lora is not None:
+            self.lora.active.select(batch.adapters, len(batch.token_ids))
+
+
+def load_decoder(
+    config: ModelConfig,
+    manifest: StateManifest,
+    ends: EmbeddingAndHead,
+    layers: Weights,
+    load_layer: Callable[[Weights, LayerPlace], Layer],
+    norm_origin: float = 0.0,
+) -> Decoder:
+    """The decoder of `config` between its ends. `load_layer` makes each layer from the weights
+    under its number in `layers` and from its place."""
+    loaded = load_layers(config, manifest, layers, load_layer, norm_origin)
+    return Decoder(config, manifest, ends, loaded)
+
+
+def load_layers(
+    config: ModelConfig,
+    manifest: StateManifest,
+    layers: Weights,
+    load_layer: Callable[[Weights, LayerPlace], T],
+    norm_origin: float = 0.0,
+) -> tuple[T, ...]:
+    """The result of `load_layer` for each layer, by the weights under its number and its place."""
+    trunk = config.trunk
+    places = (
+        LayerPlace(index, trunk.hidden_dim, trunk.norm_eps, manifest.scan_chunk, norm_origin)
+        for index in range(trunk.num_layers)
+    )
+    return side_by_side(
+        lambda place: load_layer(layers.under(str(place.layer)), place), tuple(places)
+    )
+
+
+def side_by_side(load: Callable[[P], T], places: Sequence[P]) -> tuple[T, ...]:
+    """The results of `load` for all places. Raises the first error, in the order of places.
+
+    Each is loaded by one thread, and each operation of torch runs in one thread. The copies of a
+    layer are too small for several: on a busy machine they would wait for each other at each one.
+    """
+    with (
+        _single_threaded_operations() as num_threads,
+        ThreadPoolExecutor(num_threads, "layer-loader") as pool,
+    ):
+        return tuple(pool.map(load, places))
+
+
+@contextmanager
+def _single_threaded_operations() -> Iterator[int]:
+    """Yields the number of threads that torch's operations have otherwise."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def load_embedding_and_head(
+    weights: Weights,
+    trunk: TrunkShape,
+    final_norm: str,
+    scales: EndScales,
+    *,
+    embedded: str = "model.embed_tokens.weight",
+    load_norm: NormLoader = load_norm,
+) -> EmbeddingAndHead:
+    """Embedding, final norm and head; a tied head multiplies by the embedding."""
+    size = (trunk.vocab_size, trunk.hidden_dim)
+    embedding = weights.tensor(embedded, *size)
+    own = partial(padded_rows, group=weights.group)
+    if trunk.ties_embeddings:
+        rows = own(embedding)
+    else:
+        rows = weights.tensor("lm_head.weight", *size, part=own)
+    bias = weights.tensor("lm_head.bias", trunk.vocab_size) if trunk.has_head_bias else None
+    head = make_joined(rows, trunk.vocab_size, weights.group, bias)
+    norm = load_norm(weights, final_norm.removesuffix(".weight"), trunk.hidden_dim, trunk.norm_eps)
+    return EmbeddingAndHead(embedding, norm, head, scales)

@@ -1,0 +1,290 @@
+"""The layers that every family uses: norm, gated MLP, and the two norms' placement around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.feed_forward_shapes import MlpShape
+from ferryman.model.shapes.ranks import Cuttable, Group, slice_of
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.matrix import Matrix, join_linear, split_rows, summed_linear
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.gated_silu import gated_silu
+from ferryman_kernels.elementwise.rms_norm import add_rms_norm, rms_norm, scaled_sum
+
+gelu_tanh = partial(F.gelu, approximate="tanh")
+"""The activation "gelu_pytorch_tanh"."""
+
+
+class Mixer(Protocol):
+    """A layer's operation across positions: attention or a recurrence.
+
+    It takes hidden [tokens, hidden_dim], reads and advances its part of the state, and returns the
+    same shape.
+    """
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+
+
+class Layer(Protocol):
+    """One layer of a decoder with its norms and residual paths; hidden in and out, as in Mixer."""
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+
+
+class Norm(Protocol):
+    """A norm of each row of hidden [tokens, dim]."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+class NormLoader(Protocol):
+    """Reads the norm called `name` under `weights`."""
+
+    def __call__(self, weights: Weights, name: str, dim: int, eps: float) -> Norm: ...
+
+
+class FeedForward(Protocol):
+    """A layer's operation on each token alone; hidden [tokens, hidden_dim] in and out."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """A mixer's place in the decoder, and its settings beyond its own shape.
+
+    `scan_chunk` is the absolute grid of the recurrent scans. `norm_origin` is added to a norm's
+    stored weight: 1 where checkpoints store its distance from one (Gemma, Qwen3-Next).
+    """
+
+    layer: int
+    hidden_dim: int
+    norm_eps: float
+    scan_chunk: int
+    norm_origin: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Root mean square norm with `weight` [hidden_dim], in the accumulation dtype."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self.weight, self.eps)
+
+
+def add_and_norm(
+    hidden: Tensor, added: Tensor, multiplier: float, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    """hidden + multiplier · added, all [tokens, dim], and its norm."""
+    if isinstance(norm, RmsNorm):
+        return add_rms_norm(hidden, added, multiplier, norm.weight, norm.eps)
+    total = scaled_sum(hidden, added, multiplier)
+    return total, norm(total)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """act(gate) · up of one product's outputs [tokens, 2 · inner_dim], gate's first."""
+
+    act: Callable[[Tensor], Tensor] = F.silu
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.act(gate) * up
+
+
+def gated_by(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The activation act(gate) · up; for silu it is one operation."""
+    return gated_silu if act is F.silu else GatedActivation(act)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(act(gate) · up), gate and up from one product: gate's rows come first."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Callable[[Tensor], Tensor] = gated_silu
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.activation(self.gate_up(hidden)))
+
+
+def gate_and_up(gate_up: Cuttable, group: Group) -> list[Cuttable]:
+    """A rank's rows of gate, the first half of `gate_up`, and those of up, the second."""
+    halves = split_rows(gate_up, [gate_up.shape[0] // 2] * 2)
+    return [slice_of(half, group) for half in halves]
+
+
+def load_norm(weights: Weights, name: str, dim: int, eps: float, origin: float = 0.0) -> RmsNorm:
+    """The norm called `name`; its weight is stored as the distance from `origin`."""
+    return RmsNorm(weights.precise(f"{name}.weight", dim) + origin, eps)
+
+
+def _gate_and_up(weights: Weights, shape: MlpShape, hidden_dim: int) -> list[Matrix]:
+    """A rank's rows of gate and up, which are stored as two weights or as one (Phi 3)."""
+    if weights.has_module("gate_up_proj"):
+        whole = weights.matrix("gate_up_proj.weight", 2 * shape.inner_dim, hidden_dim)
+        return gate_and_up(whole, weights.group)
+    names = ("gate_proj.weight", "up_proj.weight")
+    parts = [weights.matrix(name, shape.inner_dim, hidden_dim) for name in names]
+    return [slice_of(part, weights.group) for part in parts]
+
+
+def _gate_and_up_bias(weights: Weights, shape: MlpShape) -> Tensor:
+    if weights.has("gate_up_proj.bias"):
+        whole = weights.tensor("gate_up_proj.bias", 2 * shape.inner_dim)
+        return torch.cat(gate_and_up(whole, weights.group))
+    own = partial(slice_of, group=weights.group)
+    names = ("gate_proj.bias", "up_proj.bias")
+    return torch.cat([weights.tensor(name, shape.inner_dim, part=own) for name in names])
+
+
+def load_gated_mlp(
+    weights: Weights,
+    shape: MlpShape,
+    hidden_dim: int,
+    act: Callable[[Tensor], Tensor] = F.silu,
+) -> GatedMlp:
+    """The MLP of gate_proj, up_proj and down_proj under `weights`."""
+    group = weights.group
+    bias, down_bias = None, None
+    if shape.has_bias:
+        bias = _gate_and_up_bias(weights, shape)
+        down_bias = weights.tensor("down_proj.bias", hidden_dim)
+    down = weights.matrix("down_proj.weight", hidden_dim, shape.inner_dim)
+    return GatedMlp(
+        join_linear(_gate_and_up(weights, shape, hidden_dim), bias),
+        summed_linear(slice_of(down, group, axis=1), down_bias, group),
+        gated_by(act),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MixerLayer:
+    """A mixer alone after a norm and beside a residual path (Nemotron-H)."""
+
+    norm: RmsNorm
+    mixer: Mixer
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return hidden + self.mixer.prefill(self.norm(hidden), batch, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return hidden + self.mixer.decode(self.norm(hidden), batch, state)
+
+
+@dataclass(frozen=True, slots=True)
+class WideMixerLayer:
+    """A mixer alone, beside a residual path in the accumulation dtype (`residual_in_fp32`).
+
+    `dtype` is the model's: norm and mixer get the hidden state in it.
+    """
+
+    norm: RmsNorm
+    mixer: Mixer
+    dtype: torch.dtype
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        mixed = self.mixer.prefill(self.norm(hidden.to(self.dtype)), batch, state)
+        return hidden.to(self.norm.weight.dtype) + mixed
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        mixed = self.mixer.decode(self.norm(hidden.to(self.dtype)), batch, state)
+        return hidden.to(self.norm.weight.dtype) + mixed
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardLayer:
+    """A feed-forward alone after a norm and beside a residual path (Nemotron-H)."""
+
+    norm: RmsNorm
+    feed_forward: FeedForward
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return hidden + self.feed_forward(self.norm(hidden))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return hidden + self.feed_forward(self.norm(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A mixer and a feed-forward, each after a norm and beside a residual path."""
+
+    mixer_norm: Norm
+    mixer: Mixer
+    feed_forward_norm: Norm
+    feed_forward: FeedForward
+    residual_multiplier: float = 1.0
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
+
+    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        multiplier = self.residual_multiplier
+        hidden, normed = add_and_norm(hidden, mixed, multiplier, self.feed_forward_norm)
+        return scaled_sum(hidden, self.feed_forward(normed), multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormLayer:
+    """A mixer and a feed-forward, each before a norm and beside a residual path (OLMo 2)."""
+
+    mixer: Mixer
+    mixed_norm: Norm
+    feed_forward: FeedForward
+    fed_norm: Norm
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.prefill(hidden, batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.decode(hidden, batch, state))
+
+    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden + self.mixed_norm(mixed)
+        return hidden + self.fed_norm(self.feed_forward(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class SandwichLayer:
+    """A mixer and a feed-forward, each between two norms and beside a residual path (Gemma)."""
+
+    mixer_norm: Norm
+    mixer: Mixer
+    mixed_norm: Norm
+    feed_forward_norm: Norm
+    feed_forward: FeedForward
+    fed_norm: Norm
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
+
+    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden + self.mixed_norm(mixed)
+        fed = self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden + self.fed_norm(fed)

@@ -1,0 +1,251 @@
+"""The experts behind a router: on a CPU one at a time, or for few tokens all in two compiled
+products; on a card all in grouped products.
+
+A CPU skips the experts that nothing was routed to, so it asks for the counts of a batch. On a card
+that question is a wait for the device in every layer: there all experts' matrices lie in one stack,
+and two grouped products compute every pair of a token and an expert, whatever was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ferryman.model.layers.decoder_layers import FeedForward
+from ferryman.model.layers.expert_stacks import ExpertStacks
+from ferryman.model.weights.linear import Linear, PanelLinear
+from ferryman.model.weights.matrix import Matrix, join_linear, joined_runs
+from ferryman_kernels.products.grouped_product import (
+    CodeStack,
+    FloatStack,
+    grouped_product,
+    sort_pairs,
+)
+from ferryman_kernels.products.packed_product import (
+    PanelStack,
+    packed_grouped_product,
+    stack_panels,
+)
+from ferryman_kernels.products.weighted_sum import weighted_sum
+
+Activation = Callable[[Tensor], Tensor]
+"""From an expert's first product [rows, first_dim] to the input of its second [rows, inner_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """A rank's part of an expert: matrices whose outputs stand side by side, then one behind the
+    activation, each with its bias or None."""
+
+    first: Sequence[Matrix]
+    down: Matrix
+    bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """down(act(first(x)))."""
+
+    first: Linear
+    act: Activation
+    down: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.act(self.first(hidden)))
+
+
+class Weighing(Protocol):
+    """The place of a token's shares in its experts' sum."""
+
+    def fed(self, expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
+        """One expert's summand for hidden [tokens, hidden_dim], with `shares` [tokens, 1]."""
+        ...
+
+    def entering(self, hidden: Tensor, shares: Tensor) -> Tensor:
+        """The experts' inputs, a row for each token or for each of its pairs; `shares` [tokens,
+        experts_per_token]."""
+        ...
+
+    def leaving(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        """The sum [tokens, hidden_dim] of outputs [tokens, experts_per_token, hidden_dim]."""
+        ...
+
+
+class ShareOfOutput:
+    """Σ share · expert(x)."""
+
+    def fed(self, expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
+        return expert(hidden) * shares
+
+    def entering(self, hidden: Tensor, shares: Tensor) -> Tensor:
+        return hidden
+
+    def leaving(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        return weighted_sum(outputs, shares)
+
+
+class ShareOfInput:
+    """Σ expert(share · x) (Llama 4)."""
+
+    def fed(self, expert: FeedForward, hidden: Tensor, shares: Tensor) -> Tensor:
+        return expert(hidden * shares)
+
+    def entering(self, hidden: Tensor, shares: Tensor) -> Tensor:
+        return (hidden[:, None, :] * shares[:, :, None]).flatten(0, 1)
+
+    def leaving(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        return outputs.sum(1)
+
+
+class RoutedExperts(Protocol):
+    """The sum over `chosen` experts for hidden [tokens, hidden_dim]; shares, in hidden's dtype, and
+    indices of experts are [tokens, experts_per_token]."""
+
+    def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateExperts:
+    """One product for each expert present in the batch, over all of its tokens."""
+
+    experts: tuple[FeedForward, ...]
+    weighing: Weighing
+
+    def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        per_token, pair_shares = chosen.shape[1], shares.flatten()
+        by_expert = chosen.flatten().argsort(stable=True)  # indices into token-expert pairs
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        pairs = by_expert.split_with_sizes(counts)
+        mixed = torch.zeros_like(hidden)
+        for expert, pair in zip(self.experts, pairs, strict=True):
+            if len(pair):
+                tokens = pair // per_token
+                fed = self.weighing.fed(expert, hidden[tokens], pair_shares[pair, None])
+                mixed.index_add_(0, tokens, fed)
+        return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class PanelExperts:
+    """Few pairs of a token and an expert go through two compiled products, more through `many`,
+    which has the same weights.
+
+    One at a time, each expert takes some ten small operations beside its products.
+    """
+
+    first: PanelStack
+    act: Activation
+    down: PanelStack
+    weighing: Weighing
+    many: SeparateExperts
+    few_pairs: int
+
+    def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        if chosen.numel() > self.few_pairs:
+            return self.many(hidden, shares, chosen)
+        rows = self.weighing.entering(hidden, shares)
+        own = chosen if len(rows) == len(chosen) else chosen.view(-1, 1)
+        inner = self.act(packed_grouped_product(rows, self.first, own))
+        outputs = packed_grouped_product(inner, self.down, chosen.view(-1, 1))
+        return self.weighing.leaving(outputs.view(*chosen.shape, -1), shares)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedExperts:
+    """All pairs in grouped products, without a wait for the device. The outputs of `first` stand
+    side by side: one product, but for formats that cannot be joined."""
+
+    first: tuple[FloatStack | CodeStack, ...]
+    act: Activation
+    down: FloatStack | CodeStack
+    weighing: Weighing
+
+    def __call__(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        order, starts = sort_pairs(chosen, self.down.shape[0])
+        rows = self.weighing.entering(hidden, shares)
+        firsts = [grouped_product(rows, stack, order, starts) for stack in self.first]
+        inner = self.act(firsts[0] if len(firsts) == 1 else torch.cat(firsts, dim=1))
+        outputs = grouped_product(inner, self.down, order, starts)
+        return self.weighing.leaving(outputs.view(*chosen.shape, -1), shares)
+
+
+def load_experts_for(
+    device: torch.device, parts: Iterable[ExpertMatrices], act: Activation, weighing: Weighing
+) -> RoutedExperts:
+    """The experts in the form that is fastest on `device`. Raises ConfigError on a card if the
+    experts' formats differ."""
+    if device.type == "cuda":
+        return grouped_experts(list(parts), act, weighing)
+    experts = [
+        Expert(join_linear(part.first, part.bias), act, part.down.linear(part.down_bias))
+        for part in parts
+    ]
+    return _experts_on_cpu(experts, act, weighing)
+
+
+def _experts_on_cpu(
+    experts: Sequence[Expert], act: Activation, weighing: Weighing
+) -> RoutedExperts:
+    """The experts with a quick way for few tokens where their weights have one."""
+    firsts = [expert.first for expert in experts if isinstance(expert.first, PanelLinear)]
+    downs = [expert.down for expert in experts if isinstance(expert.down, PanelLinear)]
+    if not len(firsts) == len(downs) == len(experts):
+        return SeparateExperts(tuple(experts), weighing)
+    # The stacks take the biases over from the linears, so that nothing is held twice.
+    first_biases, down_biases = _stacked_biases(firsts), _stacked_biases(downs)
+    return PanelExperts(
+        stack_panels([linear.panels for linear in firsts], first_biases),
+        act,
+        stack_panels([linear.panels for linear in downs], down_biases),
+        weighing,
+        SeparateExperts(
+            tuple(
+                Expert(first, act, down)
+                for first, down in zip(
+                    _with_biases(firsts, first_biases),
+                    _with_biases(downs, down_biases),
+                    strict=True,
+                )
+            ),
+            weighing,
+        ),
+        # A fourth as many on average: some experts are chosen more often than others.
+        few_pairs=len(experts) * firsts[0].few_tokens // 4,
+    )
+
+
+def _stacked_biases(linears: Sequence[PanelLinear]) -> Tensor:
+    """[experts, out_dim], or [1, 0] where there are none."""
+    if not len(linears[0].bias):
+        return linears[0].bias[None]
+    return torch.stack([linear.bias for linear in linears])
+
+
+def _with_biases(linears: Sequence[PanelLinear], biases: Tensor) -> Sequence[PanelLinear]:
+    """The same linears with their biases as rows of `biases`, so that each is held once."""
+    if not biases.numel():
+        return linears
+    return [
+        replace(linear, bias=bias, many=replace(linear.many, bias=bias))
+        for linear, bias in zip(linears, biases, strict=True)
+    ]
+
+
+def grouped_experts(
+    parts: Sequence[ExpertMatrices], act: Activation, weighing: Weighing
+) -> GroupedExperts:
+    """Raises ConfigError if the experts' matrices do not have one format."""
+    # Matrices are views of files until they are copied, so one expert at a time is joined.
+    first = ExpertStacks(len(parts))
+    for part in parts:
+        first.add(joined_runs(part.first))
+    down = ExpertStacks(len(parts))
+    for part in parts:
+        down.add([part.down])
+    (only,) = down.made([part.down_bias for part in parts])
+    return GroupedExperts(first.made([part.bias for part in parts]), act, only, weighing)

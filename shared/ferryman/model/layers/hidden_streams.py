@@ -1,0 +1,135 @@
+"""Several streams of hidden states, of which each layer computes on one (Gemma 3n).
+
+Alternating updates (AltUp, Baykal et al. 2023), for streams s [tokens, streams, hidden_dim]:
+
+mode(x)   = tanh(norm(x) · Wr / hidden_dim)                   [tokens, streams]
+predicted = s + (mode(s_active) · Wp as a matrix) s
+corrected = predicted + (1 + mode(y) · Wc) ⊗ (y - predicted_active)       y: the layer's output
+
+The first stream is the embedding, each other one a projection of it, as long as it is; the final
+norm takes the mean of the streams, projected again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman.model.layers.decoder_layers import Layer, Norm, RmsNorm
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.named_weights import Weights
+
+LEAST_SQUARE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsShape:
+    """`count` streams; layers compute on the stream `active`.
+
+    `scales_output`: the corrected stream that gates the tokens' own inputs is scaled by channel.
+    """
+
+    count: int
+    active: int
+    scales_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AlternatingUpdates:
+    """A layer's predictions of all streams, and their correction by what it computes of one."""
+
+    shape: StreamsShape
+    norm: Norm
+    route: Linear
+    predictions: Linear
+    corrections: Linear
+
+    def predicted(self, streams: Tensor) -> Tensor:
+        """All streams [tokens, streams, hidden_dim] before the layer runs."""
+        count = self.shape.count
+        mixing = self.predictions(self._mode(self.active(streams))).view(-1, count, count)
+        return torch.baddbmm(streams, mixing, streams)
+
+    def corrected(self, predicted: Tensor, output: Tensor) -> Tensor:
+        """All streams after the layer, whose output for the active one is [tokens, hidden_dim]."""
+        shares = self.corrections(self._mode(output)) + 1.0
+        news = output - self.active(predicted)
+        return predicted + shares[:, :, None] * news[:, None]
+
+    def active(self, streams: Tensor) -> Tensor:
+        return streams[:, self.shape.active].contiguous()
+
+    def _mode(self, hidden: Tensor) -> Tensor:
+        return self.route(self.norm(hidden)).tanh()
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadLayer:
+    """The first layer: its input [tokens, hidden_dim] becomes one stream, and `projections` of it
+    the others."""
+
+    projections: tuple[Linear, ...]
+    inner: Layer
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        return self.inner.prefill(self._spread(hidden), batch, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self.inner.decode(self._spread(hidden), batch, state)
+
+    def _spread(self, hidden: Tensor) -> Tensor:
+        others = (as_long_as(hidden, project(hidden)) for project in self.projections)
+        return torch.stack((hidden, *others), dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedStreamsNorm:
+    """The final norm: of the mean of the first stream and the `projections` of the others."""
+
+    projections: tuple[Linear, ...]
+    norm: Norm
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden_dim] for `hidden` [tokens, streams, hidden_dim]."""
+        first, *others = hidden.unbind(1)
+        parts = [
+            as_long_as(first, project(other))
+            for project, other in zip(self.projections, others, strict=True)
+        ]
+        return self.norm(torch.stack((first, *parts)).mean(0))
+
+
+def as_long_as(model: Tensor, hidden: Tensor) -> Tensor:
+    """`hidden` with each row as long as that of `model`; both [tokens, hidden_dim]."""
+    wanted = model.square().mean(-1, keepdim=True).sqrt()
+    found = hidden.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
+    return hidden * wanted / found
+
+
+def load_alternating_updates(
+    weights: Weights, shape: StreamsShape, hidden_dim: int, eps: float
+) -> AlternatingUpdates:
+    """The updates under `weights`; 1 / hidden_dim is part of the norm's weight."""
+    count = shape.count
+    norm = weights.precise("router_norm.weight", hidden_dim) / hidden_dim
+    return AlternatingUpdates(
+        shape=shape,
+        norm=RmsNorm(norm, eps),
+        route=weights.matrix("modality_router.weight", count, hidden_dim).linear(None),
+        predictions=weights.matrix("prediction_coefs.weight", count**2, count).linear(None),
+        corrections=weights.matrix("correction_coefs.weight", count, count).linear(None),
+    )
+
+
+def load_projections(
+    weights: Weights, name: str, shape: StreamsShape, hidden_dim: int
+) -> tuple[Linear, ...]:
+    """A product for each stream but the first; every rank computes them."""
+    return tuple(
+        weights.matrix(f"{name}.{number}.weight", hidden_dim, hidden_dim).linear(None)
+        for number in range(shape.count - 1)
+    )

@@ -1,0 +1,149 @@
+"""Kimi Delta Attention (Kimi Linear, 2025) over slot-indexed state: a decay for each channel.
+
+q, k, v    = silu(conv(u · Wqkv));   q, k scaled to length one in each head;   q / √head_dim
+β          = sigmoid(u · Wb)
+g          = -exp(A_log)·softplus(u · Wfa · Wfb + dt_bias)              by channel of the key
+y          = delta rule of q, k, v with decay exp(g) and rate β
+out        = norm(y) · sigmoid(u · Wga · Wgb) · Wout                    a norm for each head
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.delta_shapes import KimiDeltaShape
+from ferryman.model.shapes.ranks import share_of
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.matrix import join_linear, summed_linear
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.elementwise.rms_norm import rms_norm
+from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.recurrence.channel_delta_scan import channel_delta_decode, channel_delta_scan
+from ferryman_kernels.recurrence.delta_step import LENGTH_EPS
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDecay:
+    """The log decay g of each channel, at most 0.
+
+    `decay` (exp(A_log)) [heads, 1] and `dt_bias` [heads, head_dim] are in the accumulation dtype.
+    """
+
+    up: Linear
+    decay: Tensor
+    dt_bias: Tensor
+
+    def __call__(self, low_rank: Tensor) -> Tensor:
+        """[tokens, heads, head_dim] in the accumulation dtype."""
+        steps = self.up(low_rank).to(self.decay.dtype).view(-1, *self.dt_bias.shape)
+        return F.softplus(steps + self.dt_bias) * -self.decay
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """The recurrent mixer of layer `layer`.
+
+    `project_in` yields q, k, v and b of a rank's heads, and the low ranks of decay and gate.
+    `conv_weight` [conv_dim, conv_width] and `unit` [head_dim], all 1/√head_dim, are in the
+    accumulation dtype. `shape` is a rank's share.
+    """
+
+    layer: int
+    shape: KimiDeltaShape
+    project_in: Linear
+    conv_weight: Tensor
+    unit: Tensor
+    decay: ChannelDecay
+    gate_up: Linear
+    norm: RmsNorm
+    project_out: Linear
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        mixed, beta, g, gate = self._project(hidden)
+        places = batch.spans, batch.working_slots, batch.snapshots
+        conv_states = state.conv[self.layer]
+        mixed = causal_conv_prefill(mixed, conv_states, self.conv_weight, None, *places)
+        q, k, v = self._heads(mixed)
+        y = channel_delta_scan(q, k, v, g, beta, state.ssm[self.layer], *places)
+        return self._finish(y, gate)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        mixed, beta, g, gate = self._project(hidden)
+
+        def advance(wave: slice) -> Tensor:
+            places = batch.read_slots[wave], batch.write_slots[wave]
+            convolved = causal_conv_decode(
+                mixed[wave], state.conv[self.layer], self.conv_weight, None, *places
+            )
+            given = *self._heads(convolved), g[wave], beta[wave]
+            return channel_delta_decode(state.ssm[self.layer], *given, *places)
+
+        return self._finish(batch.wave_by_wave(advance), gate)
+
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q k v [tokens, conv_dim]; β [tokens, heads] and g [tokens, heads, head_dim], both in the
+        accumulation dtype; the gate [tokens, heads, head_dim]."""
+        shape = self.shape
+        sizes = shape.conv_dim, shape.heads, shape.head_dim, shape.head_dim
+        mixed, b, steps, gate = self.project_in(hidden).split_with_sizes(sizes, dim=1)
+        gate = self.gate_up(gate).view(len(hidden), shape.heads, shape.head_dim)
+        return mixed, b.to(self.unit.dtype).sigmoid(), self.decay(steps), gate
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k of length 1/√head_dim and 1, in the accumulation dtype; v; all [tokens, heads,
+        head_dim]."""
+        dim = self.shape.head_dim
+        heads = mixed.view(len(mixed), 3, self.shape.heads, dim)
+        rows = heads[:, :2].to(self.unit.dtype).reshape(-1, dim)
+        units = rms_norm(rows, self.unit, LENGTH_EPS / dim)
+        q, k = units.view(len(mixed), 2, self.shape.heads, dim).unbind(1)
+        return q * dim**-0.5, k, heads[:, 2].contiguous()
+
+    def _finish(self, y: Tensor, gate: Tensor) -> Tensor:
+        wide = self.norm.weight.dtype
+        normed = self.norm(y.to(wide).reshape(-1, self.shape.head_dim)).view_as(y)
+        gated = normed * gate.to(wide).sigmoid()
+        return self.project_out(gated.to(y.dtype).flatten(1))
+
+
+def load_kimi_delta(weights: Weights, shape: KimiDeltaShape, place: LayerPlace) -> KimiDelta:
+    """The mixer with tensors under `weights`: a rank's heads; low ranks are on every rank."""
+    inner_dim, hidden_dim, dim = shape.inner_dim, place.hidden_dim, shape.head_dim
+    heads, group = shape.heads, weights.group
+    own = partial(share_of, heads=heads, group=group)
+    rows = [
+        share_of(weights.matrix(f"{name}_proj.weight", size, hidden_dim), heads, group)
+        for name, size in (("q", inner_dim), ("k", inner_dim), ("v", inner_dim), ("b", heads))
+    ]
+    rows += [weights.matrix(f"{name}_a_proj.weight", dim, hidden_dim) for name in ("f", "g")]
+    f_up, g_up = (
+        make_linear(weights.tensor(f"{name}_b_proj.weight", inner_dim, dim, part=own))
+        for name in ("f", "g")
+    )
+    convs = [
+        weights.precise(f"{name}_conv1d.weight", inner_dim, 1, shape.conv_width, part=own)
+        for name in ("q", "k", "v")
+    ]
+    log_decay = weights.precise("A_log", 1, 1, heads, 1, part=partial(own, axis=2))
+    dt_bias = weights.precise("dt_bias", inner_dim, part=own).view(-1, dim)
+    conv = torch.cat(convs).squeeze(1)
+    out = weights.matrix("o_proj.weight", hidden_dim, inner_dim)
+    return KimiDelta(
+        layer=place.layer,
+        shape=shape.shard(group.num_ranks),
+        project_in=join_linear(rows),
+        conv_weight=conv,
+        unit=conv.new_full((dim,), dim**-0.5),
+        decay=ChannelDecay(f_up, log_decay.exp().view(-1, 1), dt_bias),
+        gate_up=g_up,
+        norm=load_norm(weights, "o_norm", dim, place.norm_eps),
+        project_out=summed_linear(share_of(out, heads, group, axis=1), None, group),
+    )

@@ -1,0 +1,205 @@
+"""Multi-head latent attention over pages, in its absorbed form (DeepSeek-V2).
+
+    residual       = norm(x · Wqa)                        (or x itself, without a query latent)
+    q_plain, q_rope = residual · Wqb, by head;            q_rope rotated by position
+    row            = norm(latent of x · Wkva), the rest of it rotated: written to its page
+    q              = (q_plain · Wk, q_rope)               the keys' up-projection goes into q
+    y              = (softmax(scale · q·rows)·latents) · Wv · Wo
+
+All heads read one row a token, which is never expanded to keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ferryman.cache.manifest import Kind
+from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
+from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
+from ferryman.model.shapes.attention_shapes import LatentShape
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.ranks import share_of
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.matrix import summed_linear
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.attention.latent_attention import (
+    latent_attention_decode,
+    latent_attention_prefill,
+)
+from ferryman_kernels.attention.latent_pages import write_latents
+
+LATENT_NORM_EPS = 1e-6
+"""The epsilon of norms on latents, independent of a model's other norms."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPositions:
+    """The places of a batch's tokens: their rows of `page_table` [rows, pages], and positions."""
+
+    page_table: Tensor
+    rows: Tensor
+    positions: Tensor
+
+
+def token_positions(batch: PrefillBatch | DecodeBatch) -> TokenPositions:
+    """The places in the full kind's pages; each token of a decode batch has its own row."""
+    table, positions = batch.page_tables[Kind.FULL], batch.positions
+    if isinstance(batch, PrefillBatch):
+        return TokenPositions(table, batch.rows, positions)
+    return TokenPositions(table, torch.arange(len(positions), device=positions.device), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLatent:
+    """norm(x · down): the latent from which queries, and those of a sparse index, are computed."""
+
+    down: Linear
+    norm: RmsNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(x))
+
+
+def no_latent(x: Tensor) -> Tensor:
+    """x itself: queries are computed directly from hidden."""
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class LatentProjections:
+    """Projections into rows and absorbed queries, and out of attended latents.
+
+    `keys_up` [heads, plain_dim, latent_dim] and `values_up` [heads, latent_dim, value_dim].
+    """
+
+    shape: LatentShape
+    residual: Linear
+    query_up: Linear
+    row_down: Linear
+    row_norm: RmsNorm
+    turn: RotaryEmbedding
+    keys_up: Tensor
+    values_up: Tensor
+    out: Linear
+
+    def write(
+        self, hidden: Tensor, residual: Tensor, where: TokenPositions, pages: Tensor
+    ) -> Tensor:
+        """Writes the tokens' rows; returns their queries [tokens, heads, latent_dim + rope_dim]."""
+        shape = self.shape
+        latents, ropes = self.row_down(hidden).split_with_sizes(
+            (shape.latent_dim, shape.rope_dim), dim=1
+        )
+        heads = self.query_up(residual).view(len(hidden), shape.q_heads, -1)
+        plain, turning = heads.split_with_sizes((shape.plain_dim, shape.rope_dim), dim=2)
+        turned, row_ropes = self.turn(turning, ropes[:, None], where.positions)
+        rows = torch.cat((self.row_norm(latents), row_ropes[:, 0]), dim=1)
+        write_latents(pages, rows, where.page_table, where.rows, where.positions)
+        absorbed = torch.bmm(plain.transpose(0, 1), self.keys_up).transpose(0, 1)
+        return torch.cat((absorbed, turned), dim=2)
+
+    def finish(self, attended: Tensor) -> Tensor:
+        """Hidden [tokens, hidden_dim] from attended latents [tokens, heads, latent_dim]."""
+        values = torch.bmm(attended.transpose(0, 1), self.values_up).transpose(0, 1)
+        return self.out(values.flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """The mixer of layer `layer`; a token attends to all earlier positions."""
+
+    layer: int
+    projections: LatentProjections
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        pages, shape = state.latent[self.layer], self.projections.shape
+        where = token_positions(batch)
+        q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
+        attended = latent_attention_prefill(
+            q, pages, where.page_table, batch.spans, shape.latent_dim, shape.scale
+        )
+        return self.projections.finish(attended)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        pages, shape = state.latent[self.layer], self.projections.shape
+        where = token_positions(batch)
+        q = self.projections.write(hidden, self.projections.residual(hidden), where, pages)
+        attended = latent_attention_decode(
+            q, pages, where.page_table, batch.positions, shape.latent_dim, shape.scale
+        )
+        return self.projections.finish(attended)
+
+
+def load_latent_attention(
+    weights: Weights, shape: LatentShape, place: LayerPlace
+) -> LatentAttention:
+    """Dense latent attention with projections under `weights`."""
+    return LatentAttention(place.layer, load_projections(weights, shape, place))
+
+
+def load_projections(weights: Weights, shape: LatentShape, place: LayerPlace) -> LatentProjections:
+    """The projections of any latent attention. A rank holds its heads, and all of the latents."""
+    group, heads, latent_dim = weights.group, shape.q_heads, shape.latent_dim
+    own = partial(share_of, heads=heads, group=group)
+    up_dims = heads * (shape.plain_dim + shape.value_dim), latent_dim
+    up = weights.tensor("kv_b_proj.weight", *up_dims, part=own)
+    up = up.view(-1, shape.plain_dim + shape.value_dim, latent_dim)
+    out = weights.matrix("o_proj.weight", place.hidden_dim, heads * shape.value_dim)
+    out_bias = weights.tensor("o_proj.bias", place.hidden_dim) if shape.has_bias else None
+    keys_up, values_up = up.split_with_sizes((shape.plain_dim, shape.value_dim), dim=1)
+    return LatentProjections(
+        shape=shape.shard(group.num_ranks),
+        residual=_residual(weights, shape, place),
+        query_up=_query_up(weights, shape, place),
+        row_down=_row_down(weights, shape, place),
+        row_norm=load_norm(weights, "kv_a_layernorm", latent_dim, LATENT_NORM_EPS),
+        turn=load_rotary(weights, shape.positions),
+        keys_up=keys_up.contiguous(),
+        values_up=values_up.transpose(1, 2).contiguous(),
+        out=summed_linear(share_of(out, heads, group, axis=1), out_bias, group),
+    )
+
+
+def _residual(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:
+    if not shape.query_rank:
+        return no_latent
+    weight = weights.matrix("q_a_proj.weight", shape.query_rank, place.hidden_dim)
+    bias = weights.tensor("q_a_proj.bias", shape.query_rank) if shape.has_bias else None
+    down = weight.linear(bias)
+    return QueryLatent(down, load_norm(weights, "q_a_layernorm", shape.query_rank, LATENT_NORM_EPS))
+
+
+def _query_up(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:
+    name, in_dim = "q_b_proj", shape.query_rank
+    if not shape.query_rank:
+        name, in_dim = "q_proj", place.hidden_dim
+    head_dim = shape.plain_dim + shape.rope_dim
+    weight = weights.matrix(f"{name}.weight", shape.q_heads * head_dim, in_dim)
+    own = share_of(weight, shape.q_heads, weights.group)
+    by_head = torch.arange(own.shape[0]).view(-1, head_dim)
+    order = by_head[:, _halves_apart(shape, shape.plain_dim)]
+    return own.with_rows(order.flatten()).linear(None)
+
+
+def _row_down(weights: Weights, shape: LatentShape, place: LayerPlace) -> Linear:
+    name, order = "kv_a_proj_with_mqa", _halves_apart(shape, shape.latent_dim)
+    weight = weights.matrix(f"{name}.weight", shape.row_dim, place.hidden_dim)
+    bias = weights.tensor(f"{name}.bias", shape.row_dim)[order] if shape.has_bias else None
+    return weight.with_rows(order).linear(bias)
+
+
+def _halves_apart(shape: LatentShape, num_before: int) -> Tensor:
+    """The order of channels in which the two of a rotated pair are rope_dim / 2 apart.
+
+    Scores are the same in any order that q and rows share. So interleaved pairs are reordered in
+    the weights, once, and not at every token.
+    """
+    turning = torch.arange(shape.rope_dim)
+    if shape.is_interleaved:
+        turning = torch.cat((turning[0::2], turning[1::2]))
+    return torch.cat((torch.arange(num_before), num_before + turning))

@@ -1,0 +1,168 @@
+"""The Mamba-1 mixer (Gu & Dao 2023) over slot-indexed state.
+
+x, z       = u · Win
+x          = silu(conv(x))
+dt, B, C   = x · Wx                          each may go through a norm (Jamba, FalconMamba)
+dt         = softplus(dt · Wdt + dt_bias)
+y          = scan of  state ← exp(dt·A)·state + (dt·x) ⊗ B,  y = state·C + D·x
+out        = (y · silu(z)) · Wout
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.ranks import Cuttable, Group, share_of
+from ferryman.model.shapes.recurrent_shapes import InnerNorms, Mamba1Shape
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.matrix import join_linear, split_rows, summed_linear
+from ferryman.model.weights.named_weights import Part, Weights
+from ferryman_kernels.recurrence.causal_conv import causal_conv_decode, causal_conv_prefill
+from ferryman_kernels.recurrence.selective_scan import selective_scan, selective_scan_decode
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Makes dt, B and C from x. `norms` are theirs, in this order, or there are none.
+
+    Each rank has its channels of x and of dt. `select` adds up the ranks' parts, so dt's low rank,
+    B and C are the same on all ranks. `dt_bias` is in the accumulation dtype.
+    """
+
+    shape: Mamba1Shape
+    select: Linear
+    norms: tuple[RmsNorm, ...]
+    project_dt: Linear
+    dt_bias: Tensor
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dt [tokens, inner_dim] in the accumulation dtype, B and C [tokens, ssm_state]."""
+        sizes = self.shape.dt_rank, self.shape.ssm_state, self.shape.ssm_state
+        low_rank, B, C = self.select(x).split_with_sizes(sizes, dim=1)
+        if self.norms:
+            low_rank, B, C = (
+                norm(part) for norm, part in zip(self.norms, (low_rank, B, C), strict=True)
+            )
+        dt = self.project_dt(low_rank).to(self.dt_bias.dtype) + self.dt_bias
+        return F.softplus(dt), B, C
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Mixer:
+    """The recurrent mixer of layer `layer`.
+
+    `conv_weight` [inner_dim, conv_width], `conv_bias`, `A` [inner_dim, ssm_state] and `D` are in
+    the accumulation dtype.
+    """
+
+    layer: int
+    project_in: Linear
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    selection: Selection
+    A: Tensor
+    D: Tensor
+    project_out: Linear
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        x, gate = self.project_in(hidden).chunk(2, dim=1)
+        places = batch.spans, batch.working_slots, batch.snapshots
+        conv_states = state.conv[self.layer]
+        x = causal_conv_prefill(x, conv_states, self.conv_weight, self.conv_bias, *places)
+        dt, B, C = self.selection(x)
+        y = selective_scan(x, dt, self.A, B, C, self.D, state.ssm[self.layer], *places)
+        return self.project_out(_gated(y, gate))
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        mixed, gate = self.project_in(hidden).chunk(2, dim=1)
+
+        def convolve(wave: slice) -> Tensor:
+            places = batch.read_slots[wave], batch.write_slots[wave]
+            conv_states = state.conv[self.layer]
+            return causal_conv_decode(
+                mixed[wave], conv_states, self.conv_weight, self.conv_bias, *places
+            )
+
+        # The convolution's waves come first: the ranks then meet once, whatever the waves.
+        x = batch.wave_by_wave(convolve)
+        dt, B, C = self.selection(x)
+
+        def advance(wave: slice) -> Tensor:
+            given = x[wave], dt[wave], self.A, B[wave], C[wave], self.D
+            places = batch.read_slots[wave], batch.write_slots[wave]
+            return selective_scan_decode(state.ssm[self.layer], *given, *places)
+
+        return self.project_out(_gated(batch.wave_by_wave(advance), gate))
+
+
+def _gated(y: Tensor, gate: Tensor) -> Tensor:
+    """y · silu(gate) in the dtype of the gate; `y` is in the accumulation dtype."""
+    return (y * F.silu(gate.to(y.dtype))).to(gate.dtype)
+
+
+def load_mamba1(weights: Weights, shape: Mamba1Shape, place: LayerPlace) -> Mamba1Mixer:
+    """The Mamba-1 mixer with tensors under `weights`: a rank's channels."""
+    dim, hidden_dim, group = shape.inner_dim, place.hidden_dim, weights.group
+    own, halves = partial(share_of, heads=dim, group=group), partial(_joined_halves, group=group)
+    in_bias, out_bias, conv_bias = None, None, None
+    if shape.has_bias:
+        in_bias = weights.tensor("in_proj.bias", 2 * dim, part=halves)
+        out_bias = weights.tensor("out_proj.bias", hidden_dim)
+    if shape.has_conv_bias:
+        conv_bias = weights.precise("conv1d.bias", dim, part=own)
+    project_in = weights.matrix("in_proj.weight", 2 * dim, hidden_dim)
+    project_out = weights.matrix("out_proj.weight", hidden_dim, dim)
+    conv = weights.precise("conv1d.weight", dim, 1, shape.conv_width, part=own)
+    return Mamba1Mixer(
+        layer=place.layer,
+        project_in=join_linear(_halves(project_in, group), in_bias),
+        conv_weight=conv.squeeze(1),
+        conv_bias=conv_bias,
+        selection=_selection(weights, shape, own),
+        A=-weights.precise("A_log", dim, shape.ssm_state, part=own).exp(),
+        D=weights.precise("D", dim, part=own),
+        project_out=summed_linear(share_of(project_out, dim, group, axis=1), out_bias, group),
+    )
+
+
+def _selection(weights: Weights, shape: Mamba1Shape, own: Part) -> Selection:
+    dim, rank, group = shape.inner_dim, shape.dt_rank, weights.group
+    select = weights.matrix("x_proj.weight", shape.selected_dim, dim)
+    return Selection(
+        shape=shape,
+        select=summed_linear(share_of(select, dim, group, axis=1), None, group),
+        norms=_norms(weights, shape),
+        project_dt=make_linear(weights.tensor("dt_proj.weight", dim, rank, part=own)),
+        dt_bias=weights.precise("dt_proj.bias", dim, part=own),
+    )
+
+
+def _norms(weights: Weights, shape: Mamba1Shape) -> tuple[RmsNorm, ...]:
+    if shape.norms is InnerNorms.NONE:
+        return ()
+    dims = {"dt": shape.dt_rank, "b": shape.ssm_state, "c": shape.ssm_state}
+    if shape.norms is InnerNorms.WITHOUT_WEIGHTS:
+        like = weights.precise("D", shape.inner_dim)
+        return tuple(RmsNorm(like.new_ones(dim), shape.norm_eps) for dim in dims.values())
+    return tuple(
+        RmsNorm(weights.precise(f"{name}_layernorm.weight", dim), shape.norm_eps)
+        for name, dim in dims.items()
+    )
+
+
+def _halves(projected: Cuttable, group: Group) -> list[Cuttable]:
+    """A rank's channels of x and of z, one after the other."""
+    length = projected.shape[0] // 2
+    return [share_of(half, length, group) for half in split_rows(projected, (length, length))]
+
+
+def _joined_halves(projected: Tensor, group: Group) -> Tensor:
+    return torch.cat(_halves(projected, group))

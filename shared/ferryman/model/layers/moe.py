@@ -1,0 +1,179 @@
+"""A mixture of experts: each token goes through the few experts with its best scores.
+
+y = Σ_chosen share · expert(x)                                    (Shazeer et al. 2017)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.layers.decoder_layers import FeedForward, gate_and_up, gated_by, load_gated_mlp
+from ferryman.model.layers.expert_router import ExpertRouter, SharesOfChosen, load_router
+from ferryman.model.layers.experts import (
+    ExpertMatrices,
+    RoutedExperts,
+    ShareOfOutput,
+    Weighing,
+    load_experts_for,
+)
+from ferryman.model.shapes.feed_forward_shapes import (
+    MixtureShape,
+    MlpShape,
+    MoeShape,
+)
+from ferryman.model.shapes.ranks import Group, slice_of
+from ferryman.model.weights.linear import Linear, make_linear
+from ferryman.model.weights.matrix import Matrix
+from ferryman.model.weights.named_weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts:
+    """Routed experts.
+
+    If the ranks of `group` each compute a summand of every expert, one sum over the ranks follows
+    the last expert. So the routing does not change the number of collectives.
+    """
+
+    router: ExpertRouter
+    experts: RoutedExperts
+    group: Group
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.mixed(hidden, *self.router(hidden))
+
+    def mixed(self, hidden: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """The outputs of the `chosen` experts for `hidden`, weighted by `shares`."""
+        return self.group.summed(self.experts(hidden, shares.to(hidden.dtype), chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBesideShared:
+    """Routed experts, and one MLP that every token goes through."""
+
+    routed: FeedForward
+    shared: FeedForward
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.routed(hidden).add_(self.shared(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidGated:
+    """sigmoid(gate(x)) · inner(x); `gate` yields one number a token (Qwen's shared expert)."""
+
+    gate: Linear
+    inner: FeedForward
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.inner(hidden).mul_(self.gate(hidden).sigmoid())
+
+
+def load_experts(weights: Weights, shape: MoeShape, hidden_dim: int) -> MixtureOfExperts:
+    """Granite's experts, in the published format or in that of transformers 5."""
+    num_experts, inner_dim = shape.num_experts, shape.inner_dim
+    router = weights.first_of("router.layer.weight", "router.weight")
+    gate_up = weights.first_of("input_linear.weight", "experts.gate_up_proj")
+    down = weights.first_of("output_linear.weight", "experts.down_proj")
+    gates = weights.matrices(gate_up, num_experts, 2 * inner_dim, hidden_dim)
+    downs = weights.matrices(down, num_experts, hidden_dim, inner_dim)
+    score = make_linear(weights.tensor(router, num_experts, hidden_dim))
+    parts = (
+        (gate_and_up(gate_up, weights.group), down)
+        for gate_up, down in zip(gates, downs, strict=True)
+    )
+    return MixtureOfExperts(
+        SharesOfChosen(score, shape.experts_per_token),
+        _gated_experts(weights, parts, F.silu, ShareOfOutput()),
+        weights.group,
+    )
+
+
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+def load_mixture(
+    weights: Weights,
+    shape: MoeShape,
+    hidden_dim: int,
+    router: ExpertRouter,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+    *,
+    act: Callable[[Tensor], Tensor] = F.silu,
+    weighing: Weighing | None = None,
+) -> MixtureOfExperts:
+    """The experts under `weights` after `router`; each rank has a part of every expert.
+
+    `names` are those of gate, up and down where each expert is stored under its number. Without
+    `weighing` a share multiplies an expert's output.
+    """
+    if weights.has("gate_up_proj"):
+        parts = _stacked_matrices(weights, shape, hidden_dim)
+    else:
+        parts = _separate_matrices(weights, shape, hidden_dim, names)
+    experts = _gated_experts(weights, parts, act, weighing or ShareOfOutput())
+    return MixtureOfExperts(router, experts, weights.group)
+
+
+def _stacked_matrices(
+    weights: Weights, shape: MoeShape, hidden_dim: int
+) -> Iterator[tuple[list[Matrix], Matrix]]:
+    """A rank's rows of gate and up, and all of down, of each expert: from one tensor of all gates
+    and ups and one of all downs, which some checkpoints hold transposed (Llama 4, Qwen3-VL)."""
+    count, inner_dim = shape.num_experts, shape.inner_dim
+    # One of the two may be square. Both cannot be.
+    given = tuple(weights.header(name).shape for name in ("gate_up_proj", "down_proj"))
+    is_transposed = given == ((count, hidden_dim, 2 * inner_dim), (count, inner_dim, hidden_dim))
+    read = weights.transposed_matrices if is_transposed else weights.matrices
+    gate_ups = read("gate_up_proj", count, 2 * inner_dim, hidden_dim)
+    downs = read("down_proj", count, hidden_dim, inner_dim)
+    for gate_up, down in zip(gate_ups, downs, strict=True):
+        yield gate_and_up(gate_up, weights.group), down
+
+
+def _separate_matrices(
+    weights: Weights, shape: MoeShape, hidden_dim: int, names: tuple[str, str, str]
+) -> Iterator[tuple[list[Matrix], Matrix]]:
+    """As `_stacked_matrices`, from a separate MLP under each expert's number."""
+    for index in range(shape.num_experts):
+        own, (*rows, down_name) = weights.under(str(index)), names
+        parts = [own.matrix(f"{name}.weight", shape.inner_dim, hidden_dim) for name in rows]
+        down = own.matrix(f"{down_name}.weight", hidden_dim, shape.inner_dim)
+        yield [slice_of(part, weights.group) for part in parts], down
+
+
+def _gated_experts(
+    weights: Weights,
+    parts: Iterable[tuple[list[Matrix], Matrix]],
+    act: Callable[[Tensor], Tensor],
+    weighing: Weighing,
+) -> RoutedExperts:
+    """A rank's part of the inner channels of every expert; their outputs are summands."""
+    cut = (
+        ExpertMatrices(gate_up, slice_of(down, weights.group, axis=1)) for gate_up, down in parts
+    )
+    return load_experts_for(weights.device, cut, gated_by(act), weighing)
+
+
+def load_routed(weights: Weights, shape: MixtureShape, hidden_dim: int) -> FeedForward:
+    """A mixture by the tensor names of Qwen and DeepSeek: "gate", "experts", "shared_experts"."""
+    router = load_router(weights, shape, hidden_dim)
+    experts = load_mixture(weights.under("experts"), shape.experts, hidden_dim, router)
+    if shape.shared is None:
+        return experts
+    return ExpertsBesideShared(experts, _load_shared(weights, shape, shape.shared, hidden_dim))
+
+
+def _load_shared(
+    weights: Weights, shape: MixtureShape, shared: MlpShape, hidden_dim: int
+) -> FeedForward:
+    if not shape.gates_shared:
+        return load_gated_mlp(weights.under("shared_experts"), shared, hidden_dim)
+    return SigmoidGated(
+        make_linear(weights.tensor("shared_expert_gate.weight", 1, hidden_dim)),
+        load_gated_mlp(weights.under("shared_expert"), shared, hidden_dim),
+    )

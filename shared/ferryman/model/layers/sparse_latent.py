@@ -1,0 +1,165 @@
+"""Sparse latent attention (DeepSeek-V3.2): a lightning indexer chooses the positions to attend to.
+
+index q      = residual · Wq, by head;    index key = layer_norm(x · Wk): written to its page
+               the first channels of both rotated by position
+head weights = x · Ww / √(heads · head_dim)
+y            = latent attention over the chosen positions alone
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ferryman.model.layers.centred_norm import LayerNorm
+from ferryman.model.layers.decoder_layers import LayerPlace
+from ferryman.model.layers.latent import (
+    LatentProjections,
+    TokenPositions,
+    load_projections,
+    token_positions,
+)
+from ferryman.model.layers.rotation import RotaryEmbedding
+from ferryman.model.shapes.attention_shapes import IndexShape, LatentShape
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.linear import Linear
+from ferryman.model.weights.named_weights import Weights
+from ferryman_kernels.attention.latent_attention import latent_attention
+from ferryman_kernels.attention.latent_pages import write_latents
+from ferryman_kernels.attention.sparse_index import choose_decode, choose_prefill
+
+INDEX_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Queries, keys and head weights of the sparse index.
+
+    `head_weights` [heads, hidden_dim] in the accumulation dtype; they include the scale of the
+    scores.
+    """
+
+    shape: IndexShape
+    query_up: Linear
+    key: Linear
+    key_norm: LayerNorm
+    head_weights: Tensor
+    turn: RotaryEmbedding
+
+    def write(
+        self, hidden: Tensor, residual: Tensor, where: TokenPositions, pages: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the tokens' index keys; returns queries [tokens, heads, head_dim] and weights."""
+        q = self.query_up(residual).view(len(hidden), self.shape.heads, -1)
+        key = self.key_norm(self.key(hidden))[:, None]
+        q, key = self.turn(q, key, where.positions)
+        write_latents(pages, key[:, 0], where.page_table, where.rows, where.positions)
+        return q, F.linear(hidden.to(self.head_weights.dtype), self.head_weights)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLatentAttention:
+    """Latent attention of layer `layer` to places that are given."""
+
+    layer: int
+    projections: LatentProjections
+
+    def attend(
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        where: TokenPositions,
+        places: Tensor,
+        state: ModelState,
+    ) -> Tensor:
+        """Writes the tokens' rows and attends to `places`, as `choose_prefill` returns them."""
+        pages, shape = state.latent[self.layer], self.projections.shape
+        q = self.projections.write(hidden, residual, where, pages)
+        attended = latent_attention(q, pages, places, shape.latent_dim, shape.scale)
+        return self.projections.finish(attended)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLatentAttention:
+    """A mixer with an indexer: a token attends to the positions that it chooses."""
+
+    attention: PlacedLatentAttention
+    indexer: Indexer
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        residual = self.attention.projections.residual(hidden)
+        places = self.chosen_in_prefill(hidden, residual, batch, state)
+        return self.attention.attend(hidden, residual, token_positions(batch), places, state)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        residual = self.attention.projections.residual(hidden)
+        places = self.chosen_in_decode(hidden, residual, batch, state)
+        return self.attention.attend(hidden, residual, token_positions(batch), places, state)
+
+    def chosen_in_prefill(
+        self, hidden: Tensor, residual: Tensor, batch: PrefillBatch, state: ModelState
+    ) -> Tensor:
+        """The places that each token attends to; writes the tokens' index keys."""
+        where, pages = token_positions(batch), state.index[self.attention.layer]
+        q, weights = self.indexer.write(hidden, residual, where, pages)
+        count = self.indexer.shape.count
+        return choose_prefill(q, weights, pages, where.page_table, batch.spans, count)
+
+    def chosen_in_decode(
+        self, hidden: Tensor, residual: Tensor, batch: DecodeBatch, state: ModelState
+    ) -> Tensor:
+        """As `chosen_in_prefill`, of a decode step's tokens."""
+        where, pages = token_positions(batch), state.index[self.attention.layer]
+        q, weights = self.indexer.write(hidden, residual, where, pages)
+        count = self.indexer.shape.count
+        return choose_decode(q, weights, pages, where.page_table, where.positions, count)
+
+
+def load_placed_attention(
+    weights: Weights, shape: LatentShape, place: LayerPlace
+) -> PlacedLatentAttention:
+    """Latent attention under `weights`."""
+    return PlacedLatentAttention(place.layer, load_projections(weights, shape, place))
+
+
+def load_indexer(
+    weights: Weights,
+    attention: PlacedLatentAttention,
+    shape: LatentShape,
+    index: IndexShape,
+    place: LayerPlace,
+) -> SparseLatentAttention:
+    """`attention`, which has the undivided `shape`, with the indexer under `weights`."""
+    under, order = weights, _halves_apart(index, shape.rope_dim)
+    scale = (index.heads * index.head_dim) ** -0.5
+    queries = under.matrix("wq_b.weight", index.heads * index.head_dim, shape.query_rank)
+    by_head = torch.arange(index.heads)[:, None] * index.head_dim + order
+    indexer = Indexer(
+        shape=index,
+        query_up=queries.with_rows(by_head.flatten()).linear(None),
+        key=under.matrix("wk.weight", index.head_dim, place.hidden_dim)
+        .with_rows(order)
+        .linear(None),
+        key_norm=LayerNorm(
+            under.precise("k_norm.weight", index.head_dim)[order],
+            under.precise("k_norm.bias", index.head_dim)[order],
+            INDEX_NORM_EPS,
+        ),
+        head_weights=under.precise("weights_proj.weight", index.heads, place.hidden_dim) * scale,
+        turn=attention.projections.turn,
+    )
+    return SparseLatentAttention(attention, indexer)
+
+
+def _halves_apart(index: IndexShape, rope_dim: int) -> Tensor:
+    """The order of an index head's channels in which the two of a rotated pair are rope_dim / 2
+    apart: queries and keys share it, so scores stay the same."""
+    channels = torch.arange(index.head_dim)
+    if not index.is_interleaved:
+        return channels
+    turning = channels[:rope_dim]
+    return torch.cat((turning[0::2], turning[1::2], channels[rope_dim:]))

@@ -1,0 +1,127 @@
+"""Decoders of attention and a feed-forward in every layer, by the tensor names of Llama.
+
+Most families are one of these and differ in what they read from config.json: norms of heads,
+windows, layers without positions, experts, multipliers, the places of norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from ferryman.cache.manifest import StateManifest
+from ferryman.model.layers.attention import load_attention
+from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    FeedForward,
+    Layer,
+    LayerPlace,
+    Mixer,
+    Norm,
+    NormLoader,
+    PostNormLayer,
+    load_gated_mlp,
+    load_norm,
+)
+from ferryman.model.layers.moe import load_routed
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape
+from ferryman.model.shapes.model_shapes import NormPlaces, TrunkShape
+from ferryman.model.shapes.state import ModelState
+from ferryman.model.weights.named_weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerConfig:
+    """One attention and one feed-forward for each layer."""
+
+    trunk: TrunkShape
+    attention: tuple[AttentionShape, ...]
+    feed_forwards: tuple[FeedForwardShape, ...]
+    norms: NormPlaces = NormPlaces.BEFORE
+    scales: EndScales = field(default_factory=EndScales)
+    residual_multiplier: float = 1.0
+
+    @property
+    def states(self) -> tuple[tuple[AttentionShape], ...]:
+        return tuple((attention,) for attention in self.attention)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySideLayer:
+    """A mixer and a feed-forward that read the same norm, beside one residual path."""
+
+    norm: Norm
+    mixer: Mixer
+    feed_forward: FeedForward
+
+    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+        normed = self.norm(hidden)
+        return hidden + self.mixer.prefill(normed, batch, state) + self.feed_forward(normed)
+
+    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        normed = self.norm(hidden)
+        return hidden + self.mixer.decode(normed, batch, state) + self.feed_forward(normed)
+
+
+class FeedForwardLoader(Protocol):
+    """Reads the feed-forward of the layer under `weights`."""
+
+    def __call__(
+        self, weights: Weights, shape: FeedForwardShape, hidden_dim: int
+    ) -> FeedForward: ...
+
+
+def load_feed_forward(weights: Weights, shape: FeedForwardShape, hidden_dim: int) -> FeedForward:
+    """The MLP or the mixture under "mlp"; experts have the names of Qwen and DeepSeek."""
+    if isinstance(shape, MixtureShape):
+        return load_routed(weights.under("mlp"), shape, hidden_dim)
+    return load_gated_mlp(weights.under("mlp"), shape, hidden_dim)
+
+
+def load_transformer(
+    config: TransformerConfig,
+    manifest: StateManifest,
+    weights: Weights,
+    feed_forward: FeedForwardLoader = load_feed_forward,
+    load_norm: NormLoader = load_norm,
+) -> Decoder:
+    """The decoder of `config`, by the tensor names that most families share."""
+    ends = load_embedding_and_head(
+        weights, config.trunk, "model.norm.weight", config.scales, load_norm=load_norm
+    )
+    layer = partial(_layer, config, feed_forward, load_norm)
+    return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
+
+
+def _layer(
+    config: TransformerConfig,
+    load: FeedForwardLoader,
+    load_norm: NormLoader,
+    weights: Weights,
+    place: LayerPlace,
+) -> Layer:
+    mixer = load_attention(weights.under("self_attn"), config.attention[place.layer], place)
+    feed_forward = load(weights, config.feed_forwards[place.layer], place.hidden_dim)
+    norm = partial(load_norm, weights, dim=place.hidden_dim, eps=place.norm_eps)
+    if config.norms is NormPlaces.AFTER:
+        return PostNormLayer(
+            mixer,
+            norm("post_attention_layernorm"),
+            feed_forward,
+            norm("post_feedforward_layernorm"),
+        )
+    if config.norms is NormPlaces.SHARED:
+        return SideBySideLayer(norm("input_layernorm"), mixer, feed_forward)
+    return DecoderLayer(
+        mixer_norm=norm("input_layernorm"),
+        mixer=mixer,
+        feed_forward_norm=norm("post_attention_layernorm"),
+        feed_forward=feed_forward,
+        residual_multiplier=config.residual_multiplier,
+    )

@@ -1,0 +1,1 @@
+"""From fields of `config.json` to the shapes that families share."""

@@ -1,0 +1,1 @@
+"""Sizes of layers and their state, batches, views of the slabs. Imports nothing of the model."""

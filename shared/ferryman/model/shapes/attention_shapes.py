@@ -1,0 +1,190 @@
+"""The shapes of attention: what a layer computes, and what it keeps of each token in pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from ferryman.cache.manifest import Kind, SectionSpec
+from ferryman.model.shapes.model_shapes import FP8, StatePlace
+from ferryman.model.shapes.ranks import per_rank, per_rank_replicated
+from ferryman.model.shapes.rotary import NoScaling, Stretch
+
+
+@dataclass(frozen=True, slots=True)
+class NoPositions:
+    """Attention without positions ("nope"): the recurrent layers provide the order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryPositions:
+    """Rotary positions over the first `rotary_dim` of each head.
+
+    `is_interleaved`: neighbouring channels are rotated together, not channels half of `rotary_dim`
+    apart.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: Stretch = field(default_factory=NoScaling)
+    is_interleaved: bool = False
+
+
+class HeadNorm(StrEnum):
+    """The norms of q and k between their projection and their pages."""
+
+    NONE = "none"
+    EACH_HEAD = "each head, then the rotation"
+    ROTATED_HEAD = "the rotation, then each head"
+    ALL_HEADS = "all heads as one row, then the rotation"
+    OWN_CENTRED = "each head by a norm of its own around the mean, then the rotation"
+    ROTATED_WITHOUT_WEIGHTS = "the rotation, then each head, by a norm whose weights are one"
+
+
+class ValueSource(StrEnum):
+    """The origin of values: a projection of their own, which may be normed, or that of keys."""
+
+    PROJECTED = "v_proj"
+    NORMED = "v_proj, then a norm of each head without weights"
+    NORMED_KEYS = "k_proj, then a norm of each head without weights"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries grow with their position: by 1 + beta · log(1 + ⌊(position + first) / length⌋).
+
+    Scores then keep their spread over contexts longer than those of training. Ministral 3 counts
+    positions from `first` = 0, Llama 4 from 1.
+    """
+
+    beta: float
+    length: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Grouped-query attention; query head h reads key head h // (q_heads / kv_heads).
+
+    A query sees the last `window_len` positions, its own included; 0: all of them. With a
+    `chunk_len` it sees those of its own chunk alone, and chunks are counted from position 0
+    (Llama 4); a page lies within one chunk. `has_bias` is about q, k and v, `has_out_bias` about
+    the product that joins the heads. `has_sinks`: each query head has one more score, without a
+    value. `gates_output`: each head of q is followed by a head that gates its output. Scores are
+    capped at `score_cap` by a tanh (0: they are not). `values` is their origin (Gemma 4).
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    has_bias: bool
+    positions: RotaryPositions | NoPositions
+    window_len: int = 0
+    head_norm: HeadNorm = HeadNorm.NONE
+    has_sinks: bool = False
+    gates_output: bool = False
+    has_out_bias: bool = False
+    score_cap: float = 0.0
+    growth: QueryGrowth | None = None
+    chunk_len: int = 0
+    values: ValueSource = ValueSource.PROJECTED
+
+    @property
+    def projected_heads(self) -> int:
+        """Heads that q_proj yields."""
+        return self.q_heads * (2 if self.gates_output else 1)
+
+    @property
+    def reach(self) -> int:
+        """The last positions that hold all a query sees, its own included; 0: all of them.
+
+        A window as long as a chunk holds the chunk so far, from wherever a query looks.
+        """
+        return self.window_len or self.chunk_len
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.WINDOW if self.reach else Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape, names = (self.kv_heads, place.page_size, self.head_dim), ("key", "value")
+        if place.kv_dtype != FP8:
+            return tuple(
+                SectionSpec(name, place.layer, shape, place.dtype, shard_axis=0) for name in names
+            )
+        codes = [SectionSpec(n, place.layer, shape, "float8_e4m3fn", shard_axis=0) for n in names]
+        scales = [
+            SectionSpec(f"{name}_scale", place.layer, shape[:2], "float32", shard_axis=0)
+            for name in names
+        ]
+        return (*codes, *scales)
+
+    def shard(self, num_ranks: int) -> AttentionShape:
+        return replace(
+            self,
+            q_heads=per_rank("q_heads", self.q_heads, num_ranks),
+            kv_heads=per_rank_replicated("kv_heads", self.kv_heads, num_ranks),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Multi-head latent attention (DeepSeek-V2): a token keeps one row, which all heads read.
+
+    A head's query and key have `plain_dim` channels without positions and `rope_dim` that are
+    rotated; its value has `value_dim`. Plain keys and values are computed from the row's
+    `latent_dim` channels, queries from a latent of `query_rank` channels (0: directly from hidden).
+    `is_interleaved`: neighbouring channels are rotated together, not channels half of `rope_dim`
+    apart.
+    """
+
+    q_heads: int
+    query_rank: int
+    latent_dim: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    has_bias: bool
+    positions: RotaryPositions | NoPositions
+    is_interleaved: bool
+
+    @property
+    def row_dim(self) -> int:
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape = (place.page_size, self.row_dim)
+        return (SectionSpec("latent", place.layer, shape, place.dtype, shard_axis=None),)
+
+    def shard(self, num_ranks: int) -> LatentShape:
+        """A share of the heads; every rank keeps all rows, because all heads read them."""
+        return replace(self, q_heads=per_rank("q_heads", self.q_heads, num_ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexShape:
+    """The lightning indexer of sparse attention (DeepSeek-V3.2), which chooses the positions to
+    attend to.
+
+    `heads` queries choose `count` positions. The first of their `head_dim` channels are rotated, as
+    many as in the attention; `is_interleaved` as in RotaryPositions.
+    """
+
+    heads: int
+    head_dim: int
+    count: int
+    is_interleaved: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.FULL
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        shape = (place.page_size, self.head_dim)
+        return (SectionSpec("index", place.layer, shape, place.dtype, shard_axis=None),)

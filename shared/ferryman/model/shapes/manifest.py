@@ -1,0 +1,61 @@
+"""The state manifest of a model: the sections of its layers in a slot of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ferryman.cache.manifest import Kind, KindLayout, StateManifest, lay_out
+from ferryman.errors import ConfigError
+from ferryman.model.shapes.attention_shapes import AttentionShape
+from ferryman.model.shapes.model_shapes import AS_COMPUTED, ModelConfig, StatePlace, share_of_rank
+
+MAX_SCAN_CHUNK = 64
+
+
+def state_manifest(
+    config: ModelConfig,
+    dtype: str,
+    page_size: int,
+    fingerprint: str,
+    num_ranks: int = 1,
+    kv_dtype: str = AS_COMPUTED,
+) -> StateManifest:
+    """The state of `config` per page and per recurrent slot in `dtype`, on one of `num_ranks`
+    ranks.
+
+    Raises ConfigError for heads that `num_ranks` cannot divide, and for a `kv_dtype` where no layer
+    keeps keys and values.
+    """
+    if kv_dtype != AS_COMPUTED and not any(attentions(config)):
+        raise ConfigError(f"kv_dtype={kv_dtype}: no layer of this model keeps keys and values")
+    return StateManifest(
+        fingerprint=fingerprint,
+        page_size=page_size,
+        scan_chunk=min(page_size, MAX_SCAN_CHUNK),
+        window_len=_window_len(config),
+        layouts=_layouts(config, StatePlace(0, page_size, dtype, kv_dtype), num_ranks),
+    )
+
+
+def _layouts(config: ModelConfig, place: StatePlace, num_ranks: int) -> tuple[KindLayout, ...]:
+    """One layout for each kind that any layer has, the layers in their order."""
+    placed = [
+        (shape.kind, share_of_rank(shape, num_ranks).sections(replace(place, layer=layer)))
+        for layer, shapes in enumerate(config.states)
+        for shape in shapes
+    ]
+    by_kind = {kind: [s for k, specs in placed if k is kind for s in specs] for kind in Kind}
+    return tuple(lay_out(kind, specs) for kind, specs in by_kind.items() if specs)
+
+
+def _window_len(config: ModelConfig) -> int:
+    """The longest window or chunk: pages of the kind are freed together, behind it. A layer with a
+    shorter one reads less of them."""
+    return max((shape.reach for shape in attentions(config)), default=0)
+
+
+def attentions(config: ModelConfig) -> Iterator[AttentionShape]:
+    """The layers' attention over pages of keys and values; latents and indices are others."""
+    for layer in config.states:
+        yield from (shape for shape in layer if isinstance(shape, AttentionShape))

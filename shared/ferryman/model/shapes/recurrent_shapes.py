@@ -1,0 +1,164 @@
+"""The shapes of mixers with a recurrent state, which every token overwrites: Mamba and others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ferryman.cache.manifest import Kind, SectionSpec
+from ferryman.model.shapes.model_shapes import StatePlace
+from ferryman.model.shapes.ranks import per_rank, per_rank_replicated
+
+
+class Gating(StrEnum):
+    """The order of gate and norm on the output of a Mamba-2 scan."""
+
+    GATE_THEN_NORM = "norm(y · silu(gate))"
+    NORM_THEN_GATE = "norm(y) · silu(gate)"
+    GATE_ALONE = "y · silu(gate)"
+
+
+@dataclass(frozen=True, slots=True)
+class MambaShape:
+    """A Mamba-2 mixer. `dt_limit` bounds the time step after its softplus."""
+
+    ssm_heads: int
+    ssm_head_dim: int
+    ssm_groups: int
+    ssm_state: int
+    conv_width: int
+    has_conv_bias: bool
+    has_in_bias: bool
+    has_out_bias: bool
+    dt_limit: tuple[float, float]
+    gating: Gating = Gating.GATE_THEN_NORM
+
+    @property
+    def inner_dim(self) -> int:
+        return self.ssm_heads * self.ssm_head_dim
+
+    @property
+    def group_dim(self) -> int:
+        """Channels of B, and of C."""
+        return self.ssm_groups * self.ssm_state
+
+    @property
+    def conv_dim(self) -> int:
+        return self.inner_dim + 2 * self.group_dim
+
+    @property
+    def proj_dim(self) -> int:
+        """Outputs of the in-projection: gate, x B C, dt."""
+        return self.inner_dim + self.conv_dim + self.ssm_heads
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv = (self.conv_dim, self.conv_width - 1)
+        ssm = (self.ssm_heads, self.ssm_head_dim, self.ssm_state)
+        parts = (("x", self.inner_dim), ("B", self.group_dim), ("C", self.group_dim))
+        return (
+            SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),
+            SectionSpec("ssm", place.layer, ssm, place.accumulation_dtype, shard_axis=0),
+        )
+
+    def shard(self, num_ranks: int) -> MambaShape:
+        return replace(
+            self,
+            ssm_heads=per_rank("ssm_heads", self.ssm_heads, num_ranks),
+            ssm_groups=per_rank_replicated("ssm_groups", self.ssm_groups, num_ranks),
+        )
+
+
+class InnerNorms(StrEnum):
+    """The norms of dt, B and C of a Mamba-1 mixer before they are used."""
+
+    NONE = "none"
+    WITHOUT_WEIGHTS = "norms whose weights are one (FalconMamba)"
+    WITH_WEIGHTS = "norms with weights (Jamba)"
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Shape:
+    """A Mamba-1 mixer: each of `inner_dim` channels has `ssm_state` states and a step of its own.
+
+    Steps are made from `dt_rank` numbers. `norm_eps` is that of the inner norms.
+    """
+
+    inner_dim: int
+    ssm_state: int
+    dt_rank: int
+    conv_width: int
+    has_conv_bias: bool
+    has_bias: bool
+    norms: InnerNorms = InnerNorms.NONE
+    norm_eps: float = 0.0
+
+    @property
+    def selected_dim(self) -> int:
+        """Outputs of the projection that selects: dt, B, C."""
+        return self.dt_rank + 2 * self.ssm_state
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv, parts = (self.inner_dim, self.conv_width - 1), (("x", self.inner_dim),)
+        ssm, wide = (self.inner_dim, self.ssm_state), place.accumulation_dtype
+        return (
+            SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),
+            SectionSpec("ssm", place.layer, ssm, wide, shard_axis=0),
+        )
+
+    def shard(self, num_ranks: int) -> Mamba1Shape:
+        return replace(self, inner_dim=per_rank("inner_dim", self.inner_dim, num_ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvShape:
+    """A short convolution between two gates (LFM2), over `dim` channels: no state matrix.
+
+    `has_bias`: both projections and the convolution have one.
+    """
+
+    dim: int
+    conv_width: int
+    has_bias: bool
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        conv, parts = (self.dim, self.conv_width - 1), (("x", self.dim),)
+        return (SectionSpec("conv", place.layer, conv, place.dtype, shard_axis=0, parts=parts),)
+
+    def shard(self, num_ranks: int) -> ShortConvShape:
+        return replace(self, dim=per_rank("channels of the convolution", self.dim, num_ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class LightningShape:
+    """Lightning attention: a state matrix for each head, without a convolution."""
+
+    heads: int
+    head_dim: int
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of q, of k, of v, and of the gate."""
+        return self.heads * self.head_dim
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.RECURRENT
+
+    def sections(self, place: StatePlace) -> tuple[SectionSpec, ...]:
+        ssm, wide = (self.heads, self.head_dim, self.head_dim), place.accumulation_dtype
+        return (SectionSpec("ssm", place.layer, ssm, wide, shard_axis=0),)
+
+    def shard(self, num_ranks: int) -> LightningShape:
+        return replace(self, heads=per_rank("heads of lightning attention", self.heads, num_ranks))

@@ -1,0 +1,1 @@
+"""Weights from files to linear layers: checkpoints, matrices, adapters and quantised formats."""

@@ -1,0 +1,72 @@
+"""MXFP4: blocks of 32 four-bit numbers that share a power of two (OCP Microscaling 1.0, 2023).
+
+    value   = fp4(code) · 2^(scale - 127)
+    fp4     = sign · {0, 0.5, 1, 1.5, 2, 3, 4, 6}      (1 bit of sign, 2 of exponent, 1 of mantissa)
+
+A byte holds two codes, the lower four bits first; blocks run along the columns. Every value but the
+most extreme is exact in bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ConfigError
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.weights.matrix import Matrix, PlainMatrix
+from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.quantisation.codes import FP4, NibbleCodes
+from ferryman.model.weights.quantisation.quantised_matrix import QuantisedMatrix, even_groups
+
+METHOD = "mxfp4"
+BLOCK_LEN = 32
+NOT_A_NUMBER = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """gpt-oss's format: stacked experts are in codes, everything else in floats."""
+
+    def in_codes(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix | None:
+        return None
+
+    def of_floats(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> Matrix:
+        return PlainMatrix(weight, dtype, device)
+
+
+def read_mxfp4(fields: ConfigFields) -> Mxfp4:
+    """The format has no variants, so none of its fields is read."""
+    return Mxfp4()
+
+
+def mxfp4_matrices(
+    weights: Weights, name: str, count: int, rows: int, columns: int
+) -> tuple[Matrix, ...]:
+    """`count` weights [rows, columns] in `<name>_blocks` and `<name>_scales`.
+
+    Raises ConfigError for tensors of other shapes or dtypes, and for a scale that stands for
+    not-a-number.
+    """
+    blocks_shape = (count, rows, columns // BLOCK_LEN, BLOCK_LEN // 2)
+    blocks = weights.stored(f"{name}_blocks", blocks_shape, ("U8",))
+    scales = weights.stored(f"{name}_scales", blocks_shape[:-1], ("U8",))
+    if not scales.is_meta and bool((scales == NOT_A_NUMBER).any()):
+        raise ConfigError(
+            f"{weights.checkpoint.folder}: tensor {weights.prefix}{name}_scales holds "
+            f"{NOT_A_NUMBER}, which stands for not-a-number"
+        )
+    powers = scales.view(torch.float8_e8m0fnu)
+    return tuple(
+        QuantisedMatrix(
+            NibbleCodes(packed, columns, FP4),
+            power,
+            even_groups(columns, BLOCK_LEN),
+            None,
+            weights.dtype,
+            weights.device,
+        )
+        for packed, power in zip(blocks.flatten(2), powers, strict=True)
+    )

@@ -1,0 +1,58 @@
+"""From `quantization_config` of a model folder, and `--quantize`, to the format of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ferryman.errors import ConfigError
+from ferryman.model.shapes.config_fields import ConfigFields
+from ferryman.model.weights.named_weights import FLOATS, WeightFormat
+from ferryman.model.weights.quantisation.awq import read_awq
+from ferryman.model.weights.quantisation.compressed_tensors import read_compressed_tensors
+from ferryman.model.weights.quantisation.fp8 import read_fbgemm, read_fp8
+from ferryman.model.weights.quantisation.gptq import read_gptq
+from ferryman.model.weights.quantisation.int8 import INT8, Int8AtLoad
+from ferryman.model.weights.quantisation.mxfp4 import METHOD as MXFP4
+from ferryman.model.weights.quantisation.mxfp4 import read_mxfp4
+
+FIELD = "quantization_config"
+
+AS_STORED = "none"
+"""The value of `quantize` that changes no weight."""
+
+_READERS: Mapping[str, Callable[[ConfigFields], WeightFormat]] = {
+    "fp8": read_fp8,
+    "fbgemm_fp8": read_fbgemm,
+    "compressed-tensors": read_compressed_tensors,
+    "gptq": read_gptq,
+    "awq": read_awq,
+    MXFP4: read_mxfp4,
+}
+"""The readers of a format's fields, by `quant_method`."""
+
+LINEAR_METHODS = tuple(method for method in _READERS if method != MXFP4)
+"""The methods that quantise linear layers one by one, and so do for every family but gpt-oss."""
+
+
+def read_format(
+    fields: ConfigFields, methods: tuple[str, ...], quantize: str = AS_STORED
+) -> WeightFormat:
+    """The format of the weights, by config.json's `fields`, of a family that knows `methods`.
+
+    Raises ConfigError, by name, for a format that is not known: its tensors may have the names and
+    shapes of plain ones. `quantize` is AS_STORED or INT8.
+    """
+    if quantize not in (AS_STORED, INT8):
+        raise ConfigError(f"quantize={quantize!r} is not supported; choose {INT8}, or leave it out")
+    found = fields.raw.get(FIELD)
+    if found is None:
+        return Int8AtLoad() if quantize == INT8 else FLOATS
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if method not in methods:
+        raise fields.refusal(FIELD, f"absent, or quant_method {' or '.join(methods)}")
+    if quantize == INT8:
+        raise ConfigError(
+            f"{fields.source}: the weights are quantised already, as {method}; leave out "
+            f"quantize={quantize}"
+        )
+    return _READERS[method](ConfigFields(fields.source, found))

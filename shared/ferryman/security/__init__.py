@@ -1,0 +1,1 @@
+"""Secrets and certificates of a cluster. Knows neither settings nor messages."""

@@ -1,0 +1,115 @@
+"""The files of credentials: one a role, in JSON, readable by their owner alone.
+
+<folder>/ROLE.json    {"role", "nats": {"user", "password"}, "redis": {…}, "grpc_token",
+                       "token_digests": {role: hex}}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ferryman.errors import ConfigError
+from ferryman.security.cluster_key import ClusterKey
+from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
+from ferryman.security.key_file import read_private_text
+from ferryman.settings.groups import AccessSettings
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 16 << 10
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+
+
+def read_credentials(path: Path) -> RoleCredentials:
+    """The credentials in a file. Raises ConfigError when it is missing, when other users may change
+    it, or when it holds anything else; the message repeats nothing of the content."""
+    text = read_private_text("credentials", path, MAX_FILE_BYTES)
+    try:
+        return _from_json(json.loads(text))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ConfigError(f"credentials {path}: they are not what `ferryman` writes") from None
+
+
+def given_credentials(access: AccessSettings, role: str) -> RoleCredentials | None:
+    """The credentials of a process with this role; None in an open cluster.
+
+    Raises ConfigError like `read_credentials`, and for a file of another role.
+    """
+    if not access.credentials_file:
+        log.warning("no CREDENTIALS_FILE: this process obeys anybody who reaches its ports")
+        return None
+    found = read_credentials(Path(access.credentials_file))
+    if found.role != role:
+        raise ConfigError(
+            f"credentials {access.credentials_file}: they are those of {found.role},"
+            f" and this is a {role}"
+        )
+    return found
+
+
+def write_credentials(path: Path, credentials: RoleCredentials) -> None:
+    """Writes them so that a reader sees the old file or the new one. Raises ConfigError."""
+    write_private_text(path, json.dumps(asdict(credentials), indent=1) + "\n")
+
+
+def write_all_credentials(folder: Path, key: ClusterKey) -> Mapping[ClusterRole, Path]:
+    """Writes the file of every role into an existing folder, and says where they are."""
+    paths = {role: folder / f"{role.value}.json" for role in ClusterRole}
+    for role, path in paths.items():
+        write_credentials(path, credentials_of(key, role))
+    return paths
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made for its owner alone where it is missing. Raises ConfigError."""
+    try:
+        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def write_private_text(path: Path, text: str, mode: int = PRIVATE) -> None:
+    """Replaces a file as a whole by one with this text and mode. Raises ConfigError."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _from_json(said: Mapping[str, Any]) -> RoleCredentials:
+    digests = {ClusterRole(role): _text(digest) for role, digest in said["token_digests"].items()}
+    if set(digests) != set(ClusterRole):
+        raise ValueError("a digest for every role")
+    return RoleCredentials(
+        role=ClusterRole(said["role"]),
+        nats=_login(said["nats"]),
+        redis=_login(said["redis"]),
+        grpc_token=_text(said["grpc_token"]),
+        token_digests=digests,
+    )
+
+
+def _login(said: Mapping[str, Any]) -> Login:
+    return Login(_text(said["user"]), _text(said["password"]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.isascii() or not value:
+        raise ValueError("a text that is not empty")
+    return value

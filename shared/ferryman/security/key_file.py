@@ -1,0 +1,100 @@
+"""The file of the cluster key: made once, read by each service that needs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ferryman.errors import ConfigError
+from ferryman.security.cluster_key import SECRET_BYTES, ClusterKey, cluster_key_from_text
+
+log = logging.getLogger(__name__)
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
+MAX_FILE_BYTES = 4096
+
+
+def read_key_file(path: Path) -> ClusterKey:
+    """The key. Raises ConfigError when the file is missing, or when other users may change it."""
+    text = read_private_text("cluster key", path, MAX_FILE_BYTES, "`ferryman key FILE` makes one")
+    try:
+        return cluster_key_from_text(text)
+    except ConfigError as error:
+        raise ConfigError(f"cluster key {path}: {error}") from None
+
+
+def read_private_text(what: str, path: Path, max_bytes: int, hint: str = "") -> str:
+    """The text of a file with secrets; `what` and `hint` are words of its errors.
+
+    Raises ConfigError when the file is missing, or when other users may change it. A file that
+    other users may read only causes a warning: secrets of containers are mounted so.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        more = f"; {hint}" if hint and isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{what} {path}: {error.strerror}{more}") from None
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{what} {path}: it is no file")
+        text = os.read(fd, max_bytes).decode("ascii", errors="replace")
+    finally:
+        os.close(fd)
+    if mode & OTHERS_WRITE:
+        raise ConfigError(f"{what} {path}: others may write to it; chmod 600 {path}")
+    if mode & OTHERS_READ:
+        log.warning("%s %s: others on this machine may read it; chmod 600 it", what, path)
+    return text
+
+
+def make_key_file(path: Path) -> None:
+    """Writes a new random key to a file that only this user may read, unless the file exists.
+
+    If several processes do this at the same time, one wins and all read the same key. Raises
+    ConfigError if the file cannot be made.
+    """
+    if not path.exists():
+        _keep(path, ClusterKey(secrets.token_bytes(SECRET_BYTES)))
+
+
+def take_key(path: Path, given: ClusterKey) -> None:
+    """Writes a key that somebody chose, unless the file has it already.
+
+    Raises ConfigError if the file has another key: what is stored under that one would be lost.
+    """
+    if not path.exists():
+        _keep(path, given)
+    if read_key_file(path) != given:
+        raise ConfigError(
+            f"cluster key {path}: it is not the one that was given; remove the old one first, and"
+            " what is stored under it is lost"
+        )
+
+
+def _keep(path: Path, key: ClusterKey) -> None:
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        # First write the whole file under another name: no reader ever sees half a key.
+        _write(draft, key.text + "\n")
+        try:
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise ConfigError(f"cluster key {path}: {error.strerror}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
