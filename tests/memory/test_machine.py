@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.sizing.machine import free_memory, has_bfloat16, this_machine
+from ferryman.sizing.machine import free_memory, this_machine
+from ferryman_kernels.cpu.processor import has_bfloat16
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal: 99 kB\nMemAvailable:   {8 * GIB >> 10} kB\n"

@@ -10,10 +10,10 @@ import pytest
 from tests.cluster_keys import KEY, STRANGERS_KEY
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.access import given_credentials
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, credentials_of, hkdf_sha256
 from ferryman.security.credentials_file import (
-    given_credentials,
     read_credentials,
     write_all_credentials,
     write_credentials,

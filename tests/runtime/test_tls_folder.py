@@ -12,10 +12,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tests.certificates import make_certificates
 
 from ferryman.errors import ConfigError
+from ferryman.runtime.access import given_tls
 from ferryman.security.certificates import SERVERS, certificate_specs
 from ferryman.security.credentials import ClusterRole
 from ferryman.security.tls import SERVICE_NAME
-from ferryman.security.tls_folder import TlsFolder, given_tls
+from ferryman.security.tls_folder import TlsFolder
 from ferryman.settings.groups import AccessSettings
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

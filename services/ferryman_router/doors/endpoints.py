@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from ferryman.runtime.access import given_tls
 from ferryman.runtime.connections import ConnectionLimits, within_file_limit
 from ferryman.runtime.http_server import listening as http_listening
 from ferryman.security.tls import door_credentials
-from ferryman.security.tls_folder import DOOR, given_tls, server_context
+from ferryman.security.tls_folder import DOOR, server_context
 from ferryman.settings.router import LimitSettings, RouterSettings
 from ferryman.text.tool_calls.formats import OutputSyntax
 from ferryman.wire.grpc.role_tokens import OPEN_SERVER, ServerLocks

@@ -16,9 +16,7 @@ from ferryman.ids import make_epoch, make_life_secret, worker_id_of
 from ferryman.runtime.life import alongside
 from ferryman.runtime.lifecycle import LifecyclePublisher, Publisher
 from ferryman.runtime.ticks import next_tick
-from ferryman.security.credentials_file import given_credentials
-from ferryman.security.tls_folder import given_tls
-from ferryman.settings.groups import AccessSettings, BusSettings
+from ferryman.settings.groups import BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.connection import NatsOptions
@@ -29,12 +27,6 @@ from ferryman.wire.nats.subjects import ControlSubject, Subjects
 # Obeys an order with this payload; the result goes back to the sender, or the error raised.
 Order = Callable[[bytes], bytes]
 Orders = Mapping[str, Order]
-
-
-def access_of(settings: AccessSettings, role: str) -> GrpcAccess:
-    """How a process of this role shows others who it is. Raises ConfigError for a file that is not
-    its own."""
-    return GrpcAccess(given_credentials(settings, role), given_tls(settings, role))
 
 
 @asynccontextmanager

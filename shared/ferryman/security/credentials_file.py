@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -19,9 +18,6 @@ from ferryman.errors import ConfigError
 from ferryman.security.cluster_key import ClusterKey
 from ferryman.security.credentials import ClusterRole, Login, RoleCredentials, credentials_of
 from ferryman.security.key_file import read_private_text
-from ferryman.settings.groups import AccessSettings
-
-log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 16 << 10
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -35,23 +31,6 @@ def read_credentials(path: Path) -> RoleCredentials:
         return _from_json(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(f"credentials {path}: they are not what `ferryman` writes") from None
-
-
-def given_credentials(access: AccessSettings, role: str) -> RoleCredentials | None:
-    """The credentials of a process with this role; None in an open cluster.
-
-    Raises ConfigError like `read_credentials`, and for a file of another role.
-    """
-    if not access.credentials_file:
-        log.warning("no CREDENTIALS_FILE: this process obeys anybody who reaches its ports")
-        return None
-    found = read_credentials(Path(access.credentials_file))
-    if found.role != role:
-        raise ConfigError(
-            f"credentials {access.credentials_file}: they are those of {found.role},"
-            f" and this is a {role}"
-        )
-    return found
 
 
 def write_credentials(path: Path, credentials: RoleCredentials) -> None:

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ferryman.errors import ConfigError
 from ferryman.security.tls import TlsMaterial
-from ferryman.settings.groups import AccessSettings
 
 log = logging.getLogger(__name__)
 
@@ -109,21 +108,6 @@ class TlsFolder:
         if public != leaf.public_key():
             raise ConfigError(f"key {self.key}: it is not the key of {self.certificate}")
         return TlsMaterial(certificate, key, authorities), leaf.not_valid_after_utc
-
-
-def given_tls(access: AccessSettings, name: str) -> TlsFolder | None:
-    """The certificate of `name` for a process with these settings; None without TLS.
-
-    Raises ConfigError like `TlsFolder`, and without credentials: a certificate alone says a role
-    that no one would check.
-    """
-    if not access.tls_dir:
-        return None
-    if not access.credentials_file:
-        raise ConfigError(
-            "TLS_DIR: it needs CREDENTIALS_FILE, too; `ferryman credentials` makes one"
-        )
-    return TlsFolder(Path(access.tls_dir), name)
 
 
 def check_validity(certificate: x509.Certificate, path: Path, now: datetime) -> None:

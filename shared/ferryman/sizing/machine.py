@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Instructions that multiply bfloat16: AVX-512 BF16 and AMX of x86, BF16 of Arm.
-BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+from ferryman_kernels.cpu.processor import has_bfloat16
+
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as the largest page-aligned number
 
 
@@ -62,15 +62,6 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
     available = _meminfo(_text(root / "proc/meminfo"))
     limits = [FreeMemory(available, "MemAvailable"), *_group_limits(root)]
     return min(limits, key=lambda limit: limit.num_bytes)
-
-
-def has_bfloat16(cpuinfo: str) -> bool:
-    """Whether the processor that /proc/cpuinfo describes multiplies bfloat16 by itself."""
-    for line in cpuinfo.splitlines():
-        name, _, words = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return not BFLOAT16_FLAGS.isdisjoint(words.split())
-    return False
 
 
 def _meminfo(text: str) -> int:

@@ -23,14 +23,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from ferryman.model.weights.quantisation.codes import copied
-from ferryman.sizing.machine import this_machine
 from ferryman_kernels.cpu._tiles import has_tiles
+from ferryman_kernels.cpu.processor import multiplies_bfloat16
 from ferryman_kernels.products.int8_panels import WIDTH, int8_panel_product, panels_of_codes
 from ferryman_kernels.products.int8_product import int8_product
 from ferryman_kernels.products.int8_quads import (
@@ -133,9 +132,3 @@ def int4_linear(
     pairs = torch.stack((wide, offsets), dim=-1).to(torch.bfloat16)
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     return Int4Linear(packed, pairs.transpose(0, 1).contiguous(), group_len, bias)
-
-
-@cache
-def multiplies_bfloat16() -> bool:
-    """Whether the processor of this machine has instructions for bfloat16."""
-    return this_machine(with_cards=False).has_bfloat16
