@@ -1,0 +1,1 @@
+"""House rules: the modules of this repository, and what each rule finds in them."""
