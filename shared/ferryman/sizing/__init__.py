@@ -1,1 +1,1 @@
-"""What fits into a machine: its memory, the sizes of workers, and the plan of both."""
+"""Memory of a machine, sizes of workers, and the plan that fits one into the other."""
