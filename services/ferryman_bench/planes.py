@@ -35,7 +35,7 @@ from ferryman.wire.handoff.net_devices import ucx_device
 from ferryman.wire.handoff.nixl_agent import nixl_agent
 from ferryman.wire.handoff.nixl_library import HOST, MemoryRegion, NixlOptions, WriteRun, has_nixl
 from ferryman.wire.handoff.nixl_writer import NixlWriter
-from ferryman.wire.plane_values import GrpcOnly, NixlGrant, RankSlabs
+from ferryman.wire.plane_values import GRPC, NIXL, GrpcOnly, NixlGrant, RankSlabs
 from ferryman.wire.v1 import decode_pb2_grpc
 from ferryman.wire.values import CommitOrder, RequestContext, Usage
 
@@ -72,17 +72,21 @@ def plane_rates(
     num_bytes: int = 64 << 20,
     repeats: int = 7,
     *,
+    opens_nixl: bool = False,
     inside: Sequence[str] = (),
     host: str = "127.0.0.1",
 ) -> PlaneRates:
-    """Measures all available planes in turn, `repeats` times.
+    """Measures gRPC and a memcpy in turn, `repeats` times; NIXL too if `opens_nixl`, which opens
+    ports without a lock at both ends.
 
     `inside` is a command that runs the receiver elsewhere, for example in another network
     namespace, where it listens on `host`. Raises CorruptState when other bytes arrive than were
-    sent.
+    sent, and ConfigError where NIXL is wanted and not installed.
     """
+    if opens_nixl and not has_nixl():
+        raise ConfigError("NIXL is not installed: pip install 'ferryman[nixl]'")
     num_units = max(1, num_bytes // UNIT_BYTES)
-    with _site(num_units, inside=inside, host=host) as site:
+    with _site(num_units, opens_nixl=opens_nixl, inside=inside, host=host) as site:
         return asyncio.run(_measured(site, num_units, repeats))
 
 
@@ -99,7 +103,7 @@ async def _measured(site: _SiteAddress, num_units: int, repeats: int) -> PlaneRa
     async with channel(site.address) as connection:
         stub = decode_pb2_grpc.DecodeServiceStub(connection)
         bench = _Bench(source, site, stub)
-        if not has_nixl():
+        if not site.grant.metadata:
             return await bench.run(repeats, {})
         region = MemoryRegion(int(source.ctypes.data), source.nbytes)
         with nixl_agent("bench-writer", [region], agent_options("127.0.0.1")) as agent:
@@ -197,7 +201,8 @@ def _slabs_at(address: int) -> RankSlabs:
 
 @dataclass(frozen=True, slots=True)
 class _SiteAddress:
-    """The receiving process: the address on which it listens, and the grant to write there."""
+    """The receiving process: the address on which it listens, and the grant to write there, without
+    metadata if it has no NIXL."""
 
     address: str
     grant: NixlGrant
@@ -205,10 +210,11 @@ class _SiteAddress:
 
 @contextmanager
 def _site(
-    num_units: int, *, inside: Sequence[str] = (), host: str = "127.0.0.1"
+    num_units: int, *, opens_nixl: bool, inside: Sequence[str], host: str
 ) -> Iterator[_SiteAddress]:
     """Runs the receiving process; `inside` is put before its command, to run it elsewhere."""
-    here = [sys.executable, "-m", "ferryman_bench.receiver_process", str(num_units), host]
+    plane = NIXL if opens_nixl else GRPC
+    here = [sys.executable, "-m", "ferryman_bench.receiver_process", str(num_units), host, plane]
     command = [*inside, *here]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

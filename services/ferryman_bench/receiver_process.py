@@ -1,7 +1,8 @@
-"""The receiving process of `planes.py`: a slab, an agent that listens, decode's data-plane rpcs.
+"""The receiving process of `planes.py`: a slab, decode's data-plane rpcs, and for the plane nixl
+an agent that listens.
 
-`python -m ferryman_bench.receiver_process UNITS HOST` writes its addresses as one line of JSON, and
-ends with its standard input.
+`python -m ferryman_bench.receiver_process UNITS HOST PLANE` writes its addresses as one line of
+JSON, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from ferryman.wire.codec.pieces import Piece, WriteHeader
 from ferryman.wire.grpc.rpc import listening
 from ferryman.wire.handoff.grpc_plane import receive_pages
 from ferryman.wire.handoff.nixl_agent import NixlAgent, nixl_agent
-from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
+from ferryman.wire.handoff.nixl_library import MemoryRegion
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
+from ferryman.wire.plane_values import NIXL
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
 from ferryman_bench.planes import UNIT_BYTES, agent_options, compare
 
@@ -91,12 +93,12 @@ class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
 
-async def serve(num_units: int, host: str) -> None:
+async def serve(num_units: int, host: str, plane: str) -> None:
     site, where = ReceiverSite(num_units), {"metadata": ""}
     base = int(site.slab.ctypes.data)
     with ExitStack() as stack:
         jobs = []
-        if has_nixl():
+        if plane == NIXL:
             region = MemoryRegion(base, site.slab.nbytes)
             agent = stack.enter_context(nixl_agent("bench-site", [region], agent_options(host)))
             where["metadata"] = agent.metadata.hex()
@@ -108,4 +110,4 @@ async def serve(num_units: int, host: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))
+    asyncio.run(serve(int(sys.argv[1]), *sys.argv[2:]))

@@ -75,6 +75,7 @@ class TierBenchOptions:
     threads: int = 2
     rounds: int = 3
     prompt_len: int = 4096
+    opens_nixl: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def run_bench_tiers(choice: TierBenchOptions, *, as_json: bool) -> int:
         found = _measured(choice, prompts, folder)
         rows = [
             *_first_token_rows(found),
-            *_hand_off_rows(),
+            *_hand_off_rows(opens_nixl=choice.opens_nixl),
             _load_row(prompts),
             *_lookup_rows(),
         ]
@@ -217,9 +218,9 @@ def _first_token_rows(found: Mapping[str, Sequence[float]]) -> Iterator[ReportRo
         yield ReportRow(name, "ms", median(ours), min(ours), "cold", median(cold), min(cold), ratio)
 
 
-def _hand_off_rows() -> Iterator[ReportRow]:
+def _hand_off_rows(*, opens_nixl: bool) -> Iterator[ReportRow]:
     """Each plane beside the fastest one: a raw NIXL write, or a memcpy without NIXL."""
-    found = plane_rates()
+    found = plane_rates(opens_nixl=opens_nixl)
     raw = "raw_nixl" if "raw_nixl" in found.rates else "memcpy"
     against = found.rates[raw]
     for plane, rate in found.rates.items():

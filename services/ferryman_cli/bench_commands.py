@@ -178,10 +178,14 @@ def tiers(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="New prompts, each by every tier.")] = 3,
     prompt_len: Annotated[int, typer.Option(min=256, help="Tokens of a prompt.")] = 4096,
+    nixl_unlocked: Annotated[
+        bool,
+        typer.Option("--nixl-unlocked", help="Also by NIXL, which opens ports without a lock."),
+    ] = False,
     json: AsJson = False,
 ) -> int:
     """Measure the first token of a prompt, cold and from every tier, on two nodes."""
     from ferryman_bench.tiers import TierBenchOptions, run_bench_tiers
 
-    choice = TierBenchOptions(model_shape, dtype, threads, rounds, prompt_len)
+    choice = TierBenchOptions(model_shape, dtype, threads, rounds, prompt_len, nixl_unlocked)
     return run_bench_tiers(choice, as_json=json)

@@ -125,7 +125,12 @@ class _Services:
 
     def _worker(self, role: str, name: str, node: _Node, tp_size: int) -> ChildSpec:
         choices, engine = self.choices, self.choices.engine
-        chosen = {**flat_values(engine), **self._policies(), "num_threads": choices.threads}
+        chosen = {
+            **flat_values(engine),
+            **self._policies(),
+            "num_threads": choices.threads,
+            "planes": choices.planes,
+        }
         own = {
             "model": engine.model.absolute(),
             "draft": choices.draft_model or engine.draft,

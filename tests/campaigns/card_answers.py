@@ -132,7 +132,7 @@ async def check_handed_off(folder: Path, dtype: str, device: str, prompts: list[
         worker_options(folder, CHUNK_TOKENS, decodes=decodes).model_copy(update=both)
         for decodes in (False, True)
     )
-    planes: tuple[PlaneChoice, ...] = ("nixl", "grpc") if has_nixl() else ("grpc",)
+    planes: tuple[PlaneChoice, ...] = ("nixl-unlocked", "grpc") if has_nixl() else ("grpc",)
     for plane in planes:
         async with pair_with(prefills, decodes, plane) as pair:
             found, seconds = await handed_off(pair, prompts)

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--compare", nargs=2, choices=KINDS, default=["locked", "insecure"])
-    parser.add_argument("--planes", default="auto", help="NIXL's bytes do not go by TLS")
+    parser.add_argument("--planes", default="auto", help="NIXL has no lock and no TLS")
     chosen = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

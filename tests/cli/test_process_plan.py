@@ -271,6 +271,39 @@ def environments(
     return {job.name: job.environment for job in plan.services}
 
 
+@pytest.mark.parametrize(
+    ("flags", "variables", "planes"),
+    [
+        ({}, {}, "auto"),
+        ({"insecure": True}, {}, "auto"),
+        ({"planes": "nixl-unlocked"}, {"FERRYMAN_PLANES": "grpc"}, "nixl-unlocked"),
+        ({}, {"FERRYMAN_PLANES": "nixl-unlocked-or-grpc"}, "nixl-unlocked-or-grpc"),
+    ],
+)
+def test_workers_open_nixl_s_ports_only_when_told_so_by_its_name(
+    flags: Mapping[str, object], variables: Mapping[str, str], planes: str, tmp_path: Path
+) -> None:
+    told = environments(tmp_path, flags, variables)
+    for role, kind in (("prefill", PrefillSettings), ("decode", DecodeSettings)):
+        assert read_settings(kind, role, Sources.of(told[role])).planes == planes
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "spelled"),
+    [
+        ({"planes": "nixl"}, {}, "--planes nixl"),
+        ({}, {"FERRYMAN_PLANES": "nixl"}, "FERRYMAN_PLANES='nixl'"),
+        ({}, {"FERRYMAN_DECODE_PLANES": "nixl"}, "FERRYMAN_DECODE_PLANES='nixl'"),
+    ],
+)
+def test_a_cluster_is_refused_nixl_by_its_old_name(
+    flags: Mapping[str, object], variables: Mapping[str, str], spelled: str
+) -> None:
+    with pytest.raises(ConfigError, match="write nixl-unlocked or nixl-unlocked-or-grpc") as caught:
+        up_options(up_sources(flags, variables))
+    assert str(caught.value).startswith(spelled)
+
+
 @pytest.mark.parametrize(("flags", "given"), [({"host": "::"}, {}), ({}, {"FERRYMAN_HOST": "::"})])
 def test_the_address_of_the_router_s_doors_is_not_that_of_workers(
     tmp_path: Path, flags: Mapping[str, object], given: Mapping[str, str]

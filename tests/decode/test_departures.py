@@ -249,7 +249,7 @@ with_nixl = pytest.mark.skipif(not has_nixl(), reason="NIXL is not installed")
 @with_nixl
 async def test_a_late_write_of_a_request_that_leaves_lands_in_quarantined_slots_only() -> None:
     """The taker gives the reservation up while it is written, and asks the leaving worker."""
-    async with leaving(planes="nixl") as moved:
+    async with leaving(planes="nixl-unlocked") as moved:
         tokens = await moved.detached()
         transport = moved.source.service._departures._side.transport
         await transport.made()
@@ -272,7 +272,7 @@ async def test_a_late_write_of_a_request_that_leaves_lands_in_quarantined_slots_
 
 @with_nixl
 async def test_a_reservation_given_up_before_the_leaving_worker_knows_it_is_never_written() -> None:
-    async with leaving(planes="nixl", make_taker=OvertakesItself) as moved:
+    async with leaving(planes="nixl-unlocked", make_taker=OvertakesItself) as moved:
         tokens = await moved.detached()
         parts = moved.source.parts
         taker = moved.taker.service
@@ -285,7 +285,7 @@ async def test_a_reservation_given_up_before_the_leaving_worker_knows_it_is_neve
 
 @with_nixl
 async def test_a_worker_is_asked_to_stop_in_its_own_life_alone() -> None:
-    async with leaving(planes="nixl") as moved:
+    async with leaving(planes="nixl-unlocked") as moved:
         stub = prefill_pb2_grpc.PrefillServiceStub(
             moved.pair.prefill.parts.channels.to(moved.source.address)
         )
@@ -295,7 +295,7 @@ async def test_a_worker_is_asked_to_stop_in_its_own_life_alone() -> None:
 
 @with_nixl
 async def test_a_worker_that_will_drain_has_its_agent_before_requests_leave() -> None:
-    async with leaving(planes="nixl") as moved:
+    async with leaving(planes="nixl-unlocked") as moved:
         transport = moved.source.service._departures._side.transport
         assert transport.planes == ("grpc",), "an agent takes memory, and is not needed yet"
         await moved.source.service.prepare_drain()
@@ -308,7 +308,7 @@ async def test_only_a_large_state_is_worth_the_first_connection_by_nixl(
     min_bytes: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(departures, "MIN_NIXL_BYTES", min_bytes)
-    async with leaving(planes="auto") as moved:
+    async with leaving(planes="nixl-unlocked-or-grpc") as moved:
         await until(lambda: moved.taker.service.load().planes[0] == "nixl")
         await moved.source.service.prepare_drain()
         tokens = await moved.detached()

@@ -6,20 +6,21 @@ The words of each writer are passed on while its agent is open.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from typing import cast
 
 import pytest
-from tests.worker.pair import until
+from tests.worker.pair import until, warnings_beside_those_of_ports
 
 from ferryman.errors import Unavailable
 from ferryman.handoff.effects import WriterId
 from ferryman.runtime.background import Background
 from ferryman.runtime.life import alongside
 from ferryman.wire.handoff import process_liveness as presence_module
+from ferryman.wire.handoff.listening_sockets import ListeningSocket
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import MemoryRegion, NixlOptions
 from ferryman.wire.handoff.process_liveness import liveness_server
@@ -34,6 +35,8 @@ LEFT = 60.0
 
 class ToyAgent:
     """Closes when it may."""
+
+    unlocked_ports = (ListeningSocket("tcp", ip_address("127.0.0.1"), 4567),)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -171,8 +174,7 @@ async def test_a_writer_that_cannot_be_watched_is_asked_for_once_in_a_while(
             found = await here.landing.agent_for(stranger, f"127.0.0.1:{port}", LEFT)
             assert isinstance(found, GrpcOnly)
             assert "watch" in found.why
-        said = [each for each in caplog.records if each.levelno >= logging.WARNING]
-        assert len(said) == 1
+        assert len(warnings_beside_those_of_ports(caplog)) == 1
 
 
 async def test_a_writer_that_says_nothing_holds_up_nobody(

@@ -63,7 +63,7 @@ async def given_up(pair: WorkerPair, request_id: str) -> decode_pb2.AbortRespons
 
 async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> None:
     """A write that cannot be recalled arrives after its attempt was aborted."""
-    async with pair_of_workers(planes="nixl") as pair:
+    async with pair_of_workers(planes="nixl-unlocked") as pair:
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
@@ -89,7 +89,7 @@ async def test_rows_28_and_31_a_late_write_lands_in_quarantined_slots_only() -> 
 
 
 async def test_row_28_a_cancelled_prefill_keeps_what_is_being_sent() -> None:
-    async with pair_of_workers(planes="nixl") as pair:
+    async with pair_of_workers(planes="nixl-unlocked") as pair:
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
@@ -104,7 +104,7 @@ async def test_row_28_a_cancelled_prefill_keeps_what_is_being_sent() -> None:
 
 
 async def test_a_write_whose_fate_is_unknown_closes_the_agent_it_was_made_to() -> None:
-    async with pair_of_workers(planes="nixl") as pair:
+    async with pair_of_workers(planes="nixl-unlocked") as pair:
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
         await until(lambda: late.num_waiting > 0)
@@ -150,7 +150,7 @@ async def test_another_life_at_the_writers_address_frees_nothing(
 ) -> None:
     """Row 60: only an answer of the process that was granted the slots counts."""
     monkeypatch.setattr(AnotherLife, "how", how)
-    async with pair_of_workers(planes="nixl", make_prefill=AnotherLife) as pair:
+    async with pair_of_workers(planes="nixl-unlocked", make_prefill=AnotherLife) as pair:
         other = pair.prefill.service
         late = late_agent_of(pair.prefill)
         running = asyncio.create_task(pair.run_prefill(pair.order(request("r1", PROMPT))))
@@ -185,7 +185,7 @@ class FlipsBitWhenWritten(DecodeServicer):
 
 async def test_other_bytes_than_were_sent_are_recomputed_not_answered() -> None:
     """The second attempt does not use NIXL, because the cause of the damage is unknown."""
-    async with pair_of_workers(FlipsBitWhenWritten, planes="auto") as pair:
+    async with pair_of_workers(FlipsBitWhenWritten, planes="nixl-unlocked-or-grpc") as pair:
         asked = request("r1", PROMPT)
         with pytest.raises(CorruptState):
             await pair.run_prefill(pair.order(asked))
@@ -199,7 +199,7 @@ async def test_other_bytes_than_were_sent_are_recomputed_not_answered() -> None:
 
 async def test_row_29_a_reservation_given_up_before_its_writer_knows_it_is_never_written() -> None:
     """The stop overtakes the answer to Reserve."""
-    async with pair_of_workers(OvertakesItself, planes="nixl") as pair:
+    async with pair_of_workers(OvertakesItself, planes="nixl-unlocked") as pair:
         pair.decode.service.prefill = prefill_pb2_grpc.PrefillServiceStub(
             pair.prefill.parts.channels.to(pair.prefill.address)
         )
@@ -280,8 +280,8 @@ class CountingQuarantine(Quarantine):
 @asynccontextmanager
 async def half_written() -> AsyncIterator[tuple[Lone, PairWorker, asyncio.Task[object]]]:
     """A prefill process that has written its first chunk into this process, and holds."""
-    with lone_worker("prefill", "nixl", num_steps=2) as prefill:
-        async with worker("decode", CountsSilence, planes="nixl") as decode:
+    with lone_worker("prefill", "nixl-unlocked", num_steps=2) as prefill:
+        async with worker("decode", CountsSilence, planes="nixl-unlocked") as decode:
             here = WorkerAddress(decode.parts.worker_id, decode.address, decode.parts.epoch)
             order = order_for(prefill.where, here)
             running = asyncio.create_task(run_order(order, prefill.where.address))
@@ -319,8 +319,8 @@ async def test_row_28_a_dead_writer_frees_its_slots() -> None:
 
 
 async def test_a_dead_receiver_frees_what_was_sent_to_it() -> None:
-    with lone_worker("decode", "nixl") as decode:
-        async with worker("prefill", PrefillServicer, planes="nixl") as prefill:
+    with lone_worker("decode", "nixl-unlocked") as decode:
+        async with worker("prefill", PrefillServicer, planes="nixl-unlocked") as prefill:
             await until(lambda: prefill.service.load().planes[0] == "nixl")
             late = late_agent_of(prefill)
             parts = prefill.parts

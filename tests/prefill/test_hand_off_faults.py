@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.planes import plane_of
 from tests.worker.fake_engine import request
 from tests.worker.pair import WorkerPair, expected, pair_of_workers, until
 
@@ -28,7 +29,7 @@ from ferryman_decode.server import DecodeServicer
 PROMPT = [3] * 21
 PLANES = [
     "grpc",
-    pytest.param("nixl", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
+    pytest.param("nixl-unlocked", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
 ]
 
 
@@ -195,7 +196,7 @@ async def test_a_hand_off_goes_by_the_plane_that_was_chosen(planes: PlaneChoice)
         for name, prompt in (("r1", PROMPT), ("r2", [*PROMPT, 7, 7, 7, 7])):
             asked = request(name, prompt)
             await pair.run_prefill(pair.order(asked))
-            assert pair.prefill.facts("handed_off")[-1]["path"] == planes
+            assert pair.prefill.facts("handed_off")[-1]["path"] == plane_of(planes)
             tokens, _ = await pair.read_tokens(name)
             assert tokens == expected(asked)
         await nothing_is_held(pair)

@@ -23,7 +23,7 @@ from ferryman_decode.server import DecodeServicer
 PROMPT = [3] * 21
 PLANES = [
     "grpc",
-    pytest.param("nixl", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
+    pytest.param("nixl-unlocked", marks=pytest.mark.skipif(not has_nixl(), reason="not installed")),
 ]
 
 

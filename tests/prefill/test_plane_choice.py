@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,11 +19,13 @@ from tests.worker.pair import (
     pair_of_workers,
     paired,
     until,
+    warnings_beside_those_of_ports,
     worker,
 )
 
 from ferryman.errors import ConfigError, FerrymanError, Unavailable
 from ferryman.settings.workers import NixlSettings
+from ferryman.wire.handoff.listening_sockets import listening_sockets
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman.wire.plane_values import GrpcOnly, PlaneChoice
@@ -89,12 +91,12 @@ async def test_where_no_agent_can_be_made_hand_offs_go_by_grpc_and_one_warning_s
     role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = BrokenMaking()
-    async with pair_of("auto", role, broken) as pair:
+    async with pair_of("nixl-unlocked-or-grpc", role, broken) as pair:
         await until(lambda: broken.num_begun > 0)
         assert [await path_of(pair, name) for name in ("r1", "r2", "r3")] == ["grpc"] * 3
         assert "NIXL_ERR_BACKEND" in str(reason_in(pair, role))
-        said = [each for each in caplog.records if each.levelno >= logging.WARNING]
-        assert ["NIXL_ERR_BACKEND" in each.getMessage() for each in said] == [True]
+        said = warnings_beside_those_of_ports(caplog)
+        assert ["NIXL_ERR_BACKEND" in each for each in said] == [True]
         assert getattr(pair, role).service.load().planes == ("grpc",)
 
 
@@ -104,7 +106,7 @@ async def test_where_no_agent_can_be_made_hand_offs_go_by_grpc_and_one_warning_s
 async def test_a_worker_whose_nixl_is_required_and_broken_ends(role: str, make: object) -> None:
     assert callable(make)
     with pytest.RaisesGroup(ConfigError):
-        async with worker(role, make, planes="nixl", make_agent=BrokenMaking()):
+        async with worker(role, make, planes="nixl-unlocked", make_agent=BrokenMaking()):
             await asyncio.Event().wait()
 
 
@@ -113,7 +115,7 @@ async def test_hand_offs_go_by_grpc_until_there_is_an_agent_and_then_by_nixl(
     role: str, patient_decode: None
 ) -> None:
     slow = SlowMaking()
-    async with pair_of("auto", role, slow) as pair:
+    async with pair_of("nixl-unlocked-or-grpc", role, slow) as pair:
         try:
             await until(lambda: slow.num_begun > 0)
             assert await path_of(pair, "r1") == "grpc"
@@ -127,7 +129,7 @@ async def test_hand_offs_go_by_grpc_until_there_is_an_agent_and_then_by_nixl(
 @pytest.mark.parametrize("role", ROLES)
 async def test_where_nixl_is_required_the_first_hand_off_waits_for_the_agent(role: str) -> None:
     slow = SlowMaking()
-    async with pair_of("nixl", role, slow) as pair:
+    async with pair_of("nixl-unlocked", role, slow) as pair:
         try:
             handing_off = asyncio.create_task(path_of(pair, "r1"))
             await until(lambda: bool(pair.prefill.service._attempts))
@@ -160,7 +162,7 @@ async def test_an_agent_that_is_made_for_nobody_any_more_is_closed() -> None:
 async def test_a_hand_off_that_nixl_failed_is_tried_again_by_grpc_and_nixl_again_later(
     patient_decode: None,
 ) -> None:
-    async with pair_of_workers(planes="auto") as pair:
+    async with pair_of_workers(planes="nixl-unlocked-or-grpc") as pair:
         late = late_agent_of(pair.prefill)
         asked = request("r1", PROMPT)
         running = asyncio.create_task(pair.run_prefill(pair.order(asked)))
@@ -182,7 +184,7 @@ async def test_a_hand_off_that_nixl_failed_is_tried_again_by_grpc_and_nixl_again
 
 async def test_a_connection_that_stands_still_is_ended_and_the_retry_goes_by_grpc() -> None:
     """An interface that went away says nothing, and a deadline may be minutes away."""
-    async with pair_of_workers(planes="auto") as pair:
+    async with pair_of_workers(planes="nixl-unlocked-or-grpc") as pair:
         late_agent_of(pair.prefill)
         pair.prefill.service._transport.writer._stall_seconds = 0.05
         asked = request("r1", PROMPT)
@@ -206,7 +208,7 @@ class FarAgent(LateAgent):
         raise Unavailable("NIXL: NIXL_ERR_BACKEND")
 
 
-@pytest.mark.parametrize("planes", ["auto", "nixl"])
+@pytest.mark.parametrize("planes", ["nixl-unlocked-or-grpc", "nixl-unlocked"])
 async def test_a_decode_worker_out_of_nixls_reach_is_written_by_grpc_in_the_same_attempt(
     planes: PlaneChoice, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,7 +217,7 @@ async def test_a_decode_worker_out_of_nixls_reach_is_written_by_grpc_in_the_same
         writer._agent = far = FarAgent(writer._agent)
         assert [await path_of(pair, name) for name in ("r1", "r2")] == ["grpc", "grpc"]
         assert "reach" in str(pair.prefill.facts("handed_off")[0]["why"])
-        assert far.num_tried == {"auto": 1, "nixl": 2}[planes]
+        assert far.num_tried == {"nixl-unlocked-or-grpc": 1, "nixl-unlocked": 2}[planes]
         said = [each for each in caplog.records if "NIXL_ERR_BACKEND" in each.getMessage()]
         assert len(said) == far.num_tried
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
@@ -231,7 +233,7 @@ class OddGrants(DecodeServicer):
 
 
 async def test_a_grant_by_another_cut_is_written_by_grpc_in_the_same_attempt() -> None:
-    async with pair_of_workers(OddGrants, planes="nixl") as pair:
+    async with pair_of_workers(OddGrants, planes="nixl-unlocked") as pair:
         assert await path_of(pair, "r1") == "grpc"
         assert reason_in(pair, "prefill") == "prefill: decode's grant does not fit"
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
@@ -239,7 +241,7 @@ async def test_a_grant_by_another_cut_is_written_by_grpc_in_the_same_attempt() -
 
 async def test_an_attempt_ends_though_its_writes_do_not() -> None:
     """Its slots stay until they have; the router need not wait for that to try again."""
-    async with pair_of_workers(planes="auto") as pair:
+    async with pair_of_workers(planes="nixl-unlocked-or-grpc") as pair:
         late = late_agent_of(pair.prefill)
         order = pair.order(request("r1", PROMPT), deadline=600.0)
         running = asyncio.create_task(pair.run_prefill(order))
@@ -253,6 +255,32 @@ async def test_an_attempt_ends_though_its_writes_do_not() -> None:
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
 
 
-def test_a_worker_that_was_told_to_use_grpc_has_no_agent() -> None:
-    side = plane_side("grpc", {}, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
-    assert side == GrpcOnly("was told to use gRPC")
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [
+        ("grpc", "was told to use gRPC"),
+        ("auto", "was not told to open NIXL's unlocked ports"),
+        ("nixl", "was not told to open NIXL's unlocked ports"),
+    ],
+)
+def test_a_worker_whose_settings_do_not_name_the_danger_has_no_agent(choice: Any, why: str) -> None:
+    side = plane_side(choice, {}, ("127.0.0.1", "127.0.0.1"), NixlSettings(), {})
+    assert side == GrpcOnly(why)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_warning_names_each_port_that_an_agent_opens_without_a_lock(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = SlowMaking()
+    async with pair_of("nixl-unlocked", role, slow) as pair:
+        await until(lambda: slow.num_begun > 0)
+        caplog.clear()
+        before = listening_sockets(os.getpid())
+        slow.go_on()
+        await until(lambda: has_agent(getattr(pair, role)))
+        (port,) = listening_sockets(os.getpid()) - before
+        (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert f"listens without a lock at {port}:" in warning
+    assert "can write into this worker's memory or end it" in warning
+    assert "PLANES=auto" in warning

@@ -113,6 +113,27 @@ def test_values_that_a_parent_wrote_are_what_the_child_reads(model: str) -> None
     assert settings.worker == EngineOptions(model=Path(model), overlap=False, dtype="float64")
 
 
+@pytest.mark.parametrize("place", ["flag", "environment", "file"])
+def test_nixl_is_refused_by_the_name_that_hid_its_danger(
+    model: str, tmp_path: Path, place: str
+) -> None:
+    words = "its name has to say so: write nixl-unlocked or nixl-unlocked-or-grpc, or auto for gRPC"
+    said = {
+        "flag": lambda: refusal({"FERRYMAN_MODEL": model}, flag("planes", "nixl")),
+        "environment": lambda: refusal({"FERRYMAN_MODEL": model, "FERRYMAN_PLANES": "nixl"}),
+        "file": lambda: refusal(
+            {}, config=written(tmp_path, f'model = "{model}"\nplanes = "nixl"\n')
+        ),
+    }[place]()
+    assert "planes" in said.lower()
+    assert said.endswith(words)
+
+
+def test_a_data_plane_that_there_is_not_is_refused_with_those_there_are(model: str) -> None:
+    said = refusal({"FERRYMAN_MODEL": model, "FERRYMAN_PLANES": "rdma"})
+    assert said.endswith("should be one of auto, grpc, nixl-unlocked, nixl-unlocked-or-grpc")
+
+
 def test_settings_do_not_change(model: str) -> None:
     with pytest.raises(ValueError, match="frozen"):
         settings_of({"FERRYMAN_MODEL": model}).life = LifeSettings()

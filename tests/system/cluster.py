@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import tokenizers
 from tests.cluster_keys import KEY, key_file_in, token_of
+from tests.planes import CHOICES
 from tests.servers import TESTS, locked_nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -55,7 +56,7 @@ from ferryman.wire.values import Usage
 START_SECONDS = 90.0
 PAGE_SIZE = 16
 NO_SETTINGS: Mapping[str, Any] = {}
-# NIXL wherever its library works at all.
+# NIXL wherever its library works at all, by the name of its danger (`tests/planes.py`).
 FAST_PLANE = NIXL if has_nixl() else GRPC
 STARTED = ("decode", "prefill", "both", "hostcache", "router")
 WORKERS = ("prefill", "decode", "both")
@@ -416,7 +417,7 @@ def _has_all(found: hostcache_pb2.LookupResponse, num_pages: int, tier: Tier) ->
 
 def on_plane(plane: str) -> dict[str, dict[str, Any]]:
     """Settings of workers that hand off on one plane alone."""
-    return {role: {"planes": plane} for role in ("prefill", "decode")}
+    return {role: {"planes": CHOICES[plane]} for role in ("prefill", "decode")}
 
 
 @contextmanager

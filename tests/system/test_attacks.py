@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import nats.errors
 import pytest
 from nats.aio.msg import Msg
 from redis.exceptions import AuthenticationError, NoPermissionError
-from tests.sockets import addresses_of
+from tests.sockets import addresses_of, listening_addresses
 from tests.system.attacked_cluster import (
     FAILSAFE_SECONDS,
     LEAKED,
@@ -415,6 +416,19 @@ def test_probes_are_answered_and_hear_nothing_else(cluster: AttackedCluster) -> 
     assert cluster.read("router", "/ready").json() == {"status": "ready"}
     more = cluster.read("router", "/ready", as_observer(cluster.up)["authorization"]).json()
     assert more["workers"] == {"prefill": 1, "decode": 1}
+
+
+def test_every_port_of_a_process_is_one_of_its_locked_doors(cluster: AttackedCluster) -> None:
+    """The tests above knock at each of them; one that a library opened would have no lock."""
+    said = cluster.up.said
+    doors = {"nats": [said["nats"]], "redis": [said["redis"]], "router": [said["http"]]}
+    doors["router"].append(f"grpc://{said['grpc']}")
+    for role, beat in cluster.beats.items():
+        doors[role] = [f"grpc://{beat.address}", f"http://{cluster.ready(role)}"]
+    assert {name: set(listening_addresses(pid)) for name, pid in cluster.up.pids.items()} == {
+        name: {urlsplit(url).port for url in urls} for name, urls in doors.items()
+    }
+    assert not listening_addresses(cluster.up.process.pid), "the one that starts them has no door"
 
 
 def test_nothing_of_it_listens_to_other_machines(cluster: AttackedCluster) -> None:

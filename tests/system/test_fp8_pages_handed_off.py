@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
+from tests.planes import CHOICES
 from tests.system.cluster import (
     FAST_PLANE,
     Cluster,
@@ -36,7 +37,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     """A hybrid model, its attention's pages in e4m3 and its recurrent state as computed."""
     model = save_served_model(tmp_path_factory.mktemp("model"), "granite_moe")
-    settings = {role: {**FP8, "planes": request.param} for role in ("prefill", "decode")}
+    settings = {role: {**FP8, "planes": CHOICES[request.param]} for role in ("prefill", "decode")}
     shape = ClusterShape(has_storage=True, settings=settings)
     with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster

@@ -15,15 +15,15 @@ import pytest
 from ferryman.wire.handoff.nixl_library import has_nixl
 from ferryman_bench.planes import plane_rates
 
-NAMES = (
-    {"memcpy", "grpc", "raw_nixl", "nixl", "nixl_verified"} if has_nixl() else {"memcpy", "grpc"}
-)
+WITH_NIXL = {"memcpy", "grpc", "raw_nixl", "nixl", "nixl_verified"}
+NAMES = WITH_NIXL if has_nixl() else {"memcpy", "grpc"}
 LINK_SECONDS = 30.0
 MEASURE = """
 import json, sys
 from ferryman_bench.planes import plane_rates
-host, *inside = sys.argv[1:]
-print(json.dumps(sorted(plane_rates(5 << 20, repeats=1, inside=inside, host=host).rates)))
+opens, host, *inside = sys.argv[1:]
+options = {"opens_nixl": opens == "True", "inside": inside, "host": host}
+print(json.dumps(sorted(plane_rates(5 << 20, repeats=1, **options).rates)))
 """
 
 
@@ -88,14 +88,19 @@ def _plug(one: End, other: End) -> None:
 
 
 def test_between_processes_every_plane_brings_the_bytes_that_were_sent() -> None:
-    found = plane_rates(5 << 20, repeats=1)
+    found = plane_rates(5 << 20, repeats=1, opens_nixl=has_nixl())
     assert set(found.rates) == NAMES
+
+
+def test_unless_it_was_asked_for_nixl_is_not_measured() -> None:
+    """Its ports have no lock on a bench either."""
+    assert set(plane_rates(1 << 20, repeats=1).rates) == {"memcpy", "grpc"}
 
 
 def test_between_network_namespaces_units_travel_over_tcp(cable: tuple[End, End]) -> None:
     """The writer has a process of its own: UCX reads a process's routes once, for good."""
     here, there = cable
-    measure = (sys.executable, "-c", MEASURE, there.address, *there.command)
+    measure = (sys.executable, "-c", MEASURE, str(has_nixl()), there.address, *there.command)
     done = subprocess.run(
         [*here.command, *measure], capture_output=True, text=True, timeout=120, check=False
     )

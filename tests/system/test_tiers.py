@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pytest
 from tests.cluster_keys import KEY
 from tests.hostcache.object_server import BUCKET, s3_server
+from tests.planes import CHOICES
 from tests.system.cluster import (
     FAST_PLANE,
     PAGE_SIZE,
@@ -67,7 +68,7 @@ SHAPE = ClusterShape(
     settings={
         "hostcache": WHOLE_ARENA,
         "prefill": PATIENT,
-        "decode": {"planes": FAST_PLANE},
+        "decode": {"planes": CHOICES[FAST_PLANE]},
         # The worker that a test stops is not given up before it goes on.
         "router": {"stream_patience_seconds": 60.0},
     },
@@ -124,7 +125,7 @@ def move_to(cluster: Cluster, place: Place) -> None:
     (here,) = cluster.of_role("prefill")
     if here.node == place.node:
         return
-    there = cluster.start("prefill", node=place.node, settings={"planes": place.plane})
+    there = cluster.start("prefill", node=place.node, settings={"planes": CHOICES[place.plane]})
     there.await_ready()
     cluster.await_workers(prefill=2, decode=1)
     cluster.await_attached()

@@ -15,6 +15,7 @@ from tests.system.cluster import (
     ClusterShape,
     generate,
     generate_all,
+    on_plane,
     running_cluster,
     save_served_model,
 )
@@ -39,7 +40,8 @@ FORKS = [[*STEM[:66], *tail] for tail in ([5], [9] * 20, [11] * 3)]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = save_served_model(tmp_path_factory.mktemp("model"), "gpt_oss")
-    with running_cluster(model, tmp_path_factory.mktemp("cluster"), ClusterShape()) as cluster:
+    shape = ClusterShape(settings=on_plane(FAST_PLANE))
+    with running_cluster(model, tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
 
 

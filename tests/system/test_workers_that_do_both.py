@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from tests.sockets import listening_addresses
 from tests.system.cluster import (
     Cluster,
     ClusterShape,
@@ -71,6 +73,12 @@ async def routed_to_the_prefix(client: Client) -> Generated:
             (route,) = await client.explain(name)
             if route.chosen.device_tokens == 64:
                 return found
+
+
+def test_a_worker_that_does_both_listens_at_its_two_locked_doors_alone(cluster: Cluster) -> None:
+    for worker in cluster.of_role("both"):
+        doors = {urlsplit(f"//{worker.ready[name]}").port for name in ("address", "observe")}
+        assert set(listening_addresses(worker.process.pid)) == doors
 
 
 async def test_cold_hit_forks_and_the_host_tier_are_exact(cluster: Cluster, oracle: LLM) -> None:

@@ -85,18 +85,18 @@ def side_of(choice: str, advertise: str, **environment: str) -> PlaneSide:
 
 @needs_nixl
 def test_without_a_device_a_worker_speaks_grpc_and_says_why() -> None:
-    side = side_of("auto", ELSEWHERE)
+    side = side_of("nixl-unlocked-or-grpc", ELSEWHERE)
     assert side == GrpcOnly("ADVERTISE is no address of this machine")
     with pytest.raises(ConfigError, match="set UCX_NET_DEVICES"):
-        side_of("nixl", ELSEWHERE)
+        side_of("nixl-unlocked", ELSEWHERE)
 
 
 @needs_nixl
 def test_a_worker_s_agents_are_bound_to_its_device() -> None:
-    side = side_of("auto", "127.0.0.1")
+    side = side_of("nixl-unlocked-or-grpc", "127.0.0.1")
     assert isinstance(side, NixlSide)
     assert side.options.parameters["engine_config"] == "NET_DEVICES=lo"
-    side = side_of("nixl", ELSEWHERE, UCX_NET_DEVICES="eth7")
+    side = side_of("nixl-unlocked", ELSEWHERE, UCX_NET_DEVICES="eth7")
     assert isinstance(side, NixlSide)
     assert "engine_config" not in side.options.parameters
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.engine.host_fed import PAGE_SIZE
+from tests.planes import plane_of
 from tests.worker.pair import WorkerPair, paired, until, worker_on
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
@@ -44,7 +45,7 @@ async def pair_with(
             paired(prefill, decode) as pair,
         ):
             sides = prefill.service, decode.service
-            await until(lambda: all(side.load().planes[0] == planes for side in sides))
+            await until(lambda: all(side.load().planes[0] == plane_of(planes) for side in sides))
             yield pair
 
 

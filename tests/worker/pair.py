@@ -6,6 +6,7 @@ On stamped engines, or on any others.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.planes import plane_of
 from tests.worker.fake_engine import VOCAB, fake_engine, parts_of
 
 from ferryman.engine.engine import Engine
@@ -288,7 +290,7 @@ async def pair_of_workers(
         )
         decode = await stack.enter_async_context(worker("decode", make_decode, num_slots, planes))
         both = prefill.service, decode.service
-        best = "nixl" if planes == "auto" else planes
+        best = plane_of(planes)
         await until(lambda: all(side.load().planes[0] == best for side in both))
         yield await stack.enter_async_context(paired(prefill, decode))
 
@@ -339,3 +341,9 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110  # its cause sends no event
             await asyncio.sleep(0.001)
+
+
+def warnings_beside_those_of_ports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings of a test's workers, without those of the ports that NIXL opened."""
+    warnings = (each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING)
+    return [each for each in warnings if "listens without a lock" not in each]

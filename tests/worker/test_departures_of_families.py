@@ -17,6 +17,7 @@ import pytest
 from tests.engine.host_fed import PAGE_SIZE, Cell, engine
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.telling import ALL_FAMILIES, save_telling
+from tests.planes import plane_of
 from tests.worker.model_pair import hand_off, pair_on, request_of, worker_options
 from tests.worker.pair import PairAnswer, WorkerPair, paired, until, worker_on
 
@@ -39,7 +40,7 @@ DRAWN = SamplingParams(
 )
 # Mamba-2, a window, the delta rule, latents: each kind of state once.
 IN_CI = ("granite", "gpt_oss", "qwen3_next", "deepseek_v3")
-PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl") if has_nixl() else ("grpc",)
+PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl-unlocked") if has_nixl() else ("grpc",)
 FAMILIES = ALL_FAMILIES if "FERRYMAN_TEST_ALL_CELLS" in os.environ else IN_CI
 
 
@@ -116,7 +117,7 @@ async def check_moved(
         assert found == pytest.approx(right, abs=1e-9, rel=0)
     assert taken.decode.engine.scheduler.statistics().prefill_steps == 0
     (handed_off,) = pair.decode.facts("handed_off")
-    assert handed_off["path"] == planes, handed_off
+    assert handed_off["path"] == plane_of(planes), handed_off
     await until(lambda: not pair.decode.leased() | taken.decode.leased())
     for side in (pair.decode, taken.decode):
         side.engine.scheduler.check_integrity()

@@ -20,6 +20,7 @@ from tests.engine.watched_drafts import WatchedDrafts
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.mtp_checkpoint import CASES, MtpFormula, save_with_mtp
 from tests.model.telling import ALL_FAMILIES, save_telling
+from tests.planes import plane_of
 from tests.worker.model_pair import check, hand_off, pair_on
 from tests.worker.pair import until
 
@@ -32,7 +33,7 @@ from ferryman.wire.plane_values import PlaneChoice
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]
 FORKS = ([*PROMPT[:66], 5], PROMPT[:17], [*PROMPT[:-1], 9])
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, logprobs=5, ignore_eos=True)
-PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl") if has_nixl() else ("grpc",)
+PLANES: tuple[PlaneChoice, ...] = ("grpc", "nixl-unlocked") if has_nixl() else ("grpc",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ async def test_what_was_handed_off_answers_as_the_cold_run(
                 at_once.create_task(hand_off(pair, f"fork-{index}", fork, GREEDY))
         for index, cold in enumerate(served.cold[1:]):
             await check(pair, f"fork-{index}", cold)
-        assert {facts["path"] for facts in pair.prefill.facts("handed_off")} == {planes}
+        assert {facts["path"] for facts in pair.prefill.facts("handed_off")} == {plane_of(planes)}
         await until(lambda: not pair.prefill.leased() | pair.decode.leased())
 
 

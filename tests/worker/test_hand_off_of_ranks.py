@@ -51,7 +51,7 @@ async def test_what_went_rank_to_rank_answers_as_the_cold_run(
     prompts = (PROMPT, [*PROMPT[:66], 5])
     with engine(folder, Cell(1024, overlap=False, prefix_cache=False)) as llm:
         cold = llm.generate(list(prompts), GREEDY)
-    async with pair_on(folder, "nixl", ranks) as pair:
+    async with pair_on(folder, "nixl-unlocked", ranks) as pair:
         assert set(pair.decode.engine.manifest.kinds) == set(Kind)
         for index, prompt in enumerate(prompts):
             await hand_off(pair, f"r{index}", prompt, GREEDY)
@@ -87,8 +87,8 @@ async def pair_that_spoils(folder: Path) -> AsyncIterator[WorkerPair]:
     decodes = worker_options(folder, tp_size=RANKS)
     with build_engine(prefills) as for_prefill, build_engine(decodes) as for_decode:
         async with (
-            worker_on(for_prefill, "prefill", PrefillServicer, "nixl") as prefill,
-            worker_on(for_decode, "decode", SpoilsOneRank, "nixl") as decode,
+            worker_on(for_prefill, "prefill", PrefillServicer, "nixl-unlocked") as prefill,
+            worker_on(for_decode, "decode", SpoilsOneRank, "nixl-unlocked") as decode,
             paired(prefill, decode) as pair,
         ):
             sides = prefill.service, decode.service

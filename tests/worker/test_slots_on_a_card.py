@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from tests.planes import plane_of
 from tests.worker.fake_engine import fake_engine, request
 from tests.worker.pair import WorkerPair, expected, paired, until, worker_on
 
@@ -65,12 +66,12 @@ async def pair_by_copies(planes: PlaneChoice) -> AsyncIterator[WorkerPair]:
             worker_on(engines[1], "decode", DecodeServicer, planes) as decode,
             paired(prefill, decode) as pair,
         ):
-            both = (prefill, decode)
-            await until(lambda: all(side.service.load().planes[0] == planes for side in both))
+            both, plane = (prefill, decode), plane_of(planes)
+            await until(lambda: all(side.service.load().planes[0] == plane for side in both))
             yield pair
 
 
-@pytest.mark.parametrize("planes", ["grpc", pytest.param("nixl", marks=with_nixl)])
+@pytest.mark.parametrize("planes", ["grpc", pytest.param("nixl-unlocked", marks=with_nixl)])
 async def test_whole_slots_are_read_beside_the_event_loop(planes: PlaneChoice) -> None:
     asked = request("r1", PROMPT)
     async with pair_by_copies(planes) as pair:
@@ -79,21 +80,21 @@ async def test_whole_slots_are_read_beside_the_event_loop(planes: PlaneChoice) -
             tokens, _ = await pair.read_tokens("r1")
         (handed_off,) = pair.prefill.facts("handed_off")
     assert tokens == expected(asked)
-    assert handed_off["path"] == planes
+    assert handed_off["path"] == plane_of(planes)
     sent, arrived = pair.prefill.engine.transfer, pair.decode.engine.transfer
     assert isinstance(sent, TransferByCopies)
     assert isinstance(arrived, TransferByCopies)
     assert sent.num_read > 0
     # Bytes that come by gRPC are hashed on their way: they need not come back from a card.
-    assert (arrived.num_hashed > 0) == (planes == "nixl")
+    assert (arrived.num_hashed > 0) == (plane_of(planes) == "nixl")
 
 
 @with_nixl
-def test_slabs_on_a_card_are_handed_off_by_nixl_unless_told_otherwise() -> None:
+def test_slabs_on_a_card_are_handed_off_by_nixl_where_it_was_asked_for() -> None:
     slabs = SlabAddress(1 << 20, 640, 64, 3), SlabAddress(1 << 30, 640, 64, 4)
     places = {Kind.FULL: ShardedSlab(slabs)}
     hosts = ("127.0.0.1", "127.0.0.1")
-    side = plane_side("auto", places, hosts, NixlSettings(), {})
+    side = plane_side("nixl-unlocked-or-grpc", places, hosts, NixlSettings(), {})
     assert isinstance(side, NixlSide)
     assert side.regions == [MemoryRegion(1 << 20, 640, 3), MemoryRegion(1 << 30, 640, 4)]
     assert rank_slabs(places) == RankSlabs((3, 4), {Kind.FULL: (1 << 20, 1 << 30)})

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from ferryman.settings.declaration import GROUP, Called, Fixed, LogLevel, Name, Port, Seconds, Size
 from ferryman.settings.engine import EngineOptions
 from ferryman.settings.groups import TierPolicySettings
+from ferryman.settings.workers import Planes
 from ferryman.wire.hostcache.arena import SHARED_MEMORY
 
 DEFAULT_HOST_BYTES = 256 << 20
@@ -179,6 +180,9 @@ class UpOptions(BaseModel):
     """A Redis to use instead of an own one."""
     cluster: Name = "local"
     """The cluster's name in NATS subjects."""
+    planes: Planes = "auto"
+    """How hand-offs travel. `auto`, `grpc`: gRPC. `nixl-unlocked`, `nixl-unlocked-or-grpc`: NIXL,
+    which opens ports that ask nobody for a credential."""
     insecure: bool = False
     """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
     reaches."""

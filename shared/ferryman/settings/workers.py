@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from ferryman.settings.declaration import GROUP, Called, Count
 from ferryman.settings.engine import EngineOptions
@@ -15,7 +15,20 @@ from ferryman.settings.groups import (
     ListenSettings,
     TierPolicySettings,
 )
-from ferryman.wire.plane_values import PlaneChoice
+from ferryman.wire.plane_values import UNLOCKED, PlaneChoice
+
+
+def _named_by_its_danger(choice: object) -> object:
+    """Raises ValueError for the old name of NIXL, which did not say that its port has no lock."""
+    if choice == "nixl":
+        raise ValueError(
+            "NIXL opens a port that asks nobody for a credential, and its name has to say so: "
+            f"write {' or '.join(UNLOCKED)}, or auto for gRPC"
+        )
+    return choice
+
+
+Planes = Annotated[PlaneChoice, BeforeValidator(_named_by_its_danger)]
 
 
 class HostCacheSettings(TierPolicySettings):
@@ -53,9 +66,10 @@ class ShellSettings(BaseModel):
     advertise: str = "127.0.0.1"
     """The host under which others reach this process; NIXL's traffic stays on the device that has
     its address."""
-    planes: PlaneChoice = "auto"
-    """How hand-offs travel: `auto` NIXL between two workers that have it, as soon as they do,
-    else gRPC; `grpc`; `nixl` waits for it, and ends at start where it does not work."""
+    planes: Planes = "auto"
+    """How hand-offs travel. `auto`: gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports that ask
+    nobody for a credential; a worker waits for it, and ends at start where it does not work.
+    `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
     nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
 
 

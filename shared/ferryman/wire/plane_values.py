@@ -2,6 +2,8 @@
 
 The writer offers its planes with Reserve, decode chooses with its answer. gRPC is always there;
 NIXL is chosen when both have it and decode can watch that the writer lives (`process_liveness.py`).
+NIXL's transport, UCX, asks nobody for a credential, so a worker has NIXL only where its settings
+name that danger.
 Every obstacle to NIXL, on either side and at any time, is one value: `GrpcOnly`.
 """
 
@@ -15,7 +17,8 @@ from ferryman.cache.manifest import Kind
 
 GRPC, NIXL = "grpc", "nixl"
 LOCAL = "local"  # prefill and decode are one worker, so nothing travels
-PlaneChoice = Literal["auto", "grpc", "nixl"]
+PlaneChoice = Literal["auto", "grpc", "nixl-unlocked", "nixl-unlocked-or-grpc"]
+UNLOCKED: tuple[PlaneChoice, ...] = ("nixl-unlocked", "nixl-unlocked-or-grpc")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class HandoffTransport:
         if isinstance(side, GrpcOnly):
             return
         async with liveness_server(side.listen_host, self._who) as port:
+            log.info("presence at %s:%d, which tells everyone its id alone", side.listen_host, port)
             agent = await self._maker.make()
             try:
                 self._writer = NixlWriter(agent, rank_slabs(side.places), self._shares)

@@ -18,13 +18,14 @@ from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.net_devices import ucx_device
 from ferryman.wire.handoff.nixl_agent import NixlAgent
 from ferryman.wire.handoff.nixl_library import ON_LOOPBACK, MemoryRegion, NixlOptions, has_nixl
-from ferryman.wire.plane_values import GrpcOnly, PlaneChoice, RankSlabs
+from ferryman.wire.plane_values import UNLOCKED, GrpcOnly, PlaneChoice, RankSlabs
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 60.0
 MAX_WORDS = 120
 NOT_YET = "its NIXL agent is not ready"
+NOT_CHOSEN = "was not told to open NIXL's unlocked ports"
 
 MakeAgent = Callable[[str, Sequence[MemoryRegion], NixlOptions], NixlAgent]
 
@@ -73,26 +74,28 @@ def plane_side(
     environment: Mapping[str, str],
 ) -> PlaneSide:
     """`hosts` are (listen, advertise). Raises ConfigError if NIXL is asked for and not there.
-    Blocks while the advertised name is looked up.
+    Blocks while the advertised name is looked up. NIXL is for the choices that name its danger.
 
     NIXL needs a chosen network device: UCX_NET_DEVICES in `environment`, or else the interface that
     has the advertised address. One agent registers the slabs of all ranks, each on its own device.
     Where the library cannot register those of cards there is no agent, and hand-offs use gRPC.
     It has run on one card, between two engines of one process.
     """
-    if choice == "nixl" and not has_nixl():
-        raise ConfigError("PLANES=nixl needs NIXL: pip install 'ferryman[nixl]'")
-    if choice == "grpc":
-        return GrpcOnly("was told to use gRPC")
+    if choice not in UNLOCKED:
+        return GrpcOnly("was told to use gRPC" if choice == "grpc" else NOT_CHOSEN)
+    is_required = choice == "nixl-unlocked"
     if not has_nixl():
+        if is_required:
+            raise ConfigError(f"PLANES={choice} needs NIXL: pip install 'ferryman[nixl]'")
         return GrpcOnly("has no NIXL")
     device = ucx_device(hosts[1], environment)
     if isinstance(device, GrpcOnly):
-        if choice == "nixl":
-            raise ConfigError(f"PLANES=nixl: {device.why}; set UCX_NET_DEVICES to a device that is")
+        if is_required:
+            wanted = "set UCX_NET_DEVICES to a device that is"
+            raise ConfigError(f"PLANES={choice}: {device.why}; {wanted}")
         return device
     options = NixlOptions(device, nixl.error_handling)
-    return NixlSide(places, *hosts, options, is_required=choice == "nixl")
+    return NixlSide(places, *hosts, options, is_required=is_required)
 
 
 class AgentMaker:
@@ -125,6 +128,7 @@ class AgentMaker:
                 self._failed(error)
             else:
                 self._has_worked, self.trouble = True, ""
+                _warn_of_ports(agent)
                 return agent
             await asyncio.sleep(AGAIN_SECONDS)
 
@@ -151,6 +155,17 @@ class AgentMaker:
             making.add_done_callback(_close)
             await asyncio.wait((making,))
             raise
+
+
+def _warn_of_ports(agent: NixlAgent) -> None:
+    """Every agent has ports of its own, so each one is named."""
+    ports = ", ".join(map(str, agent.unlocked_ports)) or "no port (shared memory or RDMA alone)"
+    log.warning(
+        "NIXL listens without a lock at %s: it asks for no credential, so whoever can connect can "
+        "write into this worker's memory or end it. Let only this cluster's workers connect, or "
+        "set PLANES=auto",
+        ports,
+    )
 
 
 def _close(making: asyncio.Future[NixlAgent]) -> None:

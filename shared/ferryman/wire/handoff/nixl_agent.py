@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ferryman.errors import InvalidRequest, Unavailable
+from ferryman.wire.handoff.listening_sockets import ListeningSocket
 from ferryman.wire.handoff.nixl_library import (
     ON_LOOPBACK,
     MemoryRegion,
@@ -86,6 +87,11 @@ class NixlAgent:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def unlocked_ports(self) -> tuple[ListeningSocket, ...]:
+        """The sockets that the library opened for this agent; they ask for no credential."""
+        return self._library.unlocked_ports
 
     def close(self) -> None:
         """Ends every connection: bytes still in the network never land. Blocks.

@@ -8,6 +8,7 @@ because it may not be installed; its names and its errors become ours here.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferryman.errors import ConfigError, Unavailable
+from ferryman.wire.handoff.listening_sockets import ListeningSocket, listening_sockets
 from ferryman.wire.handoff.net_devices import LOOPBACK, UcxDevice
 
 log = logging.getLogger(__name__)
@@ -91,13 +93,17 @@ def merged_runs(runs: RunTable) -> RunTable:
 
 
 class NixlLibrary:
-    """One agent of the library, from `open` to `close`, and its unfinished writes."""
+    """One agent of the library, from `open` to `close`, and its unfinished writes.
+
+    `unlocked_ports` are the sockets that the library opened: none of them asks for a credential.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._agent: Any = None
         self._regions: list[Any] = []
         self._writes: list[_Write] = []
+        self.unlocked_ports: tuple[ListeningSocket, ...] = ()
 
     @property
     def is_writing(self) -> bool:
@@ -106,7 +112,12 @@ class NixlLibrary:
     def open(self, regions: Sequence[MemoryRegion], options: NixlOptions) -> bytes:
         """The agent's metadata. Raises ConfigError or Unavailable where NIXL cannot work."""
         try:
-            return self._opened(regions, options)
+            before = listening_sockets(os.getpid())
+            metadata = self._opened(regions, options)
+            # The library does not say where it listens, so the kernel is asked.
+            opened = listening_sockets(os.getpid()) - before
+            self.unlocked_ports = tuple(sorted(opened, key=str))
+            return metadata
         except (ConfigError, Unavailable):
             raise
         except Exception as error:  # for example a library that does not load; gRPC still works
