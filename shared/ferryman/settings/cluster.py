@@ -181,8 +181,8 @@ class UpOptions(BaseModel):
     cluster: Name = "local"
     """The cluster's name in NATS subjects."""
     planes: Planes = "auto"
-    """How hand-offs travel. `auto`, `grpc`: gRPC. `nixl-unlocked`, `nixl-unlocked-or-grpc`: NIXL,
-    which opens ports that ask nobody for a credential."""
+    """The way that hand-offs take. `auto`, `grpc`: gRPC. `nixl-unlocked`, `nixl-unlocked-or-grpc`:
+    NIXL, which opens ports that ask nobody for a credential."""
     insecure: bool = False
     """Starts NATS, Redis and services that ask nobody who they are: for networks that no stranger
     reaches."""

@@ -67,9 +67,9 @@ class ShellSettings(BaseModel):
     """The host under which others reach this process; NIXL's traffic stays on the device that has
     its address."""
     planes: Planes = "auto"
-    """How hand-offs travel. `auto`: gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports that ask
-    nobody for a credential; a worker waits for it, and ends at start where it does not work.
-    `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
+    """The way that hand-offs take. `auto`: gRPC. `grpc`. `nixl-unlocked`: NIXL, which opens ports
+    that ask nobody for a credential; a worker waits for it, and ends at start where it does not
+    work. `nixl-unlocked-or-grpc`: the same between two workers that have it, else gRPC."""
     nixl: Annotated[NixlSettings, Called(error_handling="nixl_error_handling")] = NixlSettings()
 
 
