@@ -8,11 +8,9 @@ from functools import partial
 from typing import TypeVar
 
 from ferryman.errors import ConfigError
-from ferryman.text.tool_calls import deepseek_v3, granite, llama3_json, mistral, openai
+from ferryman.text.tool_calls import json_calls, openai
 from ferryman.text.tool_calls.deltas import DeltaSink
-from ferryman.text.tool_calls.forced import named_call, required_calls
 from ferryman.text.tool_calls.grammar import Grammar, OutputParser, content
-from ferryman.text.tool_calls.hermes import hermes
 from ferryman.text.tool_calls.pythonic import pythonic
 from ferryman.text.tool_calls.qwen3_coder import Parameters, qwen3_coder
 from ferryman.text.tool_calls.thought import ThoughtMarks, thought_then
@@ -36,24 +34,38 @@ def _plain(grammar: Callable[[DeltaSink], Grammar[None]]) -> Callable[..., Gramm
     return lambda sink, parameters: grammar(sink)
 
 
-# Where several have their signs in a template, the first is meant.
+# If a template has the signs of several, it means the first.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "openai": ToolFormat(_plain(openai.openai), openai.SPECIAL, (openai.CHANNEL,)),
     "qwen3_coder": ToolFormat(qwen3_coder, NO_TOKENS, ("<function=",)),
     "deepseek_v3": ToolFormat(
-        _plain(deepseek_v3.deepseek_v3), deepseek_v3.SPECIAL, (deepseek_v3.CALL,)
+        _plain(json_calls.deepseek_v3),
+        frozenset(
+            {
+                json_calls.DEEPSEEK_CALLS,
+                json_calls.DEEPSEEK_CALLS_END,
+                json_calls.DEEPSEEK_CALL,
+                json_calls.DEEPSEEK_CALL_END,
+                json_calls.DEEPSEEK_SEPARATOR,
+            }
+        ),
+        (json_calls.DEEPSEEK_CALL,),
     ),
     "mistral": ToolFormat(
         # Its templates take ids of nine characters, and no others.
-        _plain(mistral.mistral),
-        mistral.SPECIAL,
-        (mistral.BEGIN,),
+        _plain(json_calls.mistral),
+        frozenset({json_calls.MISTRAL_BEGIN, json_calls.MISTRAL_ID, json_calls.MISTRAL_ARGUMENTS}),
+        (json_calls.MISTRAL_BEGIN,),
         "{:.9}".format,
     ),
-    "granite": ToolFormat(_plain(granite.granite), granite.SPECIAL, ("<|tool_call|>",)),
-    "hermes": ToolFormat(_plain(hermes), NO_TOKENS, ("<tool_call>",)),
+    "granite": ToolFormat(
+        _plain(json_calls.granite), frozenset({"<|tool_call|>"}), ("<|tool_call|>",)
+    ),
+    "hermes": ToolFormat(_plain(json_calls.hermes), NO_TOKENS, (json_calls.HERMES_BEGIN,)),
     "llama3_json": ToolFormat(
-        _plain(llama3_json.llama3_json), llama3_json.SPECIAL, (llama3_json.BEGIN, '"parameters"')
+        _plain(json_calls.llama3_json),
+        frozenset({json_calls.LLAMA_BEGIN}),
+        (json_calls.LLAMA_BEGIN, '"parameters"'),
     ),
     "pythonic": ToolFormat(_plain(pythonic), NO_TOKENS, ("[func_name1(", "```tool_code")),
 }
@@ -168,9 +180,9 @@ class OutputSyntax:
     def _call_grammar(self, use: ToolUse, sink: DeltaSink) -> Grammar[None]:
         match use:
             case NamedTool(name):
-                return named_call(sink, name)
+                return json_calls.named_call(sink, name)
             case SomeTool():
-                return required_calls(sink)
+                return json_calls.required_calls(sink)
             case FreeTools(parameters) if self.tools is not None:
                 return self.tools.make(sink, parameters)
         if self.reasoning is not None and self.reasoning.marks is None:
