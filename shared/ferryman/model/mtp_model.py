@@ -74,18 +74,18 @@ class SelfDraftingModel:
     @torch.inference_mode()
     def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
         ends, kept = self.target.ends, state.hidden[self.state_layer]
-        hidden = ends.norm(self.target.prefill_hidden(batch, state))
+        hidden = ends.norm(self.target.hidden_states(batch, state))
         firsts = [0, *accumulate(end - start for start, end in batch.spans)]
         before = hidden.roll(1, dims=0)
         before[firsts[:-1]] = kept[batch.working_slots]
-        self.head.write_prefill(ends.embed(batch.token_ids), before, batch, state)
+        self.head.write(ends.embed(batch.token_ids), before, batch, state)
         _keep_hidden(kept, hidden, batch, firsts)
         return PrefilledRows(hidden, ends.logits_of_normed)
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
         ends, kept = self.target.ends, state.hidden[self.state_layer]
-        hidden = ends.norm(self.target.decode_hidden(batch, state))
+        hidden = ends.norm(self.target.hidden_states(batch, state))
         # A first wave reads and writes the same slots, so what they held is taken first.
         before = torch.cat(
             [
@@ -94,7 +94,7 @@ class SelfDraftingModel:
             ]
         )
         _keep(kept, batch.write_slots, hidden)
-        self.head.write_decode(ends.embed(batch.token_ids), before, batch, state)
+        self.head.write(ends.embed(batch.token_ids), before, batch, state)
         return ends.logits_of_normed(hidden)
 
     @torch.inference_mode()

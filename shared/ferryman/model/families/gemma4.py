@@ -63,7 +63,7 @@ from ferryman.model.shapes.attention_shapes import (
     RotaryPositions,
     ValueSource,
 )
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
 from ferryman.model.shapes.model_shapes import TrunkShape
@@ -215,11 +215,8 @@ class ScaledLayer:
     inner: Layer
     scale: Tensor
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.inner.prefill(hidden, batch, state) * self.scale
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self.inner.decode(hidden, batch, state) * self.scale
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        return self.inner.forward(hidden, batch, state) * self.scale
 
 
 def _as_it_is(hidden: Tensor) -> Tensor:

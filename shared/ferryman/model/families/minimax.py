@@ -19,7 +19,14 @@ from ferryman.cache.manifest import StateManifest
 from ferryman.model.family import Family
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Mixer, RmsNorm, load_norm
+from ferryman.model.layers.decoder_layers import (
+    FeedForward,
+    LayerPlace,
+    Mixer,
+    RmsNorm,
+    load_norm,
+    mix,
+)
 from ferryman.model.layers.expert_router import SharesOfChosen
 from ferryman.model.layers.lightning_attention import load_lightning
 from ferryman.model.layers.moe import load_mixture
@@ -33,7 +40,7 @@ from ferryman.model.readers.config_readers import (
     read_used,
 )
 from ferryman.model.shapes.attention_shapes import AttentionShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MoeShape
 from ferryman.model.shapes.model_shapes import TrunkShape
@@ -148,15 +155,9 @@ class MiniMaxLayer:
     feed_forward: FeedForward
     feed_forward_scales: ResidualScales
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         normed = self.mixer_norm(hidden)
-        return self._finish(normed, self.mixer.prefill(normed, batch, state))
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        normed = self.mixer_norm(hidden)
-        return self._finish(normed, self.mixer.decode(normed, batch, state))
-
-    def _finish(self, normed: Tensor, mixed: Tensor) -> Tensor:
+        mixed = mix(self.mixer, normed, batch, state)
         hidden = normed * self.mixer_scales.alpha + mixed * self.mixer_scales.beta
         normed, scales = self.feed_forward_norm(hidden), self.feed_forward_scales
         return normed * scales.alpha + self.feed_forward(normed) * scales.beta

@@ -30,6 +30,7 @@ from ferryman.model.layers.decoder_layers import (
     RmsNorm,
     gate_and_up,
     load_norm,
+    mix,
 )
 from ferryman.model.layers.mamba import load_mamba
 from ferryman.model.layers.rotation import load_rotary
@@ -41,7 +42,7 @@ from ferryman.model.readers.config_readers import (
     read_trunk,
 )
 from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.ranks import share_of, slice_of
@@ -198,13 +199,9 @@ class HybridLayer:
     mixer_norm: RmsNorm
     mixer: Mixer
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        mixed = self.attention.prefill(self._seen(hidden, batch.token_ids), batch, state)
-        return hidden + self.mixer.prefill(self._fed(hidden, mixed), batch, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        mixed = self.attention.decode(self._seen(hidden, batch.token_ids), batch, state)
-        return hidden + self.mixer.decode(self._fed(hidden, mixed), batch, state)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        mixed = mix(self.attention, self._seen(hidden, batch.token_ids), batch, state)
+        return hidden + mix(self.mixer, self._fed(hidden, mixed), batch, state)
 
     def _seen(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """The input of the attention [tokens, 2 · hidden_dim]."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ferryman.cache.manifest import StateManifest
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, NormLoader, load_norm
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
 from ferryman.model.shapes.model_shapes import ModelConfig, TrunkShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.adapted import ServedAdapters
@@ -120,31 +120,22 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill_rows(self, batch: PrefillBatch, state: ModelState) -> PrefilledRows:
-        return PrefilledRows(self.prefill_hidden(batch, state), self.ends.logits)
+        return PrefilledRows(self.hidden_states(batch, state), self.ends.logits)
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self.ends.logits(self.decode_hidden(batch, state))
+        return self.ends.logits(self.hidden_states(batch, state))
 
-    def prefill_hidden(self, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def hidden_states(self, batch: StepBatch, state: ModelState) -> Tensor:
         """The hidden states of all tokens before the final norm: [tokens, hidden_dim]."""
         self._select_adapters(batch)
         hidden = self.ends.embed(batch.token_ids)
         for layer in self.layers:
-            hidden = layer.prefill(hidden, batch, state)
+            hidden = layer.forward(hidden, batch, state)
             state.layers_run.num_done += 1
         return hidden
 
-    def decode_hidden(self, batch: DecodeBatch, state: ModelState) -> Tensor:
-        """As `prefill_hidden`, of a decode step's tokens."""
-        self._select_adapters(batch)
-        hidden = self.ends.embed(batch.token_ids)
-        for layer in self.layers:
-            hidden = layer.decode(hidden, batch, state)
-            state.layers_run.num_done += 1
-        return hidden
-
-    def _select_adapters(self, batch: PrefillBatch | DecodeBatch) -> None:
+    def _select_adapters(self, batch: StepBatch) -> None:
         """Tells the adapted layers, which see nothing but their rows, whose rows these are."""
         if self.lora is not None:
             self.lora.active.select(batch.adapters, len(batch.token_ids))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.ranks import Cuttable, Group, slice_of
 from ferryman.model.shapes.state import ModelState
@@ -40,9 +40,14 @@ class Mixer(Protocol):
 class Layer(Protocol):
     """One layer of a decoder with its norms and residual paths; hidden in and out, as in Mixer."""
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor: ...
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor: ...
 
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor: ...
+
+def mix(mixer: Mixer, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+    """The mixer's forward for this kind of batch. Around it, layers compute the same for both."""
+    if isinstance(batch, PrefillBatch):
+        return mixer.prefill(hidden, batch, state)
+    return mixer.decode(hidden, batch, state)
 
 
 class Norm(Protocol):
@@ -184,11 +189,8 @@ class MixerLayer:
     norm: RmsNorm
     mixer: Mixer
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return hidden + self.mixer.prefill(self.norm(hidden), batch, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return hidden + self.mixer.decode(self.norm(hidden), batch, state)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        return hidden + mix(self.mixer, self.norm(hidden), batch, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +204,8 @@ class WideMixerLayer:
     mixer: Mixer
     dtype: torch.dtype
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        mixed = self.mixer.prefill(self.norm(hidden.to(self.dtype)), batch, state)
-        return hidden.to(self.norm.weight.dtype) + mixed
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        mixed = self.mixer.decode(self.norm(hidden.to(self.dtype)), batch, state)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        mixed = mix(self.mixer, self.norm(hidden.to(self.dtype)), batch, state)
         return hidden.to(self.norm.weight.dtype) + mixed
 
 
@@ -218,10 +216,7 @@ class FeedForwardLayer:
     norm: RmsNorm
     feed_forward: FeedForward
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return hidden + self.feed_forward(self.norm(hidden))
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         return hidden + self.feed_forward(self.norm(hidden))
 
 
@@ -235,13 +230,8 @@ class DecoderLayer:
     feed_forward: FeedForward
     residual_multiplier: float = 1.0
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
-
-    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        mixed = mix(self.mixer, self.mixer_norm(hidden), batch, state)
         multiplier = self.residual_multiplier
         hidden, normed = add_and_norm(hidden, mixed, multiplier, self.feed_forward_norm)
         return scaled_sum(hidden, self.feed_forward(normed), multiplier)
@@ -256,14 +246,8 @@ class PostNormLayer:
     feed_forward: FeedForward
     fed_norm: Norm
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self._finish(hidden, self.mixer.prefill(hidden, batch, state))
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self._finish(hidden, self.mixer.decode(hidden, batch, state))
-
-    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = hidden + self.mixed_norm(mixed)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        hidden = hidden + self.mixed_norm(mix(self.mixer, hidden, batch, state))
         return hidden + self.fed_norm(self.feed_forward(hidden))
 
 
@@ -278,13 +262,8 @@ class SandwichLayer:
     feed_forward: FeedForward
     fed_norm: Norm
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self._finish(hidden, self.mixer.prefill(self.mixer_norm(hidden), batch, state))
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self._finish(hidden, self.mixer.decode(self.mixer_norm(hidden), batch, state))
-
-    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        mixed = mix(self.mixer, self.mixer_norm(hidden), batch, state)
         hidden = hidden + self.mixed_norm(mixed)
         fed = self.feed_forward(self.feed_forward_norm(hidden))
         return hidden + self.fed_norm(fed)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ferryman.model.layers.decoder_layers import Layer, Norm, RmsNorm
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
@@ -75,11 +75,8 @@ class SpreadLayer:
     projections: tuple[Linear, ...]
     inner: Layer
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        return self.inner.prefill(self._spread(hidden), batch, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        return self.inner.decode(self._spread(hidden), batch, state)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        return self.inner.forward(self._spread(hidden), batch, state)
 
     def _spread(self, hidden: Tensor) -> Tensor:
         others = (as_long_as(hidden, project(hidden)) for project in self.projections)

@@ -21,7 +21,7 @@ from ferryman.cache.manifest import Kind
 from ferryman.model.layers.decoder_layers import LayerPlace, RmsNorm, load_norm
 from ferryman.model.layers.rotation import RotaryEmbedding, load_rotary
 from ferryman.model.shapes.attention_shapes import LatentShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
 from ferryman.model.shapes.ranks import share_of
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
@@ -46,7 +46,7 @@ class TokenPositions:
     positions: Tensor
 
 
-def token_positions(batch: PrefillBatch | DecodeBatch) -> TokenPositions:
+def token_positions(batch: StepBatch) -> TokenPositions:
     """The places in the full kind's pages; each token of a decode batch has its own row."""
     table, positions = batch.page_tables[Kind.FULL], batch.positions
     if isinstance(batch, PrefillBatch):

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, SectionSpec
 from ferryman.errors import ConfigError
-from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, RmsNorm, load_norm
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, RmsNorm, load_norm, mix
 from ferryman.model.shapes.attention_shapes import AttentionShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import DecodeBatch, StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.model_shapes import StatePlace, StateShape
 from ferryman.model.shapes.state import ModelState
@@ -79,21 +79,12 @@ class MtpHead:
     ) -> Tensor:
         """y of a batch with one token of each request, whose entries it writes."""
         x = self.make_input(embedded, before, batch.positions)
-        return self.norm(self.layer.decode(x, batch, state))
+        return self.norm(self.layer.forward(x, batch, state))
 
-    def write_prefill(
-        self, embedded: Tensor, before: Tensor, batch: PrefillBatch, state: ModelState
-    ) -> None:
+    def write(self, embedded: Tensor, before: Tensor, batch: StepBatch, state: ModelState) -> None:
         """Writes the entries of a batch's tokens. Nothing is drafted, so the mixer is enough."""
         x = self.make_input(embedded, before, batch.positions)
-        self.layer.mixer.prefill(self.layer.mixer_norm(x), batch, state)
-
-    def write_decode(
-        self, embedded: Tensor, before: Tensor, batch: DecodeBatch, state: ModelState
-    ) -> None:
-        """As `write_prefill`, for a decode step's tokens."""
-        x = self.make_input(embedded, before, batch.positions)
-        self.layer.mixer.decode(self.layer.mixer_norm(x), batch, state)
+        mix(self.layer.mixer, self.layer.mixer_norm(x), batch, state)
 
 
 def attention_like(states: Iterable[Iterable[StateShape]]) -> AttentionShape:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ferryman.model.layers.decoder_layers import DecoderLayer, FeedForward, Layer, Norm
 from ferryman.model.layers.latent import TokenPositions, token_positions
 from ferryman.model.layers.sparse_latent import PlacedLatentAttention, SparseLatentAttention
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 
 
@@ -45,14 +45,9 @@ class SharedIndexLayers:
     chooser: SparseLatentAttention
     layers: tuple[PlacedLayer, ...]
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         normed, residual = self.layers[0].normed(hidden)
-        places = self.chooser.chosen_in_prefill(normed, residual, batch, state)
-        return self._attend(hidden, (normed, residual), token_positions(batch), places, state)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        normed, residual = self.layers[0].normed(hidden)
-        places = self.chooser.chosen_in_decode(normed, residual, batch, state)
+        places = self.chooser.chosen(normed, residual, batch, state)
         return self._attend(hidden, (normed, residual), token_positions(batch), places, state)
 
     def _attend(

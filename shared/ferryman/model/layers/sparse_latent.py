@@ -24,7 +24,7 @@ from ferryman.model.layers.latent import (
 )
 from ferryman.model.layers.rotation import RotaryEmbedding
 from ferryman.model.shapes.attention_shapes import IndexShape, LatentShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch, StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
@@ -91,31 +91,25 @@ class SparseLatentAttention:
     indexer: Indexer
 
     def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        residual = self.attention.projections.residual(hidden)
-        places = self.chosen_in_prefill(hidden, residual, batch, state)
-        return self.attention.attend(hidden, residual, token_positions(batch), places, state)
+        return self._attend(hidden, batch, state)
 
     def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
+        return self._attend(hidden, batch, state)
+
+    def _attend(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         residual = self.attention.projections.residual(hidden)
-        places = self.chosen_in_decode(hidden, residual, batch, state)
+        places = self.chosen(hidden, residual, batch, state)
         return self.attention.attend(hidden, residual, token_positions(batch), places, state)
 
-    def chosen_in_prefill(
-        self, hidden: Tensor, residual: Tensor, batch: PrefillBatch, state: ModelState
+    def chosen(
+        self, hidden: Tensor, residual: Tensor, batch: StepBatch, state: ModelState
     ) -> Tensor:
         """The places that each token attends to; writes the tokens' index keys."""
         where, pages = token_positions(batch), state.index[self.attention.layer]
         q, weights = self.indexer.write(hidden, residual, where, pages)
         count = self.indexer.shape.count
-        return choose_prefill(q, weights, pages, where.page_table, batch.spans, count)
-
-    def chosen_in_decode(
-        self, hidden: Tensor, residual: Tensor, batch: DecodeBatch, state: ModelState
-    ) -> Tensor:
-        """As `chosen_in_prefill`, of a decode step's tokens."""
-        where, pages = token_positions(batch), state.index[self.attention.layer]
-        q, weights = self.indexer.write(hidden, residual, where, pages)
-        count = self.indexer.shape.count
+        if isinstance(batch, PrefillBatch):
+            return choose_prefill(q, weights, pages, where.page_table, batch.spans, count)
         return choose_decode(q, weights, pages, where.page_table, where.positions, count)
 
 

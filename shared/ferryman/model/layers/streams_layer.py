@@ -13,10 +13,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ferryman.model.layers.decoder_layers import FeedForward, LayerPlace, Mixer, Norm, load_norm
+from ferryman.model.layers.decoder_layers import (
+    FeedForward,
+    LayerPlace,
+    Mixer,
+    Norm,
+    load_norm,
+    mix,
+)
 from ferryman.model.layers.hidden_streams import AlternatingUpdates
 from ferryman.model.layers.token_input import TokenGate
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
@@ -48,24 +55,16 @@ class StreamsLayer:
     fed_norm: Norm
     gate: TokenGate
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         predicted = self.updates.predicted(hidden)
         normed = self.mixer_norm(self.updates.active(predicted))
-        mixed = self.mixer.prefill(normed, batch, state)
-        return self._finish(predicted, normed, mixed, batch.token_ids)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        predicted = self.updates.predicted(hidden)
-        normed = self.mixer_norm(self.updates.active(predicted))
-        mixed = self.mixer.decode(normed, batch, state)
-        return self._finish(predicted, normed, mixed, batch.token_ids)
-
-    def _finish(self, predicted: Tensor, normed: Tensor, mixed: Tensor, ids: Tensor) -> Tensor:
+        mixed = mix(self.mixer, normed, batch, state)
         active = self.updates.active(predicted) + self.mixed_norm(mixed)
         gated = (active + self.residual(normed)) * math.sqrt(0.5)
         fed = self.feed_forward(self.feed_forward_norm(gated))
         corrected = self.updates.corrected(predicted, gated + self.fed_norm(fed))
-        corrected[:, 1:] += self.gate(self.updates.active(corrected), ids)[:, None]
+        gates = self.gate(self.updates.active(corrected), batch.token_ids)
+        corrected[:, 1:] += gates[:, None]
         return corrected
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ferryman.model.layers.decoder import EmbeddingAndHead
 from ferryman.model.layers.decoder_layers import Layer, LayerPlace, Norm, gelu_tanh, load_norm
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.linear import Linear
 from ferryman.model.weights.named_weights import Weights
@@ -74,12 +74,8 @@ class TokenGatedLayer:
     inner: Layer
     gate: TokenGate
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
-        hidden = self.inner.prefill(hidden, batch, state)
-        return hidden + self.gate(hidden, batch.token_ids)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        hidden = self.inner.decode(hidden, batch, state)
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
+        hidden = self.inner.forward(hidden, batch, state)
         return hidden + self.gate(hidden, batch.token_ids)
 
 

@@ -26,10 +26,11 @@ from ferryman.model.layers.decoder_layers import (
     PostNormLayer,
     load_gated_mlp,
     load_norm,
+    mix,
 )
 from ferryman.model.layers.moe import load_routed
 from ferryman.model.shapes.attention_shapes import AttentionShape
-from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
+from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape
 from ferryman.model.shapes.model_shapes import NormPlaces, TrunkShape
 from ferryman.model.shapes.state import ModelState
@@ -60,13 +61,9 @@ class SideBySideLayer:
     mixer: Mixer
     feed_forward: FeedForward
 
-    def prefill(self, hidden: Tensor, batch: PrefillBatch, state: ModelState) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch, state: ModelState) -> Tensor:
         normed = self.norm(hidden)
-        return hidden + self.mixer.prefill(normed, batch, state) + self.feed_forward(normed)
-
-    def decode(self, hidden: Tensor, batch: DecodeBatch, state: ModelState) -> Tensor:
-        normed = self.norm(hidden)
-        return hidden + self.mixer.decode(normed, batch, state) + self.feed_forward(normed)
+        return hidden + mix(self.mixer, normed, batch, state) + self.feed_forward(normed)
 
 
 class FeedForwardLoader(Protocol):

@@ -78,3 +78,7 @@ class DecodeBatch:
             return advance(slice(None))
         ends = list(accumulate(self.waves))
         return torch.cat([advance(slice(*span)) for span in pairwise([0, *ends])])
+
+
+StepBatch = PrefillBatch | DecodeBatch
+"""A step of either kind. A layer treats both alike; a mixer does not."""
