@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
@@ -104,10 +105,17 @@ class LoadEvents:
     def show(self, name: str, report: StartReport) -> None:
         kind = "compiling" if isinstance(report, CompileReport) else "loading"
         event = {"event": kind, "process": name, **asdict(report)}
-        print(json.dumps(event), file=self._out, flush=True)
+        print_line(json.dumps(event), self._out)
 
     def close(self) -> None:
         """Restarted workers are shown too."""
+
+
+def print_line(line: str, out: TextIO) -> None:
+    """Prints a line, or drops it: a cluster outlives a full disk below its output, and a reader of
+    its output that has ended."""
+    with suppress(OSError):
+        print(line, file=out, flush=True)
 
 
 def load_display(out: TextIO, say: Callable[[str], None], *, as_json: bool) -> LoadDisplay:

@@ -1,17 +1,19 @@
-"""`ferryman top`: all workers, from their heartbeats."""
+"""`ferryman top`: all workers, from their heartbeats, and the processes of `ferryman up` that are
+down."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from time import monotonic
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from ferryman.errors import NotFound
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat
@@ -59,14 +61,18 @@ class SeenWorkers:
         return sorted(self._seen.values(), key=lambda one: (one.beat.role, one.beat.worker_id))
 
 
-def run_top(place: BrokerPlace, *, once: bool, as_json: bool) -> int:
+DownProcesses = Callable[[], Mapping[str, str]]
+
+
+def run_top(place: BrokerPlace, down: DownProcesses, *, once: bool, as_json: bool) -> int:
+    """Shows the workers; `down` has the processes that ended, each with how it ended."""
     if once or as_json:
-        return asyncio.run(_once(place, as_json=as_json))
-    asyncio.run(_live(place))
+        return asyncio.run(_once(place, down, as_json=as_json))
+    asyncio.run(_live(place, down))
     return 0
 
 
-async def _once(place: BrokerPlace, *, as_json: bool) -> int:
+async def _once(place: BrokerPlace, down: DownProcesses, *, as_json: bool) -> int:
     seen = SeenWorkers()
     try:
         async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(place)) as beats:
@@ -75,22 +81,25 @@ async def _once(place: BrokerPlace, *, as_json: bool) -> int:
     except TimeoutError:
         pass
     workers = seen.workers(monotonic())
+    ended = down()
     if not workers:
-        raise NotFound(f"no worker of cluster {place.cluster} was heard within {ONCE_SECONDS:g} s")
+        text = f"no worker of cluster {place.cluster} was heard within {ONCE_SECONDS:g} s"
+        raise NotFound("; ".join((text, *_down_lines(ended))))
     if as_json:
-        print(json.dumps({"workers": [asdict(one.beat) for one in workers]}))
+        print(json.dumps({"workers": [asdict(one.beat) for one in workers], "down": dict(ended)}))
     else:
-        Console().print(fleet_table(workers, monotonic()))
+        Console().print(fleet_view(workers, ended, monotonic()))
     return 0
 
 
-async def _live(place: BrokerPlace) -> None:
+async def _live(place: BrokerPlace, down: DownProcesses) -> None:
     seen = SeenWorkers()
     async with aclosing(_beats(place)) as beats:
         with Live("waiting for heartbeats", auto_refresh=False, transient=True) as live:
             async for beat in beats:
                 seen.on_heartbeat(beat, monotonic())
-                live.update(fleet_table(seen.workers(monotonic()), monotonic()), refresh=True)
+                view = fleet_view(seen.workers(monotonic()), down(), monotonic())
+                live.update(view, refresh=True)
 
 
 async def _beats(place: BrokerPlace) -> AsyncGenerator[Heartbeat, None]:
@@ -98,6 +107,15 @@ async def _beats(place: BrokerPlace) -> AsyncGenerator[Heartbeat, None]:
         async with bus.subscribed(Subjects(place.cluster).all_beats) as messages:
             while True:
                 yield await next_beat(messages)
+
+
+def fleet_view(workers: Iterable[Seen], down: Mapping[str, str], now: float) -> Group:
+    """The table of workers, and below it a line for each process that is down."""
+    return Group(fleet_table(workers, now), *map(Text, _down_lines(down)))
+
+
+def _down_lines(down: Mapping[str, str]) -> list[str]:
+    return [f"{name} is down: {reason}" for name, reason in down.items()]
 
 
 def fleet_table(workers: Iterable[Seen], now: float) -> Table:

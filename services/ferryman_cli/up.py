@@ -15,9 +15,10 @@ from ferryman.settings.cluster import UpOptions
 from ferryman.settings.names import variable
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman_cli.banner import Announce, json_announcer, text_announcer
-from ferryman_cli.load_display import LoadDisplay, load_display
+from ferryman_cli.load_display import LoadDisplay, load_display, print_line
 from ferryman_launcher.check_apart import CheckedCluster, check_apart
 from ferryman_launcher.child import ChildEnded, ChildSpec, Launch, execute
+from ferryman_launcher.cluster_file_writer import ClusterFileWriter
 from ferryman_launcher.fork_server import fork_server
 from ferryman_launcher.host_plan import HostPlan, host_plans
 from ferryman_launcher.model_places import ModelPlaces
@@ -25,7 +26,7 @@ from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits
 from ferryman_launcher.state_folder import RunningCluster, StateFolder
-from ferryman_launcher.supervisor import GivenUp, Supervisor, with_environment
+from ferryman_launcher.supervisor import Supervisor, with_environment
 
 INSECURE = (
     "WARNING: --insecure: anybody who reaches a port of NATS, Redis or a service can read, order,"
@@ -90,17 +91,18 @@ class _Up:
     def __init__(
         self, choices: UpOptions, folder: StateFolder, display: LoadDisplay, launch: Launch
     ) -> None:
-        self._choices, self._folder, self._display = choices, folder, display
+        self._choices, self._display = choices, display
         self._process_plan: ProcessPlan = plan_processes(choices, folder)
         self._supervisor = Supervisor(
             folder,
             os.environ,
             say=_say,
-            patience=RestartLimits(standstill_seconds=choices.start_seconds),
-            changed=self._on_restart,
+            limits=RestartLimits(standstill_seconds=choices.start_seconds),
+            changed=self._on_change,
             on_load=display.show,
             launch=launch,
         )
+        self._file = ClusterFileWriter(folder, self._cluster, self._supervisor.write_failures)
         self._stopping = asyncio.Event()
         self._signalled: dict[signal.Signals, float] = {}
         self._plans: tuple[HostPlan, ...] = ()
@@ -110,7 +112,7 @@ class _Up:
         status = EXIT_STOPPED
         try:
             renewing = self._process_plan.locks.watch_broker(self._renew_broker)
-            async with alongside(self._raise_when_stopped(), renewing):
+            async with alongside(self._raise_when_stopped(), renewing, self._file.run()):
                 await self._start()
                 announce(self._cluster(), self._plans)
                 await self._supervisor.watch()
@@ -136,7 +138,7 @@ class _Up:
         caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
         observer = self._process_plan.locks.access(ClusterRole.OBSERVER)
         self._plans = await host_plans(caches, self._choices.tiers.node_storage_bytes, observer)
-        self._write()
+        self._file.write_first()
 
     def _pin_doors(self) -> None:
         """Fixes the ports, so that a restarted router listens where its clients know it."""
@@ -169,24 +171,22 @@ class _Up:
             up_pid=os.getpid(),
             pids=self._supervisor.pids,
             ca=self._process_plan.locks.ca,
+            down=self._supervisor.down,
         )
 
     def _reached(self, address: str) -> str:
         """The address of a door; no certificate has the one that stands for all of a machine."""
         return address.replace("0.0.0.0:", "127.0.0.1:") if self._process_plan.locks.ca else address
 
-    def _on_restart(self) -> None:
-        """A router may be ready for the first time only now."""
+    def _on_change(self) -> None:
+        """Called when a process has ended, or is ready again: a router perhaps for the first
+        time."""
         self._pin_doors()
-        self._write()
-
-    def _write(self) -> None:
-        self._folder.write(self._cluster())
+        self._file.changed()
 
     def _renew_broker(self) -> None:
         """Has our own NATS read its certificate again; a broker of others is theirs to renew."""
-        if (pid := self._supervisor.pids.get("nats")) is not None:
-            os.kill(pid, signal.SIGHUP)
+        self._supervisor.send("nats", signal.SIGHUP)
 
     async def _raise_when_stopped(self) -> None:
         await self._stopping.wait()
@@ -213,7 +213,7 @@ def _status_of(group: BaseExceptionGroup[BaseException]) -> int:
     if mistakes := _messages(group, ConfigError):
         _error(mistakes[0])
         return EXIT_MISCONFIGURED
-    known = _messages(group, (ChildEnded, GivenUp))
+    known = _messages(group, ChildEnded)
     late = _messages(group, TimeoutError)
     if not known and not late:
         raise group
@@ -235,8 +235,8 @@ def _messages(
 
 
 def _say(line: str) -> None:
-    print(f"ferryman: {line}", file=sys.stderr, flush=True)
+    print_line(f"ferryman: {line}", sys.stderr)
 
 
 def _error(line: str) -> None:
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print_line(f"error: {line}", sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from ferryman_cli.endpoints import (
     StateDir,
     broker_place,
 )
+from ferryman_launcher.state_folder import down_processes
 
 
 def top(
@@ -29,7 +31,10 @@ def top(
     """Show all workers, live."""
     from ferryman_cli.top import run_top
 
-    return run_top(broker_place(nats, cluster, ca, state_dir), once=once, as_json=json)
+    place = broker_place(nats, cluster, ca, state_dir)
+    # A broker that the caller names may be that of another cluster than the folder's.
+    down = partial(down_processes, state_dir) if not nats else dict[str, str]
+    return run_top(place, down, once=once, as_json=json)
 
 
 def drain(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol, cast
 
 from ferryman.errors import ConfigError
 from ferryman.runtime.life import EXIT_MISCONFIGURED
@@ -21,9 +22,11 @@ from ferryman_launcher.readiness import (
     ready_event,
     start_report,
 )
+from ferryman_launcher.write_failures import ChildLog
 
 OnLoad = Callable[[StartReport], None]
 LAST_OUTPUT_BYTES = 4096
+LAST_LINES = 3
 LINE_BYTES = 1 << 16
 FLUSH_SECONDS = 1.0
 COMPUTING_SECONDS = 1.0
@@ -43,7 +46,8 @@ class ChildSpec:
     `drain_rank` orders the end: the lowest ends first. The process inherits none of the caller's
     `FERRYMAN_*` variables, only those in `environment`, because only the router may have the API
     keys. A variable in `defaults` gives way to one of the caller's. Processes of one `role` can
-    replace each other; without a role a process has no replacement.
+    replace each other; without a role a process has no replacement. `absence` says what callers
+    notice while no process of its role is ready.
     """
 
     name: str
@@ -53,6 +57,7 @@ class ChildSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     role: str = ""
     defaults: Mapping[str, str] = field(default_factory=dict)
+    absence: str = "it is missing"
 
     def environment_from(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """All variables of the process."""
@@ -60,11 +65,10 @@ class ChildSpec:
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A running process. Its output goes to its log, from `log_start` on."""
+    """A running process. Its output goes to its log."""
 
-    def __init__(self, job: ChildSpec, log: BinaryIO, log_path: Path, on_load: OnLoad) -> None:
-        self.job, self._log, self._log_path, self._on_load = job, log, log_path, on_load
-        self._log_start = log.tell()
+    def __init__(self, job: ChildSpec, log: ChildLog, on_load: OnLoad) -> None:
+        self.job, self._log, self._on_load = job, log, on_load
         self._is_ready, self._exited, self._closed = (asyncio.Event() for _ in range(3))
         self._advanced = asyncio.Event()
         self._report: StartReport | None = None
@@ -112,8 +116,7 @@ class Child(asyncio.SubprocessProtocol):
 
     async def stop(self, seconds: float) -> bool:
         """Terminates it, kills it when that takes too long; returns whether it ended well."""
-        with suppress(ProcessLookupError):
-            self._process.terminate()
+        self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(seconds):
                 await self._exited.wait()
@@ -124,8 +127,17 @@ class Child(asyncio.SubprocessProtocol):
         return self._process.get_returncode() == 0
 
     def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, if the process still runs."""
         with suppress(ProcessLookupError):
-            self._process.kill()
+            self._process.send_signal(number)
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The end of its output, fit for a terminal."""
+        lines = self._log.last_lines(LAST_LINES, LAST_OUTPUT_BYTES)
+        return tuple(map(_printable, lines))
 
     # Callbacks of the event loop.
 
@@ -134,14 +146,14 @@ class Child(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        kept = b""
         for line in lines:
             # Reports would hide the last words in the log, and say nothing later.
             if self._is_ready.is_set() or not self._hear(line.decode(errors="replace")):
-                self._log.write(line + b"\n")
+                kept += line + b"\n"
         if len(self._unfinished) > LINE_BYTES:
-            self._log.write(self._unfinished)
-            self._unfinished = b""
-        self._log.flush()
+            kept, self._unfinished = kept + self._unfinished, b""
+        self._log.write(kept)
 
     def process_exited(self) -> None:
         self._exited.set()
@@ -186,7 +198,7 @@ class Child(asyncio.SubprocessProtocol):
     async def _raise_start_failure(self) -> None:
         await self._output_ended()
         name, status = self.job.name, self._process.get_returncode()
-        words = last_output(self._log_path, self._log_start)
+        words = (self.last_lines() or ("(it said nothing)",))[-1]
         if status == EXIT_MISCONFIGURED:
             raise ConfigError(f"{name}: {words.removeprefix('error: ')}")
         raise ChildEnded(f"{name} {_manner(status)} before it was ready: {words}")
@@ -229,17 +241,16 @@ async def execute(
 
 async def spawn(
     job: ChildSpec,
-    log_path: Path,
+    log: ChildLog,
     environment: Mapping[str, str],
     on_load: OnLoad = ignored,
     launch: Launch = execute,
 ) -> Child:
-    """Starts a process. Raises OSError.
+    """Starts a process, which owns `log` from now on. Raises OSError.
 
     Must be called on the main thread, or the child would end with the thread.
     """
-    log = log_path.open("ab")
-    child = Child(job, log, log_path, on_load)
+    child = Child(job, log, on_load)
     # Servers of other projects have one stream for all they say.
     errors = log.fileno() if job.ready_event_of is ready_event else STDOUT
     try:
@@ -250,13 +261,9 @@ async def spawn(
     return child
 
 
-def last_output(log_path: Path, start: int) -> str:
-    """The last line of a log from `start` on, in which a service says why it does not run."""
-    with log_path.open("rb") as log:
-        end = log.seek(0, 2)
-        log.seek(max(start, end - LAST_OUTPUT_BYTES))
-        lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "(it said nothing)"
+def _printable(line: str) -> str:
+    """The line without characters that would steer a terminal."""
+    return "".join(character if character.isprintable() else " " for character in line)
 
 
 def _processor_seconds(pid: int) -> float:

@@ -30,6 +30,17 @@ from ferryman_launcher.state_folder import CREDENTIALS, StateFolder
 ROUTER, WORKERS, HOST_CACHE, SERVERS = range(4)
 LOOPBACK = "127.0.0.1"
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+NO_WORKER = "requests wait, and get 503 if it stays away"
+ABSENCES = {
+    "router": "callers cannot connect",
+    "prefill": NO_WORKER,
+    "decode": NO_WORKER,
+    "both": NO_WORKER,
+    "hostcache": "requests are answered, and compute what it held",
+    "nats": "answers go on, and routers keep what they last knew of workers",
+    "redis": "requests are answered, and reuse what their own node holds",
+}
+"""What callers notice while no process of a role is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,13 @@ def _locks(choices: UpOptions, folder: StateFolder) -> ClusterLocks:
 def _server(command: ServerCommand, folder: StateFolder) -> ChildSpec:
     folder.private(command.name)
     argv = with_parent(command.argv, os.getpid())
-    return ChildSpec(command.name, argv, SERVERS, ready_words(command.ready))
+    return ChildSpec(
+        command.name,
+        argv,
+        SERVERS,
+        ready_words(command.ready),
+        absence=ABSENCES[command.name],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +226,14 @@ class _Services:
         }
         argv = (sys.executable, "-m", f"ferryman_{role}")
         return ChildSpec(
-            name, argv, drain_rank, ready_event, environment, role=role, defaults=waiting(choices)
+            name,
+            argv,
+            drain_rank,
+            ready_event,
+            environment,
+            role=role,
+            defaults=waiting(choices),
+            absence=ABSENCES[role],
         )
 
 

@@ -1,77 +1,61 @@
-"""Decides when a process that died is started again, and whether it is hopeless. Pure.
+"""Decides how long a process that ended waits for its next start. Pure.
 
-It gives up no process. A hopeless process is tried less and less often; the supervisor decides
-whether the cluster can do without it.
+No process is given up: one that dies again and again is started less and less often, so a fault
+that goes away, or a request that kills workers, costs the cluster time and not its life.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """A process is hopeless after `max_deaths` deaths within `within_seconds`, or after it failed
-    to become ready `max_failed_starts` times in a row, until it has been ready for
-    `within_seconds`.
+    """The back-off: a pause doubles with each death in a row, from `first_seconds` up to
+    `most_seconds`.
 
-    The pause doubles with every death in that time, up to `max_seconds`; for a hopeless process it
-    goes on doubling, up to `most_seconds`. A start has failed if it makes no progress for
+    After a process that says that its settings are wrong the pause is `refused_seconds` or more. A
+    process that was ready for `calm_seconds` begins a new row. A process is in a crash loop from
+    `loop_deaths` deaths in a row on. A start has failed if it makes no progress for
     `standstill_seconds`.
     """
 
-    max_deaths: int = 5
-    within_seconds: float = 30.0
-    max_failed_starts: int = 3
     first_seconds: float = 0.1
-    max_seconds: float = 5.0
-    most_seconds: float = 60.0
+    refused_seconds: float = 5.0
+    most_seconds: float = 30.0
+    calm_seconds: float = 30.0
+    loop_deaths: int = 5
     standstill_seconds: float = 120.0
 
 
-class Restarts:
-    """The deaths of one process."""
+@dataclass(frozen=True, slots=True)
+class LifeEnd:
+    """The end of one life of a process, or of a start that failed: then `ready_seconds` is 0.
 
-    def __init__(self, patience: RestartLimits | None = None) -> None:
-        self._patience = patience or RestartLimits()
-        self._deaths: deque[float] = deque()
-        self._failed_starts = 0
-        self._hopeless_deaths = 0
-        self._ready_since: float | None = None
+    `reason` says how it ended. `last_lines` are the end of its output, if `reason` lacks them.
+    """
 
-    @property
-    def is_hopeless(self) -> bool:
-        return self._hopeless_deaths > 0
-
-    def was_ready(self, now: float) -> None:
-        """The last start succeeded."""
-        self._failed_starts = 0
-        self._ready_since = now
-
-    def failed_to_start(self) -> None:
-        """The last start failed."""
-        self._failed_starts += 1
-
-    def refused_to_start(self) -> None:
-        """The process reported that its settings are wrong: trying again soon would not help."""
-        self._failed_starts = max(self._failed_starts + 1, self._patience.max_failed_starts)
-
-    def died(self, now: float) -> float:
-        """Seconds to wait before the next start."""
-        patience, deaths = self._patience, self._deaths
-        since, self._ready_since = self._ready_since, None
-        if since is not None and now - since >= patience.within_seconds:
-            self._hopeless_deaths = 0  # it lived long enough: the fault is over
-        deaths.append(now)
-        while deaths[0] < now - patience.within_seconds:
-            deaths.popleft()
-        has_died_often = len(deaths) >= patience.max_deaths
-        if self.is_hopeless or has_died_often or self._failed_starts >= patience.max_failed_starts:
-            self._hopeless_deaths += 1
-            return min(patience.most_seconds, _doubled(patience.max_seconds, self._hopeless_deaths))
-        return min(patience.max_seconds, _doubled(patience.first_seconds, len(deaths)))
+    reason: str
+    ready_seconds: float = 0.0
+    is_refusal: bool = False
+    last_lines: tuple[str, ...] = ()
 
 
-def _doubled(seconds: float, times: int) -> float:
-    return seconds * float(2 ** min(times - 1, 16))
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The next start comes after a pause; `num_deaths` is the length of the row so far."""
+
+    num_deaths: int
+    pause_seconds: float
+    is_crash_loop: bool
+
+
+def next_restart(limits: RestartLimits, num_deaths: int, end: LifeEnd) -> Restart:
+    """Decides after `end`, which came after `num_deaths` others in a row."""
+    was_calm = end.ready_seconds >= limits.calm_seconds
+    number = 1 if was_calm else num_deaths + 1
+    # The exponent is bounded, or the power of a process that died all night would be no float.
+    pause = limits.first_seconds * 2.0 ** min(number - 1, 32)
+    if end.is_refusal:
+        pause = max(pause, limits.refused_seconds)
+    return Restart(number, min(pause, limits.most_seconds), number >= limits.loop_deaths)

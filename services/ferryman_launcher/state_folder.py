@@ -38,7 +38,8 @@ class RunningCluster:
     """The endpoints of a running cluster. `http` is a URL, `grpc` is host:port; of several routers
     they have all, with commas between. `up_pid` supervises it.
 
-    `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities.
+    `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities. `down`
+    says of each process that has ended, and waits for its next start, how it ended.
     """
 
     http: str
@@ -50,6 +51,7 @@ class RunningCluster:
     up_pid: int
     pids: Mapping[str, int] = field(default_factory=dict)
     ca: str = ""
+    down: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def http_urls(self) -> tuple[str, ...]:
@@ -73,6 +75,10 @@ class StateFolder:
         return self.path / "logs"
 
     @property
+    def cluster_file(self) -> Path:
+        return _cluster_file(self.path)
+
+    @property
     def key_path(self) -> Path:
         return self.path / "cluster.key"
 
@@ -87,11 +93,11 @@ class StateFolder:
         return self.logs / f"{name}.log"
 
     def write(self, cluster: RunningCluster) -> None:
-        """Readers see the old file or the new one, never a part of one."""
+        """Readers see the old file or the new one, never a part of one. Raises OSError."""
         draft = self.path / "cluster.json.new"
         draft.touch(PRIVATE_FILE)  # URLs of a broker or an index may hold a password
         draft.write_text(json.dumps(asdict(cluster), indent=1) + "\n")
-        draft.replace(_cluster_file(self.path))
+        draft.replace(self.cluster_file)
 
     def write_observer_urls(self, nats: str, redis: str) -> None:
         """The URLs for people and their tools, with the observer's password."""
@@ -104,7 +110,7 @@ class StateFolder:
 
     def forget(self) -> None:
         """Removes the file of a cluster that has ended."""
-        _cluster_file(self.path).unlink(missing_ok=True)
+        self.cluster_file.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -134,6 +140,15 @@ def running_cluster(state_dir: Path) -> RunningCluster:
             " (--state-dir, --grpc, --nats)"
         ) from None
     return cluster
+
+
+def down_processes(state_dir: Path) -> Mapping[str, str]:
+    """The processes there that wait for their next start, each with how it ended; none where no
+    cluster runs."""
+    try:
+        return running_cluster(state_dir).down
+    except ConfigError:
+        return {}
 
 
 def observer_nats_url(state_dir: Path, cluster: RunningCluster) -> str:

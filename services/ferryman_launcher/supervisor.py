@@ -1,24 +1,25 @@
 """Keeps the processes of a cluster running, and ends them in order.
 
-A process that dies is started again after a pause. A hopeless one is reported, and tried again, as
-long as another of its role serves or may still serve; otherwise it ends the cluster. No process
-outlives the supervisor: every block that starts one ends with `drain`.
+The first start ends with an error if all processes of a role fail in it. From then on no death ends
+the cluster: a process that dies is started again after a pause, for ever, and each death is said.
+No process outlives the supervisor: every block that starts one ends with `drain`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from time import monotonic
 
 from ferryman.errors import ConfigError
 from ferryman_launcher.child import Child, ChildEnded, ChildSpec, Launch, execute, spawn
 from ferryman_launcher.readiness import ReadyEvent, StartReport
-from ferryman_launcher.restarts import RestartLimits, Restarts
+from ferryman_launcher.restarts import LifeEnd, Restart, RestartLimits, next_restart
 from ferryman_launcher.state_folder import StateFolder
+from ferryman_launcher.write_failures import ChildLog, WriteFailures
 
 KILL_GRACE_SECONDS = 5.0
 
@@ -26,12 +27,8 @@ Say = Callable[[str], None]
 OnLoadOf = Callable[[str, StartReport], None]
 
 
-class GivenUp(Exception):
-    """No process of a role that the cluster needs stays alive."""
-
-
 class Supervisor:
-    """Calls `changed` after every restart, when process ids are new."""
+    """Calls `changed` after every death and after every restart, when process ids are new."""
 
     def __init__(
         self,
@@ -39,25 +36,33 @@ class Supervisor:
         environment: Mapping[str, str],
         *,
         say: Say,
-        patience: RestartLimits | None = None,
+        limits: RestartLimits | None = None,
         changed: Callable[[], None] = lambda: None,
         on_load: OnLoadOf = lambda name, report: None,
         launch: Launch = execute,
     ) -> None:
         self._folder, self._environment, self._launch = folder, environment, launch
         self._say, self._changed, self._on_load = say, changed, on_load
-        self._patience = patience or RestartLimits()
+        self._limits = limits or RestartLimits()
+        self.write_failures = WriteFailures(say)
         self._children: dict[str, Child] = {}
         self._jobs: dict[str, ChildSpec] = {}
-        self._restarts: dict[str, Restarts] = {}
-        self._ready: set[str] = set()
+        self._num_deaths: dict[str, int] = {}
+        self._ready_since: dict[str, float] = {}
         self._ready_events: dict[str, ReadyEvent] = {}
-        self._failures: dict[str, str] = {}
+        self._first_failures: dict[str, ConfigError | ChildEnded] = {}
+        self._down: dict[str, str] = {}
         self._is_hurried = False
 
     @property
     def pids(self) -> dict[str, int]:
+        """The latest process id of each."""
         return {name: child.pid for name, child in self._children.items()}
+
+    @property
+    def down(self) -> dict[str, str]:
+        """The processes that ended and are not ready again, each with how it ended."""
+        return dict(self._down)
 
     @property
     def ready_events(self) -> Mapping[str, ReadyEvent]:
@@ -72,7 +77,6 @@ class Supervisor:
         """
         starting = {job.name: job for job in jobs}
         self._jobs |= starting
-        self._restarts |= {name: Restarts(self._patience) for name in starting}
         async with asyncio.TaskGroup() as group:
             tasks = {name: group.create_task(self._start_first(name)) for name in starting}
         return {name: said for name, task in tasks.items() if (said := task.result()) is not None}
@@ -81,8 +85,13 @@ class Supervisor:
         """Restarts use this spec from now on, in place of the one with its name."""
         self._jobs[job.name] = job
 
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a process, if it runs: while it is down, its id may be another's."""
+        if (child := self._children.get(name)) is not None:
+            child.send(number)
+
     async def watch(self) -> None:
-        """Runs for ever. Raises GivenUp when a whole role is hopeless."""
+        """Starts what dies again, for ever."""
         async with asyncio.TaskGroup() as group:
             for name in self._jobs:
                 group.create_task(self._keep_alive(name))
@@ -109,80 +118,93 @@ class Supervisor:
         try:
             return await self._start(name)
         except (ConfigError, ChildEnded) as error:
-            if all(other in self._failures for other in self._stand_ins(name)):
+            self._first_failures[name] = error
+            if all(other in self._first_failures for other in self._stand_ins(name)):
                 raise
             self._say(f"WARNING: {error}; the others of its role are started without it")
             return None
 
     async def _start(self, name: str) -> ReadyEvent:
         """Raises ConfigError or ChildEnded; then the process is gone, or will be in a moment."""
-        job, log_path = self._jobs[name], self._folder.log_path(name)
-        on_load = partial(self._on_load, name)
+        job, on_load = self._jobs[name], partial(self._on_load, name)
         try:
-            child = await spawn(job, log_path, self._environment, on_load, self._launch)
+            log = ChildLog(self._folder.log_path(name), self.write_failures)
+            child = await spawn(job, log, self._environment, on_load, self._launch)
         except OSError as error:
-            raise self._failed(name, ChildEnded(f"{name} could not be started: {error}")) from error
+            raise ChildEnded(f"{name} could not be started: {error}") from error
         self._children[name] = child
         try:
-            said = await child.ready(self._patience.standstill_seconds)
-        except ConfigError as error:
-            self._restarts[name].refused_to_start()
-            raise self._failed(name, error) from None
-        except ChildEnded as error:
-            self._restarts[name].failed_to_start()
+            said = await child.ready(self._limits.standstill_seconds)
+        except ChildEnded:
             child.kill()
-            raise self._failed(name, error) from None
-        self._restarts[name].was_ready(monotonic())
-        self._failures.pop(name, None)
-        self._ready.add(name)
+            raise
+        self._ready_since[name] = _now()
         self._ready_events[name] = said
+        self._down.pop(name, None)
         return said
 
-    def _failed(self, name: str, error: ConfigError | ChildEnded) -> ConfigError | ChildEnded:
-        self._failures[name] = str(error)
-        return error
-
     async def _keep_alive(self, name: str) -> None:
-        restarts = self._restarts[name]
+        failure = self._first_failures.get(name)
+        end = _failed_start(name, failure) if failure else await self._end_of_life(name)
         while True:
-            how = await self._ended(name)
-            self._ready.discard(name)
-            pause = restarts.died(monotonic())
-            if restarts.is_hopeless:
-                self._say(self._last_hope(name, how, pause))
-            else:
-                self._say(f"{name} {how}; starting it again")
-            await asyncio.sleep(pause)
-            await self._start_again(name)
+            restart = next_restart(self._limits, self._num_deaths.get(name, 0), end)
+            self._num_deaths[name] = restart.num_deaths
+            self._down[name] = end.reason
+            self._report(name, end, restart)
+            self._changed()
+            await asyncio.sleep(restart.pause_seconds)
+            end = await self._next_life(name)
 
-    async def _ended(self, name: str) -> str:
-        child = self._children.get(name)
-        return await child.ended() if child is not None else "could not be started"
+    async def _next_life(self, name: str) -> LifeEnd:
+        """Starts the process and waits for its end."""
+        began = _now()
+        try:
+            await self._start(name)
+        except (ConfigError, ChildEnded) as error:
+            # Its port is free for the next one only when it is gone.
+            if (child := self._children.get(name)) is not None:
+                await child.ended()
+            return _failed_start(name, error)
+        self._say(f"{name} is back after {_now() - began:.1f} s")
+        self._changed()
+        return await self._end_of_life(name)
 
-    def _last_hope(self, name: str, how: str, pause: float) -> str:
-        """The warning about a hopeless process. Raises GivenUp when every process of its role is
-        hopeless."""
-        what = f"{name} {how} again and again; see {self._folder.log_path(name)}"
-        others = self._stand_ins(name)
-        if all(one not in self._ready and self._restarts[one].is_hopeless for one in others):
-            raise GivenUp(self._failures.get(name, what))
-        serve = ", ".join(sorted(self._ready & set(others))) or "no other of its role"
-        return f"WARNING: {what}. {serve} serves; trying again in {pause:.0f} s"
+    async def _end_of_life(self, name: str) -> LifeEnd:
+        """Waits for the end of a process that was ready."""
+        child = self._children[name]
+        reason = await child.ended()
+        seconds = _now() - self._ready_since.pop(name)
+        return LifeEnd(reason, seconds, last_lines=child.last_lines())
+
+    def _report(self, name: str, end: LifeEnd, restart: Restart) -> None:
+        """Says how a process ended, what that means for callers, and when it is started again."""
+        pause = f"{restart.pause_seconds:.3g} s"
+        text = f"{name} {end.reason}; starting it again in {pause}"
+        if restart.is_crash_loop:
+            serving = ", ".join(one for one in self._stand_ins(name) if one in self._ready_since)
+            meanwhile = f"{serving} serves" if serving else self._jobs[name].absence
+            text = (
+                f"WARNING: {name} {end.reason}, death {restart.num_deaths} in a row (see "
+                f"{self._folder.log_path(name)}); {meanwhile}; trying again in {pause}"
+            )
+        self._say("".join((text, *(f"\n    {name}: {line}" for line in end.last_lines))))
 
     def _stand_ins(self, name: str) -> list[str]:
         """The other processes of its role."""
         role = self._jobs[name].role or name
         return [one for one, job in self._jobs.items() if one != name and job.role == role]
 
-    async def _start_again(self, name: str) -> None:
-        began = monotonic()
-        try:
-            await self._start(name)
-        except (ConfigError, ChildEnded) as error:
-            self._say(str(error))
-            return
-        self._say(f"{name} is back after {monotonic() - began:.1f} s")
-        self._changed()
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _failed_start(name: str, error: ConfigError | ChildEnded) -> LifeEnd:
+    """The message of the error has the name and the last line of its output."""
+    reason = str(error).removeprefix(f"{name}: ").removeprefix(f"{name} ")
+    if isinstance(error, ConfigError):
+        return LifeEnd(f"refuses to start: {reason}", is_refusal=True)
+    return LifeEnd(reason)
 
 
 def with_environment(job: ChildSpec, more: Mapping[str, str]) -> ChildSpec:

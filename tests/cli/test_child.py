@@ -24,6 +24,7 @@ from ferryman_launcher.readiness import (
     ready_words,
     start_report,
 )
+from ferryman_launcher.write_failures import ChildLog, WriteFailures
 
 READY = 'print(\'{"event": "ready", "address": "here:1"}\', flush=True);'
 WAIT = "import signal; signal.pause()"
@@ -34,8 +35,12 @@ def job(program: str, name: str = "thing") -> ChildSpec:
     return ChildSpec(name, (sys.executable, "-c", program), 0, ready_event)
 
 
+def thing_log(folder: Path) -> ChildLog:
+    return ChildLog(folder / "thing.log", WriteFailures(print))
+
+
 async def started(program: str, folder: Path, on_load: OnLoad = ignored) -> Child:
-    return await spawn(job(program), folder / "thing.log", os.environ, on_load)
+    return await spawn(job(program), thing_log(folder), os.environ, on_load)
 
 
 async def test_a_service_is_ready_when_it_says_so(tmp_path: Path) -> None:
@@ -51,7 +56,7 @@ async def test_a_server_is_ready_when_its_output_fits(tmp_path: Path) -> None:
     program = f"import sys; print('Server is up', file=sys.stderr, flush=True); {WAIT}"
     argv = (sys.executable, "-c", program)
     server = ChildSpec("thing", argv, 0, ready_words(re.compile("is up")))
-    child = await spawn(server, tmp_path / "thing.log", os.environ)
+    child = await spawn(server, thing_log(tmp_path), os.environ)
     assert await child.ready(30) == {}
     child.kill()
     assert await child.ended() == "was ended by signal 9"

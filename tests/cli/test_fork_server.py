@@ -20,6 +20,7 @@ from ferryman_launcher.child import Child, ChildSpec, spawn
 from ferryman_launcher.fork_server import ForkServer, fork_server, own_module
 from ferryman_launcher.fork_server_process import why_not_fork
 from ferryman_launcher.readiness import ready_event
+from ferryman_launcher.write_failures import ChildLog, WriteFailures
 
 SERVICE = "import os; MADE_AT_IMPORT = os.urandom(8).hex()"
 THREADED = f"""{SERVICE}
@@ -55,7 +56,7 @@ class Toy:
 
     async def spawn(self, **variables: str) -> Child:
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.folder), **variables}
-        log = self.folder / "toy.log"
+        log = ChildLog(self.folder / "toy.log", WriteFailures(self.said.append))
         return await spawn(self.spec, log, environment, launch=self.forks.launch)
 
 

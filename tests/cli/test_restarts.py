@@ -1,89 +1,83 @@
-"""When a process that died is started again, and when there is no hope for it."""
+"""When a process that ended is started again: sooner at first, then less and less often."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferryman_launcher.restarts import RestartLimits, Restarts
+from ferryman_launcher.restarts import LifeEnd, Restart, RestartLimits, next_restart
 
-PATIENCE = RestartLimits(
-    max_deaths=5, within_seconds=30, first_seconds=0.1, max_seconds=0.5, most_seconds=3.0
+LIMITS = RestartLimits(
+    first_seconds=0.5, refused_seconds=3.0, most_seconds=8.0, calm_seconds=30.0, loop_deaths=4
+)
+AT_ONCE = LifeEnd("died")
+REFUSED = LifeEnd("died", is_refusal=True)
+
+
+def lived(seconds: float) -> LifeEnd:
+    return LifeEnd("died", ready_seconds=seconds)
+
+
+def pauses(*ends: LifeEnd) -> list[float]:
+    return [restart.pause_seconds for restart in restarts(*ends)]
+
+
+def restarts(*ends: LifeEnd) -> list[Restart]:
+    decisions: list[Restart] = []
+    for end in ends:
+        before = decisions[-1].num_deaths if decisions else 0
+        decisions.append(next_restart(LIMITS, before, end))
+    return decisions
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        pytest.param([AT_ONCE] * 6, [0.5, 1.0, 2.0, 4.0, 8.0, 8.0], id="pauses double to a bound"),
+        pytest.param([lived(29.0)] * 3, [0.5, 1.0, 2.0], id="a short life is in the row"),
+        pytest.param([lived(30.0)] * 3, [0.5, 0.5, 0.5], id="a calm life begins a new row"),
+        pytest.param(
+            [AT_ONCE, AT_ONCE, lived(31.0), AT_ONCE], [0.5, 1.0, 0.5, 1.0], id="rows are separate"
+        ),
+        pytest.param([REFUSED] * 5, [3.0, 3.0, 3.0, 4.0, 8.0], id="a refusal waits longer"),
+        pytest.param([REFUSED, AT_ONCE], [3.0, 1.0], id="what refuses no longer is tried sooner"),
+    ],
+)
+def test_the_pause_follows_from_the_deaths_in_a_row(
+    ends: list[LifeEnd], expected: list[float]
+) -> None:
+    assert pauses(*ends) == expected
+
+
+def test_a_crash_loop_begins_with_the_fourth_death_and_ends_with_a_calm_life() -> None:
+    ends = (*([AT_ONCE] * 5), lived(60.0))
+    assert [one.is_crash_loop for one in restarts(*ends)] == [False] * 3 + [True] * 2 + [False]
+
+
+LIVES = st.builds(
+    LifeEnd, st.just("died"), st.just(0.0) | st.floats(0.0, 100.0), is_refusal=st.booleans()
 )
 
 
-def test_pauses_double_up_to_a_bound() -> None:
-    restarts = Restarts(PATIENCE)
-    assert [restarts.died(now) for now in (0.0, 1.0, 2.0, 3.0)] == [0.1, 0.2, 0.4, 0.5]
-    assert not restarts.is_hopeless
+@given(st.lists(LIVES, max_size=60), LIVES)
+def test_there_is_always_a_next_start_within_the_bound(ends: list[LifeEnd], last: LifeEnd) -> None:
+    *earlier, decision = restarts(*ends, last)
+    assert LIMITS.first_seconds <= decision.pause_seconds <= LIMITS.most_seconds
+    before = earlier[-1].num_deaths if earlier else 0
+    was_calm = last.ready_seconds >= LIMITS.calm_seconds
+    assert decision.num_deaths == (1 if was_calm else before + 1)
+    if earlier and not was_calm and not ends[-1].is_refusal:
+        assert decision.pause_seconds >= earlier[-1].pause_seconds, "a row only slows down"
 
 
-def test_the_fifth_death_in_thirty_seconds_leaves_no_hope_but_a_longer_pause() -> None:
-    restarts = Restarts(PATIENCE)
-    hopes = []
-    for now in (0.0, 5.0, 10.0, 15.0, 29.0):
-        pause = restarts.died(now)
-        hopes.append(restarts.is_hopeless)
-    assert hopes == [False] * 4 + [True]
-    assert pause == 0.5
-    assert [restarts.died(now) for now in (40.0, 60.0, 90.0, 200.0)] == [1.0, 2.0, 3.0, 3.0]
+def test_a_process_that_dies_all_year_is_started_all_year() -> None:
+    for num_deaths in (1_000, 1_000_000, 10**12):
+        assert next_restart(LIMITS, num_deaths, AT_ONCE).pause_seconds == LIMITS.most_seconds
 
 
-def test_deaths_long_ago_do_not_count() -> None:
-    restarts = Restarts(PATIENCE)
-    assert [restarts.died(now) for now in (0.0, 31.0, 62.0, 93.0, 124.0)] == [0.1] * 5
-    assert not restarts.is_hopeless
-
-
-def test_starts_that_fail_slowly_leave_no_hope_either() -> None:
-    restarts = Restarts(PATIENCE)
-    for now in (0.0, 100.0, 200.0):
-        restarts.failed_to_start()
-        assert not restarts.is_hopeless
-        restarts.died(now)
-    assert restarts.is_hopeless
-
-
-def test_a_refusal_to_start_leaves_no_hope_at_once() -> None:
-    restarts = Restarts(PATIENCE)
-    restarts.died(0.0)
-    restarts.refused_to_start()
-    restarts.died(1.0)
-    assert restarts.is_hopeless
-
-
-def test_a_start_that_went_well_is_a_new_beginning() -> None:
-    restarts = Restarts(PATIENCE)
-    for now in (0.0, 100.0, 200.0, 300.0):
-        restarts.died(now)
-        restarts.failed_to_start()
-        restarts.was_ready(now + 1)
-    restarts.died(400.0)
-    assert not restarts.is_hopeless
-
-
-def test_hope_comes_back_with_a_life_of_thirty_seconds_and_not_before() -> None:
-    restarts = Restarts(PATIENCE)
-    for now in range(5):
-        restarts.died(float(now))
-    restarts.was_ready(10.0)
-    assert restarts.died(39.0) == 1.0
-    assert restarts.is_hopeless
-    restarts.was_ready(50.0)
-    assert restarts.died(80.0) == 0.1
-    assert not restarts.is_hopeless
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["ready", "failed", "refused"]))))
-def test_there_is_always_a_next_start(lives: list[tuple[float, str]]) -> None:
-    restarts, now = Restarts(PATIENCE), 0.0
-    for seconds, how in lives:
-        now += seconds
-        match how:
-            case "ready":
-                restarts.was_ready(now)
-            case "failed":
-                restarts.failed_to_start()
-            case _:
-                restarts.refused_to_start()
-        assert 0 < restarts.died(now) <= PATIENCE.most_seconds
+def test_the_default_back_off_ends_at_thirty_seconds() -> None:
+    limits = RestartLimits()
+    every = [next_restart(limits, number, AT_ONCE).pause_seconds for number in range(12)]
+    assert every[0] == 0.1
+    assert every[-1] == 30.0

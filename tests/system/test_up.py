@@ -225,13 +225,35 @@ def test_a_worker_that_cannot_start_is_tried_on_while_another_serves(tmp_path: P
         broken.write_text("prefill-")
         for name in ("prefill-1", "prefill-2"):
             os.kill(cluster.pids[name], signal.SIGKILL)
+        log = state_dir / "logs" / "prefill-1.log"
+        wait_until(lambda: log.read_text().count("cannot start") >= 3, "three starts", seconds=60)
+        broken.unlink()
+        wait_until(lambda: _num_ready(cluster, "prefill") == 2, "the return of both", seconds=90)
+        assert cluster.complete("both-again")["usage"]["completion_tokens"] > 0
+        cluster.process.send_signal(signal.SIGINT)
         _, err = cluster.process.communicate(timeout=120)
-        assert cluster.process.returncode == 1, err
-        assert "WARNING: prefill-2 exited with status 3 again and again" in err
-        assert "prefill-1 serves; trying again" in err
+        assert cluster.process.returncode == 0, err
+        assert "WARNING: prefill-2 exited with status 3 before it was ready" in err
+        assert "it cannot start today" in err
+        assert "prefill-1 is back" in err
         assert "prefill-2 is back" in err
-        assert "error: prefill-" in err
         wait_until(lambda: cluster.is_gone(cluster.said["pids"]), "all to be gone")
+
+
+def test_a_role_that_cannot_start_at_all_ends_it_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CANNOT_START)
+    broken = tmp_path / "broken"
+    broken.write_text("hostcache")
+    command = (sys.executable, "-m", "ferryman_cli", "up", "--state-dir", str(tmp_path / "state"))
+    ended = subprocess.run(
+        (*command, "--http-port", "0", "--grpc-port", "0", *SMALL),
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "BROKEN": str(broken)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "error: hostcache exited with status 3 before it was ready: it cannot" in ended.stderr
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
