@@ -40,7 +40,7 @@ ABSENCES = {
     "nats": "answers go on, and routers keep what they last knew of workers",
     "redis": "requests are answered, and reuse what their own node holds",
 }
-"""What callers notice while no process of a role is ready."""
+"""The effect on callers while no process of a role is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,7 @@ class _Services:
     ) -> ChildSpec:
         """A setting given for a role replaces one in `chosen`, but not one in `own`."""
         choices = self.choices
+        # A later value replaces an earlier one, so the launcher's own come last.
         settings = {
             "cluster": choices.cluster,
             "drain_seconds": choices.drain_seconds,

@@ -32,7 +32,7 @@ def fill(folder: StateFolder) -> Path:
     return draft
 
 
-class Cluster:
+class ChangingCluster:
     """A cluster that changes, and its file."""
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Cluster:
 async def test_the_file_of_a_cluster_is_written_when_the_disk_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, time = Cluster(tmp_path), skipped_time(monkeypatch)
+    cluster, time = ChangingCluster(tmp_path), skipped_time(monkeypatch)
     cluster.file.write_first()
     draft = fill(cluster.folder)
     async with alongside(cluster.file.run()):
@@ -73,7 +73,7 @@ async def test_the_file_of_a_cluster_is_written_when_the_disk_has_room_again(
 
 
 def test_a_cluster_does_not_start_on_a_full_disk_and_says_so(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+    cluster = ChangingCluster(tmp_path)
     fill(cluster.folder)
     with pytest.raises(ConfigError, match=r"--state-dir .*: No space left on device"):
         cluster.file.write_first()
@@ -128,7 +128,7 @@ def test_an_output_on_a_full_disk_loses_the_line_alone() -> None:
 
 
 async def test_no_change_writes_nothing(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+    cluster = ChangingCluster(tmp_path)
     async with alongside(cluster.file.run()):
         await asyncio.sleep(0)
     assert not cluster.folder.cluster_file.exists()
