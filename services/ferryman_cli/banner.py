@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ferryman.wire.nats.subjects import Subjects
-from ferryman_launcher.check_apart import CheckedCluster
+from ferryman_launcher.checks.check_apart import CheckedCluster
 from ferryman_launcher.host_plan import HostPlan, plan_line
 from ferryman_launcher.state_folder import DEFAULT, NATS_URL, RunningCluster, StateFolder
 

@@ -32,7 +32,7 @@ from ferryman_cli.flags import with_flags
 from ferryman_cli.key_commands import certs, credentials, key
 from ferryman_cli.simulate_commands import simulate
 from ferryman_cli.worker_commands import drain, roll, top
-from ferryman_launcher.model_places import locate
+from ferryman_launcher.checks.model_places import locate
 from ferryman_launcher.options import UP_DEFAULTS, check_model_folder, up_options, up_sources
 
 Model = Annotated[

@@ -15,7 +15,7 @@ from ferryman.settings.declaration import Leaf, leaves
 from ferryman.settings.engine import AUTO
 from ferryman.settings.names import SERVICES
 from ferryman.settings.sources import Origin, Sources
-from ferryman_launcher.model_places import ModelPlaces
+from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.options import NOTHING, service_sources, services_settings, up_options
 
 MASKED = "**********"
@@ -77,7 +77,7 @@ def planned_values(options: UpOptions, places: ModelPlaces) -> Mapping[str, Mapp
     does not fit."""
     if options.engine.is_complete:
         return {}
-    from ferryman_launcher.cluster_memory import derived_values, plan_memory
+    from ferryman_launcher.checks.cluster_memory import derived_values, plan_memory
 
     try:
         return derived_values(plan_memory(options, places))

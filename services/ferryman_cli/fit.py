@@ -15,9 +15,9 @@ from ferryman.settings.declaration import size_text
 from ferryman.sizing.machine import MachineResources, this_machine
 from ferryman.sizing.memory_plan import MemoryPlan
 from ferryman.sizing.worker_size import WorkerPlan, stored_dtype
-from ferryman_launcher.cluster_memory import CONTEXTS, plan_memory, worker_object
-from ferryman_launcher.model_places import ModelPlaces
-from ferryman_launcher.option_checks import check_model
+from ferryman_launcher.checks.cluster_memory import CONTEXTS, plan_memory, worker_object
+from ferryman_launcher.checks.model_places import ModelPlaces
+from ferryman_launcher.checks.option_checks import check_model
 
 _UNITS = {Kind.FULL: "page", Kind.WINDOW: "window page", Kind.RECURRENT: "recurrent slot"}
 

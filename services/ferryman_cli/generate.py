@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ferryman.schedule.request import SamplingParams
 from ferryman.settings.engine import EngineOptions
 from ferryman.text.tokenizer import Tokenizer
-from ferryman_launcher.option_checks import check_model
+from ferryman_launcher.checks.option_checks import check_model
 
 if TYPE_CHECKING:
     from ferryman.llm import Completion, Prompt

@@ -73,7 +73,7 @@ def _given(kind: type[BaseModel], flags: Mapping[str, object]) -> Sources:
 
 def _with_model(choices: SimulateOptions) -> SimulateOptions:
     """With the folder of the model whose state it is; the demo model's if nothing says whose."""
-    from ferryman_launcher.model_places import described
+    from ferryman_launcher.checks.model_places import described
     from ferryman_launcher.options import demo_model
 
     state = choices.state

@@ -16,12 +16,12 @@ from ferryman.settings.names import variable
 from ferryman.wire.hostcache.arena import sweep_stale_arenas
 from ferryman_cli.banner import Announce, json_announcer, text_announcer
 from ferryman_cli.load_display import LoadDisplay, load_display, print_line
-from ferryman_launcher.check_apart import CheckedCluster, check_apart
+from ferryman_launcher.checks.check_apart import CheckedCluster, check_apart
+from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.child import ChildEnded, ChildSpec, Launch, execute
 from ferryman_launcher.cluster_file_writer import ClusterFileWriter
 from ferryman_launcher.fork_server import fork_server
 from ferryman_launcher.host_plan import HostPlan, host_plans
-from ferryman_launcher.model_places import ModelPlaces
 from ferryman_launcher.process_plan import ProcessPlan, plan_processes, waiting
 from ferryman_launcher.readiness import ReadyEvent, serving
 from ferryman_launcher.restarts import RestartLimits

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ferryman_cli.banner import banner
-from ferryman_launcher.cluster_memory import plan_memory, worker_line
+from ferryman_launcher.checks.cluster_memory import plan_memory, worker_line
 from ferryman_launcher.host_plan import HostPlan
 from ferryman_launcher.options import up_options, up_sources
 from ferryman_launcher.state_folder import DEFAULT, RunningCluster

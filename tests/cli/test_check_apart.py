@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.errors import ConfigError, FerrymanError
 from ferryman.hub import HubModel
-from ferryman_launcher.check_apart import (
+from ferryman_launcher.checks.check_apart import (
     CheckedCluster,
     answer_of,
     answer_to,
@@ -19,8 +19,8 @@ from ferryman_launcher.check_apart import (
     options_in,
     request_text,
 )
+from ferryman_launcher.checks.model_places import EVERYTHING_HERE, ModelPlaces
 from ferryman_launcher.child import execute
-from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
 from ferryman_launcher.options import up_options, up_sources
 
 

@@ -19,7 +19,7 @@ from ferryman.settings.cluster import DoorOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace, broker_place, grpc_address
-from ferryman_launcher.option_checks import check
+from ferryman_launcher.checks.option_checks import check
 from ferryman_launcher.options import demo_model, up_options, up_sources
 from ferryman_launcher.state_folder import RunningCluster, StateFolder, running_cluster
 

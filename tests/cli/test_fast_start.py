@@ -53,7 +53,7 @@ def test_a_worker_on_the_processor_imports_no_compiler_for_cards() -> None:
 def test_the_check_of_an_up_imports_no_compiler() -> None:
     script = """
 import sys
-from ferryman_launcher.option_checks import check
+from ferryman_launcher.checks.option_checks import check
 from ferryman_launcher.options import up_options, up_sources
 check(up_options(up_sources({}, {})))
 print(any(name in sys.modules for name in ("torch._dynamo", "sympy")))

@@ -12,7 +12,7 @@ from tests.hub.stand_in import COMMIT, HubStandIn, hub_stand_in, point_client_at
 from ferryman.llm import LLM
 from ferryman.schedule.request import SamplingParams
 from ferryman_cli.app import run
-from ferryman_launcher.model_places import locate
+from ferryman_launcher.checks.model_places import locate
 from ferryman_launcher.options import demo_model, up_options, up_sources
 
 NAME = "acme/kites"

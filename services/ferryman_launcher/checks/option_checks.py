@@ -20,10 +20,10 @@ from ferryman.model.weights.lora import adapter_names
 from ferryman.schedule.drafting import MTP
 from ferryman.settings.cluster import PORTS_OF_A_ROUTER, DoorOptions, UpOptions
 from ferryman.sizing.memory_plan import MemoryPlan
-from ferryman_launcher.cluster_memory import plan_memory, worker_groups
-from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
+from ferryman_launcher.checks.cluster_memory import plan_memory, worker_groups
+from ferryman_launcher.checks.model_places import EVERYTHING_HERE, ModelPlaces
+from ferryman_launcher.checks.tier_checks import check_shared_memory, check_tiers
 from ferryman_launcher.options import check_model_folder
-from ferryman_launcher.tier_checks import check_shared_memory, check_tiers
 
 PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}
 EXAMPLES = {"--nats-url": "nats://127.0.0.1:4222", "--redis-url": "redis://127.0.0.1:6379/0"}

@@ -13,7 +13,7 @@ from ferryman.settings.workers import BothSettings, DecodeSettings, PrefillSetti
 from ferryman.sizing.machine import MachineResources, this_machine
 from ferryman.sizing.memory_plan import MemoryPlan, MemoryPlanner
 from ferryman.sizing.worker_size import WorkerGroup, WorkerPlan
-from ferryman_launcher.model_places import EVERYTHING_HERE, ModelPlaces
+from ferryman_launcher.checks.model_places import EVERYTHING_HERE, ModelPlaces
 
 # Router, host-caches without their arenas, nats-server, Redis and the launcher, and the libraries
 # that all of them share (measured, with the demo model).

@@ -1,7 +1,7 @@
 """Checks the options of `ferryman up` in a process of its own, which ends with its answer.
 
-`python -m ferryman_launcher.check_apart` reads the options in CHECK_REQUEST. The check imports
-torch, 270 MB that `up` would hold for as long as the cluster runs.
+`python -m ferryman_launcher.checks.check_apart` reads the options in CHECK_REQUEST. The check
+imports torch, 270 MB that `up` would hold for as long as the cluster runs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ferryman.hub import HubModel
 from ferryman.runtime.parent import end_with_parent
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.sources import without_settings
+from ferryman_launcher.checks.model_places import ModelPlaces
 from ferryman_launcher.child import Launch
-from ferryman_launcher.model_places import ModelPlaces
 
-ARGV = (sys.executable, "-m", "ferryman_launcher.check_apart")
+ARGV = (sys.executable, "-m", "ferryman_launcher.checks.check_apart")
 REQUEST = "CHECK_REQUEST"
 # Not the file of `sys.stderr`, which may have been replaced by one without a descriptor.
 STANDARD_ERROR = 2
@@ -142,8 +142,8 @@ def main() -> None:
 
 
 def _checked(choices: UpOptions, places: ModelPlaces) -> CheckedCluster:
-    from ferryman_launcher.cluster_memory import derived_values, worker_line, worker_object
-    from ferryman_launcher.option_checks import check
+    from ferryman_launcher.checks.cluster_memory import derived_values, worker_line, worker_object
+    from ferryman_launcher.checks.option_checks import check
 
     plan = check(choices, places)
     return CheckedCluster(

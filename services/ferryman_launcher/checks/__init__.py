@@ -1,0 +1,1 @@
+"""Checks of options, model, tiers and memory before anything starts."""
