@@ -118,7 +118,7 @@ def make_components(
         outlive=background.start,
         num_in_flight=requests.__len__,
     )
-    grammars = GrammarCompiler.for_tokenizer(model.tokenizer)
+    grammars = GrammarCompiler.for_tokenizer(model.tokenizer, model.vocab)
     grammars.warm_up()
     frontend = Frontend(ctx, requests, background, intake, limits, BackgroundCompiler(grammars))
     listener = FleetListener(

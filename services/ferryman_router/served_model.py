@@ -142,6 +142,7 @@ class ServedModel:
             ids for word in words for ids in (self._word(word), self._word(f" {word.lstrip()}"))
         )
         rules = replace(params.rules, bad_words=(*params.rules.bad_words, *filter(None, found)))
+        rules.check_vocabulary(self.vocab)
         return replace(params, rules=rules)
 
     def _word(self, text: str) -> tuple[int, ...]:

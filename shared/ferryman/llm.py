@@ -38,6 +38,7 @@ from ferryman.schedule.events import (
 from ferryman.schedule.prompt_scores import Position, PromptScores, ScoreBook
 from ferryman.schedule.request import NO_ADAPTER, Adapter, Request, SamplingParams
 from ferryman.schedule.sequence import Goal
+from ferryman.schedule.token_rules import check_vocabulary
 from ferryman.settings.declaration import suggestion
 from ferryman.settings.engine import engine_options
 from ferryman.sizing.memory_plan import CARD_CHUNK_TOKENS, complete_options
@@ -227,7 +228,10 @@ class LLM:
 
     def _token_ids(self, prompt: Prompt) -> TokenIds:
         if isinstance(prompt, str):
-            return self._text_tokenizer().encode(prompt)
+            token_ids = self._text_tokenizer().encode(prompt)
+            # A tokenizer may have more tokens than the model has rows.
+            check_vocabulary(token_ids.tolist(), self._engine.vocab_size, "prompt")
+            return token_ids
         if any(not 0 <= token_id < self._engine.vocab_size for token_id in prompt):
             raise InvalidRequest(f"token ids must lie in [0, {self._engine.vocab_size})", "prompt")
         return as_token_ids(prompt)

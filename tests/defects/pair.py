@@ -76,7 +76,7 @@ def engine_of(worker: ScheduledWorker) -> Iterator[Engine]:
             pipeline=Pipeline(worker.scheduler, stream.submit),
             transfer=worker.engine.transfer,
             host_tier=worker.engine.host_tier,
-            grammars=GrammarCompiler.for_folder(Path("no-model")),
+            grammars=GrammarCompiler.for_folder(Path("no-model"), 1000),
             shares=RankShares.undivided(worker.manifest),
             prepare_ahead=ignore,
         )

@@ -32,7 +32,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 def sampler(tokenizer: Tokenizer) -> Sampler:
-    return Sampler(GrammarMasks(GrammarCompiler.for_tokenizer(tokenizer)))
+    return Sampler(GrammarMasks(GrammarCompiler.for_tokenizer(tokenizer, VOCAB)))
 
 
 def draws_of(*guided: GuidedDraw, filters: Filters | None = None) -> DrawTensors:

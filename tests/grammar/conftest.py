@@ -16,4 +16,4 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler.for_tokenizer(tokenizer)
+    return GrammarCompiler.for_tokenizer(tokenizer, tokenizer.vocab_size)

@@ -20,10 +20,12 @@ VOCAB_SIZE = 400
 MAX_POSITIONS = 4096
 
 
-def save_guided_model(folder: Path, variant: str = "granite_nope", *, seed: int = 0) -> Path:
+def save_guided_model(
+    folder: Path, variant: str = "granite_nope", *, seed: int = 0, vocab_size: int = VOCAB_SIZE
+) -> Path:
     """A folder to serve structured outputs from: token 1 is the end."""
     options = VARIANTS[variant].to_dict()
-    changed = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_POSITIONS}
+    changed = {"vocab_size": vocab_size, "max_position_embeddings": MAX_POSITIONS}
     config: PretrainedConfig = type(VARIANTS[variant])(**{**options, **changed, "eos_token_id": 1})
     folder.mkdir(parents=True, exist_ok=True)
     save_random(folder, config, seed)

@@ -143,7 +143,9 @@ def test_a_grammar_and_ignore_eos_exclude_each_other() -> None:
 def test_a_grammar_stays_while_it_is_held_and_the_last_ones_stay_anyway(
     tokenizer: Tokenizer,
 ) -> None:
-    compiler = GrammarCompiler(lambda: GrammarVocabulary.of(tokenizer), max_kept=2)
+    compiler = GrammarCompiler(
+        lambda: GrammarVocabulary.of(tokenizer, tokenizer.vocab_size), max_kept=2
+    )
     first, *others = [OutputGrammar.regex(f"a{i}") for i in range(4)]
     held = compiler.compiled(first)
     for grammar in others:
@@ -160,7 +162,7 @@ def test_outputs_of_one_grammar_do_not_spoil_each_other(
     """They share a lexer, which has a limit: an output that has used it up must not end those
     that need no more than they have."""
     monkeypatch.setattr("ferryman.grammar.compiler.LIMITS", LLParserLimits(max_lexer_states=150))
-    compiled = GrammarCompiler.for_tokenizer(tokenizer).compiled(
+    compiled = GrammarCompiler.for_tokenizer(tokenizer, tokenizer.vocab_size).compiled(
         OutputGrammar.regex("(xy|.*a.{60}b.*)")
     )
     hungry, modest = compiled.matcher(), compiled.matcher()
@@ -179,7 +181,7 @@ def test_outputs_of_one_grammar_do_not_spoil_each_other(
 def test_a_model_without_bytes_of_tokens_serves_no_grammar(
     kind: str, word: str, tmp_path: Path
 ) -> None:
-    compiler = GrammarCompiler.for_folder(write_folder(tmp_path, kind))
+    compiler = GrammarCompiler.for_folder(write_folder(tmp_path, kind), 400)
     compiler.warm_up()
     with pytest.raises(InvalidRequest, match=word):
         compiler.compiled(OutputGrammar.json_object())
@@ -190,9 +192,9 @@ def test_a_model_without_an_end_or_a_tokenizer_serves_no_grammar(tmp_path: Path)
     for name in ("tokenizer_config.json", "generation_config.json"):
         (folder / name).write_text("{}")
     with pytest.raises(InvalidRequest, match="end token"):
-        GrammarCompiler.for_folder(folder).compiled(OutputGrammar.json_object())
+        GrammarCompiler.for_folder(folder, 400).compiled(OutputGrammar.json_object())
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
-        GrammarCompiler.for_folder(tmp_path).compiled(OutputGrammar.json_object())
+        GrammarCompiler.for_folder(tmp_path, 400).compiled(OutputGrammar.json_object())
 
 
 async def test_a_door_is_bounded_and_heeds_the_deadline(tokenizer: Tokenizer) -> None:
@@ -200,7 +202,7 @@ async def test_a_door_is_bounded_and_heeds_the_deadline(tokenizer: Tokenizer) ->
 
     def read() -> GrammarVocabulary:
         assert may_read.wait(60)
-        return GrammarVocabulary.of(tokenizer)
+        return GrammarVocabulary.of(tokenizer, tokenizer.vocab_size)
 
     door = BackgroundCompiler(GrammarCompiler(read), max_waiting=1)
     some, other = OutputGrammar.regex("a"), OutputGrammar.regex("b")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.grammar.guided_model import GUIDES, Guide, save_guided_model
 
+from ferryman.errors import InvalidRequest
 from ferryman.llm import LLM, Completion, EngineCounts
 from ferryman.schedule.output_grammar import OutputGrammar
 from ferryman.schedule.request import SamplingParams
@@ -64,6 +65,33 @@ def test_every_output_is_of_its_grammar_and_ends_by_itself(plain: Sequence[Compl
     for (guide, params), answer in zip(asked(), plain, strict=False):
         assert answer.finish_reason == "stop", (guide.name, params)
         assert guide.is_right(answer.text), (guide.name, params, answer.text)
+
+
+@pytest.mark.parametrize("draft", ["", "ngram"])
+@pytest.mark.parametrize("vocab_size", [351, 352, 353, 383, 384, 385])
+def test_outputs_keep_to_tokens_that_model_and_tokenizer_share(
+    tmp_path: Path, vocab_size: int, draft: str
+) -> None:
+    """The tokenizer has 384 tokens. A forced run is proposed as drafts, and a draft without a row
+    in the embedding ended the engine."""
+    folder = save_guided_model(tmp_path, vocab_size=vocab_size)
+    params = [SamplingParams(max_tokens=300, grammar=guide.grammar, **WAYS[1]) for guide in GUIDES]
+    options = {"dtype": "float64", "page_size": 16, "draft": draft, "draft_tokens": 5}
+    with LLM(folder, **options) as llm:
+        answers = llm.generate([[10, 11, 12]] * len(params), params)
+        llm.check_integrity()
+    for guide, answer in zip(GUIDES, answers, strict=True):
+        assert guide.is_right(answer.text), (guide.name, answer.text)
+        assert max(answer.token_ids) < vocab_size
+
+
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    folder = save_guided_model(tmp_path, vocab_size=300)
+    with LLM(folder, dtype="float64", page_size=16) as llm:
+        with pytest.raises(InvalidRequest, match="the vocabulary has 300"):
+            llm.generate(PROMPT)
+        (answer,) = llm.generate([[10, 11]], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(answer.token_ids) == 3
 
 
 def test_steps_in_flight_change_no_token(folder: Path, plain: Sequence[Completion]) -> None:

@@ -106,7 +106,7 @@ def fake_engine(
             pipeline=Pipeline(scheduler, stream.submit),
             transfer=fake.transfer,
             host_tier=fake.host_tier,
-            grammars=GrammarCompiler.for_folder(Path("no-model")),
+            grammars=GrammarCompiler.for_folder(Path("no-model"), 1000),
             shares=RankShares.undivided(manifest),
             prepare_ahead=lambda _: None,  # stamps take no memory
             places=fake.slabs.places,

@@ -155,7 +155,7 @@ def _engine_of(
     growth = SlabGrowth(of_rank, slabs)
     device = _device(options.device)
     rows = options.concurrency.rows
-    grammars = GrammarCompiler.for_folder(options.model)
+    grammars = GrammarCompiler.for_folder(options.model, model.vocab_size)
     limits = _limits(options, max_len, _drafting(options, grammars))
     root = root_key(manifest)
     scheduler = Scheduler(

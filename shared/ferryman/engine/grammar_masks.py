@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ferryman.grammar.compiler import GrammarCompiler
-from ferryman.grammar.matcher import GrammarMatcher, Mask
+from ferryman.grammar.matcher import WORD, GrammarMatcher, Mask, num_words
 from ferryman.schedule.batch import SampleRequest
 from ferryman.schedule.output_grammar import OutputGrammar
-
-_WORD = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class GrammarMasks:
     def masked(self, logits: Tensor, guided: Sequence[GuidedDraw], history: Tensor) -> MaskedLogits:
         """Reads the history from the device, which waits for what was queued before."""
         outputs = _outputs(guided, history)
-        mask = np.zeros((len(guided), -(-logits.shape[-1] // _WORD)), np.uint32)
+        mask = np.zeros((len(guided), num_words(logits.shape[-1])), np.uint32)
         dead_ends = []
         for draw, output, row_mask in zip(guided, outputs, mask, strict=True):
             place = self._place(draw)
@@ -114,6 +112,6 @@ def unpacked(mask: Mask, vocab: int, device: torch.device) -> Tensor:
 
 def bits_of(words: Tensor, vocab: int) -> Tensor:
     """Words [draws, words] of 32 bits as booleans [draws, vocab]."""
-    shifts = torch.arange(_WORD, device=words.device, dtype=words.dtype)
+    shifts = torch.arange(WORD, device=words.device, dtype=words.dtype)
     bits = (words[:, :, None] >> shifts) & 1
     return bits.flatten(1)[:, :vocab].bool()

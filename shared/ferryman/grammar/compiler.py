@@ -108,7 +108,7 @@ class GrammarCompiler:
         self._kept = OrderedDict[OutputGrammar, CompiledGrammar]()
 
     @classmethod
-    def for_folder(cls, folder: Path) -> GrammarCompiler:
+    def for_folder(cls, folder: Path, num_logits: int) -> GrammarCompiler:
         """Of a model folder, whose tokenizer is read when it is needed."""
 
         def read() -> GrammarVocabulary:
@@ -117,14 +117,14 @@ class GrammarCompiler:
             except ConfigError as error:
                 # Prompts of token ids need no tokenizer here: the worker serves all but grammars.
                 raise InvalidRequest(f"no grammar is served: {error}", "grammar") from None
-            return GrammarVocabulary.of(tokenizer)
+            return GrammarVocabulary.of(tokenizer, num_logits)
 
         return cls(read)
 
     @classmethod
-    def for_tokenizer(cls, tokenizer: Tokenizer) -> GrammarCompiler:
+    def for_tokenizer(cls, tokenizer: Tokenizer, num_logits: int) -> GrammarCompiler:
         """Of a tokenizer that is loaded already."""
-        return cls(lambda: GrammarVocabulary.of(tokenizer))
+        return cls(lambda: GrammarVocabulary.of(tokenizer, num_logits))
 
     def warm_up(self) -> None:
         """Reads the vocabulary before anything is served: for 128 Ki tokens it holds the

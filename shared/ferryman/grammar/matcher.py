@@ -19,6 +19,16 @@ from ferryman.grammar.vocabulary import GrammarVocabulary
 Mask = NDArray[np.uint32]
 """A bit for each token id, the lowest first [words of 32]."""
 ALL = np.uint32(0xFFFFFFFF)
+WORD = 32
+
+
+def num_words(num_tokens: int) -> int:
+    """The words of a mask over so many token ids. Every mask has this size, whoever makes it."""
+    return -(-num_tokens // WORD)
+
+
+class MaskSizeDiffers(RuntimeError):
+    """The library's mask is not one over this vocabulary."""
 
 
 class GrammarMatcher:
@@ -56,7 +66,8 @@ class GrammarMatcher:
         mask is full, so that the caller's arithmetic stays finite.
 
         The output may end exactly where the grammar may: all end tokens of the model stand for the
-        end. Bits of `mask` beyond the vocabulary are left clear.
+        end. `mask` may be longer than the vocabulary: its bits beyond are left clear. Raises
+        MaskSizeDiffers.
         """
         mask[:] = ALL
         if not self._is_inside:
@@ -70,7 +81,7 @@ class GrammarMatcher:
         ends = self._vocabulary.eos_token_ids
         if any(_is_set(found, token_id) for token_id in ends):
             for token_id in ends:
-                mask[token_id // 32] |= _bit(token_id)
+                mask[token_id // WORD] |= _bit(token_id)
         return True
 
     def forced(self, token_ids: Sequence[int]) -> Sequence[int]:
@@ -127,11 +138,24 @@ class GrammarMatcher:
     def _allowed(self) -> Mask:
         """The library's mask. Where a limit is exceeded, that may be the doing of other outputs of
         this grammar, for they share a lexer: alone it may go on."""
-        found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        computed = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self._replay(self._compiled())
-            found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
-        return found
+            computed = self._matcher.compute_bitmask()
+        return fitted(computed, len(self._vocabulary.pieces))
+
+
+def fitted(computed: bytes, num_tokens: int) -> Mask:
+    """The library's mask over `num_tokens` ids. It has a bit more than the vocabulary, always
+    clear, so where that is a multiple of 32 it has a word more. Raises MaskSizeDiffers for any
+    other size, and for a bit beyond the vocabulary."""
+    words = np.frombuffer(computed, dtype=np.uint32)
+    if len(words) not in (num_words(num_tokens), num_words(num_tokens + 1)):
+        message = f"a mask of {len(words)} words came for a vocabulary of {num_tokens} tokens"
+        raise MaskSizeDiffers(message)
+    if num_tokens < WORD * len(words) and words[num_tokens // WORD] >> (num_tokens % WORD):
+        raise MaskSizeDiffers(f"a mask allows an id beyond the vocabulary of {num_tokens} tokens")
+    return words[: num_words(num_tokens)]
 
 
 def _num_common(some: Sequence[int], others: Sequence[int]) -> int:
@@ -143,10 +167,10 @@ def _num_common(some: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _bit(token_id: int) -> np.uint32:
-    return np.uint32(1 << (token_id % 32))
+    return np.uint32(1 << (token_id % WORD))
 
 
 def _is_set(mask: Mask, token_id: int) -> bool:
     """False for ids beyond the mask: a draft model may name one of a padded vocabulary."""
-    word = token_id // 32
+    word = token_id // WORD
     return word < len(mask) and bool(mask[word] & _bit(token_id))

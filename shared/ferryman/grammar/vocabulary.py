@@ -1,7 +1,8 @@
 """A vocabulary as grammars see it: the bytes of every token, and how forced text is tokenized.
 
 The bytes are those of the detokenizer's table, so what a grammar allows is what a client reads.
-A tokenizer whose decoder looks at neighbours has no such table, and serves no grammar.
+Tokens for which the model has no logit are none of it: no mask may allow them and no draft may be
+one. A tokenizer whose decoder looks at neighbours has no such table, and serves no grammar.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ class GrammarVocabulary:
     encode: Encode
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> GrammarVocabulary:
-        """Raises InvalidRequest for a model that cannot be held to a grammar."""
+    def of(cls, tokenizer: Tokenizer, num_logits: int) -> GrammarVocabulary:
+        """Of a model with so many logits, which may be more or fewer than the tokenizer's tokens.
+        Raises InvalidRequest for a model that cannot be held to a grammar."""
         if tokenizer.pieces is None:
             raise InvalidRequest(
                 "this model's tokenizer has no bytes for each token: no grammar is served",
                 "grammar",
             )
-        ends = frozenset(i for i in tokenizer.eos_token_ids if i < tokenizer.vocab_size)
+        size = min(tokenizer.vocab_size, num_logits)
+        ends = frozenset(i for i in tokenizer.eos_token_ids if i < size)
         if not ends:
             raise InvalidRequest(
                 "this model names no end token: no grammar could end an output", "grammar"
             )
         names = tokenizer.encoder.get_vocab(with_added_tokens=True)
-        pieces = [_text_of(tokenizer.pieces[token_id]) for token_id in range(tokenizer.vocab_size)]
-        control = {token_id: name for name, token_id in names.items() if not pieces[token_id]}
+        pieces = [_text_of(tokenizer.pieces[token_id]) for token_id in range(size)]
+        control = {i: name for name, i in names.items() if i < size and not pieces[i]}
         # An end token ends, even where its name would be text.
         for token_id in ends:
             pieces[token_id] = b""
@@ -71,7 +74,8 @@ class GrammarVocabulary:
             found = list(self.encode(text.decode()))
         except (UnicodeDecodeError, InvalidRequest):
             return self._longest_first(text)
-        if b"".join(self.pieces[token_id] for token_id in found) == text:
+        num_tokens = len(self.pieces)
+        if all(i < num_tokens for i in found) and b"".join(self.pieces[i] for i in found) == text:
             return found
         return self._longest_first(text)
 
