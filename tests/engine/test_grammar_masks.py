@@ -11,9 +11,10 @@ from tests.text.folders import write_folder
 from torch import Tensor
 
 from ferryman.engine.grammar_masks import GrammarMasks, GuidedDraw, bits_of, guided_draws, unpacked
-from ferryman.engine.step import Sampler
 from ferryman.engine.step_tensors import DrawTensors
+from ferryman.engine.token_source import Sampler
 from ferryman.grammar.compiler import GrammarCompiler
+from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.grammar.vocabulary import GrammarVocabulary
 from ferryman.model.sampling.inverse_cdf import Filters
 from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN, SampleRequest
@@ -57,7 +58,7 @@ def test_a_guided_draw_is_the_likeliest_allowed_and_others_are_as_without(
     allowed = [
         i for i in range(384) if tokenizer.token_bytes(i).decode("utf-8", "replace") in begins
     ]
-    (drawn,) = sampler.tokens(logits, draws_of(GuidedDraw(1, 4, 3, 3, YES_NO)), history())
+    drawn = sampler.tokens(logits, draws_of(GuidedDraw(1, 4, 3, 3, YES_NO)), history()).token_ids
     assert drawn[1] == max(allowed, key=lambda i: float(logits[1, i]))
     assert drawn[[0, 2]].tolist() == logits[[0, 2]].argmax(dim=-1).tolist()
 
@@ -69,7 +70,7 @@ def test_the_output_is_read_from_the_history_behind_the_prompt(
     first = tokenizer.encode("y").tolist()
     said[2, 7 : 7 + len(first)] = torch.tensor(first, dtype=torch.int32)
     guided = [GuidedDraw(0, 2, 7, 7 + len(first), YES_NO), GuidedDraw(2, 3, 1, 1, YES_NO)]
-    (drawn,) = sampler.tokens(some_logits(1), draws_of(*guided), said)
+    drawn = sampler.tokens(some_logits(1), draws_of(*guided), said).token_ids
     assert tokenizer.token_bytes(int(drawn[0])).startswith(b"e")
     assert tokenizer.token_bytes(int(drawn[2]))[:1] in (b"y", b"n")
 
@@ -87,8 +88,30 @@ def test_a_row_of_another_request_is_no_matter(sampler: Sampler, tokenizer: Toke
         token_ids = tokenizer.encode(text).tolist() if text else []
         said[0, 5 : 5 + len(token_ids)] = torch.tensor(token_ids, dtype=torch.int32)
         draw = GuidedDraw(0, 0, 5, 5 + len(token_ids), grammar)
-        (drawn,) = sampler.tokens(some_logits(2), draws_of(draw), said)
+        drawn = sampler.tokens(some_logits(2), draws_of(draw), said).token_ids
         assert tokenizer.token_bytes(int(drawn[0]))[0] in expected, text
+
+
+def test_a_matcher_that_failed_half_way_is_not_used_again(
+    sampler: Sampler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, (first, *_) = history(), tokenizer.encode("y").tolist()
+    said[0, 5] = first
+    whole, consumed = GrammarMatcher._consume, list[int]()
+
+    def half_way(matcher: GrammarMatcher, new: list[int]) -> None:
+        whole(matcher, new)
+        consumed.extend(matcher._consumed)
+        matcher._consumed.clear()
+        raise RuntimeError("half-way")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GrammarMatcher, "_consume", half_way)
+        with pytest.raises(RuntimeError, match="half-way"):
+            sampler.tokens(some_logits(2), draws_of(GuidedDraw(0, 0, 5, 6, YES_NO)), said)
+    assert consumed == [first], "it had moved on"
+    drawn = sampler.tokens(some_logits(2), draws_of(GuidedDraw(0, 0, 5, 5, YES_NO)), said)
+    assert tokenizer.token_bytes(int(drawn.token_ids[0]))[:1] in (b"y", b"n")
 
 
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
@@ -109,7 +132,7 @@ def test_a_masked_token_is_never_drawn(
             )
             draws = draws_of(GuidedDraw(1, 1, 0, 0, YES_NO), filters=filters)
             for seed in range(3):
-                (drawn,) = sampler.tokens(some_logits(seed), draws, history())
+                drawn = sampler.tokens(some_logits(seed), draws, history()).token_ids
                 assert tokenizer.token_bytes(int(drawn[1]))[:1] in (b"y", b"n")
 
 
@@ -122,7 +145,7 @@ def test_a_dead_end_and_a_row_without_numbers_are_told_apart(tmp_path: Path) -> 
     logits = some_logits(3)
     logits[2] = torch.nan
     guided = [GuidedDraw(i, i, 0, (2, 1, 0)[i], grammar) for i in range(3)]
-    (drawn,) = sampler.tokens(logits, draws_of(*guided), said)
+    drawn = sampler.tokens(logits, draws_of(*guided), said).token_ids
     assert drawn.tolist() == [NO_CHOICE, 1, NO_TOKEN]
 
 

@@ -76,9 +76,9 @@ def ran(group: LockstepGroup, steps: list[PackedStep]) -> VectorRun:
     slabs = Slabs.allocate(model.manifest, SIZES, "cpu")
     runner = StepRunner(model, slabs, group, max_rows=4, max_len=64)
     tokens = [
-        found[0].tolist()
+        arrays[0].tolist()
         for step in steps
-        if (found := runner.run(unpack(step, torch.from_numpy(step.buffer))))
+        if (arrays := runner.run(unpack(step, torch.from_numpy(step.buffer))).arrays)
     ]
     return VectorRun(tokens, [slab.numpy().tobytes() for slab in slabs.tensors.values()])
 

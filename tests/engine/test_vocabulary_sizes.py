@@ -1,4 +1,4 @@
-"""Whatever has a place for each token id, at sizes around a multiple of 32, 64 and 128.
+"""Arrays with a place for each token id, at sizes around a multiple of 32, 64 and 128.
 
 Masks come in words of 32 bits from a library that decides their size itself. The other arrays over
 a vocabulary are made and filled here: each is compared with plain Python at the same sizes.
@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.engine.grammar_masks import GrammarMasks, guided_draws
+from ferryman.engine.grammar_masks import GrammarMasks
 from ferryman.engine.packed_step import pack
-from ferryman.engine.step import Sampler
 from ferryman.engine.step_tensors import DrawTensors, unpack
+from ferryman.engine.token_source import Sampler
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import MaskSizeDiffers, fitted, num_words
 from ferryman.grammar.vocabulary import GrammarVocabulary
@@ -43,7 +43,7 @@ def drawn(
     """A token for each row of `logits`, behind `output`, by way of the packed step."""
     told, history = tensors(logits, params, output)
     masks = GrammarMasks(GrammarCompiler(lambda: vocabulary_of(size or logits.shape[1])))
-    return [int(token) for token in Sampler(masks).tokens(logits, told, history)[0]]
+    return [int(token) for token in Sampler(masks).tokens(logits, told, history).token_ids]
 
 
 def tensors(
@@ -57,7 +57,7 @@ def tensors(
     packed = pack(step)
     history = torch.zeros((len(params), position + 1), dtype=torch.int32)
     history[:, PROMPT_LEN:position] = torch.tensor(output, dtype=torch.int32)
-    return unpack(packed, torch.from_numpy(packed.buffer), guided_draws(draws)).draws, history
+    return unpack(packed, torch.from_numpy(packed.buffer), draws).draws, history
 
 
 def rising(size: int, rows: int = 1) -> Tensor:
@@ -143,7 +143,7 @@ def test_filters_keep_the_last_token_when_it_alone_is_likely(size: int) -> None:
 def test_logprobs_name_the_likeliest_up_to_the_last_token(size: int, num_best: int) -> None:
     logits = rising(size)
     told, history = tensors(logits, (SamplingParams(temperature=0.0, logprobs=num_best),), ())
-    _, values, token_ids = Sampler().tokens(logits, told, history)
+    values, token_ids = Sampler().tokens(logits, told, history).best
     expected = [size - 1, *range(size - 1, size - 1 - num_best, -1)]
     assert token_ids[0].tolist() == expected
     whole = logits[0].double()

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from ferryman.schedule.output_grammar import OutputGrammar
 
-# The tokenizer has 384 tokens: the ids behind them are padding, as models have it.
+# The tokenizer has 341 tokens: the ids behind them are padding, as models have it.
 VOCAB_SIZE = 400
 MAX_POSITIONS = 4096
 

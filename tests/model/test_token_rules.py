@@ -15,8 +15,8 @@ import torch
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
 from ferryman.engine.packed_step import pack
-from ferryman.engine.step import Sampler
 from ferryman.engine.step_tensors import DrawTensors, unpack
+from ferryman.engine.token_source import Sampler
 from ferryman.errors import InvalidRequest
 from ferryman.llm import LLM
 from ferryman.schedule.batch import DecodeStep, SampleRequest, SlotOps
@@ -77,7 +77,7 @@ def test_each_row_is_drawn_by_its_own_rules(seed: int) -> None:
         )
         for row, (p, o, rules, stops) in enumerate(cases)
     ]
-    (tokens,) = Sampler().tokens(logits, _tensors(draws), history)
+    tokens = Sampler().tokens(logits, _tensors(draws), history).token_ids
     for row, (_, output, rules, stops) in enumerate(cases):
         ruled = naive_ruled(logits[row].tolist(), rules, output, stops)
         if max(ruled) > -math.inf:

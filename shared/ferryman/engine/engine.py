@@ -182,6 +182,7 @@ def _engine_of(
             masks=GrammarMasks(grammars),
             sizes=steps,
             replays=replays,
+            num_adapters=len(_adapters(model)),
         )
         last.callback(runner.host_tier.detach)
         stream = stack.enter_context(ForwardStream(runner, context=device.entered()))

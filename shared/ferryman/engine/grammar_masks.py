@@ -48,7 +48,7 @@ def guided_draws(draws: Sequence[SampleRequest]) -> tuple[GuidedDraw, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MaskedLogits:
-    """`logits` [draws, vocab], and the `indices` of draws for which no token is left."""
+    """`logits` [draws, vocab], and the indices of draws for which no token is left."""
 
     logits: Tensor
     dead_ends: tuple[int, ...]
@@ -71,14 +71,23 @@ class GrammarMasks:
         mask = np.zeros((len(guided), num_words(logits.shape[-1])), np.uint32)
         dead_ends = []
         for draw, output, row_mask in zip(guided, outputs, mask, strict=True):
-            place = self._place(draw)
-            place.move_to(output)
-            if not place.fill(row_mask):
+            if not self._fill(draw, output, row_mask):
                 dead_ends.append(draw.index)
         indices = torch.tensor([draw.index for draw in guided], device=logits.device)
         allowed = unpacked(mask, logits.shape[-1], logits.device)
         some = logits[indices].masked_fill(~allowed, -torch.inf)
         return MaskedLogits(logits.index_copy(0, indices, some), tuple(dead_ends))
+
+    def _fill(self, draw: GuidedDraw, output: Sequence[int], row_mask: Mask) -> bool:
+        """Whether there is a token behind this output."""
+        place = self._place(draw)
+        try:
+            place.move_to(output)
+            return place.fill(row_mask)
+        except Exception:
+            # Where it stands now is unknown; the next draw of the row begins anew.
+            del self._places[draw.row]
+            raise
 
     def _place(self, draw: GuidedDraw) -> GrammarMatcher:
         grammar, place = self._places.get(draw.row, (None, None))

@@ -26,7 +26,15 @@ import numpy as np
 
 from ferryman.engine.packed_rules import pack_rules
 from ferryman.model.sampling.sampler import uniform_bits
-from ferryman.schedule.batch import DecodeStep, Ints, PrefillStep, SampleRequest, SlotOps, StepPlan
+from ferryman.schedule.batch import (
+    Chunk,
+    DecodeStep,
+    Ints,
+    PrefillStep,
+    SampleRequest,
+    SlotOps,
+    StepPlan,
+)
 from ferryman.schedule.step_sizes import DecodeSize, StepSizes
 
 Numbers = Mapping[str, Ints]
@@ -82,6 +90,18 @@ def pack(plan: StepPlan, sizes: StepSizes | None = None) -> PackedStep:
     return _joined({**body, **_ops(plan.ops), **_draws(plan.draws)})
 
 
+def pack_draws(draws: Sequence[SampleRequest]) -> PackedStep:
+    """Draws alone, as they are packed in a step."""
+    return _joined(_draws(draws))
+
+
+def pack_scores(chunks: Sequence[Chunk]) -> Numbers:
+    """The scores that the prompts of these chunks ask for, as they are packed in a step of
+    them."""
+    ends = np.cumsum([chunk.end - chunk.start for chunk in chunks])
+    return _scores(chunks, ends - [chunk.end - chunk.start for chunk in chunks])
+
+
 def _joined(arrays: Numbers) -> PackedStep:
     places, begin = {}, 0
     for name, array in arrays.items():
@@ -115,24 +135,25 @@ def _prefill(plan: PrefillStep) -> Numbers:
         "scan_snapshots": _ints(
             [(i, s.position, s.dst) for i, chunk in enumerate(chunks) for s in chunk.snapshots]
         ).reshape(-1, 3),
-        **_scores(plan, ends - lens),
+        **_scores(chunks, ends - lens),
     }
 
 
-def _scores(plan: PrefillStep, firsts: Ints) -> Numbers:
-    """Of all chunks together; each gets as many alternatives as the one that wants most."""
-    if not plan.scores:
+def _scores(chunks: Sequence[Chunk], firsts: Ints) -> Numbers:
+    """The scores of all chunks; each gets as many alternatives as the one that wants most."""
+    scores = [wanted for chunk in chunks for wanted in chunk.scores]
+    if not scores:
         return {}
     rows = [
         first + np.arange(len(wanted.token_ids))
-        for chunk, first in zip(plan.chunks, firsts, strict=True)
+        for chunk, first in zip(chunks, firsts, strict=True)
         for wanted in chunk.scores
     ]
-    token_ids = np.concatenate([wanted.token_ids for wanted in plan.scores])
+    token_ids = np.concatenate([wanted.token_ids for wanted in scores])
     return {
         "score_rows": np.concatenate(rows),
         "score_token_ids": token_ids.astype(np.int64),
-        "score_best": _ints([max(wanted.num_best for wanted in plan.scores)]),
+        "score_best": _ints([max(wanted.num_best for wanted in scores)]),
     }
 
 

@@ -8,7 +8,8 @@ Only drawn tokens (and requested logprobs) come back from the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ import torch
 from ferryman.engine.copy_stream import Copies
 from ferryman.engine.decode_forward import Drafter
 from ferryman.engine.device import Arrays, ComputeDevice, FetchedStep, HostDevice
-from ferryman.engine.grammar_masks import GrammarMasks, guided_draws
+from ferryman.engine.grammar_masks import GrammarMasks
 from ferryman.engine.loads import AT_ONCE, LoadedUnits, LoadQueue
 from ferryman.engine.ops import OnceOnly
-from ferryman.engine.packed_step import pack
+from ferryman.engine.prepared_step import PreparedStep, prepare
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step import AS_PLANNED, ForwardMaker, ForwardModel, StepRunner
 from ferryman.engine.step_tensors import unpack
@@ -29,7 +30,9 @@ from ferryman.engine.transfer import transfer_of
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.model.shapes.state import LayerCount
 from ferryman.schedule.batch import (
+    NO_DRAW,
     DecodeStep,
+    FailedDraw,
     Ints,
     PrefillStep,
     Sampled,
@@ -65,6 +68,7 @@ class Runner:
         masks: GrammarMasks | None = None,
         sizes: StepSizes | None = None,
         replays: ForwardMaker | None = None,
+        num_adapters: int = 0,
     ) -> None:
         side, own_side = device.copy_side(), device.copy_side()
         self.transfer = ranks.transfer_of(slabs) if ranks else transfer_of(slabs, side, own_side)
@@ -84,6 +88,7 @@ class Runner:
             replays=replays,
         )
         self._sizes = sizes
+        self._num_adapters = num_adapters
 
     @property
     def layers_run(self) -> LayerCount:
@@ -103,13 +108,13 @@ class Runner:
         """Runs one step as far as the host is concerned; its values may arrive later."""
         plan = self.once.consume(plan)
         self._check_bounds(plan.draws)
-        packed = pack(plan, self._sizes)
+        step = prepare(plan, self._sizes, self._num_adapters)
         loaded = self.host_tier.arrived(plan.step_id, plan.ops.loads)
-        sent = self._ranks.send(packed, loaded.fence) if self._ranks else None
+        sent = self._ranks.send(step.packed, loaded.fence) if self._ranks else None
         timed = self.device.begin()
-        uploaded = self.device.upload(packed.buffer)
-        found = self._steps.run(unpack(packed, uploaded, guided_draws(plan.draws)))
-        return DeviceStep(plan, loaded, timed.fetch(found), sent)
+        uploaded = self.device.upload(step.packed.buffer)
+        values = self._steps.run(unpack(step.packed, uploaded, step.plan.draws))
+        return DeviceStep(step, loaded, timed.fetch(values.arrays), sent, values.errors)
 
     def _check_bounds(self, draws: Sequence[SampleRequest]) -> None:
         rows, length = self._steps.history_shape
@@ -125,9 +130,15 @@ class DeviceStep:
     """A step whose values are still coming back."""
 
     def __init__(
-        self, plan: StepPlan, loaded: LoadedUnits, fetched: FetchedStep, sent: SentStep | None
+        self,
+        step: PreparedStep,
+        loaded: LoadedUnits,
+        fetched: FetchedStep,
+        sent: SentStep | None,
+        errors: Mapping[int, Exception],
     ) -> None:
-        self._plan = plan
+        """`errors` are those of single draws, by their index."""
+        self._plan, self._failed, self._errors = step.plan, step.failed, errors
         self._loaded = loaded
         self._fetched = fetched
         self._sent = sent
@@ -145,12 +156,13 @@ class DeviceStep:
         num_named = num_scored + int(isinstance(plan, DecodeStep) and bool(plan.drafts))
         return StepOutcome(
             plan.step_id,
-            _as_sampled(plan.draws, arrays[num_named:]),
+            _as_sampled(plan.draws, arrays[num_named:], self._errors),
             self._loaded.corrupt,
             self._fetched.seconds(),
             self._loaded.report(),
             tuple(token for named in arrays[num_scored:num_named] for token in named.tolist()),
             _as_scores(wanted, arrays[:num_scored]),
+            self._failed,
         )
 
 
@@ -174,17 +186,31 @@ def _as_scores(wanted: Sequence[ScoreRequest], arrays: Arrays) -> tuple[PromptSc
     )
 
 
-def _as_sampled(draws: Sequence[SampleRequest], arrays: Sequence[Ints]) -> tuple[Sampled, ...]:
+def _as_sampled(
+    draws: Sequence[SampleRequest], arrays: Sequence[Ints], errors: Mapping[int, Exception]
+) -> tuple[Sampled, ...]:
     if not arrays:
         return ()
-    tokens = arrays[0].tolist()
-    if len(arrays) == 1:
+    tokens, best = arrays[0].tolist(), [each.tolist() for each in arrays[1:]]
+    if not (best or errors):
         return tuple(Sampled(token, {}) for token in tokens)
-    values, token_ids = arrays[1].tolist(), arrays[2].tolist()
     return tuple(
-        Sampled(token, _logprobs(draw.params.logprobs, of_ids, of_values))
-        for draw, token, of_ids, of_values in zip(draws, tokens, token_ids, values, strict=True)
+        FailedDraw(NO_DRAW, {}, errors[index])
+        if index in errors
+        else _one_sampled(draw, tokens[index], [each[index] for each in best])
+        for index, draw in enumerate(draws)
     )
+
+
+def _one_sampled(draw: SampleRequest, token: int, best: Sequence[Sequence[Any]]) -> Sampled:
+    """A token with its logprobs; `best` are values and ids, if any draw of the step has some."""
+    if not best:
+        return Sampled(token, {})
+    values, token_ids = best
+    try:
+        return Sampled(token, _logprobs(draw.params.logprobs, token_ids, values))
+    except Exception as error:  # any error goes to the caller of the request
+        return FailedDraw(NO_DRAW, {}, error)
 
 
 def _logprobs(count: int, token_ids: Sequence[int], values: Sequence[float]) -> dict[int, float]:

@@ -8,6 +8,7 @@ epilogue   snapshots
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,28 +27,16 @@ from ferryman.engine.grammar_masks import GrammarMasks
 from ferryman.engine.slabs import Slabs
 from ferryman.engine.step_tensors import (
     DecodeTensors,
-    DrawTensors,
     OpTensors,
-    PastPenalties,
     PrefillTensors,
-    RuleTensors,
     SlotPairs,
     StepTensors,
 )
+from ferryman.engine.token_source import token_source
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs
-from ferryman.model.sampling.sampler import (
-    Past,
-    are_finite,
-    greedy,
-    log_probabilities,
-    penalise,
-    sample,
-)
-from ferryman.model.sampling.token_rules import NO_OUTPUT, OutputTail, apply_rules
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import LayerCount, ModelState, state_views
-from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN
 from ferryman_kernels.slots import clear_slots, copy_slots
 
 
@@ -77,81 +66,6 @@ class AsPlanned:
 AS_PLANNED: Drafter = AsPlanned()
 
 
-class TokenSource(Protocol):
-    """The tokens of a step on one rank."""
-
-    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
-        """Tokens [draws], NO_TOKEN for a row of logits that are not finite, NO_CHOICE at a dead end
-        of a grammar; then values and ids of logprobs, if any draw asks for some."""
-        ...
-
-
-class Sampler:
-    """Draws the tokens of a model that lies on one rank."""
-
-    def __init__(self, masks: GrammarMasks | None = None) -> None:
-        """Without `masks` no draw may have a grammar."""
-        self._masks = masks
-
-    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
-        ruled = _ruled(logits, draws, draws.rules, history) if draws.rules else logits
-        weighed = _penalised(ruled, draws, draws.past, history) if draws.past else ruled
-        dead_ends: tuple[int, ...] = ()
-        if draws.guided:
-            assert self._masks is not None, "the door lets no grammar in where none is served"
-            found_masks = self._masks.masked(weighed, draws.guided, history)
-            weighed, dead_ends = found_masks.logits, found_masks.dead_ends
-        drawn = sample(weighed, draws.filters) if draws.filters else greedy(weighed)
-        told = torch.where(are_finite(logits), drawn, NO_TOKEN)
-        if dead_ends:
-            told[list(dead_ends)] = NO_CHOICE
-        if not draws.num_best:
-            return (told,)
-        found = log_probabilities(logits, drawn, draws.num_best)
-        return told, found.values, found.token_ids
-
-
-class TokenRoom:
-    """An empty tensor for the tokens that rank 0 draws."""
-
-    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
-        return (torch.empty_like(draws.rows),)
-
-
-class RankZeroTokens:
-    """The tokens of rank 0, at every rank."""
-
-    def __init__(self, source: TokenSource, group: Group) -> None:
-        self._source = source
-        self._group = group
-
-    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> tuple[Tensor, ...]:
-        # All ranks exchange here, on one line: tests can see by it that they are in step.
-        drawn, *best = self._source.tokens(logits, draws, history)
-        return self._group.from_first(drawn), *best
-
-
-def _token_source(group: Group, masks: GrammarMasks | None) -> TokenSource:
-    if group.num_ranks == 1:
-        return Sampler(masks)
-    return RankZeroTokens(Sampler(masks) if group.rank == 0 else TokenRoom(), group)
-
-
-def _ruled(logits: Tensor, draws: DrawTensors, given: RuleTensors, history: Tensor) -> Tensor:
-    tail = None
-    if given.prompt_lens is not None:
-        back = torch.arange(-given.num_before, 0, device=logits.device)
-        places = draws.positions[:, None] + back
-        said = history[draws.rows[:, None], places.clamp_min(0)]
-        tail = OutputTail(torch.where(places >= given.prompt_lens[:, None], said, NO_OUTPUT))
-    return apply_rules(logits, given.rules, tail)
-
-
-def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history: Tensor) -> Tensor:
-    said = history[draws.rows, : past.longest]
-    return penalise(logits, Past(said, past.prompt_lens, draws.positions), past.penalties)
-
-
 class ForwardMaker(Protocol):
     """Makes the forward of a worker's decode steps from the one that launches them."""
 
@@ -167,6 +81,15 @@ class StepGraphs:
 
     def forward_of(self, eager: EagerForward) -> DecodeForward:
         return GraphedForward(eager, self.capture, self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """The values of a step: the drafts or the scores, if there are any, and then the tokens with
+    their logprobs. `errors` are those of single draws, by their index."""
+
+    arrays: tuple[Tensor, ...]
+    errors: Mapping[int, Exception]
 
 
 class StepRunner:
@@ -191,7 +114,7 @@ class StepRunner:
         self._model = model
         self._slabs = slabs.tensors
         self._state = state_views(model.manifest, slabs.tensors)
-        self._token_source = _token_source(group, masks)
+        self._token_source = token_source(group, masks)
         self._score = prompt_logprobs if group.rank == 0 else head_alone
         devices = {slab.device for slab in self._slabs.values()}
         # -1 is no token: a decode step that reads an unwritten entry fails in the embedding. A row
@@ -213,24 +136,24 @@ class StepRunner:
         rows, length = self._history.shape
         return rows - 1, length
 
-    def run(self, tensors: StepTensors) -> tuple[Tensor, ...]:
-        """Runs one step as far as the host is concerned. Returns the drafts or the scores, if there
-        are any, and then the result of `TokenSource.tokens`."""
+    def run(self, tensors: StepTensors) -> StepValues:
+        """Runs one step as far as the host is concerned."""
         self._prologue(tensors.ops)
         if isinstance(tensors, PrefillTensors):
-            logits, found = self._prefill(tensors)
+            logits, arrays = self._prefill(tensors)
         else:
-            logits, found = self._decode(tensors)
-        draws = tensors.draws
+            logits, arrays = self._decode(tensors)
+        draws, errors = tensors.draws, dict[int, Exception]()
         if draws.count:
-            sampled = self._token_source.tokens(logits, draws, self._history)
-            found += sampled
+            drawn = self._token_source.tokens(logits, draws, self._history)
+            arrays += drawn.token_ids, *drawn.best
+            errors.update(drawn.errors)
             # A step that is already submitted may read it: any token will do, for its result is
             # dropped.
-            readable = sampled[0].clamp_min(0)
+            readable = drawn.token_ids.clamp_min(0)
             self._write(draws.rows, draws.positions, readable)
         self._copy(tensors.ops.snapshots)
-        return found
+        return StepValues(arrays, errors)
 
     def _prologue(self, ops: OpTensors) -> None:
         # A copy may read what a clear is about to empty; a save reads what both have left.

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.grammar_masks import GuidedDraw
+from ferryman.engine.grammar_masks import GuidedDraw, guided_draws
 from ferryman.engine.packed_step import PackedStep
 from ferryman.model.sampling.inverse_cdf import Filters
 from ferryman.model.sampling.prompt_logprobs import ScoredRows
 from ferryman.model.sampling.sampler import UNIFORM_BITS, Penalties
 from ferryman.model.sampling.token_rules import AllowedTokens, BadWords, LogitRules, TokenBiases
 from ferryman.model.shapes.batch import AdapterSegment, DecodeBatch, PrefillBatch
-from ferryman.schedule.batch import Ints
+from ferryman.schedule.batch import Ints, SampleRequest
 from ferryman.schedule.step_sizes import DecodeSize
 
 
@@ -81,7 +81,8 @@ class DrawTensors:
     """The draws of a step: `rows` and `positions` [draws]; `count` is their number.
 
     Without `filters` every draw is greedy. `num_best` alternatives are returned with each token.
-    `guided` are those under a grammar: only the rank that draws knows them.
+    `guided` are those under a grammar, and `requests` all draws as they were asked for: only the
+    rank that draws knows either.
     """
 
     count: int
@@ -92,6 +93,7 @@ class DrawTensors:
     past: PastPenalties | None
     guided: tuple[GuidedDraw, ...] = ()
     rules: RuleTensors | None = None
+    requests: tuple[SampleRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,12 @@ StepTensors = PrefillTensors | DecodeTensors
 
 
 def unpack(
-    packed: PackedStep, uploaded: Tensor, guided: tuple[GuidedDraw, ...] = ()
+    packed: PackedStep, uploaded: Tensor, requests: tuple[SampleRequest, ...] = ()
 ) -> StepTensors:
-    """The step whose buffer is `uploaded`, an int64 tensor. Copies nothing."""
+    """The step whose buffer is `uploaded`, an int64 tensor. Copies nothing. The rank that draws
+    gets the `requests` of its draws."""
     views = _Views(packed, uploaded)
-    draws = _draws(views, guided)
+    draws = _draws(views, requests)
     if "spans" in packed.places:
         batch, scored = _prefill_batch(views), _scored(views)
         return PrefillTensors(batch, views["rows"], _ops(views), draws, scored)
@@ -186,6 +189,13 @@ def unpack(
         adapters=views.segments(),
         padding=views.padding(),
     )
+
+
+def unpack_draws(
+    packed: PackedStep, uploaded: Tensor, requests: tuple[SampleRequest, ...]
+) -> DrawTensors:
+    """Draws that were packed alone."""
+    return _draws(_Views(packed, uploaded), requests)
 
 
 class _Views:
@@ -289,7 +299,7 @@ def _ops(views: _Views) -> OpTensors:
     )
 
 
-def _draws(views: _Views, guided: tuple[GuidedDraw, ...]) -> DrawTensors:
+def _draws(views: _Views, requests: tuple[SampleRequest, ...]) -> DrawTensors:
     past = None
     if "penalties" in views:
         longest = int(views.on_host("draw_positions").max())
@@ -301,8 +311,9 @@ def _draws(views: _Views, guided: tuple[GuidedDraw, ...]) -> DrawTensors:
         num_best=int(views.on_host("num_best")[0]) if "num_best" in views else 0,
         filters=_filters(views) if "drawn" in views else None,
         past=past,
-        guided=guided,
+        guided=guided_draws(requests),
         rules=_rules(views),
+        requests=requests,
     )
 
 

@@ -226,6 +226,8 @@ NO_TOKEN = -1
 """Drawn from logits that are not all finite numbers."""
 NO_CHOICE = -2
 """Drawn where the request's grammar leaves no token."""
+NO_DRAW = -3
+"""In place of a token that could not be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,13 @@ class Sampled:
 
     token_id: int
     logprobs: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedDraw(Sampled):
+    """A draw for which some work raised `error`; its token is NO_DRAW."""
+
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +268,8 @@ class StepOutcome:
     A request in `corrupt` got bytes from a tier that differ from the bytes written, so this step's
     results for it are void. `forward_seconds` exclude the loads, which are in `loaded`. `drafts`
     are the tokens consumed after the first wave, from the plan or from a draft model. `scores` has
-    one entry per score request of the plan, in order.
+    one entry per score request of the plan, in order. `failed` are errors by request: those whose
+    part of the step could not be prepared, so its results for them are void.
     """
 
     step_id: int
@@ -269,3 +279,4 @@ class StepOutcome:
     loaded: LoadReport = NOTHING_LOADED
     drafts: tuple[int, ...] = ()
     scores: tuple[PromptScores, ...] = ()
+    failed: Mapping[str, Exception] = field(default_factory=dict)

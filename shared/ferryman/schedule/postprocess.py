@@ -13,6 +13,7 @@ from ferryman.schedule.batch import (
     NO_TOKEN,
     Chunk,
     DecodeStep,
+    FailedDraw,
     PrefillStep,
     Sampled,
     StepOutcome,
@@ -84,7 +85,9 @@ class Postprocessor:
             scores = [next(scored) for _ in chunk.scores]
             if sequence.phase is Phase.DONE:
                 continue
-            if chunk.request_id in outcome.corrupt:
+            if (error := outcome.failed.get(chunk.request_id)) is not None:
+                self._isolation.fail(chunk.request_id, error)
+            elif chunk.request_id in outcome.corrupt:
                 run(chunk.request_id, self._start_over, sequence)
             else:
                 done = partial(self._chunk_done, chunk, sequence)
@@ -150,6 +153,8 @@ class Postprocessor:
             if sequence.phase is Phase.DONE:
                 continue  # it ended while this step was running; its token is dropped
             try:
+                if (failure := outcome.failed.get(sequence.request_id)) is not None:
+                    raise failure
                 if sequence.drafts:
                     self._verified(sequence, plan, outcome, index, now)
                 else:
@@ -210,7 +215,10 @@ class Postprocessor:
 
     def _check_numbers(self, sequence: RunningSequence, sampled: Sampled, position: int) -> None:
         """Raises for logits that are not finite, after dropping all state that they may come
-        from. Raises at a dead end of a grammar too, where the state is good."""
+        from. Raises at a dead end of a grammar too, and the error of a failed draw: there the state
+        is good."""
+        if isinstance(sampled, FailedDraw):
+            raise sampled.error
         if sampled.token_id == NO_CHOICE:
             raise GrammarDeadEnd(f"the grammar leaves no token at position {position}", "grammar")
         if sampled.token_id == NO_TOKEN:

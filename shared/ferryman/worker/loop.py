@@ -63,8 +63,8 @@ class StepLoop:
     async def run(self) -> None:
         """Runs for ever. Raises the error of a step: then the device's state is unknown.
 
-        An error in the work for one request, here as in the schedule, ends only that request
-        (`schedule/request_table.py`, `hear_each`).
+        An error in the work for one request ends only that request, here as in the schedule and in
+        the preparation of a step (`schedule/request_table.py`, `hear_each`).
         """
         flights = self._pipeline.flights
         while True:

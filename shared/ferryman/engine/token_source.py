@@ -1,0 +1,165 @@
+"""The tokens of a step on one rank, from its logits.
+
+    rules → penalties → grammars → draw → logprobs
+
+All draws go through it together. An error of one draw is that draw's: its token is a plain one, and
+its error comes out beside it. Each draw depends on its own row alone, and drawing changes nothing
+but the places in grammars, which move to where the history says. So where all together fail, each
+can be drawn alone, and those that fail then are to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ferryman.engine.grammar_masks import GrammarMasks
+from ferryman.engine.packed_step import pack_draws
+from ferryman.engine.step_tensors import DrawTensors, PastPenalties, RuleTensors, unpack_draws
+from ferryman.model.sampling.sampler import (
+    Past,
+    are_finite,
+    greedy,
+    log_probabilities,
+    penalise,
+    sample,
+)
+from ferryman.model.sampling.token_rules import NO_OUTPUT, OutputTail, apply_rules
+from ferryman.model.shapes.ranks import Group
+from ferryman.schedule.batch import NO_CHOICE, NO_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """`token_ids` [draws], NO_TOKEN for a row of logits that are not finite, NO_CHOICE at a dead
+    end of a grammar; values and ids of logprobs, if any draw asks for some; and the errors of
+    single draws by their index, whose tokens mean nothing."""
+
+    token_ids: Tensor
+    best: tuple[Tensor, ...] = ()
+    errors: Mapping[int, Exception] = field(default_factory=dict)
+
+
+class TokenSource(Protocol):
+    """The tokens of a step on one rank."""
+
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens: ...
+
+
+class Sampler:
+    """Draws the tokens of a model that lies on one rank."""
+
+    def __init__(self, masks: GrammarMasks | None = None) -> None:
+        """Without `masks` no draw may have a grammar."""
+        self._masks = masks
+
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens:
+        """Raises what even a plain draw raises, and what no draw raises alone: that is an error of
+        the step."""
+        try:
+            return self._drawn(logits, draws, history)
+        except Exception:  # any error may be that of one draw
+            plain = _plainly(logits)
+            alone = [self._alone(logits, draws, index, history) for index in range(draws.count)]
+            if not any(drawn.errors for drawn in alone):
+                raise
+        return _together(alone, plain, draws.num_best)
+
+    def _drawn(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens:
+        ruled = _ruled(logits, draws, draws.rules, history) if draws.rules else logits
+        weighed = _penalised(ruled, draws, draws.past, history) if draws.past else ruled
+        dead_ends: tuple[int, ...] = ()
+        if draws.guided:
+            assert self._masks is not None, "the door lets no grammar in where none is served"
+            masked = self._masks.masked(weighed, draws.guided, history)
+            weighed, dead_ends = masked.logits, masked.dead_ends
+        drawn = sample(weighed, draws.filters) if draws.filters else greedy(weighed)
+        token_ids = torch.where(are_finite(logits), drawn, NO_TOKEN)
+        if dead_ends:
+            token_ids[list(dead_ends)] = NO_CHOICE
+        if not draws.num_best:
+            return DrawnTokens(token_ids)
+        logs = log_probabilities(logits, drawn, draws.num_best)
+        return DrawnTokens(token_ids, (logs.values, logs.token_ids))
+
+    def _alone(
+        self, logits: Tensor, draws: DrawTensors, index: int, history: Tensor
+    ) -> DrawnTokens:
+        """The token of one draw, or its error."""
+        logits = logits[index : index + 1]
+        try:
+            requests = draws.requests[index : index + 1]
+            packed = pack_draws(requests)
+            uploaded = torch.from_numpy(packed.buffer).to(logits.device)
+            return self._drawn(logits, unpack_draws(packed, uploaded, requests), history)
+        except Exception as error:  # any error goes to the caller of the request
+            return DrawnTokens(_plainly(logits), (), {0: error})
+
+
+def _plainly(logits: Tensor) -> Tensor:
+    """A token for each row, whatever was asked for. An error here is the device's."""
+    return torch.where(are_finite(logits), greedy(logits), NO_TOKEN)
+
+
+def _together(alone: Sequence[DrawnTokens], plain: Tensor, num_best: int) -> DrawnTokens:
+    """Draws made one by one, as those of a step; every one has `num_best` alternatives, some of
+    them none that it asked for."""
+    errors = {index: drawn.errors[0] for index, drawn in enumerate(alone) if drawn.errors}
+    token_ids = torch.cat([drawn.token_ids for drawn in alone])
+    if not num_best:
+        return DrawnTokens(token_ids, (), errors)
+    values = torch.zeros((len(alone), 1 + num_best), dtype=torch.float64, device=plain.device)
+    best_ids = plain[:, None].repeat(1, 1 + num_best)
+    for index, drawn in enumerate(alone):
+        if drawn.best:
+            width = drawn.best[0].shape[1]
+            values[index, :width], best_ids[index, :width] = (each[0] for each in drawn.best)
+    return DrawnTokens(token_ids, (values, best_ids), errors)
+
+
+class TokenRoom:
+    """An empty tensor for the tokens that rank 0 draws."""
+
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens:
+        return DrawnTokens(torch.empty_like(draws.rows))
+
+
+class RankZeroTokens:
+    """The tokens of rank 0, at every rank. Its errors stay with it: the others get a plain token in
+    place of each, so all ranks write the same history."""
+
+    def __init__(self, source: TokenSource, group: Group) -> None:
+        self._source = source
+        self._group = group
+
+    def tokens(self, logits: Tensor, draws: DrawTensors, history: Tensor) -> DrawnTokens:
+        # All ranks exchange here, on one line: tests can see by it that they are in step.
+        drawn = self._source.tokens(logits, draws, history)
+        token_ids = self._group.from_first(drawn.token_ids)
+        return DrawnTokens(token_ids, drawn.best, drawn.errors)
+
+
+def token_source(group: Group, masks: GrammarMasks | None) -> TokenSource:
+    """The source of this rank."""
+    if group.num_ranks == 1:
+        return Sampler(masks)
+    return RankZeroTokens(Sampler(masks) if group.rank == 0 else TokenRoom(), group)
+
+
+def _ruled(logits: Tensor, draws: DrawTensors, given: RuleTensors, history: Tensor) -> Tensor:
+    tail = None
+    if given.prompt_lens is not None:
+        back = torch.arange(-given.num_before, 0, device=logits.device)
+        places = draws.positions[:, None] + back
+        said = history[draws.rows[:, None], places.clamp_min(0)]
+        tail = OutputTail(torch.where(places >= given.prompt_lens[:, None], said, NO_OUTPUT))
+    return apply_rules(logits, given.rules, tail)
+
+
+def _penalised(logits: Tensor, draws: DrawTensors, past: PastPenalties, history: Tensor) -> Tensor:
+    said = history[draws.rows, : past.longest]
+    return penalise(logits, Past(said, past.prompt_lens, draws.positions), past.penalties)
