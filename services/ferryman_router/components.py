@@ -17,6 +17,7 @@ from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman_router.intake.body_intake import Intake
 from ferryman_router.intake.frontend import Frontend
+from ferryman_router.probation import Probation
 from ferryman_router.request.attempt_result import RetryBudget
 from ferryman_router.request.context import RouterContext
 from ferryman_router.request.metrics import RouterMetrics
@@ -107,6 +108,7 @@ def make_components(
         fleet=fleet,
         dispatcher=dispatcher,
         budget=RetryBudget(limits.retry_share, limits.retry_floor),
+        probation=Probation(),
         workers=WorkerClient(fleet, transports.channels, metrics, background.start),
         liveness=liveness,
         ask_again=streams.ask_again,

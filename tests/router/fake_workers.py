@@ -85,13 +85,15 @@ class Faults:
     `last_word` what prefill says behind its commit. At the offset `give_up_at` decode ends a
     request unasked, with the ending `give_up_as`: once, or always. `hand_off_error` is what a
     draining worker answers to the order to hand a request off, once. `attempts_in_use`, as
-    `ID.NUMBER`, are those of another router."""
+    `ID.NUMBER`, are those of another router. A request of `dies_of` tokens kills decode behind its
+    first one."""
 
     refuse_reserve: int = 0
     refuse_prefill: int = 0
     time_out: int = 0
     die_before_commit: bool = False
     die_after_tokens: int | None = None
+    dies_of: int = 0
     drop_offsets: set[int] = field(default_factory=set)
     duplicate: bool = False
     break_stream_at: int | None = None
@@ -351,6 +353,9 @@ class FakeDecode(FakeRouterWorker, decode_pb2_grpc.DecodeServiceServicer):
             offset = base + len(running.made)
             if self.faults.die_after_tokens == offset:
                 self.die("die_after_tokens")
+                return
+            if offset == 1 and self.faults.dies_of == running.request.sampling.max_tokens:
+                self.die("dies_of")
                 return
             if self.faults.give_up_at == offset:
                 self._give_up(running, offset)

@@ -174,6 +174,32 @@ async def test_slots_promised_at_three_dead_decode_workers_make_no_suspect(
         assert counted(made, "lost_workers_total") == 3
 
 
+async def test_a_request_that_kills_its_workers_takes_no_other_along_twice(
+    nats_url: str, folder: Path
+) -> None:
+    """All streams run where the first worker dies. They are tried again one at a time, so that the
+    second death is the killer's alone, at the same place of none of the others."""
+    async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
+        (first,) = made.decodes
+        killer_tokens, gate = 7, asyncio.Event()
+        first.faults.gate, first.faults.dies_of = gate, killer_tokens
+        killer = asyncio.create_task(made.complete(LONG, max_tokens=killer_tokens))
+        await until(lambda: len(first.running) == 1)
+        answers = begin(made)
+        await until(lambda: len(first.running) == 1 + NUM_STREAMS)
+        others = [FakeDecode(made.script) for _ in range(3)]
+        for decode in others:
+            decode.faults.dies_of = killer_tokens
+            await stack.enter_async_context(living(decode, made.bus, made.subjects))
+        gate.set()
+        response = await killer
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "suspect"
+        await assert_whole(made, answers)
+        assert first.faults.happened["dies_of"] == 1
+        assert sum(decode.faults.happened["dies_of"] for decode in others) == 1
+
+
 async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path) -> None:
     """It is lost for its silence, again and again at one place, and beats on in the same life."""
     async with mean_cluster(nats_url, folder, 1) as made:
@@ -197,13 +223,16 @@ async def test_a_full_queue_takes_back_what_a_dead_worker_had(nats_url: str, fol
         answers = begin(made)
         await until(lambda: len(made.decodes[0].running) == NUM_STREAMS)
         made.decodes[0].die("killed")
-        await made.until_queued(NUM_STREAMS)
+        await made.until_queued(1)  # the others wait for their turns
+        newer = asyncio.create_task(made.complete(max_tokens=1))
+        await made.until_queued(2)
         refused = await made.complete(max_tokens=1)
         assert refused.status_code == 429, "the queue is full"
         gate.set()
         late = FakeDecode(made.script)
         async with living(late, made.bus, made.subjects):
             await assert_whole(made, answers)
+            assert (await newer).status_code == 200
 
 
 class DeathWay:

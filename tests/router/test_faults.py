@@ -92,17 +92,17 @@ async def test_a_decode_worker_that_dies_at_the_commit_is_replaced(
     assert response.json()["choices"][0]["text"] == two_pairs.expected(8)
 
 
-async def test_a_request_that_ran_at_three_deaths_at_one_place_is_suspect(
+async def test_a_request_that_ran_at_two_deaths_at_one_place_is_suspect(
     nats_url: str, folder: Path
 ) -> None:
-    async with cluster(nats_url, folder, num_decodes=5) as made:
+    async with cluster(nats_url, folder, num_decodes=4) as made:
         for decode in made.decodes:
             decode.faults.die_after_tokens = 4
         headers = {"x-request-id": "suspect-1"}
         body = {"prompt": LONG, "max_tokens": 12, "stream": True}
         response = await made.http.post("/v1/completions", json=body, headers=headers)
         # The first may take tokens along that had not arrived: its death is then at another place.
-        assert _happened(made, "die_after_tokens") in (3, 4), "the fifth lives"
+        assert _happened(made, "die_after_tokens") in (2, 3), "the fourth lives"
         life, whole = await made.life_of("suspect-1"), made.expected(4)
     *said, broken = frames(response.text)
     error = broken["error"]
@@ -112,7 +112,7 @@ async def test_a_request_that_ran_at_three_deaths_at_one_place_is_suspect(
     assert life[-1] == "failed"
 
 
-@pytest.mark.parametrize("places", [(4, 4), (2, 4, 6, 8)], ids=["twice", "behind new tokens"])
+@pytest.mark.parametrize("places", [(4,), (2, 6)], ids=["once", "behind new tokens"])
 async def test_a_request_that_deaths_hit_by_chance_ends_whole(
     nats_url: str, folder: Path, places: tuple[int, ...]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Prefill workers are killed under one request: by chance it ends whole, again and again it ends.
+"""Prefill workers are killed under one request: once it ends whole, the second time it ends.
 
 The tests run in the order in which they stand here, on one cluster that has to live through them.
 """
@@ -92,24 +92,23 @@ async def num_attempts(cluster: Cluster, request_id: str) -> int:
         return len(await client.explain(request_id))
 
 
-async def test_a_prompt_that_two_kills_hit_ends_whole(cluster: Cluster) -> None:
+async def test_a_prompt_that_one_kill_hit_ends_whole(cluster: Cluster) -> None:
     with LLM(cluster.model, dtype="float64", page_size=PAGE_SIZE, memory_bytes=1 << 28) as llm:
         (whole,) = llm.generate([PROMPT], SAMPLING)
-    answer = await killed_at_first_chunks(cluster, "hit-by-chance", num_kills=2)
+    answer = await killed_at_first_chunks(cluster, "hit-by-chance", num_kills=1)
     assert tuple(answer.token_ids) == tuple(whole.token_ids)
-    assert await num_attempts(cluster, "hit-by-chance") == 3
+    assert await num_attempts(cluster, "hit-by-chance") == 2
 
 
-async def test_a_prompt_that_kills_each_worker_ends_typed_after_three(cluster: Cluster) -> None:
-    for worker in [cluster.start("prefill") for _ in range(3)]:
-        worker.await_ready()
-    cluster.await_workers(prefill=4, decode=1)
-    with pytest.raises(Unavailable, match="3 workers died while they ran this request"):
-        await killed_at_first_chunks(cluster, "kills-them", num_kills=3)
-    assert await num_attempts(cluster, "kills-them") == 3
+async def test_a_prompt_that_kills_each_worker_ends_typed_after_two(cluster: Cluster) -> None:
+    cluster.start("prefill").await_ready()
+    cluster.await_workers(prefill=3, decode=1)
+    with pytest.raises(Unavailable, match="2 workers died while they ran this request"):
+        await killed_at_first_chunks(cluster, "kills-them", num_kills=2)
+    assert await num_attempts(cluster, "kills-them") == 2
     (spared,) = cluster.of_role("prefill")
     assert spared.process.poll() is None
     async with Client(cluster.grpc) as client:
         answer = await generate(client, PROMPT[:40], SAMPLING)
-    assert len(answer.token_ids) == SAMPLING.max_tokens, "the fourth serves on"
+    assert len(answer.token_ids) == SAMPLING.max_tokens, "the third serves on"
     cluster.assert_ledgers_balance()

@@ -132,8 +132,8 @@ def judge_finish(finished: StreamFinished) -> Verdict:
 
 MAX_ATTEMPTS = 3
 # Without a new token in between, and in all.
-MAX_DEATHS_IN_A_ROW = 3
-MAX_DEATHS = 6
+MAX_DEATHS_IN_A_ROW = 2
+MAX_DEATHS = 3
 
 
 class RetryBudget:
@@ -178,9 +178,11 @@ class AttemptCount:
 
     A request that kills workers does so at one place; chance kills them anywhere:
 
-        tokens when a worker died    0  0  0      suspect: three at one place
-                                     0  4  9      not yet: it goes on behind each death
-                                     0  0  |  0   not: a worker behind the bar was heard of again
+        tokens when a worker died    0            accused: tried once more, alone
+                                     0  0         suspect: two at one place
+                                     0  4         not yet: it goes on behind each death
+                                     0  4  9      suspect: three in all
+                                     0  |  0      not: a worker behind the bar was heard of again
     """
 
     num_failed: int = 0
@@ -197,6 +199,10 @@ class AttemptCount:
     def came_back(self, name: WorkerName) -> None:
         """That very life goes on: it was silent or out of reach, and has not died."""
         self.deaths = tuple(death for death in self.deaths if death.name != name)
+
+    def is_accused(self, num_tokens: int) -> bool:
+        """Whether a worker died while it ran this request, which has drawn no token since."""
+        return any(death.num_tokens == num_tokens for death in self.deaths)
 
     @property
     def is_suspect(self) -> bool:

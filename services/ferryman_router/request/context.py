@@ -8,6 +8,7 @@ from typing import Any
 
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.wire.redis.index import PrefixIndex
+from ferryman_router.probation import Probation
 from ferryman_router.request.attempt_result import RetryBudget
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.worker_client import WorkerClient
@@ -28,6 +29,7 @@ class RouterContext:
     fleet: Fleet
     dispatcher: Dispatcher
     budget: RetryBudget
+    probation: Probation
     workers: WorkerClient
     liveness: Liveness
     ask_again: Callable[[WorkerName], None]

@@ -86,11 +86,22 @@ class RequestPlacement:
             kept_by=self.kept_by,
             computes_all=computes_all,
         )
+        await self._on_probation(len(generated))
         # A request that comes here again was accepted by a worker, unless it was turned away.
         self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
-        return await self._ctx.dispatcher.place(
+        explanation = await self._ctx.dispatcher.place(
             ticket, asking, attempt=attempt, standing=self._placed_as
         )
+        self._ctx.probation.sent(asked.request_id)
+        return explanation
+
+    async def _on_probation(self, num_tokens: int) -> None:
+        """Waits for a turn of its own while it may be what kills workers."""
+        name, probation = self._asked.request_id, self._ctx.probation
+        if self.tries.is_accused(num_tokens):
+            await probation.enter(name)
+            if not self.tries.is_accused(num_tokens):  # the worker was heard of meanwhile
+                probation.leave(name)
 
     def chains_with(self, generated: Sequence[int]) -> PageKeyCache:
         """Of the prompt, and of what was generated so far."""
@@ -125,6 +136,7 @@ class RequestPlacement:
     ) -> None:
         """Prepares the next attempt, behind so many tokens; raises the error of a request that
         shall have none. `attempt` is None where a worker had left before it was asked."""
+        self._ctx.probation.leave(self._asked.request_id)
         has_begun = attempt is not None and attempt.has_begun
         if attempt is not None and attempt.is_move and not attempt.is_handed_off:
             return self._move_failed(verdict, attempt)

@@ -141,6 +141,7 @@ class RequestRunner:
             self._break(events.Failed(error.reason), error)
         finally:
             self._ctx.budget.give_back(asked.request_id)
+            self._ctx.probation.leave(asked.request_id)
             if self.output_log.end is None:
                 self._break(events.Failed("Internal"), FerrymanError("internal error"))
 
@@ -306,6 +307,7 @@ class RequestRunner:
         if self.history.state is not RequestState.DECODING:
             self.history.reach(RequestState.DECODING)
         attempt.heard(self._ctx.clock())
+        self._ctx.probation.leave(self.asked.request_id)
         if self._answer.has_stopped:
             attempt.settle(AttemptStopped())
 

@@ -57,7 +57,7 @@ class Retries:
         `failing_seconds` ago; None: give up."""
         if not self.max_failures or not isinstance(error, Unavailable | Exhausted):
             return None
-        if isinstance(error, Suspect):  # each retry could end three more workers
+        if isinstance(error, Suspect):  # each retry could end two more workers
             return None
         if is_outage(error):
             is_over, longest = failing_seconds > self.outage_seconds, MAX_OUTAGE_PAUSE_SECONDS
