@@ -33,8 +33,10 @@ class GrammarVocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, num_logits: int) -> GrammarVocabulary:
-        """Of a model with so many logits, which may be more or fewer than the tokenizer's tokens.
-        Raises InvalidRequest for a model that cannot be held to a grammar."""
+        """The vocabulary of a model with so many logits: more or fewer than the tokenizer's tokens.
+
+        Raises InvalidRequest for a model that cannot be held to a grammar.
+        """
         if tokenizer.pieces is None:
             raise InvalidRequest(
                 "this model's tokenizer has no bytes for each token: no grammar is served",
