@@ -13,8 +13,9 @@ from ferryman.ids import check_correlation_id, is_request_id
 from ferryman.runtime.recorded_events import credible_event
 from ferryman.wire.nats.bus import BusMessage, Messages, RecordedMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import Heartbeat
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
+from ferryman.wire.nats.start_beat import Beat, beat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
 
@@ -64,10 +65,17 @@ async def connected_with(options: NatsOptions) -> AsyncIterator[NatsBus]:
 
 
 async def next_beat(messages: Messages) -> Heartbeat:
-    """The next heartbeat that can be read."""
+    """The next heartbeat that can be read; a worker that starts has none yet."""
+    while True:
+        if isinstance(beat := await next_beat_or_start(messages), Heartbeat):
+            return beat
+
+
+async def next_beat_or_start(messages: Messages) -> Beat:
+    """The next heartbeat or start beat that can be read."""
     async for message in messages:
         try:
-            return heartbeat_from_bytes(message.payload)
+            return beat_from_bytes(message.payload)
         except InvalidRequest:
             continue  # of another version
     raise AssertionError("a subscription has no end of its own")

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from ferryman.errors import NotFound
 from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from ferryman.wire.nats.start_beat import Beat, StartBeat
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.endpoints import BrokerPlace
-from ferryman_cli.lifecycle_reader import connected_bus, next_beat
+from ferryman_cli.lifecycle_reader import connected_bus, next_beat_or_start
 
 ONCE_SECONDS = 2.0 * HEARTBEAT_SECONDS
 LATE_SECONDS = 3.0 * HEARTBEAT_SECONDS
@@ -40,19 +41,19 @@ _RIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The latest heartbeat of a worker, and the time it came."""
+    """The latest beat of a worker, and the time it came."""
 
-    beat: Heartbeat
+    beat: Beat
     at: float
 
 
 class SeenWorkers:
-    """The workers that sent a heartbeat lately."""
+    """The workers that sent a beat lately, those that start among them."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
 
-    def on_heartbeat(self, beat: Heartbeat, now: float) -> None:
+    def on_beat(self, beat: Beat, now: float) -> None:
         self._seen[beat.worker_id] = Seen(beat, now)
 
     def workers(self, now: float) -> list[Seen]:
@@ -77,7 +78,7 @@ async def _once(place: BrokerPlace, down: DownProcesses, *, as_json: bool) -> in
     try:
         async with asyncio.timeout(ONCE_SECONDS), aclosing(_beats(place)) as beats:
             async for beat in beats:
-                seen.on_heartbeat(beat, monotonic())
+                seen.on_beat(beat, monotonic())
     except TimeoutError:
         pass
     workers = seen.workers(monotonic())
@@ -97,16 +98,16 @@ async def _live(place: BrokerPlace, down: DownProcesses) -> None:
     async with aclosing(_beats(place)) as beats:
         with Live("waiting for heartbeats", auto_refresh=False, transient=True) as live:
             async for beat in beats:
-                seen.on_heartbeat(beat, monotonic())
+                seen.on_beat(beat, monotonic())
                 view = fleet_view(seen.workers(monotonic()), down(), monotonic())
                 live.update(view, refresh=True)
 
 
-async def _beats(place: BrokerPlace) -> AsyncGenerator[Heartbeat, None]:
+async def _beats(place: BrokerPlace) -> AsyncGenerator[Beat, None]:
     async with connected_bus(place) as bus:
         async with bus.subscribed(Subjects(place.cluster).all_beats) as messages:
             while True:
-                yield await next_beat(messages)
+                yield await next_beat_or_start(messages)
 
 
 def fleet_view(workers: Iterable[Seen], down: Mapping[str, str], now: float) -> Group:
@@ -130,10 +131,13 @@ def fleet_table(workers: Iterable[Seen], now: float) -> Table:
     return table
 
 
-def _cells(beat: Heartbeat, silent_seconds: float) -> tuple[str, ...]:
-    state = "ready" if beat.is_ready else "draining"
-    if silent_seconds > LATE_SECONDS:
-        state = f"silent {silent_seconds:.0f} s"
+def _cells(beat: Beat, silent_seconds: float) -> tuple[str, ...]:
+    is_late = silent_seconds > LATE_SECONDS
+    silence = f"silent {silent_seconds:.0f} s"
+    if isinstance(beat, StartBeat):
+        state = silence if is_late else f"starts for {beat.seconds:.0f} s: {beat.doing}"
+        return (beat.worker_id, state, *("-",) * (len(_LEFT) + len(_RIGHT) - 2))
+    state = silence if is_late else "ready" if beat.is_ready else "draining"
     pace = f"{1 / beat.seconds_per_token:.0f}" if beat.seconds_per_token else "-"
     step = f"{beat.step_seconds * 1000:.2f}" if beat.step_seconds else "-"
     free = " ".join(f"{kind}:{slots}" for kind, slots in beat.free_slots.items())

@@ -40,10 +40,12 @@ from __future__ import annotations
 
 
 class FerrymanError(Exception):
-    """A failure with a status; `code` names a gRPC status, `http_status` its HTTP twin."""
+    """A failure with a status; `code` names a gRPC status, `http_status` its HTTP twin.
+    `retry_after_seconds` is a guess at when the same call may succeed, 0 where there is none."""
 
     code = "INTERNAL"
     http_status = 500
+    retry_after_seconds: float = 0.0
 
     @property
     def reason(self) -> str:
@@ -177,7 +179,12 @@ class Unreachable(Unavailable):
 
 
 class NoWorker(Unavailable):
-    """A role has had no worker for longer than the router's patience."""
+    """A role has had no worker for longer than the router's patience, or than the caller's time;
+    `retry_after_seconds` is a guess at when there will be one."""
+
+    def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Stopping(Unavailable):

@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from tests.cli.recorded import recorded_request
 from tests.servers import nats_server
 
@@ -18,12 +20,13 @@ from ferryman.runtime.lifecycle import encode_event
 from ferryman.wire.nats.connection import NatsOptions
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
 from ferryman.wire.nats.nats_bus import NatsBus, nats_bus
+from ferryman.wire.nats.start_beat import StartBeat, StartPhase, beat_to_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace
 from ferryman_cli.events import event_line
 from ferryman_cli.lifecycle_reader import follow_events, ids_of_call
-from ferryman_cli.top import GONE_SECONDS, SeenWorkers
+from ferryman_cli.top import GONE_SECONDS, Seen, SeenWorkers, fleet_table
 
 SUBJECTS = Subjects("local")
 STATE = ServedState("f", 16, "d", (Kind.FULL,))
@@ -167,6 +170,23 @@ async def test_the_fleet_is_shown_by_its_beats(
 
 def test_the_silent_are_struck_off() -> None:
     seen = SeenWorkers()
-    seen.on_heartbeat(BEAT, 0.0)
+    seen.on_beat(BEAT, 0.0)
     assert [one.beat for one in seen.workers(GONE_SECONDS - 1)] == [BEAT]
     assert seen.workers(GONE_SECONDS + 1) == []
+
+
+async def test_a_worker_that_starts_is_shown_with_what_it_does(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = StartBeat("decode", BEAT.worker_id, 7, StartPhase.LOADING, 3, 4, 12.3)
+    async with nats_bus(NatsOptions(nats_url)) as bus:
+        shown = asyncio.ensure_future(asyncio.to_thread(run, ["top", "--json", "--nats", nats_url]))
+        while not shown.done():
+            bus.offer(SUBJECTS.beat(start.role, start.worker_id), beat_to_bytes(start))
+            await asyncio.wait([shown], timeout=0.1)
+    assert await shown == 0
+    (worker,) = json.loads(capsys.readouterr().out)["workers"]
+    assert (worker["phase"], worker["done"], worker["total"]) == ("loading weights", 3, 4)
+    text = StringIO()
+    Console(width=300, file=text).print(fleet_table([Seen(start, 0.0)], 0.0))
+    assert "starts for 12 s: loading weights, 75% done" in text.getvalue()

@@ -32,6 +32,7 @@ ALL = [
     errors.Unavailable("draining"),
     errors.Unreachable("no answer"),
     errors.NoWorker("no decode worker is ready"),
+    errors.NoWorker("the cluster is starting", 12.5),
     errors.Stopping("this router is ending"),
     errors.RequestDetached("it goes on at another decode worker"),
     errors.TakenOver("another router goes on with it"),

@@ -20,8 +20,9 @@ from ferryman.settings.groups import BusSettings
 from ferryman.wire.grpc.role_tokens import GrpcAccess
 from ferryman.wire.nats.bus import Bus, BusMessage
 from ferryman.wire.nats.connection import NatsOptions
-from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS, Heartbeat, heartbeat_to_bytes
+from ferryman.wire.nats.heartbeat import HEARTBEAT_SECONDS
 from ferryman.wire.nats.nats_bus import nats_bus
+from ferryman.wire.nats.start_beat import Beat, beat_to_bytes
 from ferryman.wire.nats.subjects import ControlSubject, Subjects
 
 # Obeys an order with this payload; the result goes back to the sender, or the error raised.
@@ -64,19 +65,27 @@ class Membership:
         return LifecyclePublisher(self.bus, self.subjects, publisher)
 
     @asynccontextmanager
-    async def reporting(
-        self, make_beat: Callable[[], Heartbeat | None], orders: Orders
+    async def beating(
+        self, make_beat: Callable[[], Beat | None]
     ) -> AsyncIterator[Callable[[], None]]:
-        """Sends a heartbeat each second and answers orders, for the length of a block.
+        """Sends a beat each second, for the length of a block.
 
         `make_beat` gives None while the process shall count as silent. The block has a call that
-        sends a heartbeat at once, for news that cannot wait for a second.
+        sends a beat at once, for news that cannot wait for a second.
         """
 
         def beat() -> None:
             if made := make_beat():
-                subject = self.subjects.beat(self.role, self.worker_id)
-                self.bus.offer(subject, heartbeat_to_bytes(made))
+                self.bus.offer(self.subjects.beat(self.role, self.worker_id), beat_to_bytes(made))
+
+        async with alongside(_each_second(beat)):
+            yield beat
+
+    @asynccontextmanager
+    async def reporting(
+        self, make_beat: Callable[[], Beat | None], orders: Orders
+    ) -> AsyncIterator[Callable[[], None]]:
+        """Beats, as `beating` does, and answers orders, for the length of a block."""
 
         async def obey(message: BusMessage) -> bytes:
             subject = self.subjects.parse(message.subject)
@@ -91,7 +100,7 @@ class Membership:
 
         async with (
             self.bus.answering(self.subjects.all_control_of(self.worker_id), obey),
-            alongside(_each_second(beat)),
+            self.beating(make_beat) as beat,
         ):
             yield beat
 

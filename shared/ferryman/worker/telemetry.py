@@ -1,22 +1,30 @@
-"""A worker's messages to the fleet: heartbeats, cache events with a sequence, answers to orders."""
+"""A worker's messages to the fleet: beats of its start, heartbeats, cache events with a sequence,
+answers to orders."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from ferryman.cache.keys import PageKey
-from ferryman.cache.manifest import Kind
+from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.node import TreeChange
 from ferryman.engine.engine import Engine
+from ferryman.engine.stream import StepEngine
+from ferryman.engine.warm_up import WarmUp
 from ferryman.errors import QueueFull
+from ferryman.model.weights.load_progress import LoadProgress, LoadStage
 from ferryman.runtime.http_server import Endpoints, HttpAnswer, json_answer
 from ferryman.runtime.logs import set_level
 from ferryman.runtime.membership import Membership, Orders
 from ferryman.runtime.metrics import CONTENT_TYPE, Metrics
+from ferryman.schedule.step_sizes import StepSizes
 from ferryman.wire.codec.caches import (
     CacheEvent,
     CacheSnapshot,
@@ -24,6 +32,8 @@ from ferryman.wire.codec.caches import (
     cache_snapshot_to_bytes,
 )
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState
+from ferryman.wire.nats.start_beat import StartBeat, StartPhase
+from ferryman.worker.loop import Clock
 from ferryman.worker.step_timings import StepTimings
 
 log = logging.getLogger(__name__)
@@ -33,6 +43,67 @@ log = logging.getLogger(__name__)
 STUCK_SECONDS = 30.0
 # This many keys fit into a snapshot message of the bus.
 MAX_SNAPSHOT_KEYS = 60_000
+_PHASES = {LoadStage.FINGERPRINT: StartPhase.READING, LoadStage.WEIGHTS: StartPhase.LOADING}
+
+
+class WorkerStart:
+    """The phase of one start, and how far it is.
+
+    The thread that loads writes it and the event loop reads it: a phase with its numbers is one
+    value, so no beat mixes two.
+    """
+
+    def __init__(self, member: Membership, clock: Clock) -> None:
+        self._member, self._clock = member, clock
+        self._began = clock() - process_seconds()
+        self._progress = (StartPhase.BEGINNING, 0, 0)
+        self._num_loops = 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the process began: its imports are a part of the start."""
+        return self._clock() - self._began
+
+    def on_load(self, progress: LoadProgress) -> None:
+        """Bytes of the model were read."""
+        self._progress = (_PHASES[progress.stage], progress.done_bytes, progress.total_bytes)
+
+    def on_loop(self) -> None:
+        """A loop is compiled; their number is not known before."""
+        self._num_loops += 1
+        self._progress = (StartPhase.COMPILING, self._num_loops, 0)
+
+    def warming(self, warm: WarmUp) -> WarmUp:
+        """The same first steps, reported as a phase."""
+
+        def warm_reported(
+            engine: StepEngine,
+            manifest: StateManifest,
+            sizes: StepSizes | None,
+            max_tokens: int,
+        ) -> None:
+            self._progress = (StartPhase.WARMING_UP, 0, 0)
+            warm(engine, manifest, sizes, max_tokens)
+
+        return warm_reported
+
+    def connects(self) -> None:
+        """The engine is built; what is left are ways to others."""
+        self._progress = (StartPhase.CONNECTING, 0, 0)
+
+    def beat(self) -> StartBeat:
+        """The start as it is now."""
+        member, (phase, done, total) = self._member, self._progress
+        return StartBeat(
+            member.role, member.worker_id, member.epoch, phase, done, total, self.seconds
+        )
+
+
+def process_seconds() -> float:
+    """The age of this process; of a forked one, since the fork."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +189,13 @@ class Telemetry:
         member: Membership,
         address: str,
         *,
+        start_seconds: float,
         pace: StepTimings,
         load: Callable[[], WorkerLoad],
         wake: asyncio.Event,
     ) -> None:
         self._engine, self._wake = engine, wake
-        self._member, self._address = member, address
+        self._member, self._address, self._start_seconds = member, address, start_seconds
         self._pace, self._load = pace, load
         self._cache_events = CacheEvents(member)
         self._progress = StepProgress()
@@ -165,6 +237,7 @@ class Telemetry:
             load_seconds_per_byte=self._pace.load_seconds_per_byte,
             page_bytes=sum(bytes_of.get(kind, 0) for kind in (Kind.FULL, Kind.WINDOW)),
             snapshot_bytes=bytes_of.get(Kind.RECURRENT, 0),
+            start_seconds=self._start_seconds,
             planes=load.planes,
         )
 

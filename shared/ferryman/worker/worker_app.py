@@ -55,7 +55,7 @@ from ferryman.worker.host import HostTier, NoHostTier, host_tier_of
 from ferryman.worker.loop import Clock, StepLoop
 from ferryman.worker.numeric_watch import NumericWatch
 from ferryman.worker.planes import PlaneSide, plane_side
-from ferryman.worker.telemetry import Telemetry, WorkerLoad, debug_endpoints
+from ferryman.worker.telemetry import Telemetry, WorkerLoad, WorkerStart, debug_endpoints
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,15 @@ class WorkerContext:
 
 
 class LoadAnnouncer:
-    """Tells the parent process how far a model is loaded, a few times a second."""
+    """Tells the parent process how far a model is loaded, a few times a second, and the `start`
+    always."""
 
-    def __init__(self, role: str, clock: Clock) -> None:
-        self._role, self._clock = role, clock
+    def __init__(self, role: str, clock: Clock, start: WorkerStart) -> None:
+        self._role, self._clock, self._start = role, clock, start
         self._next = clock()
 
     def __call__(self, progress: LoadProgress) -> None:
+        self._start.on_load(progress)
         # The end of a stage is always told: the parent draws a full bar, and hears of the next.
         if self._clock() >= self._next or progress.done_bytes == progress.total_bytes:
             announce_loading(self._role, **asdict(progress))
@@ -101,13 +103,15 @@ class LoadAnnouncer:
 
 
 class CompileAnnouncer(logging.Handler):
-    """Tells the parent process of each loop that is compiled, while a `with` lasts."""
+    """Tells the parent process and the `start` of each loop that is compiled, while a `with`
+    lasts."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, start: WorkerStart) -> None:
         super().__init__()
-        self._role = role
+        self._role, self._start = role, start
 
     def emit(self, record: logging.LogRecord) -> None:
+        self._start.on_loop()
         announce_compiling(self._role, record.getMessage())
 
     def __enter__(self) -> None:
@@ -151,25 +155,29 @@ async def serve_worker(
     role = kind.role
     access = access_of(settings.access, role)
     async with AsyncExitStack() as stack:
-        # A load may take minutes, and a stop ends it: so it runs beside the loop.
-        engine = await run_unless_stopped(
-            lambda: stack.enter_context(_loaded_engine(options, role)), stopping
-        )
+        # It joins before it loads: routers hear that it starts, and let requests wait for it.
         member = await stack.enter_async_context(joined(settings.bus, role, access))
-        watch = NumericWatch(member.worker_id, stopping.set)
-        parts = await _parts(stack, settings, engine, member, watch, access)
-        await _serve(settings, parts, kind, member, stopping)
+        start = WorkerStart(member, time.monotonic)
+        async with member.beating(start.beat):
+            # A load may take minutes, and a stop ends it: so it runs beside the loop.
+            engine = await run_unless_stopped(
+                lambda: stack.enter_context(_loaded_engine(options, role, start)), stopping
+            )
+            start.connects()
+            watch = NumericWatch(member.worker_id, stopping.set)
+            parts = await _parts(stack, settings, engine, member, watch, access)
+        await _serve(settings, parts, kind, member, start, stopping)
 
 
 @contextmanager
-def _loaded_engine(options: EngineOptions, role: str) -> Iterator[Engine]:
+def _loaded_engine(options: EngineOptions, role: str, start: WorkerStart) -> Iterator[Engine]:
     complete, notes = complete_options(options)
     for note in notes:
         log.info(note)
-    warm = warm_up_decode_first if role == DECODE else warm_up
+    warm = start.warming(warm_up_decode_first if role == DECODE else warm_up)
     with ExitStack() as stack:
-        with CompileAnnouncer(role):
-            building = build_engine(complete, LoadAnnouncer(role, time.monotonic), warm)
+        with CompileAnnouncer(role, start):
+            building = build_engine(complete, LoadAnnouncer(role, time.monotonic, start), warm)
             engine = stack.enter_context(building)
         engine.grammars.warm_up()
         for warning in engine.capacity.warnings:
@@ -260,6 +268,7 @@ async def _serve(
     parts: WorkerContext,
     kind: WorkerKind,
     member: Membership,
+    start: WorkerStart,
     stopping: asyncio.Event,
 ) -> None:
     service = kind.make(parts)
@@ -271,7 +280,7 @@ async def _serve(
         health = {"/health": lambda: json_answer({"status": "ok"})}
         app = observed(health, debug_endpoints(parts.engine, parts.metrics), guard.check)
         observe_port = await stack.enter_async_context(http_listening(app, settings.observe))
-        telemetry, loop = _moving_parts(parts, service, member, address)
+        telemetry, loop = _moving_parts(parts, service, member, address, start.seconds)
         where = {"address": address, "observe": str(observe_port), "worker_id": parts.worker_id}
         found = Discoverable(f"ferryman-{parts.role}", "1.0.0", f"A {parts.role} worker", where)
         await stack.enter_async_context(member.bus.discoverable(found))
@@ -314,7 +323,11 @@ async def _lasting(engine: Engine) -> None:
 
 
 def _moving_parts(
-    parts: WorkerContext, service: WorkerService, member: Membership, address: str
+    parts: WorkerContext,
+    service: WorkerService,
+    member: Membership,
+    address: str,
+    start_seconds: float,
 ) -> tuple[Telemetry, StepLoop]:
     """The two that run beside the servers. Every cache change is published."""
 
@@ -328,6 +341,12 @@ def _moving_parts(
     loop = StepLoop(parts.engine, parts.wake, service.on_events, parts.clock, on_changes=on_changes)
     parts.metrics.watch("loads", loop.pace.statistics)
     telemetry = Telemetry(
-        parts.engine, member, address, pace=loop.pace, load=service.load, wake=parts.wake
+        parts.engine,
+        member,
+        address,
+        start_seconds=start_seconds,
+        pace=loop.pace,
+        load=service.load,
+        wake=parts.wake,
     )
     return telemetry, loop

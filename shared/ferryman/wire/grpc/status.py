@@ -3,8 +3,9 @@
 trailer                  meaning
 ferryman-reason          the name of the error's class, such as OutOfSlots
 ferryman-param           INVALID_ARGUMENT: the field to change
-ferryman-retry-after-ms  RESOURCE_EXHAUSTED: an estimate of the time until there is room
-grpc-status-details-bin  RESOURCE_EXHAUSTED: the same as google.rpc.RetryInfo, for other clients
+ferryman-retry-after-ms  RESOURCE_EXHAUSTED, NoWorker: an estimate of the time until there is room,
+                         or a worker
+grpc-status-details-bin  the same as google.rpc.RetryInfo, for other clients
 ferryman-stage           an answer that broke off: the stage that the request had reached
 ferryman-offset          the same: the number of tokens that it had
 ferryman-retryable       the same: "true" when another try may do better
@@ -74,8 +75,7 @@ def failure_of(error: BaseException) -> Failure:
     if known is None:
         return Failure("INTERNAL", "Internal", WITHHELD)
     param = known.param if isinstance(known, errors.InvalidRequest) else ""
-    retry = known.retry_after_seconds if isinstance(known, errors.Exhausted) else 0.0
-    return Failure(known.code, known.reason, str(known), param, retry)
+    return Failure(known.code, known.reason, str(known), param, known.retry_after_seconds)
 
 
 def error_of(failure: Failure) -> FerrymanError:
@@ -83,7 +83,7 @@ def error_of(failure: Failure) -> FerrymanError:
     kind = _BY_REASON.get(failure.reason) or _BY_CODE.get(failure.code) or FerrymanError
     if issubclass(kind, errors.InvalidRequest):
         return kind(failure.message, failure.param)
-    if issubclass(kind, errors.Exhausted):
+    if issubclass(kind, errors.Exhausted | errors.NoWorker):
         return kind(failure.message, failure.retry_after_seconds)
     if issubclass(kind, errors.ManifestMismatch):
         return kind(tuple(failure.message.removeprefix(_DIFFERENCES_HEAD).split("; ")))
@@ -143,7 +143,9 @@ def typed(error: grpc.aio.AioRpcError) -> FerrymanError:
     if not reason and code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in message:
         reason = errors.TooLarge.__name__
     retry_ms = trailers.get(RETRY_AFTER, "")
-    retry = int(retry_ms) / 1000 if retry_ms.isdecimal() else 1.0
+    # Another server's refusal for want of room names no time.
+    least = 1.0 if code == "RESOURCE_EXHAUSTED" else 0.0
+    retry = int(retry_ms) / 1000 if retry_ms.isdecimal() else least
     return error_of(Failure(code, reason, message, param, retry))
 
 

@@ -22,7 +22,7 @@ HEARTBEAT_SECONDS = 1.0
 LIMIT = 2**64  # of every number in a beat
 _PLAIN = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
 # JSON can be nested too deeply, and its Infinity is no integer.
-_NO_BEAT = (
+NO_BEAT = (
     ValueError,
     TypeError,
     LookupError,
@@ -77,7 +77,8 @@ class Heartbeat:
     A worker gives the seconds per byte of a load from the host, and the bytes of a page of all its
     paged kinds and of a snapshot. A host-cache gives the seconds per byte from its storage and from
     a peer, and the least gain in tokens of a prefetch (`prefetch_threshold`). `planes` are the data
-    planes that a worker can use.
+    planes that a worker can use, `start_seconds` how long it took from the beginning of its process
+    until it was ready.
     """
 
     role: str
@@ -106,11 +107,17 @@ class Heartbeat:
     page_bytes: int = 0
     snapshot_bytes: int = 0
     prefetch_threshold: int = 0
+    start_seconds: float = 0.0
     planes: tuple[str, ...] = ("grpc",)
 
     def serves(self, role: str) -> bool:
         """Whether it takes requests as a worker of `role`: a worker that does both has two."""
-        return self.role == role or (self.role == BOTH and role in (PREFILL, DECODE))
+        return role_serves(self.role, role)
+
+
+def role_serves(of_worker: str, role: str) -> bool:
+    """Whether a worker with the role `of_worker` takes requests as one of `role`."""
+    return of_worker == role or (of_worker == BOTH and role in (PREFILL, DECODE))
 
 
 def heartbeat_to_bytes(beat: Heartbeat) -> bytes:
@@ -130,7 +137,7 @@ def heartbeat_from_bytes(payload: bytes) -> Heartbeat:
         planes = tuple(str(plane) for plane in raw.pop("planes", ("grpc",)))
         served = ServedState(kinds=kinds, **state)
         beat = Heartbeat(state=served, free_slots=slots, planes=planes, **raw)
-    except _NO_BEAT as error:
+    except NO_BEAT as error:
         raise InvalidRequest(f"these bytes are no beat: {error!r}") from error
     for part in (beat, beat.state):
         _check_values(part)
