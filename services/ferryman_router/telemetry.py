@@ -28,15 +28,24 @@ class RouterTelemetry:
         self._max_in_flight = max_in_flight
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Ready with one usable worker of each role; degraded while the broker is away."""
+        """Ready with one usable worker of each role; degraded while the broker is away. Until then
+        it says what is done for each role that has none."""
         now, is_draining = time.monotonic(), self._frontend.is_draining
         workers = {role: len(self._frontend.ctx.fleet.usable(role, now)) for role in SERVING}
         is_ready = all(workers.values()) and not is_draining
         is_connected = self.member.bus.is_connected
-        state = "draining" if is_draining else "ready" if is_ready else "waiting for workers"
+        patience = self._frontend.ctx.dispatcher.patience
+        lacking = "starting" if patience.is_first_start else "waiting for workers"
+        state = "draining" if is_draining else "ready" if is_ready else lacking
         if is_ready and not is_connected:
             state = "degraded"
-        return is_ready, {"status": state, "workers": workers, "broker": is_connected}
+        starts = list(patience.under_way(now))
+        return is_ready, {
+            "status": state,
+            "workers": workers,
+            "broker": is_connected,
+            "starts": starts,
+        }
 
     def beat(self, address: str) -> Heartbeat:
         """The heartbeat of the router at this gRPC address. One that hears of no workers yet is not

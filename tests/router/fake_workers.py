@@ -129,6 +129,7 @@ class FakeRouterWorker:
         self.state = STATE
         self.node = ""
         self.seconds_per_token = 0.0
+        self.start_seconds = 0.05
         self.max_running = 64
         self.dead = asyncio.Event()
 
@@ -145,6 +146,7 @@ class FakeRouterWorker:
             max_running=self.max_running,
             node=self.node,
             seconds_per_token=self.seconds_per_token,
+            start_seconds=self.start_seconds,
         )
 
     def register(self, server: grpc.aio.Server) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.router.test_routing_policy import beat_of, fleet_of
 
 from ferryman.errors import QueueFull
-from ferryman_router.routing.fleet import Fleet, WorkerName
-from ferryman_router.routing.queue import RolePatience, Ticket, WaitQueue
+from ferryman_router.routing.fleet import WorkerName
+from ferryman_router.routing.queue import Ticket, WaitQueue
 
 TENANTS = "abc"
 
@@ -164,22 +164,6 @@ def test_nobody_is_lost_or_served_twice(
         assert len(queue) == len(waiting)
         assert queue.cost == sum(ticket.cost for ticket in waiting.values())
     assert set(_served(queue)) == set(waiting)
-
-
-def test_patience_with_an_empty_role_counts_from_when_it_became_empty() -> None:
-    fleet, patience = Fleet(100.0), RolePatience(10.0)
-    patience.look(fleet, 0.0)
-    assert patience.exhausted(9.9) is None
-    assert patience.exhausted(10.0) == "prefill"
-    for role in ("prefill", "decode"):
-        fleet.on_heartbeat(beat_of(role, 1), 10.0)
-    patience.look(fleet, 10.0)
-    assert patience.exhausted(1000.0) is None
-    fleet.lose(WorkerName("decode-00000001", 1), "killed")
-    patience.look(fleet, 20.0)
-    patience.look(fleet, 29.0)  # whoever asks in between does not begin it anew
-    assert patience.exhausted(29.9) is None
-    assert patience.exhausted(30.0) == "decode"
 
 
 def test_a_worker_that_is_only_full_leaves_no_role_empty() -> None:

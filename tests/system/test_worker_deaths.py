@@ -121,7 +121,7 @@ async def test_with_the_last_decode_worker_gone_a_stream_ends_typed_or_goes_on_w
         await asyncio.gather(*reading)
     for worker in cluster.of_role("decode"):
         worker.kill()
-    async with asyncio.timeout(120):  # its patience is 10 s, and it may take a while to be heard
+    async with asyncio.timeout(120):  # its patience is 10 s and a start
         await reading[0]
     error = ending.said[-1]["error"]
     assert (error["reason"], error["retryable"]) == ("NoWorker", True)

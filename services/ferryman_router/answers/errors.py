@@ -71,7 +71,7 @@ def problem_response(
 ) -> Response:
     """The error as a response, with its own status where none is given."""
     shown = dict(headers or {})
-    if isinstance(error, Exhausted):
+    if isinstance(error, Exhausted) or error.retry_after_seconds > 0:
         # Whole seconds, at least one: the header knows no fractions.
         shown["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
     return Response(json.dumps(form(error)), status or error.http_status, shown, "application/json")

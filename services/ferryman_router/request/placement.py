@@ -56,6 +56,7 @@ class RequestPlacement:
         self._asked, self._ctx = asked, ctx
         self.tries = AttemptCount()
         self.kept_by: WorkerName | None = None
+        self.is_waiting = False
         self._num_moves = 0
         self._excluded: dict[WorkerName, float] = {}
         self._standing = self._placed_as = QueuePosition.NEW
@@ -89,9 +90,11 @@ class RequestPlacement:
         await self._on_probation(len(generated))
         # A request that comes here again was accepted by a worker, unless it was turned away.
         self._placed_as, self._standing = self._standing, QueuePosition.UNDER_WAY
+        self.is_waiting = True
         explanation = await self._ctx.dispatcher.place(
             ticket, asking, attempt=attempt, standing=self._placed_as
         )
+        self.is_waiting = False
         self._ctx.probation.sent(asked.request_id)
         return explanation
 

@@ -129,8 +129,7 @@ class RequestRunner:
                 verdict = await self._serve()
             self._finish(verdict)
         except (TimeoutError, DeadlineExceeded):  # the same, wherever it is seen first
-            self._cause = "deadline"
-            self._break(events.RequestCancelled(), DeadlineExceeded("the deadline passed"))
+            self._out_of_time()
         except asyncio.CancelledError:
             if self._stopped_by is not None:
                 self._break(events.Failed(self._stopped_by.reason), self._stopped_by)
@@ -144,6 +143,16 @@ class RequestRunner:
             self._ctx.probation.leave(asked.request_id)
             if self.output_log.end is None:
                 self._break(events.Failed("Internal"), FerrymanError("internal error"))
+
+    def _out_of_time(self) -> None:
+        """One that waits for workers to start hears of that: it may be answered a little later."""
+        self._cause, patience = "deadline", self._ctx.dispatcher.patience
+        is_waiting = self._placement.is_waiting
+        refusal = patience.refusal_at_deadline(self._ctx.clock()) if is_waiting else None
+        if refusal is not None:
+            self._break(events.Failed(refusal.reason), refusal)
+        else:
+            self._break(events.RequestCancelled(), DeadlineExceeded("the deadline passed"))
 
     def _end_past(self) -> None:
         """Has the latest decode worker of the router before this one end what it does for that

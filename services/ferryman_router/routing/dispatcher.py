@@ -17,7 +17,8 @@ from ferryman.errors import DeadlineExceeded, FerrymanError, NoWorker, Overloade
 from ferryman.runtime.ticks import seconds_to_tick
 from ferryman_router.routing.fleet import Fleet
 from ferryman_router.routing.forecast import Forecast, Need, retry_seconds
-from ferryman_router.routing.queue import QueuePosition, RolePatience, Ticket, WaitQueue
+from ferryman_router.routing.queue import QueuePosition, Ticket, WaitQueue
+from ferryman_router.routing.role_patience import RolePatience
 from ferryman_router.routing.routing_policy import (
     Explanation,
     RoutingCosts,
@@ -45,8 +46,8 @@ class _Waiting:
 
 
 class Dispatcher:
-    """One queue, one fleet. `patience` is how long a role may be without a worker; `forecast` is
-    told of every request that was served."""
+    """One queue, one fleet. `patience` is how long a role may be without a worker that is ready or
+    starts; `forecast` is told of every request that was served."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Dispatcher:
         clock: Callable[[], float],
     ) -> None:
         self._fleet, self._queue, self._costs = fleet, queue, costs
-        self._patience, self._clock = RolePatience(patience), clock
+        self.patience, self._clock = RolePatience(fleet, patience), clock
         self.forecast = Forecast()
         self._waiting: dict[str, _Waiting] = {}
         self._has_come = asyncio.Event()
@@ -71,8 +72,9 @@ class Dispatcher:
         return self.forecast.rate.seconds_for(self._queue.cost, self._clock())
 
     def retry_seconds(self) -> float:
-        """The same, as a hint to those that come later."""
-        return retry_seconds(self.queue_seconds())
+        """The same, as a hint to those that come later; no sooner than there are workers."""
+        until_ready = self.patience.remaining_seconds(self._clock())
+        return max(until_ready, retry_seconds(self.queue_seconds()))
 
     async def place(
         self, ticket: Ticket, asking: RoutingRequest, *, attempt: int, standing: QueuePosition
@@ -80,8 +82,8 @@ class Dispatcher:
         """Waits for a pair of workers, which are the attempt's until `leave`.
 
         Raises QueueFull, Overloaded when it would not be answered in time, or NoWorker when a role
-        is empty. One that was here before has been accepted: it always has a place, and is not
-        refused for want of time once it is under way.
+        was empty for too long. One that was here before has been accepted: it always has a place,
+        and is not refused for want of time once it is under way.
         """
         placed: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
         need = self._join(ticket, asking, standing)
@@ -151,16 +153,18 @@ class Dispatcher:
     def serve(self) -> None:
         """Places the requests that can be placed; called whenever there may be news."""
         now = self._clock()
+        self.patience.look(now)
         for ticket in self._queue.expire(now):
             self._waiting[ticket.request_id].refuse(
                 DeadlineExceeded("the deadline passed in the queue")
             )
         while any(self._try_place(ticket, now) for ticket in self._queue.heads()):
             pass
-        self.forecast.rate.looked(now, is_waiting=len(self._queue) > 0)
-        self._patience.look(self._fleet, now)
-        if (role := self._patience.exhausted(now)) is not None:
-            self._refuse_all(NoWorker(f"no {role} worker is ready, and none came in time"))
+        # A cluster that starts is not a slow one: requests behind this one would be refused for it.
+        is_waiting = len(self._queue) > 0 and not self.patience.lacks_workers
+        self.forecast.rate.looked(now, is_waiting=is_waiting)
+        if (refusal := self.patience.refusal(now)) is not None:
+            self._refuse_all(refusal)
 
     def _try_place(self, ticket: Ticket, now: float) -> bool:
         """Whether the ticket left the queue: to be served, or because it is too late for that."""

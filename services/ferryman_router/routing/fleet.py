@@ -15,6 +15,7 @@ from ferryman_router.routing.prefix_sources import (
     CacheUpdate,
     WorkerCacheIndex,
 )
+from ferryman_router.routing.worker_starts import WorkerStarts
 
 SERVING = (PREFILL, DECODE)
 UNREACHABLE = "unreachable"
@@ -110,10 +111,12 @@ def keeps_state(beat: Heartbeat) -> bool:
 
 
 class Fleet:
-    """All workers. `beat_timeout` is how long one may be silent."""
+    """All workers, and the `starts` of those to come. `beat_timeout` is how long one may be
+    silent."""
 
     def __init__(self, beat_timeout: float) -> None:
         self._beat_timeout = beat_timeout
+        self.starts = WorkerStarts(beat_timeout)
         self._workers: dict[str, FleetWorker] = {}
         self._looked_at: float | None = None
         self._unproven: dict[WorkerName, float] = {}
@@ -169,6 +172,7 @@ class Fleet:
             known.is_suspect = False
             return ()
         name = WorkerName(beat.worker_id, beat.epoch)
+        self.starts.on_heartbeat(beat)
         # A beat proves its sender's id and not its address: whoever has a worker's login could
         # drive another worker out by naming its address, and so could a beat that came late.
         if name in self._unproven or self._others_at(beat):
@@ -219,6 +223,7 @@ class Fleet:
         for name, heard in tuple(self._unproven.items()):
             if now - heard > self._beat_timeout:
                 del self._unproven[name]
+        self.starts.expire(now)
         silent = [w for w in self if now - w.last_heard > self._beat_timeout]
         return tuple(e for w in silent for e in self._lose(w.beat.worker_id, "silent"))
 
@@ -231,6 +236,7 @@ class Fleet:
         """No beat could be heard, so no silence counts: the broker or this process was away."""
         for worker in self._workers.values():
             worker.last_heard = now
+        self.starts.reset_timeouts(now)
 
     def lose(self, name: WorkerName, cause: str) -> tuple[Effect, ...]:
         """This life is known to be over, by other means than silence.

@@ -22,8 +22,9 @@ from ferryman.runtime.ticks import seconds_to_tick
 from ferryman.wire.codec.caches import cache_event_from_bytes, cache_snapshot_from_bytes
 from ferryman.wire.grpc.rpc import is_worker_at
 from ferryman.wire.nats.bus import Bus, BusMessage
-from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat, heartbeat_from_bytes
+from ferryman.wire.nats.heartbeat import ROUTER, Heartbeat
 from ferryman.wire.nats.sender_proof import CheckSender
+from ferryman.wire.nats.start_beat import StartBeat, beat_from_bytes
 from ferryman.wire.nats.subjects import Subjects
 from ferryman_router.routing.fleet import (
     UNREACHABLE,
@@ -187,7 +188,7 @@ class FleetListener:
             asyncio.TaskGroup() as group,
         ):
             jobs = (
-                group.create_task(self._each(beats, self._on_heartbeat)),
+                group.create_task(self._each(beats, self._on_beat)),
                 group.create_task(self._each(changes, self._on_cache_change)),
                 group.create_task(self._watch()),
             )
@@ -220,12 +221,16 @@ class FleetListener:
             except FerrymanError as error:
                 log.warning("not understood subject=%s: %s", message.subject, error)
 
-    def _on_heartbeat(self, message: BusMessage) -> None:
-        beat = heartbeat_from_bytes(message.payload)
+    def _on_beat(self, message: BusMessage) -> None:
+        beat = beat_from_bytes(message.payload)
         if beat.role == ROUTER:
             return  # nothing is sent to routers
         subject = self._subjects.beat(beat.role, beat.worker_id)
-        if self._senders.is_from(message, subject, beat.worker_id):
+        if not self._senders.is_from(message, subject, beat.worker_id):
+            return
+        if isinstance(beat, StartBeat):
+            self._fleet.starts.on_start_beat(beat, self._clock())
+        else:
             self.apply(self._fleet.on_heartbeat(beat, self._clock()))
 
     def _on_cache_change(self, message: BusMessage) -> None:

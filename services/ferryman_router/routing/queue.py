@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ferryman.errors import QueueFull
-from ferryman_router.routing.fleet import SERVING, Fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,28 +190,3 @@ class WaitQueue:
 def _cost_until(line: _TenantQueue, tag: float) -> float:
     """The cost of a line that is served before its tag has reached `tag`."""
     return min(line.cost, max(0.0, tag - line.tag) * line.share)
-
-
-class RolePatience:
-    """Counts from when a role became empty, so that every request hears of it in time: one that
-    waits for its first worker, and one whose worker died in mid-stream and whose tries begin anew.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._empty_since: dict[str, float] = {}
-
-    def look(self, fleet: Fleet, now: float) -> None:
-        """Called whenever workers may have come or gone, and now and then."""
-        for role in SERVING:
-            if fleet.is_served(role):
-                self._empty_since.pop(role, None)
-            else:
-                self._empty_since.setdefault(role, now)
-
-    def exhausted(self, now: float) -> str | None:
-        """A role that has been empty for too long."""
-        for role, since in self._empty_since.items():
-            if now - since >= self._seconds:
-                return role
-        return None

@@ -42,8 +42,9 @@ class LimitSettings(BaseModel):
     # Before a request whose client is gone is cancelled.
     linger_seconds: Fixed[Seconds] = 0.75
     no_worker_seconds: Seconds = 10.0
-    """So long a role may be without a worker; then all who wait for one, streams under way too,
-    end with `NoWorker` (503)"""
+    """So long, and as long again as its last start took (30 s before the first), a role may be
+    without a worker that is ready or advances in its start; then all who wait for one, streams
+    under way too, end with `NoWorker` (503)"""
     # Silence after which a worker counts as lost.
     beat_timeout_seconds: Fixed[Seconds] = 8.0
     stream_patience_seconds: Seconds = 2.0

@@ -1,0 +1,112 @@
+"""The starts of workers that are not ready yet, and how long requests wait for one. Pure.
+
+A role without a worker is waited for as long as a start of it advances. A start that stands still
+is waited for no longer, nor is one that begins after several have failed: a worker that dies while
+it starts, again and again, advances each time, and never comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferryman.wire.nats.heartbeat import DECODE, PREFILL, Heartbeat
+from ferryman.wire.nats.start_beat import StartBeat
+
+# Starts of a role that may fail, without one that ends well, before later ones are not waited for.
+MAX_FAILED_STARTS = 3
+# As long a start is taken to last while none of its role was heard to end.
+FIRST_START_SECONDS = 30.0
+# The longest wait that a refused caller is told, and the least.
+MAX_RETRY_SECONDS, MIN_RETRY_SECONDS = 600.0, 1.0
+# One loop may take long to compile on a busy machine, and one step its graphs.
+STANDSTILL_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start as last heard of, and when its progress last changed."""
+
+    beat: StartBeat
+    last_heard: float
+    advanced: float
+    is_trusted: bool
+
+    def is_advancing(self, now: float) -> bool:
+        return self.is_trusted and now - self.advanced <= STANDSTILL_SECONDS
+
+    def seconds(self, now: float) -> float:
+        return self.beat.seconds + now - self.last_heard
+
+
+class WorkerStarts:
+    """The starts under way, and how long the last one of each role took."""
+
+    def __init__(self, beat_timeout: float) -> None:
+        self._beat_timeout = beat_timeout
+        self._starts: dict[tuple[str, int], _Start] = {}
+        self._seconds: dict[str, float] = {}
+        self._failed: dict[str, set[tuple[str, int]]] = {}
+
+    def on_start_beat(self, beat: StartBeat, now: float) -> None:
+        """A start goes on, or a new one begins."""
+        name = (beat.worker_id, beat.epoch)
+        start, failed = self._starts.get(name), self._failed.get(beat.role, set())
+        if start is None:
+            failed.discard(name)  # it was only silent
+            is_trusted = len(failed) < MAX_FAILED_STARTS
+            self._starts[name] = _Start(beat, now, now, is_trusted)
+            return
+        if start.beat.progress != beat.progress:
+            start.advanced = now
+        start.beat, start.last_heard = beat, now
+
+    def on_heartbeat(self, beat: Heartbeat) -> None:
+        """A worker serves that was not known before, so its start has ended well."""
+        self._starts.pop((beat.worker_id, beat.epoch), None)
+        self._failed.pop(beat.role, None)
+        if beat.start_seconds > 0:
+            roles = (role for role in (PREFILL, DECODE) if beat.serves(role))
+            self._seconds.update(dict.fromkeys(roles, beat.start_seconds))
+
+    def expire(self, now: float) -> None:
+        """Starts that have been silent too long have failed."""
+        for name, start in tuple(self._starts.items()):
+            if now - start.last_heard > self._beat_timeout:
+                del self._starts[name]
+                failed = self._failed.setdefault(start.beat.role, set())
+                if len(failed) < MAX_FAILED_STARTS:
+                    failed.add(name)
+
+    def reset_timeouts(self, now: float) -> None:
+        """No beat could be heard, so neither silence nor standstill counts."""
+        for start in self._starts.values():
+            start.last_heard = start.advanced = now
+
+    def latest(self, role: str, now: float) -> tuple[StartBeat, float] | None:
+        """The start that will be ready first, as far as can be known: the oldest that advances,
+        else the oldest. With its seconds until now."""
+        starts = [start for start in self._starts.values() if start.beat.serves(role)]
+        if not starts:
+            return None
+        first = max(starts, key=lambda start: (start.is_advancing(now), start.seconds(now)))
+        return first.beat, first.seconds(now)
+
+    def is_advancing(self, role: str, now: float) -> bool:
+        """Whether a start of the role is worth waiting for."""
+        return any(
+            start.beat.serves(role) and start.is_advancing(now) for start in self._starts.values()
+        )
+
+    def last_seconds(self, role: str) -> float | None:
+        """The length of the role's last start; None while none was heard to end."""
+        return self._seconds.get(role)
+
+    def usual_seconds(self, role: str) -> float:
+        """The expected length of a start of the role."""
+        return self._seconds.get(role, FIRST_START_SECONDS)
+
+    def remaining_seconds(self, role: str, now: float) -> float:
+        """The expected time until the role has a worker."""
+        latest = self.latest(role, now)
+        left = self.usual_seconds(role) - (latest[1] if latest is not None else 0.0)
+        return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, left))
