@@ -13,7 +13,8 @@ NAME = re.compile(r"`([\w.-]+(?:/[\w.-]*)+)`")
 
 
 @pytest.mark.parametrize(
-    "document", ["docs/glossary.md", "docs/architecture.md", "CONTRIBUTING.md"]
+    "document",
+    ["docs/glossary.md", "docs/architecture.md", "docs/journeys.md", "CONTRIBUTING.md"],
 )
 def test_every_file_that_is_named_exists(document: str) -> None:
     names = NAME.findall((ROOT / document).read_text())
