@@ -56,10 +56,11 @@ async def test_bytes_seconds_hits_truncations_and_evictions_are_told_by_tier_and
 
 
 def documented() -> set[str]:
-    """Rows are: groups | fields, with a word on some in parentheses."""
-    row = re.compile(r"^\| `ferryman_hostcache_(\w+)_\*`(.*?) \| (.*) \|$", re.MULTILINE)
+    """Items are: groups: fields, with a word on some in parentheses, over one or more lines."""
+    items = re.sub(r"\n +", " ", DOCUMENT.read_text())
+    item = re.compile(r"^- `ferryman_hostcache_(\w+)_\*`(.*?): (.*)$", re.MULTILINE)
     found: set[str] = set()
-    for first, others, text in row.findall(DOCUMENT.read_text()):
+    for first, others, text in item.findall(items):
         fields = [field.strip() for field in re.sub(r"\(.*?\)", "", text).split(",")]
         for group in (first, *re.findall(r"_(\w+)_\*", others)):
             found |= {f"{group}_{field}" for field in fields}
