@@ -20,6 +20,7 @@ CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"\.venv/bin/ferryman (\w+)")
 README = (ROOT / "README.md").read_text()
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -60,8 +61,10 @@ def test_snippets_ask_for_sampling_that_is_valid() -> None:
         SamplingParams(**given)
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMAND.findall(README))))
-def test_commands_of_the_readme_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", sorted(set(COMMAND.findall(README + TOUR))))
+def test_commands_of_readme_and_tour_exist(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([command, "--help"]) == 0
     assert "Usage" in capsys.readouterr().out
 
