@@ -14,11 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 from ferryman.cache.manifest import Kind
-from ferryman.model import families
 from ferryman.model.config import family_of, load_config
 from ferryman.model.families import FAMILIES
 from ferryman.model.family import Family
@@ -94,7 +92,7 @@ def _read(published: PublishedConfig, folder: Path) -> ReadConfig:
 
 
 def family_rows(read: Iterable[ReadConfig]) -> list[Row]:
-    """A row for each family: its file, architectures, kinds of state, formats, configs read."""
+    """A row for each family: file, name, models, architectures, state, formats, configs read."""
     found = list(read)
     return sorted(
         _family_row(family, [e for e in found if e.family == family]) for family in FAMILIES
@@ -104,8 +102,9 @@ def family_rows(read: Iterable[ReadConfig]) -> list[Row]:
 def _family_row(family: Family[Any], read: list[ReadConfig]) -> Row:
     kinds = {kind for each in read for kind in each.kinds}
     return (
-        f"`{file_of(family)}`",
-        str(_modules()[family].__doc__).partition("\n")[0].rstrip("."),
+        f"`{family.name}`",
+        f"`{family.file}`",
+        summary_of(family),
         ", ".join(f"`{name}`" for name in family.architectures),
         ", ".join(kind for kind in Kind if kind in kinds) or "–",
         "any"
@@ -115,14 +114,11 @@ def _family_row(family: Family[Any], read: list[ReadConfig]) -> Row:
     )
 
 
-def file_of(family: Family[Any]) -> str:
-    """The name of the family's file."""
-    return _modules()[family].__name__.rpartition(".")[2]
-
-
-def _modules() -> dict[Family[Any], ModuleType]:
-    modules = (found for found in vars(families).values() if isinstance(found, ModuleType))
-    return {module.FAMILY: module for module in modules if hasattr(module, "FAMILY")}
+def summary_of(family: Family[Any]) -> str:
+    """The sentence that says what the models are: the first line of the reader's docstring, or of
+    the file's if it has one family."""
+    text = family.read.__doc__ or sys.modules[family.read.__module__].__doc__
+    return str(text).partition("\n")[0].rstrip(".")
 
 
 def published_rows(read: Iterable[ReadConfig]) -> list[Row]:
@@ -131,7 +127,7 @@ def published_rows(read: Iterable[ReadConfig]) -> list[Row]:
         (
             f"`{each.published.model}`",
             each.format,
-            f"`{file_of(each.family)}`",
+            f"`{each.family.name}`",
             each.published.source,
         )
         for each in read
@@ -144,9 +140,9 @@ def written(page: str) -> str:
     # For each table its head, its rows, and the column with long cells.
     tables: dict[str, tuple[Row, list[Row], int]] = {
         "families": (
-            ("file", "models", "architectures", "state", "formats", "configs read"),
+            ("family", "file", "models", "architectures", "state", "formats", "configs read"),
             family_rows(read),
-            2,
+            3,
         ),
         "published": (("model", "format", "family", "source"), published_rows(read), 3),
     }

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tests.model import families
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import PagedRun
 from tests.model.ragged import ragged_logits, random_prompt
 from tests.oracle import load_oracle
 from tests.tiny_models import save_random
+from tests.variants import NATIVE
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from ferryman.cache.manifest import Kind
+from ferryman.model.families import FAMILIES as ALL
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 
-FAMILIES = sorted(
-    name for _, name, _ in pkgutil.iter_modules(families.__path__) if not name.endswith("shapes")
-)
+BY_NAME = {family.name: family for family in ALL}
+FAMILIES = sorted(name for name in BY_NAME if name != NATIVE)
+"""The names of those that transformers has too."""
 PAGE_SIZES = (4, 8, 16, 32, 64)
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 
@@ -71,6 +71,7 @@ def architecture_of(config: PretrainedConfig) -> str:
 
 
 def random_config(family: str, seed: int) -> PretrainedConfig:
-    module = importlib.import_module(f"tests.model.families.{family}")
-    config: PretrainedConfig = module.random_config(random.Random(f"{family} {seed}"))
+    """A config by the generator of the family's name, in the file of its reader's name."""
+    module = importlib.import_module(f"tests.model.families.{BY_NAME[family].file}")
+    config: PretrainedConfig = getattr(module, family)(random.Random(f"{family} {seed}"))
     return config

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from tests.model.conftest import FolderOf
-from tests.model.families import nemotron_h
+from tests.model.families.nemotron_h import nemotron_h
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.families.bamba import BambaConfig
-from ferryman.model.families.granite import GraniteHybridConfig
+from ferryman.model.families import FAMILIES
+from ferryman.model.families.granite import BambaConfig, GraniteHybridConfig
 from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, RotaryPositions
 from ferryman.model.shapes.feed_forward_shapes import MoeShape
 from ferryman.model.shapes.model_shapes import ModelConfig
@@ -37,6 +37,13 @@ def edited(folder_of: FolderOf, tmp_path: Path) -> Callable[[str, Edit], Path]:
         return tmp_path
 
     return edit_config
+
+
+def test_families_share_neither_a_name_nor_an_architecture() -> None:
+    names = [family.name for family in FAMILIES]
+    architectures = [name for family in FAMILIES for name in family.architectures]
+    assert len(set(names)) == len(names)
+    assert len(set(architectures)) == len(architectures)
 
 
 def attention_of(config: ModelConfig) -> AttentionShape:
@@ -90,7 +97,7 @@ def test_both_spellings_of_layer_types_mean_the_same(
 
 
 def test_nemotrons_letters_mean_the_same_as_its_words(tmp_path: Path) -> None:
-    raw = nemotron_h.random_config(random.Random(1)).to_dict()
+    raw = nemotron_h(random.Random(1)).to_dict()
     words = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
     raw |= {"architectures": ["NemotronHForCausalLM"], "time_step_limit": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -105,7 +112,7 @@ def nemotron(tmp_path: Path) -> Callable[[Edit], ModelConfig]:
     """Reads a config of Nemotron-H after an edit."""
 
     def read(edit: Edit) -> ModelConfig:
-        raw = nemotron_h.random_config(random.Random(1)).to_dict()
+        raw = nemotron_h(random.Random(1)).to_dict()
         raw |= {"architectures": ["NemotronHForCausalLM"], "time_step_limit": [0.0, INFINITE]}
         edit(raw)
         (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -164,7 +171,7 @@ def test_fields_that_no_layer_uses_are_not_read(
 def test_what_nemotron_does_not_support_is_refused_by_name(
     field: str, value: object, tmp_path: Path
 ) -> None:
-    raw = nemotron_h.random_config(random.Random(1)).to_dict()
+    raw = nemotron_h(random.Random(1)).to_dict()
     raw |= {"architectures": ["NemotronHForCausalLM"], field: value}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ConfigError, match=field):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.model.differences import difference
-from tests.model.families import deepseek_v3, deepseek_v32
+from tests.model.families.deepseek import deepseek_v3, deepseek_v32
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import PagedRun, Part
 from tests.model.ragged import random_prompt
@@ -24,8 +24,7 @@ from transformers import PretrainedConfig
 from ferryman.cache.manifest import Kind
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.families.deepseek_v3 import DeepseekConfig
-from ferryman.model.families.deepseek_v32 import SparseDeepseekConfig
+from ferryman.model.families.deepseek import DeepseekConfig, SparseDeepseekConfig
 from ferryman.model.layers.expert_router import GroupedRouter
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
@@ -217,7 +216,7 @@ def rebuilt(config: PretrainedConfig, **changed: Any) -> PretrainedConfig:
 
 def sparse_config(count: int, **changed: Any) -> PretrainedConfig:
     """A config with an index that chooses `count` positions."""
-    config = deepseek_v32.random_config(random.Random(0))
+    config = deepseek_v32(random.Random(0))
     return rebuilt(config, index_topk=count, **changed)
 
 
@@ -254,7 +253,7 @@ def spread(difference: Tensor) -> float:
 
 
 def test_experts_in_one_tensor_are_those_with_tensors_of_their_own(tmp_path: Path) -> None:
-    config = deepseek_v3.random_config(random.Random(2))
+    config = deepseek_v3(random.Random(2))
     folder = save_random(tmp_path, rebuilt(config), 1)
     before, tensors = logits(folder), load_file(folder / "model.safetensors")
     layers = {name.split(".experts.")[0] for name in tensors if ".experts.0." in name}

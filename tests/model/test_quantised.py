@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.lockstep import Lockstep
-from tests.model.comparison import random_config
+from tests.model.comparison import BY_NAME, random_config
 from tests.model.differences import difference
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import PagedRun
@@ -50,7 +49,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
 def save_family(folder: Path, family: str, seed: int = 1) -> Path:
-    architectures = import_module(f"ferryman.model.families.{family}").FAMILY.architectures
+    architectures = BY_NAME[family].architectures
     config = random_config(family, seed)
     config.architectures = list(architectures[:1])
     return save_random(folder, config, seed)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.model.differences import difference
-from tests.model.families import qwen3_5, qwen3_next
+from tests.model.families.qwen_hybrid import qwen3_5, qwen3_next
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import PagedRun, Part
 from tests.model.ragged import random_prompt
@@ -29,7 +29,7 @@ from transformers import (
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.families.qwen3_next import QwenHybridConfig
+from ferryman.model.families.qwen_hybrid import QwenHybridConfig
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.model.shapes.delta_shapes import DeltaShape
@@ -70,8 +70,8 @@ def test_the_text_part_of_a_model_that_sees_is_served(
     whole: type[PretrainedConfig], model: Callable[[PretrainedConfig], Any], tmp_path: Path
 ) -> None:
     has_experts = whole is Qwen3_5MoeConfig
-    seed = seed_of(qwen3_5.random_config, lambda text: hasattr(text, "num_experts") == has_experts)
-    text = qwen3_5.random_config(random.Random(seed))
+    seed = seed_of(qwen3_5, lambda text: hasattr(text, "num_experts") == has_experts)
+    text = qwen3_5(random.Random(seed))
     config = whole(
         text_config=text.to_dict(),
         vision_config=VISION | {"out_hidden_size": text.hidden_size},
@@ -86,8 +86,8 @@ def test_the_text_part_of_a_model_that_sees_is_served(
 
 
 def test_experts_in_one_tensor_and_experts_one_by_one_are_the_same(tmp_path: Path) -> None:
-    seed = seed_of(qwen3_5.random_config, lambda text: hasattr(text, "num_experts"))
-    folder = save_random(tmp_path, qwen3_5.random_config(random.Random(seed)), seed)
+    seed = seed_of(qwen3_5, lambda text: hasattr(text, "num_experts"))
+    folder = save_random(tmp_path, qwen3_5(random.Random(seed)), seed)
     expected = logits(folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -134,7 +134,7 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def written(folder: Path, **changes: object) -> Path:
     """A folder with a changed config of a Qwen3-Next."""
-    raw = qwen3_next.random_config(random.Random(3)).to_dict()
+    raw = qwen3_next(random.Random(3)).to_dict()
     raw |= {"architectures": ["Qwen3NextForCausalLM"], **changes}
     (folder / "config.json").write_text(json.dumps(raw))
     return folder
@@ -157,7 +157,7 @@ def test_experts_stand_in_every_nth_layer_that_is_not_named_dense(tmp_path: Path
 
 
 def test_a_delta_net_keeps_its_convolution_in_three_sections(tmp_path: Path) -> None:
-    folder = save_random(tmp_path, qwen3_next.random_config(random.Random(3)), 3)
+    folder = save_random(tmp_path, qwen3_next(random.Random(3)), 3)
     manifest = load_model(folder, LoadOptions("bfloat16", page_size=16)).manifest
     shapes = [shape for layer in load_config(folder).states for shape in layer]
     delta = next(shape for shape in shapes if isinstance(shape, DeltaShape))

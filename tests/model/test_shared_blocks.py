@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.model.differences import difference
-from tests.model.families import zamba2
 from tests.model.families.shapes import VOCAB_SIZE
+from tests.model.families.zamba2 import zamba2
 from tests.model.paged_run import PagedRun
 from tests.model.ragged import ragged_logits, random_prompt
 from tests.oracle import load_oracle
@@ -35,7 +35,7 @@ def test_five_layers_share_a_few_blocks(
     num_blocks: int, has_adapters: bool, tmp_path: Path
 ) -> None:
     rng = random.Random(7)
-    config = zamba2.random_config(rng)
+    config = zamba2(rng)
     config.layers_block_type, config.num_hidden_layers = LAYERS, len(LAYERS)
     config.hybrid_layer_ids = [i for i, word in enumerate(LAYERS) if word == "hybrid"]
     config.num_mem_blocks, config.use_shared_attention_adapter = num_blocks, has_adapters
@@ -63,7 +63,7 @@ def test_five_layers_share_a_few_blocks(
 def test_fields_that_zamba2_does_not_support_are_refused_by_name(
     field: str, value: object, tmp_path: Path
 ) -> None:
-    raw = zamba2.random_config(random.Random(7)).to_dict()
+    raw = zamba2(random.Random(7)).to_dict()
     raw |= {"architectures": ["Zamba2ForCausalLM"]}
     raw |= {"num_attention_heads": 6, "num_key_value_heads": 6}
     (tmp_path / "config.json").write_text(json.dumps(raw))

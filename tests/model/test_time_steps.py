@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from tests.model.differences import difference
-from tests.model.families import nemotron_h
+from tests.model.families.nemotron_h import nemotron_h
 from tests.model.families.shapes import VOCAB_SIZE
 from tests.model.paged_run import PagedRun, Part
 from tests.model.ragged import random_prompt
@@ -25,7 +25,7 @@ LIMIT = (0.3, 0.6)
 
 def test_nemotrons_time_steps_are_those_of_its_published_code(tmp_path: Path) -> None:
     rng = random.Random(5)
-    config = nemotron_h.random_config(rng)
+    config = nemotron_h(rng)
     config.layers_block_type = ["linear_attention", "full_attention"]
     config.time_step_min, config.time_step_limit = 0.001, LIMIT
     folder = save_random(tmp_path, config, 5)

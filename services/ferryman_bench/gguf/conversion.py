@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ferryman.errors import ConfigError
 from ferryman.model.config import load_config
-from ferryman.model.families.bamba import BambaConfig
 from ferryman.model.families.gpt_oss import GptOssConfig
-from ferryman.model.families.granite import GraniteHybridConfig
-from ferryman.model.families.qwen3_next import QwenHybridConfig
+from ferryman.model.families.granite import BambaConfig, GraniteHybridConfig
+from ferryman.model.families.qwen_hybrid import QwenHybridConfig
 from ferryman.model.layers.transformer import TransformerConfig
 from ferryman.model.shapes.config_fields import read_fields
 from ferryman_bench.gguf.container import GgufModel, GgufType, write_gguf

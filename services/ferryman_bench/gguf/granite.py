@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 
 from ferryman.errors import ConfigError
-from ferryman.model.families.bamba import BambaConfig
-from ferryman.model.families.granite import GraniteHybridConfig
+from ferryman.model.families.granite import BambaConfig, GraniteHybridConfig
 from ferryman.model.layers.mixers import MixerShape
 from ferryman.model.layers.transformer import TransformerConfig
 from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ferryman.errors import ConfigError
-from ferryman.model.families.qwen3_next import NORM_ORIGIN, QwenHybridConfig
+from ferryman.model.families.qwen_hybrid import NORM_ORIGIN, QwenHybridConfig
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape

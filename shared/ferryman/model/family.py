@@ -33,7 +33,7 @@ class MtpSource(Generic[Config]):
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Config]):
-    """`architectures` are the names in config.json.
+    """`name` is the family's in tables and tests, `architectures` are the names in config.json.
 
     `read` raises ConfigError, by field name, for an unsupported config. `load` raises it for a
     tensor that is missing or has another shape than the config implies. `quantisations` are the
@@ -41,8 +41,14 @@ class Family(Generic[Config]):
     themselves.
     """
 
+    name: str
     architectures: tuple[str, ...]
     read: Callable[[ConfigFields], Config]
     load: Callable[[Config, StateManifest, Weights], Decoder]
     quantisations: tuple[str, ...] = LINEAR_METHODS
     mtp: MtpSource[Config] | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the file that reads the family's configs."""
+        return self.read.__module__.rpartition(".")[2]

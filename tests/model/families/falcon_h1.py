@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import random
 
-from tests.model.families.shapes import grouped_heads, trunk
+from tests.model.families.shapes import grouped_heads, sizes, trunk
 from transformers import FalconH1Config, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def falcon_h1(rng: random.Random) -> PretrainedConfig:
     heads, head_dim = rng.choice([(3, 16), (5, 8), (6, 8)])
     return FalconH1Config(
         **trunk(rng, rng.randint(1, 3)),
         **grouped_heads(rng),
-        hidden_size=rng.choice([24, 40]),
-        intermediate_size=rng.choice([32, 56]),
+        **sizes(rng),
         attention_bias=rng.random() < 0.5,
         mlp_bias=rng.random() < 0.5,
         projectors_bias=rng.random() < 0.5,

@@ -2,16 +2,23 @@ from __future__ import annotations
 
 import random
 
-from tests.model.families.gemma4 import waves
-from tests.model.families.shapes import VOCAB_SIZE, grouped_heads, pattern, trunk, window_len
+from tests.model.families.shapes import (
+    LAYER_TYPES,
+    VOCAB_SIZE,
+    grouped_heads,
+    nested_rope,
+    pattern,
+    trunk,
+    window_len,
+)
 from transformers import Gemma3nTextConfig, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def gemma3n(rng: random.Random) -> PretrainedConfig:
     """Layers that share pages, sparse MLPs of several widths, one to four streams."""
     num_layers, heads = rng.randint(2, 6), grouped_heads(rng)
-    words, num_streams = ["sliding_attention", "full_attention"], rng.randint(1, 4)
-    types, num_own = pattern(rng, num_layers, words), rng.randint(1, num_layers)
+    num_streams = rng.randint(1, 4)
+    types, num_own = pattern(rng, num_layers, LAYER_TYPES), rng.randint(1, num_layers)
     is_shared = set(types[:num_own]) == set(types)
     heads["head_dim"] = rng.choice([4, 6])  # scores of longer heads are not divided by their length
     return Gemma3nTextConfig(
@@ -31,5 +38,5 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         final_logit_softcapping=rng.choice([2.0, 30.0]),
         sliding_window=window_len(rng),
         layer_types=types,
-        rope_parameters={word: waves(rng) for word in words},
+        rope_parameters={word: nested_rope(rng) for word in LAYER_TYPES},
     )

@@ -3,14 +3,23 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.model.families.shapes import VOCAB_SIZE, grouped_heads, pattern, rope, trunk, window_len
+from tests.model.families.shapes import (
+    LAYER_TYPES,
+    VOCAB_SIZE,
+    grouped_heads,
+    nested_rope,
+    pattern,
+    sizes,
+    trunk,
+    window_len,
+)
 from transformers import Gemma4TextConfig, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def gemma4(rng: random.Random) -> PretrainedConfig:
     """Heads of two sizes; layers that share pages, experts, inputs of layers, each in some."""
     num_layers, heads = rng.randint(2, 6), grouped_heads(rng)
-    types = pattern(rng, num_layers - 1, ["sliding_attention", "full_attention"])
+    types = pattern(rng, num_layers - 1, LAYER_TYPES)
     types.append("full_attention")
     num_own = rng.randint(1, num_layers)
     # transformers shares no pages without inputs of layers: its code then fails.
@@ -20,8 +29,7 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         **trunk(rng, num_layers),
         **heads,
         **rng.choice([{}, _experts(rng)]),
-        hidden_size=rng.choice([24, 40]),
-        intermediate_size=rng.choice([32, 56]),
+        **sizes(rng),
         attention_bias=rng.random() < 0.3,
         attention_k_eq_v=rng.random() < 0.5,
         global_head_dim=rng.choice([4, 12]),
@@ -33,20 +41,13 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         final_logit_softcapping=rng.choice([None, 2.0, 30.0]),
         sliding_window=window_len(rng),
         layer_types=types,
-        rope_parameters={"sliding_attention": waves(rng), "full_attention": _full_waves(rng)},
+        rope_parameters={"sliding_attention": nested_rope(rng), "full_attention": _full_rope(rng)},
     )
 
 
-def waves(rng: random.Random) -> dict[str, Any]:
-    """Without YaRN's `truncate`, which transformers looks for in the wrong place."""
-    parameters = rope(rng)
-    parameters.pop("truncate", None)
-    return parameters
-
-
-def _full_waves(rng: random.Random) -> dict[str, Any]:
+def _full_rope(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.2:
-        return waves(rng)
+        return nested_rope(rng)
     share = rng.choice([0.25, 0.5, 1.0])
     return {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": share}
 

@@ -2,11 +2,18 @@ from __future__ import annotations
 
 import random
 
-from tests.model.families.shapes import grouped_heads, pattern, rope, trunk, window_len
+from tests.model.families.shapes import (
+    LAYER_TYPES,
+    grouped_heads,
+    pattern,
+    rope,
+    trunk,
+    window_len,
+)
 from transformers import GptOssConfig, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def gpt_oss(rng: random.Random) -> PretrainedConfig:
     num_layers, num_experts = rng.randint(1, 4), rng.choice([1, 3, 5])
     return GptOssConfig(
         **trunk(rng, num_layers),
@@ -18,6 +25,6 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         num_experts_per_tok=rng.randint(1, num_experts),
         swiglu_limit=rng.choice([0.3, 1.0, 7.0]),
         sliding_window=window_len(rng),
-        layer_types=pattern(rng, num_layers, ["sliding_attention", "full_attention"]),
+        layer_types=pattern(rng, num_layers, LAYER_TYPES),
         rope_parameters=rope(rng),
     )

@@ -1,14 +1,45 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
-from tests.model.families.mamba_shapes import mamba
-from tests.model.families.shapes import pattern, trunk
-from transformers import GraniteMoeHybridConfig, PretrainedConfig
+from tests.model.families.shapes import grouped_heads, pattern, rope, trunk
+from transformers import (
+    BambaConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeSharedConfig,
+    PretrainedConfig,
+)
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
-    num_layers, state = rng.randint(2, 5), mamba(rng)
+def granite3(rng: random.Random) -> PretrainedConfig:
+    heads, num_experts = grouped_heads(rng), rng.choice([0, 3, 5])
+    del heads["head_dim"]
+    fields = {
+        **trunk(rng, rng.randint(1, 4)),
+        **heads,
+        "hidden_size": heads["num_attention_heads"] * rng.choice([8, 12]),
+        "intermediate_size": rng.choice([16, 40]),
+        "attention_bias": rng.random() < 0.5,
+        "embedding_multiplier": rng.uniform(0.5, 4.0),
+        "attention_multiplier": rng.uniform(0.1, 0.5),
+        "residual_multiplier": rng.uniform(0.3, 1.0),
+        "logits_scaling": rng.uniform(0.5, 3.0),
+        "rope_parameters": rope(rng),
+    }
+    if not num_experts:
+        return GraniteConfig(**fields, mlp_bias=rng.random() < 0.5)
+    chosen = rng.randint(1, num_experts)
+    fields |= {"num_local_experts": num_experts, "num_experts_per_tok": chosen}
+    if rng.random() < 0.5:
+        return GraniteMoeConfig(**fields)
+    return GraniteMoeSharedConfig(**fields, shared_intermediate_size=rng.choice([0, 24]))
+
+
+def granite(rng: random.Random) -> PretrainedConfig:
+    num_layers, state = rng.randint(2, 5), _mamba(rng)
     q_heads = 2 if state["hidden_size"] % 4 == 0 else 1
     return GraniteMoeHybridConfig(
         **trunk(rng, num_layers),
@@ -27,3 +58,34 @@ def random_config(rng: random.Random) -> PretrainedConfig:
         residual_multiplier=rng.uniform(0.3, 1.0),
         logits_scaling=rng.uniform(0.5, 3.0),
     )
+
+
+def bamba(rng: random.Random) -> PretrainedConfig:
+    num_layers = rng.randint(2, 5)
+    attended = rng.sample(range(num_layers), rng.randint(1, num_layers - 1))
+    return BambaConfig(
+        **trunk(rng, num_layers),
+        **{**grouped_heads(rng), "head_dim": 8},
+        **_mamba(rng),
+        intermediate_size=rng.choice([32, 56]),
+        attention_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        attn_layer_indices=sorted(attended),
+    )
+
+
+def _mamba(rng: random.Random) -> dict[str, Any]:
+    """An odd number of state heads in one group or in as many groups as heads."""
+    heads, head_dim = rng.choice([(3, 16), (5, 8), (6, 8), (8, 16)])
+    return {
+        "hidden_size": heads * head_dim // 2,
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_n_groups": rng.choice([1, heads]),
+        "mamba_d_state": rng.choice([4, 12, 16]),
+        "mamba_d_conv": rng.choice([2, 3, 4]),
+        "mamba_expand": 2,
+        "mamba_chunk_size": 16,
+        "mamba_conv_bias": rng.random() < 0.5,
+        "mamba_proj_bias": rng.random() < 0.5,
+    }

@@ -6,7 +6,7 @@ from tests.model.families.shapes import grouped_heads, trunk
 from transformers import JambaConfig, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def jamba(rng: random.Random) -> PretrainedConfig:
     heads, num_experts = grouped_heads(rng), rng.choice([1, 3, 5])
     heads.pop("head_dim")
     period, experts_period = rng.choice([1, 2, 3]), rng.choice([1, 2])

@@ -6,7 +6,7 @@ from tests.model.families.shapes import pattern, trunk
 from transformers import KimiLinearConfig, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def kimi_linear(rng: random.Random) -> PretrainedConfig:
     num_layers, heads = rng.randint(1, 4), rng.choice([1, 2, 3, 6])
     groups = rng.choice([1, 2, 3])
     return KimiLinearConfig(

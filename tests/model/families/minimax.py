@@ -6,7 +6,7 @@ from tests.model.families.shapes import pattern, rope, trunk
 from transformers import MiniMaxConfig, PretrainedConfig
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def minimax(rng: random.Random) -> PretrainedConfig:
     num_layers, num_experts = rng.randint(2, 4), rng.choice([3, 5])
     factors = {"alpha": (1.0, 3.6), "beta": (0.5, 1.5)}  # 3.56 and 1 are published
     return MiniMaxConfig(

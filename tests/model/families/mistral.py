@@ -3,17 +3,22 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.model.families.shapes import grouped_heads, pattern, rope, trunk, window_len
-from transformers import Ministral3Config, MinistralConfig, MistralConfig, PretrainedConfig
+from tests.model.families.shapes import grouped_heads, pattern, rope, sizes, trunk, window_len
+from transformers import (
+    Ministral3Config,
+    MinistralConfig,
+    MistralConfig,
+    MixtralConfig,
+    PretrainedConfig,
+)
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def mistral(rng: random.Random) -> PretrainedConfig:
     num_layers = rng.randint(1, 4)
     fields = {
         **trunk(rng, num_layers),
         **grouped_heads(rng),
-        "hidden_size": rng.choice([24, 40]),
-        "intermediate_size": rng.choice([32, 56]),
+        **sizes(rng),
         "rope_parameters": rope(rng),
         "sliding_window": rng.choice([None, window_len(rng)]),
     }
@@ -39,3 +44,17 @@ def _growing(rng: random.Random) -> dict[str, Any]:
         "mscale_all_dim": 1.0,
         "llama_4_scaling_beta": rng.choice([0.1, 0.7]),
     }
+
+
+def mixtral(rng: random.Random) -> PretrainedConfig:
+    num_experts = rng.choice([2, 5])
+    return MixtralConfig(
+        **trunk(rng, rng.randint(1, 4)),
+        **grouped_heads(rng),
+        hidden_size=rng.choice([24, 40]),
+        intermediate_size=rng.choice([16, 24]),
+        num_local_experts=num_experts,
+        num_experts_per_tok=rng.randint(1, num_experts),
+        sliding_window=rng.choice([None, None, window_len(rng)]),
+        rope_parameters=rope(rng),
+    )

@@ -2,24 +2,23 @@ from __future__ import annotations
 
 import random
 
-from tests.model.families.shapes import grouped_heads, pattern, trunk
+from tests.model.families.shapes import grouped_heads, pattern, sizes, trunk
 from transformers import NemotronHConfig, PretrainedConfig
 
 PARTS = ["linear_attention", "full_attention", "mlp", "moe"]
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def nemotron_h(rng: random.Random) -> PretrainedConfig:
     num_layers = rng.randint(3, 7)
     heads, least_step = rng.choice([3, 5, 6]), rng.choice([0.001, 0.1])
-    sizes = trunk(rng, num_layers) | {"tie_word_embeddings": False}
-    sizes["layer_norm_epsilon"] = sizes.pop("rms_norm_eps")
-    sizes.pop("num_hidden_layers")
+    common = trunk(rng, num_layers) | {"tie_word_embeddings": False}
+    common["layer_norm_epsilon"] = common.pop("rms_norm_eps")
+    common.pop("num_hidden_layers")
     return NemotronHConfig(
-        **sizes,
+        **common,
         **grouped_heads(rng),
         layers_block_type=pattern(rng, num_layers, PARTS),
-        hidden_size=rng.choice([24, 40]),
-        intermediate_size=rng.choice([32, 56]),
+        **sizes(rng),
         mlp_bias=rng.random() < 0.5,
         mamba_num_heads=heads,
         mamba_head_dim=rng.choice([8, 16]),

@@ -7,6 +7,7 @@ from typing import Any
 
 VOCAB_SIZE = 97
 MAX_POSITIONS = 1024
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 
 
 def trunk(rng: random.Random, num_layers: int) -> dict[str, Any]:
@@ -31,6 +32,11 @@ def grouped_heads(rng: random.Random) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": rng.choice([4, 6, 16]),
     }
+
+
+def sizes(rng: random.Random) -> dict[str, Any]:
+    """Sizes of hidden states and MLP that no number of heads has to divide."""
+    return {"hidden_size": rng.choice([24, 40]), "intermediate_size": rng.choice([32, 56])}
 
 
 def experts(rng: random.Random) -> dict[str, Any]:
@@ -67,3 +73,11 @@ def rope(rng: random.Random) -> dict[str, Any]:
     if kind in ("llama3", "yarn"):
         found["original_max_position_embeddings"] = rng.choice([16, 64, 300])
     return found
+
+
+def nested_rope(rng: random.Random) -> dict[str, Any]:
+    """The same for layers of one type, without YaRN's `truncate`: transformers looks for it in the
+    wrong place."""
+    parameters = rope(rng)
+    parameters.pop("truncate", None)
+    return parameters

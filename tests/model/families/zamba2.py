@@ -6,7 +6,7 @@ from tests.model.families.shapes import pattern, rope, trunk
 from transformers import PretrainedConfig, Zamba2Config
 
 
-def random_config(rng: random.Random) -> PretrainedConfig:
+def zamba2(rng: random.Random) -> PretrainedConfig:
     num_layers, heads = rng.randint(2, 3), rng.choice([2, 3, 6])
     mamba_heads = rng.choice([2, 3, 6])
     least_step = rng.choice([0.001, 0.1])

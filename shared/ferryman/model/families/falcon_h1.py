@@ -15,19 +15,21 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
-from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    LayerPlace,
+    load_decoder_layer,
+    load_gated_mlp,
+)
 from ferryman.model.layers.mixers import Parallel, load_mixer
 from ferryman.model.readers.config_readers import (
     check_activation,
-    head_dim_of,
-    read_attention,
     read_mamba,
     read_mlp,
-    read_rotary,
     read_trunk,
 )
+from ferryman.model.readers.transformer_readers import read_rotary_attention
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
@@ -66,12 +68,11 @@ class FalconH1Config:
         return ((self.attention, self.mamba),) * self.trunk.num_layers
 
 
-def _read(fields: ConfigFields) -> FalconH1Config:
+def read_falcon_h1(fields: ConfigFields) -> FalconH1Config:
     check_activation(fields)
-    positions = read_rotary(fields, default_factor=1.0)
     return FalconH1Config(
         trunk=read_trunk(fields),
-        attention=read_attention(fields, head_dim_of(fields) ** -0.5, positions),
+        attention=read_rotary_attention(fields),
         mamba=_mamba(fields),
         mlp=read_mlp(fields),
         multipliers=Multipliers(
@@ -105,25 +106,20 @@ def _gating(fields: ConfigFields) -> Gating:
     return Gating.NORM_THEN_GATE if is_before else Gating.GATE_THEN_NORM
 
 
-def _load(config: FalconH1Config, manifest: StateManifest, weights: Weights) -> Decoder:
+def load_falcon_h1(config: FalconH1Config, manifest: StateManifest, weights: Weights) -> Decoder:
     scales = EndScales(config.embedding_multiplier, 1.0 / config.head_multiplier)
-    ends = load_embedding_and_head(weights, config.trunk, "model.final_layernorm.weight", scales)
-    return load_decoder(
-        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
+    layer = partial(_layer, config)
+    return load_model_decoder(
+        config, manifest, weights, layer, scales, final_norm="final_layernorm"
     )
 
 
 def _layer(config: FalconH1Config, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    dim, eps = place.hidden_dim, place.norm_eps
     scaled = weights.scaled(_factors(config))
-    return DecoderLayer(
-        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=Parallel(
-            tuple(load_mixer(scaled, shape, place) for shape in config.states[place.layer])
-        ),
-        feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
-        feed_forward=load_gated_mlp(scaled.under("feed_forward"), config.mlp, dim),
-    )
+    mixers = tuple(load_mixer(scaled, shape, place) for shape in config.states[place.layer])
+    mlp = load_gated_mlp(scaled.under("feed_forward"), config.mlp, place.hidden_dim)
+    norms = ("input_layernorm", "pre_ff_layernorm")
+    return load_decoder_layer(weights, place, Parallel(mixers), mlp, norms=norms)
 
 
 def _factors(config: FalconH1Config) -> Mapping[str, float | Tensor]:
@@ -154,6 +150,3 @@ def _ssm_parts(config: FalconH1Config) -> Tensor:
     dims = (mamba.inner_dim, mamba.inner_dim, mamba.group_dim, mamba.group_dim, mamba.ssm_heads)
     parts = zip(dims, config.multipliers.ssm_parts, strict=True)
     return torch.cat([torch.full((dim,), part, dtype=torch.float64) for dim, part in parts])
-
-
-FAMILY = Family(("FalconH1ForCausalLM",), _read, _load)

@@ -15,10 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.families.gemma3 import positions_in_window, positions_of_all
-from ferryman.model.families.gemma4 import kept_states, read_sources
-from ferryman.model.family import Family
-from ferryman.model.layers.attention import load_attention
+from ferryman.model.families.gemma import positions_in_window, positions_of_all
+from ferryman.model.families.gemma4 import (
+    kept_states,
+    load_attention_of,
+    read_sources,
+    read_window_layers,
+)
 from ferryman.model.layers.decoder import (
     Decoder,
     EmbeddingAndHead,
@@ -30,12 +33,10 @@ from ferryman.model.layers.decoder_layers import (
     FeedForward,
     Layer,
     LayerPlace,
-    Mixer,
     gelu_tanh,
     load_gated_mlp,
     load_norm,
 )
-from ferryman.model.layers.earlier_pages import load_earlier_pages_attention
 from ferryman.model.layers.hidden_streams import (
     JoinedStreamsNorm,
     SpreadLayer,
@@ -49,11 +50,9 @@ from ferryman.model.readers.config_readers import (
     GELU,
     check_activation,
     read_attention,
-    read_layers,
     read_trunk,
 )
 from ferryman.model.readers.text_model import text_fields, text_weights
-from ferryman.model.readers.transformer_readers import FULL, WINDOW
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, ValueSource
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
@@ -93,11 +92,11 @@ class Gemma3nConfig:
         return kept_states(self.attention, self.sources)
 
 
-def _read(whole: ConfigFields) -> Gemma3nConfig:
+def read_gemma3n(whole: ConfigFields) -> Gemma3nConfig:
     nested = text_fields(whole)
     fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
     check_activation(fields, "hidden_activation", (GELU,))
-    are_windows = _are_windows(fields)
+    are_windows = read_window_layers(fields, 5)
     return Gemma3nConfig(
         trunk=read_trunk(fields),
         attention=_read_attention(fields, are_windows),
@@ -112,13 +111,6 @@ def _read(whole: ConfigFields) -> Gemma3nConfig:
         low_rank=fields.whole("laurel_rank", 64),
         logits_cap=fields.not_negative("final_logit_softcapping", 0.0),
     )
-
-
-def _are_windows(fields: ConfigFields) -> tuple[bool, ...]:
-    """Without a list every fifth layer is full."""
-    if fields.raw.get("layer_types") is not None:
-        return read_layers(fields, "layer_types", {WINDOW: True, FULL: False})
-    return tuple((layer + 1) % 5 != 0 for layer in range(fields.whole("num_hidden_layers")))
 
 
 def _read_attention(
@@ -186,7 +178,7 @@ class SparseGelu:
         return gelu_tanh((gate - cutoff).relu())
 
 
-def _load(config: Gemma3nConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+def load_gemma3n(config: Gemma3nConfig, manifest: StateManifest, weights: Weights) -> Decoder:
     weights, dim = text_weights(weights), config.trunk.hidden_dim
     scales = EndScales(rounded(dim**0.5, weights), logits_cap=config.logits_cap)
     ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", scales)
@@ -206,11 +198,12 @@ def _layer(
 ) -> Layer:
     dim, eps = place.hidden_dim, place.norm_eps
     norm = partial(load_norm, weights, dim=dim, eps=eps)
+    shape, source = config.attention[place.layer], config.sources[place.layer]
     layer = StreamsLayer(
         updates=load_alternating_updates(weights.under("altup"), config.streams, dim, eps),
         residual=load_low_rank_residual(weights.under("laurel"), config.low_rank, place),
         mixer_norm=norm("input_layernorm"),
-        mixer=_mixer(config, weights.under("self_attn"), place),
+        mixer=load_attention_of(weights.under("self_attn"), shape, place, source),
         mixed_norm=norm("post_attention_layernorm"),
         feed_forward_norm=norm("pre_feedforward_layernorm"),
         feed_forward=_feed_forward(config, weights.under("mlp"), place),
@@ -220,13 +213,6 @@ def _layer(
     if place.layer > 0:
         return layer
     return SpreadLayer(load_projections(model, "altup_projections", config.streams, dim), layer)
-
-
-def _mixer(config: Gemma3nConfig, weights: Weights, place: LayerPlace) -> Mixer:
-    shape, source = config.attention[place.layer], config.sources[place.layer]
-    if source == place.layer:
-        return load_attention(weights, shape, place)
-    return load_earlier_pages_attention(weights, shape, place, source)
 
 
 def _feed_forward(config: Gemma3nConfig, weights: Weights, place: LayerPlace) -> FeedForward:
@@ -251,6 +237,3 @@ def _gate(
         weights = weights.scaled({"per_layer_input_gate.weight": scale})
     num_layers = config.trunk.num_layers
     return load_token_gate(model, weights, ends, config.token_input, place, num_layers)
-
-
-FAMILY = Family(("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), _read, _load)

@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import (
     Decoder,
@@ -96,13 +95,14 @@ class Gemma4Config:
         return kept_states(self.attention, self.sources)
 
 
-def _read(whole: ConfigFields) -> Gemma4Config:
+def read_gemma4(whole: ConfigFields) -> Gemma4Config:
     nested = text_fields(whole)
     fields = ConfigFields(nested.source, {**DEFAULTS, **nested.raw})
     check_activation(fields, "hidden_activation", (GELU,))
     if fields.raw.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.refusal("use_bidirectional_attention", "null or 'vision': text is causal")
-    trunk, are_windows = read_trunk(fields), _are_windows(fields)
+    # The last layer is always full.
+    trunk, are_windows = read_trunk(fields), (*read_window_layers(fields, 6)[:-1], False)
     sources = read_sources(fields, are_windows)
     return Gemma4Config(
         trunk=trunk,
@@ -118,13 +118,11 @@ def _read(whole: ConfigFields) -> Gemma4Config:
     )
 
 
-def _are_windows(fields: ConfigFields) -> tuple[bool, ...]:
-    """Without a list every sixth layer is full. The last layer always is."""
-    num_layers = fields.whole("num_hidden_layers")
-    found = tuple((layer + 1) % 6 != 0 for layer in range(num_layers))
+def read_window_layers(fields: ConfigFields, period: int) -> tuple[bool, ...]:
+    """True for layers with windows. Without a list every `period`-th layer is full."""
     if fields.raw.get("layer_types") is not None:
-        found = read_layers(fields, "layer_types", {WINDOW: True, FULL: False})
-    return (*found[:-1], False)
+        return read_layers(fields, "layer_types", {WINDOW: True, FULL: False})
+    return tuple((layer + 1) % period != 0 for layer in range(fields.whole("num_hidden_layers")))
 
 
 def read_sources(fields: ConfigFields, are_windows: tuple[bool, ...]) -> tuple[int, ...]:
@@ -223,10 +221,9 @@ def _as_it_is(hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _load(config: Gemma4Config, manifest: StateManifest, weights: Weights) -> Decoder:
+def load_gemma4(config: Gemma4Config, manifest: StateManifest, weights: Weights) -> Decoder:
     weights = text_weights(weights)
-    scale = rounded(config.trunk.hidden_dim**0.5, weights)
-    scales = EndScales(embedding_multiplier=scale, logits_cap=config.logits_cap)
+    scales = EndScales(rounded(config.trunk.hidden_dim**0.5, weights), logits_cap=config.logits_cap)
     ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", scales)
     model = weights.under("model")
     layer = partial(_layer, config, model, ends)
@@ -241,10 +238,11 @@ def _layer(
     place: LayerPlace,
 ) -> Layer:
     norm = partial(load_norm, weights, dim=place.hidden_dim, eps=place.norm_eps)
+    shape, source = config.attention[place.layer], config.sources[place.layer]
     before, fed = _feed_forward(config, weights, place)
     layer: Layer = SandwichLayer(
         mixer_norm=norm("input_layernorm"),
-        mixer=_mixer(config, weights.under("self_attn"), place),
+        mixer=load_attention_of(weights.under("self_attn"), shape, place, source),
         mixed_norm=norm("post_attention_layernorm"),
         feed_forward_norm=before,
         feed_forward=fed,
@@ -270,11 +268,10 @@ def _feed_forward(
     return _as_it_is, load_normed_mixture(weights, config.experts, place, norm, mlp)
 
 
-def _mixer(config: Gemma4Config, weights: Weights, place: LayerPlace) -> Mixer:
-    shape, source = config.attention[place.layer], config.sources[place.layer]
+def load_attention_of(
+    weights: Weights, shape: AttentionShape, place: LayerPlace, source: int
+) -> Mixer:
+    """Attention to the pages of the layer `source`: its own, or those of an earlier one."""
     if source == place.layer:
         return load_attention(weights, shape, place)
     return load_earlier_pages_attention(weights, shape, place, source)
-
-
-FAMILY = Family(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), _read, _load)

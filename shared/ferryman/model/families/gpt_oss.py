@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
 from ferryman.model.layers.attention import load_attention
-from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_norm
+from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
+from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_decoder_layer
 from ferryman.model.layers.expert_router import SharesOfChosen
 from ferryman.model.layers.experts import (
     ExpertMatrices,
@@ -28,12 +27,10 @@ from ferryman.model.layers.experts import (
 from ferryman.model.layers.moe import MixtureOfExperts
 from ferryman.model.readers.config_readers import (
     check_activation,
-    head_dim_of,
-    read_attention,
     read_layers,
-    read_rotary,
     read_trunk,
 )
+from ferryman.model.readers.transformer_readers import read_experts, read_rotary_attention
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MoeShape
@@ -42,7 +39,7 @@ from ferryman.model.shapes.ranks import slice_of
 from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.matrix import Matrix
 from ferryman.model.weights.named_weights import Weights
-from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, METHOD, mxfp4_matrices
+from ferryman.model.weights.quantisation.mxfp4 import BLOCK_LEN, mxfp4_matrices
 from ferryman_kernels.elementwise.clamped_swiglu import clamped_swiglu
 
 
@@ -62,7 +59,7 @@ class GptOssConfig:
         return tuple((attention,) for attention in self.attention)
 
 
-def _read(fields: ConfigFields) -> GptOssConfig:
+def read_gpt_oss(fields: ConfigFields) -> GptOssConfig:
     check_activation(fields)
     return GptOssConfig(
         trunk=read_trunk(fields),
@@ -77,8 +74,7 @@ def _read(fields: ConfigFields) -> GptOssConfig:
 def _read_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
     if not (fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling")):
         raise fields.refusal("rope_scaling", "given: this family's positions are stretched")
-    positions = read_rotary(fields, default_factor=1.0)
-    shape = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+    shape = read_rotary_attention(fields)
     has_bias = fields.flag("attention_bias", True)
     full = replace(shape, has_bias=has_bias, has_out_bias=has_bias, has_sinks=True)
     window = replace(full, window_len=fields.whole("sliding_window"))
@@ -86,15 +82,11 @@ def _read_attention(fields: ConfigFields) -> tuple[AttentionShape, ...]:
 
 
 def _read_moe(fields: ConfigFields) -> MoeShape:
-    num_experts, inner_dim = fields.whole("num_local_experts"), fields.whole("intermediate_size")
-    chosen = fields.whole("num_experts_per_tok")
-    if chosen > num_experts:
-        raise fields.refusal("num_experts_per_tok", f"at most num_local_experts {num_experts}")
     if fields.raw.get("quantization_config") is not None:
         for name in ("hidden_size", "intermediate_size"):
             if fields.whole(name) % BLOCK_LEN:
                 raise fields.refusal(name, f"a multiple of {BLOCK_LEN} for experts in MXFP4")
-    return MoeShape(num_experts, chosen, inner_dim)
+    return read_experts(fields, count="num_local_experts", inner_dim="intermediate_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +100,13 @@ class ClampedSwiglu:
         return clamped_swiglu(gate_up, self.alpha, self.limit)
 
 
-def _load(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
-    return load_decoder(
-        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
-    )
+def load_gpt_oss(config: GptOssConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return load_model_decoder(config, manifest, weights, partial(_layer, config), EndScales())
 
 
 def _layer(config: GptOssConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    dim, eps = place.hidden_dim, place.norm_eps
-    return DecoderLayer(
-        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=load_attention(weights.under("self_attn"), config.attention[place.layer], place),
-        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
-        feed_forward=_load_moe(config, weights.under("mlp")),
-    )
+    mixer = load_attention(weights.under("self_attn"), config.attention[place.layer], place)
+    return load_decoder_layer(weights, place, mixer, _load_moe(config, weights.under("mlp")))
 
 
 def _load_moe(config: GptOssConfig, weights: Weights) -> MixtureOfExperts:
@@ -170,6 +154,3 @@ def _matrices(
     if config.is_quantised:
         return mxfp4_matrices(weights, name, num_experts, out_dim, in_dim)
     return weights.transposed_matrices(name, num_experts, out_dim, in_dim)
-
-
-FAMILY = Family(("GptOssForCausalLM",), _read, _load, quantisations=(METHOD,))

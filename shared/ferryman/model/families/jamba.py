@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
+from ferryman.model.families.mamba import read_dt_rank
 from ferryman.model.layers.attention import load_attention
-from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
     Mixer,
+    load_decoder_layer,
     load_gated_mlp,
-    load_norm,
 )
 from ferryman.model.layers.expert_router import SharesOfAll
 from ferryman.model.layers.mamba1 import load_mamba1
@@ -30,6 +30,7 @@ from ferryman.model.readers.config_readers import (
     read_trunk,
     read_used,
 )
+from ferryman.model.readers.transformer_readers import read_experts, read_plain_mlp
 from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
@@ -37,8 +38,6 @@ from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.recurrent_shapes import InnerNorms, Mamba1Shape
 from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.named_weights import Weights
-
-_HIDDEN_PER_RANK = 16  # "auto": this many channels of hidden for each rank of dt
 
 JambaMixer = AttentionShape | Mamba1Shape
 
@@ -56,7 +55,7 @@ class JambaConfig:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def _read(fields: ConfigFields) -> JambaConfig:
+def read_jamba(fields: ConfigFields) -> JambaConfig:
     check_activation(fields)
     if fields.raw.get("sliding_window") is not None:
         raise fields.refusal("sliding_window", "null; windows are not supported")
@@ -86,12 +85,10 @@ def _attention(fields: ConfigFields) -> AttentionShape:
 
 
 def _mamba(fields: ConfigFields, trunk: TrunkShape) -> Mamba1Shape:
-    is_auto = fields.raw.get("mamba_dt_rank", "auto") == "auto"
-    rank = -(-trunk.hidden_dim // _HIDDEN_PER_RANK) if is_auto else fields.whole("mamba_dt_rank")
     return Mamba1Shape(
         inner_dim=fields.whole("mamba_expand", 2) * trunk.hidden_dim,
         ssm_state=fields.whole("mamba_d_state", 16),
-        dt_rank=rank,
+        dt_rank=read_dt_rank(fields, "mamba_dt_rank"),
         conv_width=fields.whole("mamba_d_conv", 4, least=2),
         has_conv_bias=fields.flag("mamba_conv_bias", True),
         has_bias=fields.flag("mamba_proj_bias", False),
@@ -102,35 +99,32 @@ def _mamba(fields: ConfigFields, trunk: TrunkShape) -> Mamba1Shape:
 
 def _feed_forwards(fields: ConfigFields, num_layers: int) -> tuple[MlpShape | MoeShape, ...]:
     """Experts at their period, if there is more than one; an MLP in all other layers."""
-    inner_dim, num_experts = fields.whole("intermediate_size"), fields.whole("num_experts", 16)
-    mlp = MlpShape(inner_dim, has_bias=False)
-    if num_experts == 1:
+    mlp, counted = (
+        read_plain_mlp(fields),
+        fields.with_defaults(num_experts=16, num_experts_per_tok=2),
+    )
+    if counted.whole("num_experts") == 1:
         return (mlp,) * num_layers
-    chosen = fields.whole("num_experts_per_tok", 2)
-    if chosen > num_experts:
-        raise fields.refusal("num_experts_per_tok", f"at most num_experts {num_experts}")
-    moe = MoeShape(num_experts, chosen, inner_dim)
+    moe = read_experts(counted, inner_dim="intermediate_size")
     has_experts = _periodic(fields, "expert_layer", 2, 1, num_layers)
     return tuple(moe if each else mlp for each in has_experts)
 
 
-def _load(config: JambaConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_embedding_and_head(
-        weights, config.trunk, "model.final_layernorm.weight", EndScales()
-    )
-    return load_decoder(
-        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
+def load_jamba(config: JambaConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    layer = partial(_layer, config)
+    return load_model_decoder(
+        config, manifest, weights, layer, EndScales(), final_norm="final_layernorm"
     )
 
 
 def _layer(config: JambaConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    dim, eps = place.hidden_dim, place.norm_eps
-    feed_forward = config.feed_forwards[place.layer]
-    return DecoderLayer(
-        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=_mixer(weights, config.mixers[place.layer], place),
-        feed_forward_norm=load_norm(weights, "pre_ff_layernorm", dim, eps),
-        feed_forward=_feed_forward(weights.under("feed_forward"), feed_forward, dim),
+    inside, shape = weights.under("feed_forward"), config.feed_forwards[place.layer]
+    return load_decoder_layer(
+        weights,
+        place,
+        _mixer(weights, config.mixers[place.layer], place),
+        _feed_forward(inside, shape, place.hidden_dim),
+        norms=("input_layernorm", "pre_ff_layernorm"),
     )
 
 
@@ -146,6 +140,3 @@ def _feed_forward(weights: Weights, shape: MlpShape | MoeShape, hidden_dim: int)
     score = make_linear(weights.tensor("router.weight", shape.num_experts, hidden_dim))
     router = SharesOfAll(score, shape.experts_per_token)
     return load_mixture(weights.under("experts"), shape, hidden_dim, router)
-
-
-FAMILY = Family(("JambaForCausalLM",), _read, _load)

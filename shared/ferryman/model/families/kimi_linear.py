@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.families.deepseek_v3 import read_expert_layers, read_latent
-from ferryman.model.family import Family
-from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.families.deepseek import read_expert_layers, read_latent
+from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     DecoderLayer,
     FeedForward,
     LayerPlace,
     Mixer,
+    load_decoder_layer,
     load_gated_mlp,
-    load_norm,
 )
 from ferryman.model.layers.expert_router import load_grouped_router
 from ferryman.model.layers.kimi_delta import load_kimi_delta
@@ -32,6 +31,7 @@ from ferryman.model.readers.config_readers import (
     read_trunk,
     read_used,
 )
+from ferryman.model.readers.transformer_readers import read_plain_mlp
 from ferryman.model.shapes.attention_shapes import LatentShape, NoPositions
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import KimiDeltaShape
@@ -61,7 +61,7 @@ class KimiLinearConfig:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def _read(fields: ConfigFields) -> KimiLinearConfig:
+def read_kimi_linear(fields: ConfigFields) -> KimiLinearConfig:
     check_activation(fields)
     fields = fields.with_former(
         max_position_embeddings="model_max_length",
@@ -75,7 +75,7 @@ def _read(fields: ConfigFields) -> KimiLinearConfig:
     return KimiLinearConfig(
         trunk=trunk,
         mixers=_mixers(fields, trunk.num_layers),
-        mlp=MlpShape(fields.whole("intermediate_size"), has_bias=False),
+        mlp=read_plain_mlp(fields),
         has_experts=read_expert_layers(fields, trunk.num_layers, num_dense=1),
         experts=experts,
         routing=read_grouped_routing(fields, experts),
@@ -119,21 +119,15 @@ def _delta(fields: ConfigFields) -> KimiDeltaShape:
     )
 
 
-def _load(config: KimiLinearConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
-    return load_decoder(
-        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
-    )
+def load_kimi_linear(
+    config: KimiLinearConfig, manifest: StateManifest, weights: Weights
+) -> Decoder:
+    return load_model_decoder(config, manifest, weights, partial(_layer, config), EndScales())
 
 
 def _layer(config: KimiLinearConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    dim, eps = place.hidden_dim, place.norm_eps
-    return DecoderLayer(
-        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=_mixer(weights.under("self_attn"), config.mixers[place.layer], place),
-        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
-        feed_forward=_feed_forward(config, weights, place),
-    )
+    mixer = _mixer(weights.under("self_attn"), config.mixers[place.layer], place)
+    return load_decoder_layer(weights, place, mixer, _feed_forward(config, weights, place))
 
 
 def _mixer(weights: Weights, shape: KimiMixer, place: LayerPlace) -> Mixer:
@@ -155,6 +149,3 @@ def _feed_forward(config: KimiLinearConfig, weights: Weights, place: LayerPlace)
         load_mixture(experts, config.experts, dim, router),
         load_gated_mlp(inside.under("shared_experts"), config.shared_mlp, dim),
     )
-
-
-FAMILY = Family(("KimiLinearForCausalLM",), _read, _load)

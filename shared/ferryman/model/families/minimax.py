@@ -16,9 +16,8 @@ from functools import partial
 from torch import Tensor
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
 from ferryman.model.layers.attention import load_attention
-from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
+from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
 from ferryman.model.layers.decoder_layers import (
     FeedForward,
     LayerPlace,
@@ -33,12 +32,11 @@ from ferryman.model.layers.moe import load_mixture
 from ferryman.model.readers.config_readers import (
     check_activation,
     head_dim_of,
-    read_attention,
     read_layers,
-    read_rotary,
     read_trunk,
     read_used,
 )
+from ferryman.model.readers.transformer_readers import read_experts, read_rotary_attention
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.config_fields import ConfigFields
@@ -78,23 +76,20 @@ class MiniMaxConfig:
         return tuple((mixer,) for mixer in self.mixers)
 
 
-def _read(fields: ConfigFields) -> MiniMaxConfig:
+def read_minimax(fields: ConfigFields) -> MiniMaxConfig:
     check_activation(fields)
     _refuse_unsupported(fields)
     fields = _with_present_names(fields)
     readers: dict[str, Callable[[], MiniMaxMixer]] = {
-        "full_attention": partial(_attention, fields),
+        "full_attention": partial(read_rotary_attention, fields),
         "linear_attention": partial(_lightning, fields),
     }
     mixers = read_used(read_layers(fields, "layer_types", readers))
-    num_experts, chosen = fields.whole("num_local_experts"), fields.whole("num_experts_per_tok")
-    if chosen > num_experts:
-        raise fields.refusal("num_experts_per_tok", f"at most num_local_experts {num_experts}")
     softmax, linear = _scales(fields, "full_attn"), _scales(fields, "linear_attn")
     return MiniMaxConfig(
         trunk=read_trunk(fields),
         mixers=mixers,
-        moe=MoeShape(num_experts, chosen, fields.whole("intermediate_size")),
+        moe=read_experts(fields, count="num_local_experts", inner_dim="intermediate_size"),
         mixer_scales=tuple(softmax if isinstance(m, AttentionShape) else linear for m in mixers),
         feed_forward_scales=_scales(fields, "mlp"),
     )
@@ -135,11 +130,6 @@ def _scales(fields: ConfigFields, part: str) -> ResidualScales:
     return ResidualScales(alpha, beta)
 
 
-def _attention(fields: ConfigFields) -> AttentionShape:
-    positions = read_rotary(fields, default_factor=1.0)
-    return read_attention(fields, head_dim_of(fields) ** -0.5, positions)
-
-
 def _lightning(fields: ConfigFields) -> LightningShape:
     return LightningShape(fields.whole("num_attention_heads"), head_dim_of(fields))
 
@@ -163,11 +153,8 @@ class MiniMaxLayer:
         return normed * scales.alpha + self.feed_forward(normed) * scales.beta
 
 
-def _load(config: MiniMaxConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
-    return load_decoder(
-        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
-    )
+def load_minimax(config: MiniMaxConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return load_model_decoder(config, manifest, weights, partial(_layer, config), EndScales())
 
 
 def _layer(config: MiniMaxConfig, weights: Weights, place: LayerPlace) -> MiniMaxLayer:
@@ -190,8 +177,3 @@ def _mixer(config: MiniMaxConfig, weights: Weights, place: LayerPlace) -> Mixer:
     if isinstance(shape, AttentionShape):
         return load_attention(weights, shape, place)
     return load_lightning(weights, shape, place, config.trunk.num_layers)
-
-
-FAMILY = Family(
-    ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _read, _load
-)

@@ -16,20 +16,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
-from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
-from ferryman.model.layers.decoder_layers import DecoderLayer, LayerPlace, load_gated_mlp, load_norm
+from ferryman.model.layers.decoder import Decoder, EndScales, load_model_decoder
+from ferryman.model.layers.decoder_layers import (
+    DecoderLayer,
+    LayerPlace,
+    load_decoder_layer,
+    load_gated_mlp,
+)
 from ferryman.model.layers.mixers import MixerShape, Parallel, load_mixer
 from ferryman.model.readers.config_readers import (
     check_activation,
-    head_dim_of,
-    read_attention,
     read_delta,
     read_mamba,
     read_mlp,
-    read_rotary,
     read_trunk,
 )
+from ferryman.model.readers.transformer_readers import read_rotary_attention
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.delta_shapes import DeltaLayout
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
@@ -49,7 +51,7 @@ class NativeConfig:
     mlp: MlpShape
 
 
-def _read(fields: ConfigFields) -> NativeConfig:
+def read_native(fields: ConfigFields) -> NativeConfig:
     check_activation(fields)
     return NativeConfig(read_trunk(fields), _states(fields), read_mlp(fields))
 
@@ -72,8 +74,7 @@ def _states(fields: ConfigFields) -> tuple[tuple[MixerShape, ...], ...]:
 
 def _shapes(fields: ConfigFields, words: set[str]) -> Mapping[str, MixerShape]:
     """The shapes of the mixers that `words` name, by word."""
-    positions = read_rotary(fields, default_factor=1.0)
-    full = read_attention(fields, head_dim_of(fields) ** -0.5, positions)
+    full = read_rotary_attention(fields)
     shapes: dict[str, MixerShape] = {"full_attention": full}
     if "sliding_attention" in words:
         shapes["sliding_attention"] = replace(full, window_len=fields.whole("sliding_window"))
@@ -84,23 +85,11 @@ def _shapes(fields: ConfigFields, words: set[str]) -> Mapping[str, MixerShape]:
     return shapes
 
 
-def _load(config: NativeConfig, manifest: StateManifest, weights: Weights) -> Decoder:
-    ends = load_embedding_and_head(weights, config.trunk, "model.norm.weight", EndScales())
-    return load_decoder(
-        config, manifest, ends, weights.under("model.layers"), partial(_layer, config)
-    )
+def load_native(config: NativeConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+    return load_model_decoder(config, manifest, weights, partial(_layer, config), EndScales())
 
 
 def _layer(config: NativeConfig, weights: Weights, place: LayerPlace) -> DecoderLayer:
-    dim, eps = place.hidden_dim, place.norm_eps
-    return DecoderLayer(
-        mixer_norm=load_norm(weights, "input_layernorm", dim, eps),
-        mixer=Parallel(
-            tuple(load_mixer(weights, shape, place) for shape in config.states[place.layer])
-        ),
-        feed_forward_norm=load_norm(weights, "post_attention_layernorm", dim, eps),
-        feed_forward=load_gated_mlp(weights.under("mlp"), config.mlp, dim),
-    )
-
-
-FAMILY = Family(("FerrymanNativeForCausalLM",), _read, _load)
+    mixers = tuple(load_mixer(weights, shape, place) for shape in config.states[place.layer])
+    mlp = load_gated_mlp(weights.under("mlp"), config.mlp, place.hidden_dim)
+    return load_decoder_layer(weights, place, Parallel(mixers), mlp)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
 from ferryman.errors import ConfigError
-from ferryman.model.family import Family, MtpSource
+from ferryman.model.family import MtpSource
 from ferryman.model.layers.attention import load_attention
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import (
@@ -90,7 +90,7 @@ class NemotronHConfig:
         )
 
 
-def _read(fields: ConfigFields) -> NemotronHConfig:
+def read_nemotron_h(fields: ConfigFields) -> NemotronHConfig:
     fields = fields.with_former(head_dim="attention_head_dim")
     _refuse_what_is_not_supported(fields)
     attention, mamba = partial(_attention, fields), partial(_mamba, fields)
@@ -186,7 +186,7 @@ class LatentMixture:
         return self.out(self.experts.mixed(self.into(hidden), *routed))
 
 
-def _load(config: NemotronHConfig, manifest: StateManifest, weights: Weights) -> Decoder:
+def load_nemotron_h(config: NemotronHConfig, manifest: StateManifest, weights: Weights) -> Decoder:
     root = "backbone" if "backbone.embeddings.weight" in weights.checkpoint.tensors else "model"
     ends = load_embedding_and_head(
         weights,
@@ -294,9 +294,4 @@ def _load_linear(weights: Weights, name: str, out_dim: int, in_dim: int, has_bia
     return weights.matrix(f"{name}.weight", out_dim, in_dim).linear(bias)
 
 
-FAMILY = Family(
-    ("NemotronHForCausalLM",),
-    _read,
-    _load,
-    mtp=MtpSource(_check_mtp, _mtp_attention, _load_mtp),
-)
+NEMOTRON_H_MTP = MtpSource(_check_mtp, _mtp_attention, _load_mtp)

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ferryman.cache.manifest import StateManifest
-from ferryman.model.family import Family
 from ferryman.model.layers.attention import AttentionLayer, NoGate
 from ferryman.model.layers.decoder import Decoder, EndScales, load_decoder, load_embedding_and_head
 from ferryman.model.layers.decoder_layers import (
@@ -88,7 +87,7 @@ class Zamba2Config:
         return tuple(layer for layer, each in enumerate(self.is_hybrid) if each)
 
 
-def _read(fields: ConfigFields) -> Zamba2Config:
+def read_zamba2(fields: ConfigFields) -> Zamba2Config:
     check_activation(fields, known_as=("gelu",))
     if fields.flag("use_long_context", False):
         raise fields.refusal("use_long_context", "false; positions are not rescaled")
@@ -213,7 +212,7 @@ class HybridLayer:
         return self.mixer_norm(hidden + self.linear(self.block.down(F.gelu(gate) * up)))
 
 
-def _load(config: Zamba2Config, manifest: StateManifest, weights: Weights) -> Decoder:
+def load_zamba2(config: Zamba2Config, manifest: StateManifest, weights: Weights) -> Decoder:
     ends = load_embedding_and_head(
         weights, config.trunk, "model.final_layernorm.weight", EndScales()
     )
@@ -326,6 +325,3 @@ def _diagonal(blocks: list[Tensor]) -> Tensor:
     """One matrix with the blocks on its diagonal."""
     joined: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return joined
-
-
-FAMILY = Family(("Zamba2ForCausalLM",), _read, _load)

@@ -155,6 +155,20 @@ def load_decoder(
     return Decoder(config, manifest, ends, loaded)
 
 
+def load_model_decoder(
+    config: ModelConfig,
+    manifest: StateManifest,
+    weights: Weights,
+    load_layer: Callable[[Weights, LayerPlace], Layer],
+    scales: EndScales,
+    *,
+    final_norm: str = "norm",
+) -> Decoder:
+    """The decoder of `config` with all tensors but the head's under "model"."""
+    ends = load_embedding_and_head(weights, config.trunk, f"model.{final_norm}.weight", scales)
+    return load_decoder(config, manifest, ends, weights.under("model.layers"), load_layer)
+
+
 def load_layers(
     config: ModelConfig,
     manifest: StateManifest,

@@ -237,6 +237,26 @@ class DecoderLayer:
         return scaled_sum(hidden, self.feed_forward(normed), multiplier)
 
 
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def load_decoder_layer(
+    weights: Weights,
+    place: LayerPlace,
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    *,
+    norms: tuple[str, str] = NORMS,
+    residual_multiplier: float = 1.0,
+) -> DecoderLayer:
+    """The layer of two parts that are loaded; `norms` are the names of the norms before them."""
+    mixer_norm, feed_forward_norm = (
+        load_norm(weights, name, place.hidden_dim, place.norm_eps, place.norm_origin)
+        for name in norms
+    )
+    return DecoderLayer(mixer_norm, mixer, feed_forward_norm, feed_forward, residual_multiplier)
+
+
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
     """A mixer and a feed-forward, each before a norm and beside a residual path (OLMo 2)."""

@@ -29,6 +29,7 @@ from ferryman.model.layers.decoder_layers import (
     mix,
 )
 from ferryman.model.layers.moe import load_routed
+from ferryman.model.readers.text_model import text_weights
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape
@@ -51,6 +52,14 @@ class TransformerConfig:
     @property
     def states(self) -> tuple[tuple[AttentionShape], ...]:
         return tuple((attention,) for attention in self.attention)
+
+
+def uniform_transformer(
+    trunk: TrunkShape, attention: AttentionShape, feed_forward: FeedForwardShape
+) -> TransformerConfig:
+    """The config of a transformer whose layers are all alike."""
+    num_layers = trunk.num_layers
+    return TransformerConfig(trunk, (attention,) * num_layers, (feed_forward,) * num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,16 @@ def load_transformer(
     )
     layer = partial(_layer, config, feed_forward, load_norm)
     return load_decoder(config, manifest, ends, weights.under("model.layers"), layer)
+
+
+def load_text_transformer(
+    config: TransformerConfig,
+    manifest: StateManifest,
+    weights: Weights,
+    feed_forward: FeedForwardLoader = load_feed_forward,
+) -> Decoder:
+    """`load_transformer` of the text model in a folder whose model may also read images."""
+    return load_transformer(config, manifest, text_weights(weights), feed_forward)
 
 
 def _layer(

@@ -61,6 +61,13 @@ def check_activation(
         raise fields.refusal(name, f"{expected!r}; no other activation is supported")
 
 
+def check_flags(fields: ConfigFields, **expected: bool) -> None:
+    """Refuses a flag of another value. One that is missing has the expected value."""
+    for name, value in expected.items():
+        if fields.flag(name, value) is not value:
+            raise fields.refusal(name, str(value).lower())
+
+
 def read_layers(
     fields: ConfigFields, name: str, meanings: Mapping[str, Meaning]
 ) -> tuple[Meaning, ...]:

@@ -18,9 +18,15 @@ from ferryman.model.shapes.feed_forward_shapes import MlpShape, MoeShape
 WINDOW, FULL = "sliding_attention", "full_attention"
 
 
-def read_rotary_attention(fields: ConfigFields) -> AttentionShape:
-    """Full attention with rotary positions over whole heads, scores scaled by 1 / √head_dim."""
-    positions = read_rotary(fields, default_factor=1.0)
+def read_rotary_attention(
+    fields: ConfigFields, default_factor: float = 1.0, *, is_interleaved: bool = False
+) -> AttentionShape:
+    """Full attention with rotary positions, scores scaled by 1 / √head_dim.
+
+    `default_factor` is the part of a head that turns unless the config says so; rotations that are
+    interleaved join neighbouring channels.
+    """
+    positions = replace(read_rotary(fields, default_factor), is_interleaved=is_interleaved)
     return read_attention(fields, head_dim_of(fields) ** -0.5, positions)
 
 
@@ -42,11 +48,13 @@ def read_windows(
     return tuple(window if each else full for each in are_windows)
 
 
-def has_short_window(fields: ConfigFields) -> bool:
-    """True if "sliding_window" is shorter than the context. A longer one hides nothing (Phi 4)."""
-    if fields.raw.get("sliding_window") is None:
-        return False
-    return fields.whole("sliding_window") < fields.whole("max_position_embeddings")
+def read_short_windows(fields: ConfigFields, full: AttentionShape) -> tuple[AttentionShape, ...]:
+    """`read_windows`, in all layers if "sliding_window" is shorter than the context. A longer one
+    hides nothing (Phi 4)."""
+    is_short = fields.raw.get("sliding_window") is not None and (
+        fields.whole("sliding_window") < fields.whole("max_position_embeddings")
+    )
+    return read_windows(fields, full, lambda _: is_short)
 
 
 def read_experts(
