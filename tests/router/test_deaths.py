@@ -18,6 +18,8 @@ from tests.router.fake_workers import FakeDecode, FakePrefill, FakeRouterWorker,
 from ferryman.handoff.request import RequestState
 from ferryman.ids import make_epoch
 from ferryman.settings.router import LimitSettings
+from ferryman_router import components
+from ferryman_router.probation import Probation
 from ferryman_router.routing.fleet import WorkerName
 
 LONG = SENTENCE * 2
@@ -175,29 +177,55 @@ async def test_slots_promised_at_three_dead_decode_workers_make_no_suspect(
 
 
 async def test_a_request_that_kills_its_workers_takes_no_other_along_twice(
-    nats_url: str, folder: Path
+    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All streams run where the first worker dies. They are tried again one at a time, so that the
-    second death is the killer's alone, at the same place of none of the others."""
+    """All streams run where the first worker dies, at the same place. The killer is the first to be
+    tried again, and no other is sent before it has ended."""
+    monkeypatch.setattr(components, "Probation", lambda: Probation(turn_seconds=1e6))
     async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
-        (first,) = made.decodes
+        requests = made.router.components.frontend.requests
+        (prefill,), (first,) = made.prefills, made.decodes
         killer_tokens, gate = 7, asyncio.Event()
         first.faults.gate, first.faults.dies_of = gate, killer_tokens
         killer = asyncio.create_task(made.complete(LONG, max_tokens=killer_tokens))
         await until(lambda: len(first.running) == 1)
         answers = begin(made)
         await until(lambda: len(first.running) == 1 + NUM_STREAMS)
-        others = [FakeDecode(made.script) for _ in range(3)]
-        for decode in others:
-            decode.faults.dies_of = killer_tokens
-            await stack.enter_async_context(living(decode, made.bus, made.subjects))
+        await until(lambda: num_chunks(made) == 1 + NUM_STREAMS)
+        again = prefill.faults.gate = asyncio.Event()
+        second, third = FakeDecode(made.script), FakeDecode(made.script)
+        second.faults.dies_of = killer_tokens
+        await stack.enter_async_context(living(second, made.bus, made.subjects))
         gate.set()
-        response = await killer
+        await until(lambda: prefill.faults.happened["gate"] >= 1)
+        *others, tried = sorted(len(runner.explanations) for runner in requests)
+        assert others == [1] * NUM_STREAMS
+        assert tried > 1
+        assert second.faults.happened["dies_of"] == 0
+        again.set()
+        async with asyncio.timeout(60):
+            response = await killer
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "suspect"
+        assert first.faults.happened["dies_of"] == second.faults.happened["dies_of"] == 1
+        await stack.enter_async_context(living(third, made.bus, made.subjects))
         await assert_whole(made, answers)
-        assert first.faults.happened["dies_of"] == 1
-        assert sum(decode.faults.happened["dies_of"] for decode in others) == 1
+
+
+async def test_a_suspect_that_is_turned_away_has_another_turn(
+    nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(components, "Probation", lambda: Probation(turn_seconds=1e6))
+    async with mean_cluster(nats_url, folder, 1) as made, AsyncExitStack() as stack:
+        made.decodes[0].faults.die_after_tokens = 2
+        second = FakeDecode(made.script)
+        second.faults.refuse_reserve = 1
+        asking = asyncio.create_task(made.complete(LONG, max_tokens=4))
+        await until(lambda: made.decodes[0].dead.is_set())
+        await stack.enter_async_context(living(second, made.bus, made.subjects))
+        async with asyncio.timeout(60):
+            assert (await asking).json()["choices"][0]["text"] == made.expected(4)
+        assert second.faults.happened["refuse_reserve"] == 1
 
 
 async def test_a_worker_that_comes_back_has_not_died(nats_url: str, folder: Path) -> None:
