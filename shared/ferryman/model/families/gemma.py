@@ -34,7 +34,6 @@ from ferryman.model.readers.config_readers import (
     read_rotary,
     read_trunk,
 )
-from ferryman.model.readers.text_model import text_fields, text_weights
 from ferryman.model.readers.transformer_readers import read_plain_mlp, read_windows
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, RotaryPositions
 from ferryman.model.shapes.config_fields import ConfigFields
@@ -42,6 +41,7 @@ from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.rotary import read_scaling, read_theta
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields, text_weights
 
 # The meanings of fields that published configs leave out; null is a value of its own.
 DEFAULTS: Mapping[str, Any] = {

@@ -52,13 +52,13 @@ from ferryman.model.readers.config_readers import (
     read_attention,
     read_trunk,
 )
-from ferryman.model.readers.text_model import text_fields, text_weights
 from ferryman.model.shapes.attention_shapes import AttentionShape, HeadNorm, ValueSource
 from ferryman.model.shapes.config_fields import ConfigFields
 from ferryman.model.shapes.feed_forward_shapes import MlpShape
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields, text_weights
 
 DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,

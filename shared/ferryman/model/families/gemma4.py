@@ -54,7 +54,6 @@ from ferryman.model.readers.config_readers import (
     read_layers,
     read_trunk,
 )
-from ferryman.model.readers.text_model import text_fields, text_weights
 from ferryman.model.readers.transformer_readers import FULL, WINDOW, read_experts
 from ferryman.model.shapes.attention_shapes import (
     AttentionShape,
@@ -69,6 +68,7 @@ from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.rotary import ProportionalScaling, read_scaling, read_theta
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields, text_weights
 
 DEFAULTS: Mapping[str, Any] = {"tie_word_embeddings": True, "hidden_activation": GELU}
 """The meaning of fields that a published config leaves out."""

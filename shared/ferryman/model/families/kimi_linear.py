@@ -1,4 +1,4 @@
-"""Kimi Linear: Kimi Delta Attention, some layers of latent attention without positions, experts.
+"""Kimi Linear: Kimi Delta Attention, some layers of latent attention, experts; no positions.
 
 The rest of a layer is DeepSeek-V3's: a dense MLP first, then experts in groups beside shared ones.
 """

@@ -25,7 +25,6 @@ from ferryman.model.readers.config_readers import (
     read_mlp,
     read_trunk,
 )
-from ferryman.model.readers.text_model import text_fields
 from ferryman.model.readers.transformer_readers import (
     FULL,
     read_experts,
@@ -50,6 +49,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.weights.linear import make_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields
 
 CHUNKED = "chunked_attention"
 LLAMA4_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500_000.0}

@@ -11,7 +11,6 @@ from ferryman.model.layers.expert_router import ExpertRouter, SharesOfChosen
 from ferryman.model.layers.moe import load_mixture
 from ferryman.model.layers.transformer import TransformerConfig, load_transformer
 from ferryman.model.readers.config_readers import check_activation, read_trunk
-from ferryman.model.readers.text_model import text_fields
 from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_plain_mlp,
@@ -28,6 +27,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
 )
 from ferryman.model.weights.linear import Linear, make_linear
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_fields
 
 WITH_WINDOWS = {"MistralForCausalLM", "MinistralForCausalLM"}
 

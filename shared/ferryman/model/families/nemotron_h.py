@@ -1,5 +1,6 @@
-"""Nemotron-H: layers of one part each, by a pattern: Mamba-2, attention without positions, MLP or
-experts.
+"""Nemotron-H: layers of one part each: Mamba-2, attention without positions, MLP or experts.
+
+A pattern in the config names the part of each layer.
 
 hidden += part(norm(hidden))
 

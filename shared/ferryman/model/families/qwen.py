@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ferryman.model.layers.transformer import TransformerConfig
 from ferryman.model.readers.config_readers import check_activation, read_trunk
-from ferryman.model.readers.text_model import text_fields
 from ferryman.model.readers.transformer_readers import (
     read_experts,
     read_plain_mlp,
@@ -26,6 +25,7 @@ from ferryman.model.shapes.feed_forward_shapes import (
     MlpShape,
     SoftmaxRouting,
 )
+from ferryman.model.weights.text_model import text_fields
 
 MOE_WITH_IMAGES = "Qwen3VLMoeForConditionalGeneration"
 

@@ -29,13 +29,13 @@ from ferryman.model.layers.decoder_layers import (
     mix,
 )
 from ferryman.model.layers.moe import load_routed
-from ferryman.model.readers.text_model import text_weights
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.batch import StepBatch
 from ferryman.model.shapes.feed_forward_shapes import FeedForwardShape, MixtureShape
 from ferryman.model.shapes.model_shapes import NormPlaces, TrunkShape
 from ferryman.model.shapes.state import ModelState
 from ferryman.model.weights.named_weights import Weights
+from ferryman.model.weights.text_model import text_weights
 
 
 @dataclass(frozen=True, slots=True)
