@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.campaigns.large_bodies import (
+from tests.system.cluster import Cluster, ClusterShape, running_cluster
+from tools.campaigns.large_bodies import (
     BODIES,
     SEND_SECONDS,
     largest_gap,
     num_long_holds,
     refused,
 )
-from tests.system.cluster import Cluster, ClusterShape, running_cluster
 
 from ferryman_launcher.options import demo_model
 

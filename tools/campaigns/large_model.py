@@ -1,6 +1,6 @@
 """A random model of 1.5 B parameters as the hub has it, served by `ferryman up --model DIR`.
 
-Run by hand: `python -m tests.campaigns.large_model FOLDER`. It writes the model (bfloat16, shards
+Run by hand: `python -m tools.campaigns.large_model FOLDER`. It writes the model (bfloat16, shards
 of half a gigabyte, an index), asks `ferryman fit` for its memory, starts `ferryman up` without
 another flag, has it answer, and prints the anonymous memory of each worker beside the figure.
 Libraries and files that it shares with other processes, and the arena of the host tier, are not in

@@ -1,6 +1,6 @@
 """Gaps between tokens while a whole cluster is restarted: by hand, a minute or two.
 
-    python -m tests.campaigns.rolling_restart --streams 16
+    python -m tools.campaigns.rolling_restart --streams 16
 
 `ferryman up` with two prefill and two decode workers and the demo model; streams that never pause.
 First they run undisturbed for a while, then through `ferryman roll`. Printed are the gaps of both

@@ -2,7 +2,7 @@
 
 Run by hand where there is a card, with transformers installed; `--device cpu` runs it without one:
 
-    python -m tests.campaigns.card_speed qwen3-next-80b-a3b --layers 4
+    python -m tools.campaigns.card_speed qwen3-next-80b-a3b --layers 4
 
 It prints the tokens a second of the offline engine, with graphs and without, beside transformers'
 own cached forward.
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from tests.campaigns.published_sizes import (
+from tools.campaigns.published_sizes import (
     Prompt,
     forget_memory,
     prompts_of,

@@ -1,6 +1,6 @@
 """Gaps between the tokens of running streams while others send the largest bodies there may be.
 
-    python -m tests.campaigns.large_bodies
+    python -m tools.campaigns.large_bodies
 
 A demo cluster serves four streams that a client of its own measures; another process sends twenty
 bodies of 8 MiB at once, each of a kind that would be costly to read. It stands for callers on other
@@ -69,7 +69,7 @@ async def largest_gap(cluster: Cluster, *, with_bodies: bool) -> float:
     """Of all streams, until the other process has had all its answers."""
     over = asyncio.Event()
     sender = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.campaigns.large_bodies", "--send-to", cluster.http),
+        *(sys.executable, "-m", "tools.campaigns.large_bodies", "--send-to", cluster.http),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

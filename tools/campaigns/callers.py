@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 import httpx
-from tests.campaigns.outages import Interval
+from tools.campaigns.outages import Interval
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman.errors import FerrymanError

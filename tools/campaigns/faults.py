@@ -1,6 +1,6 @@
 """A campaign of faults over all eight processes of `ferryman up`, under streams that must be right.
 
-    python -m tests.campaigns.faults --faults 300
+    python -m tools.campaigns.faults --faults 300
 
 Router, two prefill and two decode workers, host-cache, broker and index are stopped for 0.3 to 20
 seconds (SIGSTOP, SIGCONT) and killed (SIGKILL; `up` starts them again), at random and several at
@@ -27,12 +27,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.callers import CallerJob, CallOutcome, CampaignCallers, Verdict, tally
-from tests.campaigns.injector import Injector, Plan, Target
-from tests.campaigns.outages import Absences, Interval, outages
-from tests.campaigns.traces import Traces, traces_of
 from tests.system.cluster import save_served_model
 from tests.system.exact import one_process
+from tools.campaigns.callers import CallerJob, CallOutcome, CampaignCallers, Verdict, tally
+from tools.campaigns.injector import Injector, Plan, Target
+from tools.campaigns.outages import Absences, Interval, outages
+from tools.campaigns.traces import Traces, traces_of
 
 from ferryman.client import SamplingParams
 from ferryman_launcher.state_folder import NATS_URL

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaigns.outages import Absences
+from tools.campaigns.outages import Absences
 
 from ferryman_launcher.state_folder import running_cluster
 

@@ -1,6 +1,6 @@
 """Whether the time of an answer tells of another tenant's cache: by hand, some minutes.
 
-    python -m tests.campaigns.cache_timing --probes 2000 --own 200
+    python -m tools.campaigns.cache_timing --probes 2000 --own 200
 
 One `ferryman up` with two tenants. Before each probe the first tenant has a prompt computed: by a
 coin it is the very prompt that the second tenant then asks, or another one as long. The area under

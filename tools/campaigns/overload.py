@@ -1,6 +1,6 @@
 """Open-loop arrivals at once and five times what a cluster can do: by hand, a few minutes.
 
-    python -m tests.campaigns.overload --seconds 20
+    python -m tools.campaigns.overload --seconds 20
 
 Real processes with a tiny model. The capacity is measured first, by callers who ask again as soon
 as they have their answer. Then requests arrive by chance (Poisson), whatever became of those

@@ -1,7 +1,7 @@
 """The pause of requests that leave a draining decode worker: by hand, a minute.
 
-    python -m tests.campaigns.drain_gaps --streams 1 --rounds 6
-    python -m tests.campaigns.drain_gaps --shape granite-100m --prompt-len 512
+    python -m tools.campaigns.drain_gaps --streams 1 --rounds 6
+    python -m tools.campaigns.drain_gaps --shape granite-100m --prompt-len 512
 
 `ferryman up` with two decode workers; a round has the one that decodes drain, and waits until
 another one is ready in its place. So no process starts while requests move. Printed are the gaps

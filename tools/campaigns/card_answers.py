@@ -2,7 +2,7 @@
 
 Run by hand where there is a card, with transformers installed; `--device cpu` runs it without one:
 
-    python -m tests.campaigns.card_answers granite-4.0-h-micro
+    python -m tools.campaigns.card_answers granite-4.0-h-micro
 
 It compares log probabilities with those of transformers for the same tokens, then each way in which
 state is reused with the cold run: found in the prefix tree, brought by a hand-off over each plane.
@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.campaigns.published_sizes import (
+from tests.engine.host_fed import PAGE_SIZE
+from tests.oracle import Float64Mode
+from tests.worker.model_pair import pair_with, request_of, worker_options
+from tests.worker.pair import WorkerPair
+from tools.campaigns.published_sizes import (
     Prompt,
     forget_memory,
     prompts_of,
     saved_model,
     size_parser,
 )
-from tests.engine.host_fed import PAGE_SIZE
-from tests.oracle import Float64Mode
-from tests.worker.model_pair import pair_with, request_of, worker_options
-from tests.worker.pair import WorkerPair
 
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.request import SamplingParams

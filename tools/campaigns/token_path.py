@@ -1,6 +1,6 @@
 """CPU time that a token costs outside the model: by hand, a minute or two.
 
-    python -m tests.campaigns.token_path --against ../other --rounds 5
+    python -m tools.campaigns.token_path --against ../other --rounds 5
 
     router     CPU of a router's process for a token of 64 streams over HTTP, workers are fakes
     loop 64    CPU of a decode worker's process for a step of 64 requests, its steps take no time

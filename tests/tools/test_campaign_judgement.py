@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.campaigns.callers import CallerJob, CallOutcome, Verdict, judge
-from tests.campaigns.faults import unexcused
-from tests.campaigns.outages import Absences, Interval, outages
-from tests.campaigns.traces import Traces, judged
+from tools.campaigns.callers import CallerJob, CallOutcome, Verdict, judge
+from tools.campaigns.faults import unexcused
+from tools.campaigns.outages import Absences, Interval, outages
+from tools.campaigns.traces import Traces, judged
 
 from ferryman.client import SamplingParams
 from ferryman.handoff.lifecycle import LifecycleEntry

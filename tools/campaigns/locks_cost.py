@@ -1,7 +1,7 @@
 """Processor time that locks or TLS cost, for a request and for a hand-off: by hand, some minutes.
 
-    python -m tests.campaigns.locks_cost --rounds 9
-    python -m tests.campaigns.locks_cost --rounds 9 --compare tls locked --planes grpc
+    python -m tools.campaigns.locks_cost --rounds 9
+    python -m tools.campaigns.locks_cost --rounds 9 --compare tls locked --planes grpc
 
 Two clusters of `ferryman up`, one with its defaults and one `--insecure`, or one with certificates
 and one with its defaults, take turns. Their connections are there before the first round, so no
