@@ -45,6 +45,10 @@ def violations(every: Sequence[Module]) -> list[str]:
         *(f"class {name}: {', '.join(places)}" for name, places in classes.items()),
         *(f"module {path}: no noun of the field" for path in modules.odd_module_names(sources)),
         *(f"module {name}: imports in a circle" for name in modules.import_circles(sources)),
+        *(
+            f"module {path}: imports tools or tests, which are not installed"
+            for path in modules.imports_of_developers(sources)
+        ),
         *(f"{place}: a SimpleQueue must not wait with a timeout" for place in queues),
         *(f"file {path}: belongs to {importer}" for path, importer in lonely.items()),
         *ratchets.breaches(ratchets.counted(every), ratchets.listed()),

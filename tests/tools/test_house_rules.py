@@ -18,6 +18,7 @@ from tools.house.modules import (
     MAX_MODULES,
     full_folders,
     import_circles,
+    imports_of_developers,
     lonely_files,
     odd_module_names,
     repeated_classes,
@@ -49,6 +50,10 @@ def test_modules_are_named_by_nouns_of_the_field(sources: Sequence[Module]) -> N
 
 def test_no_modules_import_each_other(sources: Sequence[Module]) -> None:
     assert not import_circles(sources)
+
+
+def test_what_is_installed_imports_neither_tools_nor_tests(sources: Sequence[Module]) -> None:
+    assert not imports_of_developers(sources)
 
 
 def test_small_files_are_not_alone(sources: Sequence[Module]) -> None:
@@ -243,6 +248,9 @@ def test_every_rule_finds_what_breaks_it() -> None:
     modules.append(_module("first", "from toy.second import Second\n"))
     modules.append(_module("second", "from toy.first import First\n"))
     assert import_circles(modules) == ["toy.first", "toy.second"]
+    assert not imports_of_developers(modules)
+    modules.append(_module("contest", "def run() -> None:\n    from tools.bench import core\n"))
+    assert imports_of_developers(modules) == ["services/toy/contest.py"]
     waits = "import queue\njobs = queue.SimpleQueue()\njobs.get(timeout=1)\n"
     assert timed_simple_queues([_module("queues", waits)]) == ["services/toy/queues.py:3"]
     assert not timed_simple_queues([_module("queues", waits.replace("Simple", ""))])

@@ -23,6 +23,8 @@ BANNED = frozenset(
 )
 # Lists of like things, of which nobody has to know more than one.
 CATALOGUES = frozenset({"families", "layers"})
+# Folders that stay in the repository: no service may need them.
+NOT_INSTALLED = frozenset({"tests", "tools"})
 
 
 def repeated_classes(modules: Iterable[Module]) -> Mapping[str, list[str]]:
@@ -100,6 +102,15 @@ def import_circles(modules: Iterable[Module]) -> list[str]:
         for name in free:
             del needs[name]
     return sorted(needs)
+
+
+def imports_of_developers(sources: Iterable[Module]) -> list[str]:
+    """Sources that import what is not installed with them, function bodies included."""
+    return [
+        str(module.path)
+        for module in sources
+        if any(name.partition(".")[0] in NOT_INSTALLED for name in imported(module.nodes))
+    ]
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
