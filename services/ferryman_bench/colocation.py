@@ -13,7 +13,6 @@ gap longer, and hardly change what is computed in it.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -25,23 +24,20 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman_bench.bench_cluster import BenchCluster, bench_cluster, bench_options
-from ferryman_bench.hardware import as_json as machine_json
 from ferryman_bench.hardware import machine_now
-from ferryman_bench.report import figure
+from ferryman_bench.offline_engine import MAX_RUNNING, MEMORY_BYTES, engine_fields
+from ferryman_bench.random_model import make_random_model, write_tokenizer
+from ferryman_bench.report import figure, print_json, titled_table
 from ferryman_bench.request_load import (
     DEADLINE_SECONDS,
     percentiles,
     random_prompts,
     shown_pair,
-    write_tokenizer,
 )
-from ferryman_bench.request_sites import MAX_RUNNING, MEMORY_BYTES, engine_fields
 from ferryman_bench.shape import shape_named
-from ferryman_bench.transformers_peer import make_random_model
 
 STREAM_PROMPT_LEN = 128
 # More than any round lasts: streams are left when it ends.
@@ -200,15 +196,14 @@ def run_bench_colocation(choice: ColocationOptions, *, as_json: bool) -> int:
         f"streams, prompts of {choice.prompt_len}"
     )
     if as_json:
-        rows = [result.to_json() for result in results]
-        print(json.dumps({"title": title, "machine": machine_json(machine_now()), "rows": rows}))
+        print_json(title, (result.to_json() for result in results))
     else:
         show_colocation(title, results, Console())
     return 0
 
 
 def show_colocation(title: str, results: Sequence[ColocationResult], console: Console) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = titled_table(title)
     table.add_column("")
     for column in ("quiet gap ms", "busy gap ms", "ratio", "first token s", "tok/s", "good tok/s"):
         table.add_column(column, justify="right")

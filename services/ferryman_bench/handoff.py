@@ -32,11 +32,11 @@ from ferryman.wire.grpc.rpc import Channels
 from ferryman.wire.grpc.status import typed_errors
 from ferryman.wire.v1.prefill_pb2_grpc import PrefillServiceStub
 from ferryman.wire.values import PrefillHandedOff, PrefillOrder, RequestContext, WorkerAddress
-from ferryman_bench.ours import load_bench_model, make_room
+from ferryman_bench.model_room import load_bench_model, make_room
+from ferryman_bench.random_model import make_random_model
 from ferryman_bench.report import ReportRow, show
 from ferryman_bench.shape import shape_named
 from ferryman_bench.timer import seconds_of
-from ferryman_bench.transformers_peer import make_random_model
 from ferryman_launcher.readiness import ready_event
 
 HAND_OFFS = 6

@@ -76,7 +76,7 @@ def check_same_processor(old: Mapping[str, Any], new: Mapping[str, Any]) -> None
             )
 
 
-def as_json(machine: Machine) -> dict[str, Any]:
+def machine_json(machine: Machine) -> dict[str, Any]:
     return {**asdict(machine), "instructions": list(machine.instructions)}
 
 

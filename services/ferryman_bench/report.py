@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ferryman_bench.hardware import as_json as machine_json
-from ferryman_bench.hardware import machine_now
+from ferryman_bench.hardware import machine_json, machine_now
 from ferryman_bench.timer import Timing
 
 
@@ -59,16 +59,12 @@ def target_row(name: str, unit: str, ours: tuple[float, float], aim: float | Non
 
 
 def show(title: str, rows: Iterable[ReportRow], *, as_json: bool) -> None:
-    machine, listed = machine_now(), list(rows)
+    """Prints the rows, and the machine that they are of."""
+    listed = list(rows)
     if as_json:
-        said = {
-            "title": title,
-            "machine": machine_json(machine),
-            "rows": [asdict(r) for r in listed],
-        }
-        print(json.dumps(said))
+        print_json(title, map(asdict, listed))
         return
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = titled_table(title)
     with_cpu = any(row.cpu_ratio is not None for row in listed)
     # Figures stay whole; the name takes the width that is left, broken between its words.
     longest = max((len(word) for row in listed for word in row.name.split()), default=0)
@@ -81,7 +77,18 @@ def show(title: str, rows: Iterable[ReportRow], *, as_json: bool) -> None:
         table.add_row(row.name, ours, _reference(row), *ratios)
     console = Console()
     console.print(table)
-    console.print(str(machine))
+    console.print(str(machine_now()))
+
+
+def titled_table(title: str) -> Table:
+    """A table without columns, in the form that all benches have."""
+    return Table(title=title, title_justify="left", title_style="bold")
+
+
+def print_json(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Prints one object, as `ferryman bench compare` reads it."""
+    machine = machine_json(machine_now())
+    print(json.dumps({"title": title, "machine": machine, "rows": list(rows)}))
 
 
 def _reference(row: ReportRow) -> str:

@@ -1,18 +1,16 @@
-"""`ferryman bench requests`: whole requests, offline, through a cluster, and by llama.cpp.
+"""`ferryman bench requests`: whole requests, by the offline engine and through a cluster.
 
 A round sends all requests at once to one engine after the other. Prompts are new in each round, so
 nothing is reused. The cluster is one prefill and one decode worker with a router, and its client is
-this repository's own; llama.cpp runs without a server, which favours it.
+this repository's own. Developers set other engines beside the two (tools/bench).
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
 import tempfile
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,27 +20,24 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman_bench.bench_cluster import BenchCluster, bench_cluster, bench_options
-from ferryman_bench.contender import ContenderModel
-from ferryman_bench.contender_process import (
-    LLAMA_BATCHES,
-    OFFLINE,
-    ContenderProcess,
-    contender_process,
-)
-from ferryman_bench.gguf.conversion import convert_folder
-from ferryman_bench.hardware import as_json as machine_json
+from ferryman_bench.engine_process import BenchModel, EngineProcess
 from ferryman_bench.hardware import machine_now
-from ferryman_bench.report import figure
-from ferryman_bench.request_sites import MAX_RUNNING, MEMORY_BYTES, engine_fields
+from ferryman_bench.offline_engine import (
+    MAX_RUNNING,
+    MEMORY_BYTES,
+    engine_fields,
+    offline_engine,
+)
+from ferryman_bench.random_model import make_random_model, write_tokenizer
+from ferryman_bench.report import figure, print_json, titled_table
 from ferryman_bench.shape import VOCAB_SIZE, shape_named
-from ferryman_bench.transformers_peer import make_random_model
 
 CLUSTER = "cluster 1+1"
 DEADLINE_SECONDS = 600.0
+OpenEngines = Callable[[BenchModel], AbstractContextManager[Sequence[EngineProcess]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,61 +117,57 @@ class ServedLoad:
         return [seconds for one in self.rounds for seconds in one.gaps]
 
 
-def run_bench_requests(choice: RequestBenchOptions, *, as_json: bool) -> int:
+def run_bench_requests(
+    choice: RequestBenchOptions, *, as_json: bool, engines: OpenEngines = offline_engine
+) -> int:
+    """Measures the `engines` and the cluster. Ratios are against the last of the engines."""
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name:
-        model = ContenderModel(Path(name), Path(name) / "gguf", choice.dtype, choice.threads)
+        model = BenchModel(Path(name), choice.dtype, choice.threads)
         parameters = make_random_model(shape_named(choice.shape), choice.dtype, model.folder)
         write_tokenizer(model.folder)
-        loads = asyncio.run(_loads(choice, model))
+        with engines(model) as processes:
+            peer = processes[-1].name
+            loads = asyncio.run(_loads(choice, model, processes))
     title = (
         f"{choice.shape}, {parameters / 1e6:.1f} M parameters, {choice.dtype}, {choice.threads} "
         f"threads; {choice.prompt_len} tokens in, {choice.max_tokens} out"
     )
     if as_json:
-        rows = [load.to_json() for load in loads]
-        print(json.dumps({"title": title, "machine": machine_json(machine_now()), "rows": rows}))
+        print_json(title, (load.to_json() for load in loads))
     else:
-        show_loads(title, loads, Console())
+        show_loads(title, loads, peer, Console())
     return 0
 
 
-def show_loads(title: str, loads: Sequence[ServedLoad], console: Console) -> None:
-    """The table; ratios are against llama.cpp where it ran."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+def show_loads(title: str, loads: Sequence[ServedLoad], peer: str, console: Console) -> None:
+    """The table; ratios are against the engine `peer`."""
+    table = titled_table(title)
     table.add_column("")
     for column in ("tok/s", "ratio", "first ms", "gap ms"):
         table.add_column(column, justify="right", no_wrap=True)
+    peers = {load.concurrent: load for load in loads if load.engine == peer}
     for load in loads:
-        peers = [
-            one
-            for one in loads
-            if one.engine == LLAMA_BATCHES and one.concurrent == load.concurrent
-        ]
-        ratio = f"{load.ratio(peers[0]):.2f}" if peers and load is not peers[0] else ""
+        ratio = "" if load.engine == peer else f"{load.ratio(peers[load.concurrent]):.2f}"
         table.add_row(f"{load.engine}, {load.concurrent}", figure(load.rate), ratio, *load.row)
     console.print(table)
-    console.print("first token and gap between tokens: p50 / p99")
+    console.print(f"ratio: against {peer}; first token and gap between tokens: p50 / p99")
     console.print(str(machine_now()))
 
 
-async def _loads(choice: RequestBenchOptions, model: ContenderModel) -> list[ServedLoad]:
-    names = [OFFLINE]
-    if importlib.util.find_spec("llama_cpp"):
-        await asyncio.to_thread(convert_folder, model.folder, model.gguf, choice.dtype)
-        names.append(LLAMA_BATCHES)
-    with ExitStack() as processes:
-        engines = [processes.enter_context(contender_process(name, model)) for name in names]
-        async with _cluster(model) as cluster:
-            found: list[ServedLoad] = []
-            for concurrent in choice.concurrent:
-                found += await _rounds(choice, concurrent, engines, cluster.client)
-            return found
+async def _loads(
+    choice: RequestBenchOptions, model: BenchModel, engines: Sequence[EngineProcess]
+) -> list[ServedLoad]:
+    loads: list[ServedLoad] = []
+    async with _cluster(model) as cluster:
+        for concurrent in choice.concurrent:
+            loads += await _rounds(choice, concurrent, engines, cluster.client)
+    return loads
 
 
 async def _rounds(
     choice: RequestBenchOptions,
     concurrent: int,
-    engines: Sequence[ContenderProcess],
+    engines: Sequence[EngineProcess],
     client: Client,
 ) -> list[ServedLoad]:
     """The loads of all engines; the first round warms up and does not count."""
@@ -216,7 +207,7 @@ async def served(client: Client, prompts: Sequence[Sequence[int]], max_tokens: i
     return ServedRound(perf_counter() - began, tuple(task.result() for task in tasks))
 
 
-def _cluster(model: ContenderModel) -> AbstractAsyncContextManager[BenchCluster]:
+def _cluster(model: BenchModel) -> AbstractAsyncContextManager[BenchCluster]:
     """One prefill and one decode worker, for the length of a block."""
     fields = {
         "model": model.folder,
@@ -232,16 +223,6 @@ def random_prompts(count: int, length: int, *, seed: int) -> list[list[int]]:
     random = np.random.default_rng(seed)
     found: list[list[int]] = random.integers(VOCAB_SIZE, size=(count, length)).tolist()
     return found
-
-
-def write_tokenizer(folder: Path) -> None:
-    """A word for each token id: a router needs a tokenizer, though ids alone are sent."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {f"w{index}": index for index in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float] | tuple[None, None]:

@@ -35,14 +35,14 @@ from ferryman.schedule.request import Request, SamplingParams
 from ferryman.settings.cluster import TierOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
 from ferryman.wire.values import PrefillOrder, RequestContext
-from ferryman_bench.index_lookup import measure_lookups
-from ferryman_bench.loads import load_bandwidth
+from ferryman_bench.model_room import PAGE_SIZE, load_bench_model
 from ferryman_bench.nodes import ROUTER_ID, FirstToken, Nodes, two_nodes
-from ferryman_bench.ours import PAGE_SIZE, load_bench_model
-from ferryman_bench.planes import plane_rates
+from ferryman_bench.random_model import make_random_model
 from ferryman_bench.report import ReportRow, comparison_row, show, target_row
 from ferryman_bench.shape import shape_named
-from ferryman_bench.transformers_peer import make_random_model
+from ferryman_bench.transport.index_lookup import measure_lookups
+from ferryman_bench.transport.loads import load_bandwidth
+from ferryman_bench.transport.planes import plane_rates
 
 DEADLINE_SECONDS = 240.0
 WARM_UP_TOKENS = 256

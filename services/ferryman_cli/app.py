@@ -48,10 +48,15 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
+    """Runs `ferryman`; as `run_app`."""
+    return run_app(app, "ferryman", arguments)
+
+
+def run_app(application: typer.Typer, name: str, arguments: Sequence[str]) -> int:
     """The exit status: 2 with one line on stderr for a mistake of the caller, 1 for a failure."""
     try:
-        status = app(
-            args=list(arguments) or ["--help"], prog_name="ferryman", standalone_mode=False
+        status = application(
+            args=list(arguments) or ["--help"], prog_name=name, standalone_mode=False
         )
     except TyperException as error:
         return _tell(error.format_message(), error.exit_code)

@@ -1,4 +1,4 @@
-"""The flags of `ferryman bench` and of its commands."""
+"""The commands of `ferryman bench`, and their flags."""
 
 from __future__ import annotations
 
@@ -12,53 +12,17 @@ from ferryman_cli.endpoints import AsJson
 
 ModelShape = Annotated[str, typer.Option(help="Architecture with random weights.")]
 
-bench_app = typer.Typer(
-    name="bench",
-    help="Measure this machine: the model against its peers, the core, loading, or the tiers.",
-    rich_markup_mode=None,
-)
+bench_app = typer.Typer(name="bench", rich_markup_mode=None)
 
 
 @bench_app.callback(invoke_without_command=True)
-def bench(
-    context: typer.Context,
-    model_shape: ModelShape = "granite-100m",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each contender.")] = 2,
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds of all contenders in a cell.")] = 7,
-    batch: Annotated[str, typer.Option(help="Requests that decode together.")] = "1,8,32",
-    context_len: Annotated[
-        str, typer.Option("--context", help="Tokens of each before it decodes.")
-    ] = "128",
-    prefill: Annotated[str, typer.Option(help="Lengths of cold prompts.")] = "512,2048",
-    peers: Annotated[
-        str, typer.Option(help="transformers, llama.cpp; all that are installed by default.")
-    ] = "",
-    plot: Annotated[Path | None, typer.Option(help="Write the ratios as SVG to this file.")] = None,
-    json: AsJson = False,
-) -> int:
-    """Measure decode and prefill on random weights, against transformers and llama.cpp.
-
-    Contenders have a process each and run in turn; ratios are medians over the rounds.
-    """
-    if context.invoked_subcommand is not None:
-        return 0
-    from ferryman_bench.model import BenchOptions, run_bench
-
-    choice = BenchOptions(
-        model_shape,
-        dtype,
-        threads,
-        rounds,
-        batches=_numbers(batch, "--batch"),
-        contexts=_numbers(context_len, "--context"),
-        prefills=_numbers(prefill, "--prefill"),
-        peers=tuple(filter(None, peers.split(","))),
-    )
-    return run_bench(choice, as_json=json, plot=plot)
+def bench(context: typer.Context) -> None:
+    """Measure this machine: requests, a hand-off, prompts beside streams, or the tiers."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
-def _numbers(text: str, flag: str) -> tuple[int, ...]:
+def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
     """Whole numbers between commas; none for an empty text. Raises ConfigError for others."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
@@ -73,7 +37,7 @@ def compare(
     json: AsJson = False,
 ) -> int:
     """Compare two runs of one bench, row by row; refused across processors."""
-    from ferryman_bench.comparison import run_bench_compare
+    from ferryman_bench.run_comparison import run_bench_compare
 
     return run_bench_compare(old, new, as_json=json)
 
@@ -104,7 +68,7 @@ def requests(
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
     json: AsJson = False,
 ) -> int:
-    """Measure whole requests: offline, through a cluster of 1+1, and by llama.cpp's batches."""
+    """Measure whole requests, by the offline engine and through a cluster of 1+1."""
     from ferryman_bench.request_load import RequestBenchOptions, run_bench_requests
 
     choice = RequestBenchOptions(
@@ -112,7 +76,7 @@ def requests(
         dtype,
         threads,
         rounds,
-        _numbers(concurrent, "--concurrent"),
+        whole_numbers(concurrent, "--concurrent"),
         prompt_len,
         max_tokens,
     )
@@ -141,34 +105,10 @@ def colocated(
         streams,
         prompts,
         prompt_len,
-        chunk_tokens=_numbers(chunk_tokens, "--chunk-tokens"),
+        chunk_tokens=whole_numbers(chunk_tokens, "--chunk-tokens"),
         gap_limit_ms=gap_limit,
     )
     return run_bench_colocation(choice, as_json=json)
-
-
-@bench_app.command()
-def core(json: AsJson = False) -> int:
-    """Measure planning, page keys, scheduler steps and slot operations."""
-    from ferryman_bench.core import run_bench_core
-
-    return run_bench_core(as_json=json)
-
-
-@bench_app.command()
-def loading(
-    size: Annotated[int, typer.Option(min=1, help="Megabytes of the checkpoint.")] = 2000,
-    tensors: Annotated[int, typer.Option(min=40, help="Tensors in it.")] = 20_000,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that load, and that read.")] = 2,
-    repeats: Annotated[int, typer.Option(min=2, help="Rounds of each.")] = 3,
-    cold: Annotated[bool, typer.Option("--cold", help="Read from the disk each time.")] = False,
-    json: AsJson = False,
-) -> int:
-    """Measure how fast weights are loaded, as a share of the read speed of their file."""
-    from ferryman_bench.weight_load import LoadBenchOptions, run_bench_loading
-
-    choice = LoadBenchOptions(size * 1_000_000, tensors, threads, repeats, is_cold=cold)
-    return run_bench_loading(choice, as_json=json)
 
 
 @bench_app.command()

@@ -18,9 +18,8 @@ _MANY = 6
 
 def write_plot(path: Path, runs: Sequence[SweepRun]) -> None:
     """Writes a PNG. Raises ConfigError without matplotlib, or where `path` cannot be written."""
-    pyplot = _pyplot()
     width = max(_LEAST_INCHES, _BAR_INCHES * len(runs) + 2)
-    figure, (shares, times) = pyplot.subplots(
+    figure, (shares, times) = load_pyplot().subplots(
         2, 1, sharex=True, figsize=(width, _HEIGHT_INCHES), height_ratios=(3, 2)
     )
     _draw_shares(shares, runs)
@@ -29,22 +28,28 @@ def write_plot(path: Path, runs: Sequence[SweepRun]) -> None:
     times.set_xticks(range(len(runs)), labels, rotation=90 if len(runs) > _MANY else 0)
     times.set_xlabel(" × ".join(runs[0].varied) or "one run")
     figure.tight_layout()
+    save_figure(path, figure, "png")
+
+
+def save_figure(path: Path, figure: Any, picture_format: str) -> None:
+    """Writes and closes a figure. Raises ConfigError where `path` cannot be written."""
     try:
-        figure.savefig(path, dpi=_DPI, format="png")
+        figure.savefig(path, dpi=_DPI, format=picture_format)
     except OSError as error:
         raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
     finally:
-        pyplot.close(figure)
+        load_pyplot().close(figure)
 
 
 def check_plot(path: Path) -> None:
     """Raises ConfigError for a plot that could not be drawn or written."""
-    _pyplot()
+    load_pyplot()
     if not path.resolve().parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no such folder")
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
+    """matplotlib, drawing without a screen. Raises ConfigError if it is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import ConfigError
-from ferryman_bench.hardware import as_json, check_same_processor, machine_now
+from ferryman_bench.hardware import check_same_processor, machine_json, machine_now
 from ferryman_cli.app import run
 
 CPUINFO = """processor\t: 0
@@ -54,7 +54,7 @@ def test_a_machine_that_says_little_is_named_by_its_architecture(tmp_path: Path)
     [("processor", "another"), ("instructions", ["AVX2"]), ("cores", 4_000)],
 )
 def test_runs_of_two_processors_are_not_compared(name: str, value: object) -> None:
-    here = as_json(machine_now())
+    here = machine_json(machine_now())
     check_same_processor(here, {**here, "load": 99.0})
     with pytest.raises(ConfigError, match=rf"different processors \({name}: .*measure both here"):
         check_same_processor(here, {**here, name: value})
@@ -99,7 +99,7 @@ def test_a_file_that_no_bench_wrote_is_refused(
 
 
 def _result(folder: Path, name: str, rate: float, **machine: str) -> Path:
-    here = {**as_json(machine_now()), **machine}
+    here = {**machine_json(machine_now()), **machine}
     row = {"name": "decode", "unit": "tok/s", "median": rate}
     file = folder / name
     file.write_text(json.dumps({"title": "bench", "machine": here, "rows": [row]}))

@@ -10,11 +10,10 @@ import pytest
 
 from ferryman.cache.manifest import Kind
 from ferryman.testing.stamps import fake_manifest
-from ferryman_bench import core
-from ferryman_bench.loads import load_bandwidth
 from ferryman_bench.report import ReportRow, comparison_row, show, target_row
 from ferryman_bench.shape import SHAPES
 from ferryman_bench.timer import Timing, time_in_turn
+from ferryman_bench.transport.loads import load_bandwidth
 from ferryman_cli.app import run
 
 
@@ -62,25 +61,16 @@ def test_a_table_breaks_no_word_and_no_figure_at_80_columns(
     assert any("1,234 (2,345) tok/s" in line and "4,321 (5,432)" in line for line in lines)
 
 
-def test_a_measured_step_draws_for_every_request_and_frees_nothing() -> None:
-    scheduler = core.decoding_scheduler(8)
-    plan = scheduler.plan(0.0)
-    assert plan is not None
-    assert len(plan.draws) == 8
-    scheduler.commit(plan, core.outcome_of(plan), 0.0)
-    assert len(scheduler.take_events()) == 8
-    assert scheduler.statistics().decoding == 8
-    scheduler.check_integrity()
-
-
-def test_an_insertion_that_is_measured_adds_half_of_its_prompt() -> None:
-    assert core.insert_timing(1_024, repeats=2).median > 0
+def test_without_a_command_there_is_a_list_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("requests", "tiers", "handoff", "colocated", "compare"))
 
 
 def test_a_shape_that_is_not_known_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["bench", "--model-shape", "granite-9t"]) == 2
+    assert run(["bench", "handoff", "--model-shape", "granite-9t"]) == 2
     assert capsys.readouterr().err == (
         f"error: --model-shape granite-9t: known are {', '.join(SHAPES)}\n"
     )
@@ -90,10 +80,10 @@ def test_without_transformers_the_missing_package_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert run(["bench"]) == 2
+    assert run(["bench", "handoff"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        "error: ferryman bench compares with transformers, which is not installed"
+        "error: benches make random weights with transformers, which is not installed"
     )
     assert said.count("\n") == 1
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from itertools import chain
 from pathlib import Path
 
 from tests.deploy.compose_file import ROOT
@@ -14,26 +16,33 @@ from tests.deploy.compose_file import ROOT
 NAME = re.compile(r"[\w.-]+")
 EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
 # Each is asked for where it is used, by an error that says how to get it.
-EXTRAS = ("nixl", "peers", "plot", "s3")
+EXTRAS = ("bench", "nixl", "plot", "s3")
 # Comes with torch for cards, and is imported by what runs on one; stubs are for type checkers.
-APART = {"triton", "_typeshed", "llama_cpp"}
+APART = {"triton", "_typeshed"}
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def requirements(name: str, extras: tuple[str, ...] = ()) -> Iterator[str]:
-    """The names of what a distribution needs, with those extras of it."""
+def our_requirements() -> Iterator[str]:
+    """The names of what pip installs with this tree and EXTRAS of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for line in chain(project["dependencies"], *(extras[name] for name in EXTRAS)):
+        yield canonical(NAME.findall(line)[0])
+
+
+def requirements(name: str) -> Iterator[str]:
+    """The names of what a distribution needs, without its extras."""
     for line in requires(name) or ():
-        extra = EXTRA.search(line)
-        if extra is None or extra[1] in extras:
+        if EXTRA.search(line) is None:
             yield canonical(NAME.findall(line)[0])
 
 
 def brought() -> set[str]:
     """All that comes with us, and with what comes with us."""
-    known, waiting = {"ferryman"}, list(requirements("ferryman", EXTRAS))
+    known, waiting = {"ferryman"}, list(our_requirements())
     while waiting:
         name = waiting.pop()
         if name not in known:

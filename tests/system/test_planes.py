@@ -13,14 +13,14 @@ from uuid import uuid4
 import pytest
 
 from ferryman.wire.handoff.nixl_library import has_nixl
-from ferryman_bench.planes import plane_rates
+from ferryman_bench.transport.planes import plane_rates
 
 WITH_NIXL = {"memcpy", "grpc", "raw_nixl", "nixl", "nixl_verified"}
 NAMES = WITH_NIXL if has_nixl() else {"memcpy", "grpc"}
 LINK_SECONDS = 30.0
 MEASURE = """
 import json, sys
-from ferryman_bench.planes import plane_rates
+from ferryman_bench.transport.planes import plane_rates
 opens, host, *inside = sys.argv[1:]
 options = {"opens_nixl": opens == "True", "inside": inside, "host": host}
 print(json.dumps(sorted(plane_rates(5 << 20, repeats=1, **options).rates)))

@@ -35,9 +35,8 @@ from ferryman.wire.nats.heartbeat import DECODE
 from ferryman.wire.nats.nats_bus import NatsBus
 from ferryman.wire.nats.subjects import Subjects
 from ferryman.wire.public import TokenChunk
-from ferryman_bench.request_load import write_tokenizer
+from ferryman_bench.random_model import make_random_model, write_tokenizer
 from ferryman_bench.shape import shape_named
-from ferryman_bench.transformers_peer import make_random_model
 from ferryman_cli.drain import OrderAccess, drain_order, hearing_beats, order_access
 from ferryman_cli.lifecycle_reader import next_beat
 

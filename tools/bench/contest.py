@@ -1,8 +1,8 @@
-"""`ferryman bench`: decode and prefill on random weights, against transformers and llama.cpp.
+"""`python -m tools.bench model`: decode and prefill, against transformers and llama.cpp.
 
-All contenders have the same weights and a process of their own. They are timed in turn, a few runs
-each, and a ratio is the median over the rounds of each round's ratio: a machine that is busy for a
-while slows all of them alike.
+All contenders have the same random weights and a process of their own. They are timed in turn, a
+few runs each, and a ratio is the median over the rounds of each round's ratio: a machine that is
+busy for a while slows all of them alike.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-
-from ferryman.errors import ConfigError
-from ferryman_bench.comparison import CellResult, CellTimes, ContestResult, show_comparison
-from ferryman_bench.contender import BenchCell, ContenderModel
-from ferryman_bench.contender_process import (
+from tools.bench.contender import BenchCell
+from tools.bench.contender_process import (
     LLAMA_CPP,
     OURS,
     TRANSFORMERS,
-    ContenderProcess,
     contender_process,
 )
-from ferryman_bench.gguf.conversion import convert_folder
+from tools.bench.contest_plot import ratio_figure
+from tools.bench.contest_result import CellResult, CellTimes, ContestResult, show_comparison
+from tools.bench.gguf.conversion import convert_folder
+
+from ferryman.errors import ConfigError
+from ferryman_bench.engine_process import BenchModel, EngineProcess
 from ferryman_bench.hardware import machine_now
-from ferryman_bench.plot import ratio_plot
+from ferryman_bench.random_model import make_random_model
 from ferryman_bench.shape import shape_named
-from ferryman_bench.transformers_peer import make_random_model
+from ferryman_simulator.plot import check_plot, save_figure
 
 PEERS = {TRANSFORMERS: "transformers", LLAMA_CPP: "llama_cpp"}
 """The packages of the peers."""
@@ -72,9 +73,11 @@ class BenchOptions:
 
 
 def run_bench(choice: BenchOptions, *, as_json: bool, plot: Path | None) -> int:
+    if plot is not None:
+        check_plot(plot)
     comparison = compare_contenders(choice)
     if plot is not None:
-        plot.write_text(ratio_plot(comparison, machine_now()))
+        save_figure(plot, ratio_figure(comparison, machine_now()), "svg")
     if as_json:
         print(json.dumps(comparison.to_json(machine_now())))
     else:
@@ -86,10 +89,10 @@ def compare_contenders(choice: BenchOptions) -> ContestResult:
     """Measures every cell. Raises ConfigError for a peer that is not installed."""
     shape, names = shape_named(choice.shape), _contenders(choice)
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as name, ExitStack() as processes:
-        model = ContenderModel(Path(name), Path(name) / "gguf", choice.dtype, choice.threads)
+        model = BenchModel(Path(name), choice.dtype, choice.threads)
         parameters = make_random_model(shape, choice.dtype, model.folder)
         if LLAMA_CPP in names:
-            convert_folder(model.folder, model.gguf, choice.dtype)
+            convert_folder(model.folder, choice.dtype)
         contenders = [processes.enter_context(contender_process(name, model)) for name in names]
         difference = largest_difference(contenders, choice.dtype)
         results = [_measured(contenders, cell, choice.rounds) for cell in choice.cells]
@@ -115,7 +118,7 @@ def _contenders(choice: BenchOptions) -> list[str]:
     return [OURS, *(choice.peers or installed)]
 
 
-def largest_difference(contenders: Sequence[ContenderProcess], dtype: str) -> float:
+def largest_difference(contenders: Sequence[EngineProcess], dtype: str) -> float:
     """The largest difference of a peer's logits from ours, as a share of the size of ours.
 
     Raises ConfigError if it is more than rounding: then the models are not the same.
@@ -135,7 +138,7 @@ def largest_difference(contenders: Sequence[ContenderProcess], dtype: str) -> fl
     return found
 
 
-def _measured(contenders: Sequence[ContenderProcess], cell: BenchCell, rounds: int) -> CellResult:
+def _measured(contenders: Sequence[EngineProcess], cell: BenchCell, rounds: int) -> CellResult:
     runs = RUNS[cell.kind]
     steps = WARM_UPS[cell.kind] + rounds * (runs + 1)
     for contender in contenders:
@@ -154,7 +157,7 @@ def _measured(contenders: Sequence[ContenderProcess], cell: BenchCell, rounds: i
     return CellResult(cell, times)
 
 
-def _round(contender: ContenderProcess, kind: str, runs: int) -> tuple[float, float]:
+def _round(contender: EngineProcess, kind: str, runs: int) -> tuple[float, float]:
     """The medians of wall and processor seconds; a first decode step wakes the threads."""
     extra = 1 if kind == "decode" else 0
     timed = contender.ask(do="run", runs=runs + extra)["runs"][extra:]

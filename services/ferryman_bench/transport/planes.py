@@ -214,8 +214,8 @@ def _site(
 ) -> Iterator[_SiteAddress]:
     """Runs the receiving process; `inside` is put before its command, to run it elsewhere."""
     plane = NIXL if opens_nixl else GRPC
-    here = [sys.executable, "-m", "ferryman_bench.receiver_process", str(num_units), host, plane]
-    command = [*inside, *here]
+    receiver = "ferryman_bench.transport.receiver_process"
+    command = [*inside, sys.executable, "-m", receiver, str(num_units), host, plane]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

@@ -1,23 +1,18 @@
-"""The outcome of `ferryman bench`: one table of figures and ratios, JSON, and a plot."""
+"""The outcome of a contest: one table of figures and ratios, JSON, and a plot."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from tools.bench.contender import BenchCell
 
-from ferryman.errors import ConfigError
-from ferryman_bench.contender import BenchCell
-from ferryman_bench.hardware import Machine, check_same_processor, machine_now
-from ferryman_bench.hardware import as_json as machine_json
-from ferryman_bench.report import figure
+from ferryman_bench.hardware import Machine, machine_json, machine_now
+from ferryman_bench.report import figure, titled_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +89,8 @@ def show_comparison(result: ContestResult, notes: Iterable[str], console: Consol
     """The table: tokens per second of every contender, and our speed as a multiple of theirs, by
     the clock and by processor time."""
     ours, *peers = result.contenders
-    table = Table(
-        title=result.title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = titled_table(result.title)
+    table.box, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
     table.add_column("tok/s", no_wrap=True)
     for column in (ours, *(name for peer in peers for name in (peer, "ratio", "CPU"))):
         table.add_column(column, justify="right", no_wrap=True)
@@ -117,39 +106,3 @@ def show_comparison(result: ContestResult, notes: Iterable[str], console: Consol
         console.print(f"logits differ by at most {result.difference:.1g} of their size")
     for note in notes:
         console.print(note)
-
-
-def run_bench_compare(old: Path, new: Path, *, as_json: bool) -> int:
-    """Prints, for each row that both files have, the new figure as a multiple of the old one.
-
-    Raises ConfigError for files of two processors or two benches, and for those that no bench
-    wrote.
-    """
-    before, after = _read(old), _read(new)
-    check_same_processor(before["machine"], after["machine"])
-    if before["title"] != after["title"]:
-        raise ConfigError(f"the runs are of two benches: {before['title']!r}, {after['title']!r}")
-    olds = {row["name"]: row["median"] for row in before["rows"]}
-    rows = [(row, olds[row["name"]]) for row in after["rows"] if olds.get(row["name"])]
-    if as_json:
-        found = {row["name"]: row["median"] / earlier for row, earlier in rows}
-        print(json.dumps({"machine": after["machine"], "new_by_old": found}))
-        return 0
-    table = Table(title=after["title"], title_justify="left", title_style="bold")
-    for column in ("", "old", "new", "new / old"):
-        table.add_column(column, justify="right" if column else "left")
-    for row, earlier in rows:
-        figures = (figure(earlier), f"{figure(row['median'])} {row['unit']}")
-        table.add_row(row["name"], *figures, f"{row['median'] / earlier:.2f}")
-    Console().print(table)
-    return 0
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict) or not {"title", "machine", "rows"} <= found.keys():
-        raise ConfigError(f"{file} has no result of ferryman bench; make one with --json")
-    return found

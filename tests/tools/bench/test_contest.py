@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 from typing import cast
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from tools.bench.__main__ import run
+from tools.bench.contender import BenchCell
+from tools.bench.contest import largest_difference
+from tools.bench.contest_plot import ratio_figure
+from tools.bench.contest_result import CellResult, CellTimes, ContestResult, show_comparison
 
 from ferryman.errors import ConfigError
-from ferryman_bench.comparison import CellResult, CellTimes, ContestResult, show_comparison
-from ferryman_bench.contender import BenchCell
-from ferryman_bench.contender_process import ContenderProcess
+from ferryman_bench.engine_process import EngineProcess
 from ferryman_bench.hardware import machine_now
-from ferryman_bench.model import largest_difference
-from ferryman_bench.plot import ratio_plot
-from ferryman_cli.app import run
+from ferryman_simulator.plot import save_figure
 
 NAMES = ("ferryman", "transformers", "llama.cpp")
 
@@ -42,7 +44,7 @@ class AnsweringContender:
 
 def test_a_peer_that_runs_another_model_is_refused_before_anything_is_timed() -> None:
     ours, same, another, broken = (
-        cast(ContenderProcess, AnsweringContender(name, logits))
+        cast(EngineProcess, AnsweringContender(name, logits))
         for name, logits in {
             "ferryman": [3.0, 4.0],
             "same": [3.0, 4.001],
@@ -77,13 +79,21 @@ def test_the_json_has_every_round_and_the_machine() -> None:
     assert len(row["rounds"]["ferryman"]) == 3
 
 
-def test_the_plot_has_a_bar_for_every_ratio_as_long_as_it() -> None:
-    picture = ElementTree.fromstring(ratio_plot(_wide_result(), machine_now()))
-    shapes = picture.findall("{http://www.w3.org/2000/svg}rect")
-    bars = [shape for shape in shapes if shape.get("x") == "150" and shape.get("height") == "12"]
-    # The legend's first square stands at the same place.
-    widths = [float(bar.get("width", "0")) for bar in bars if bar.get("y") != "32"]
-    assert widths == [510.0, 510.0]
+def test_the_plot_has_a_bar_for_every_ratio_as_long_as_it(tmp_path: Path) -> None:
+    figure = ratio_figure(_wide_result(), machine_now())
+    (axes,) = figure.axes
+    assert [bar.get_width() for bar in axes.patches] == [2.0, 2.0]
+    assert axes.get_legend_handles_labels()[1] == ["transformers", "llama.cpp"]
+    save_figure(tmp_path / "ratios.svg", figure, "svg")
+    assert ElementTree.parse(tmp_path / "ratios.svg").getroot().tag.endswith("svg")
+
+
+def test_a_plot_that_could_not_be_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "nowhere" / "ratios.svg"
+    assert run(["model", "--plot", str(place)]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_the_plot_has_a_bar_for_every_ratio_as_long_as_it() -> None:
 def test_options_that_cannot_be_measured_are_one_line_and_exit_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["bench", *arguments]) == 2
+    assert run(["model", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
 
 

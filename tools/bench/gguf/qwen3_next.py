@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import torch
+from tools.bench.gguf.container import GgufModel, GgufTensor, Setting
+from tools.bench.gguf.source import (
+    TensorSource,
+    attention_settings,
+    end_tensors,
+    trunk_settings,
+)
 
 from ferryman.errors import ConfigError
 from ferryman.model.families.qwen_hybrid import NORM_ORIGIN, QwenHybridConfig
 from ferryman.model.shapes.attention_shapes import AttentionShape
 from ferryman.model.shapes.delta_shapes import DeltaLayout, DeltaShape
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape
-from ferryman_bench.gguf.container import GgufModel, GgufTensor, Setting
-from ferryman_bench.gguf.source import (
-    TensorSource,
-    attention_settings,
-    end_tensors,
-    trunk_settings,
-)
 
 ATTENTION = {
     "q_proj.weight": "attn_q.weight",

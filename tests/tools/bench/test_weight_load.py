@@ -1,4 +1,4 @@
-"""`ferryman bench loading` loads every byte of its checkpoint, and reads every byte beside it."""
+"""The bench of loading loads every byte of its checkpoint, and reads every byte beside it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tools.bench.__main__ import run
+from tools.bench.weight_load import LoadBenchOptions
 
-from ferryman_bench import weight_load
-from ferryman_bench.weight_load import LoadBenchOptions
-from ferryman_cli.app import run
+from tools.bench import weight_load
 
 SMALL = LoadBenchOptions(num_bytes=2_000_000, num_tensors=90, threads=2, repeats=2)
 
@@ -42,7 +42,7 @@ def test_the_share_of_the_read_speed_is_printed(
     cold: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ("--size", "2", "--tensors", "80", "--repeats", "2")
-    assert run(["bench", "loading", *sizes, *cold, "--json"]) == 0
+    assert run(["loading", *sizes, *cold, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["against"]) for row in said["rows"]] == [
         ("open", ""),

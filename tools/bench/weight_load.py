@@ -1,4 +1,4 @@
-"""`ferryman bench loading`: a checkpoint of many tensors, loaded and read, in turn.
+"""`python -m tools.bench loading`: a checkpoint of many tensors, loaded and read, in turn.
 
 open      the file is mapped, and its header is read and checked
 load      open, and every tensor in memory of its own, as the layers of a model are loaded
@@ -73,7 +73,7 @@ def run_bench_loading(choice: LoadBenchOptions, *, as_json: bool) -> int:
     total = choice.num_tensors * choice.tensor_bytes / 1e9
     where = "disk" if choice.is_cold else "page cache"
     title = f"{choice.num_tensors:,} tensors, {total:.1f} GB, {where}, {choice.threads} threads"
-    show(f"ferryman bench loading: {title}", rows, as_json=as_json)
+    show(f"bench loading: {title}", rows, as_json=as_json)
     return 0
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from ferryman_bench.timer import Job
-
-WARM_UPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +35,6 @@ class BenchCell:
         return self.tokens if self.kind == "prefill" else self.requests
 
 
-@dataclass(frozen=True, slots=True)
-class ContenderModel:
-    """The model of all contenders. `gguf` is the same weights for llama.cpp."""
-
-    folder: Path
-    gguf: Path
-    dtype: str
-    threads: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "gguf": str(self.gguf),
-            "dtype": self.dtype,
-            "threads": self.threads,
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Self:
-        return cls(Path(said["folder"]), Path(said["gguf"]), said["dtype"], said["threads"])
-
-
 class Contender(Protocol):
     """An engine that computes prompts and decodes greedily."""
 
@@ -76,14 +49,6 @@ class Contender(Protocol):
     def decoder(self, requests: int, context_len: int, steps: int) -> Job:
         """Each run is one greedy step of all requests, after `context_len` tokens of each; there
         are at most `steps`."""
-        ...
-
-
-class BenchSite(Protocol):
-    """An engine in a process of its own, as its orders see it."""
-
-    def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one order; both are JSON objects."""
         ...
 
 
@@ -119,12 +84,6 @@ class ContenderSite:
         cpu, wall = process_time(), perf_counter()
         self._job()
         return perf_counter() - wall, process_time() - cpu
-
-
-def obey_lines(site: BenchSite, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Obeys each line of standard input, until its end."""
-    for line in sys.stdin:
-        say(site.obey(json.loads(line)))
 
 
 def _nothing() -> None:

@@ -1,50 +1,52 @@
-"""Engines that answer whole requests: the offline `LLM`, and llama.cpp with batches of ours.
+"""Whole requests by llama.cpp in batches of ours, beside those of `ferryman bench requests`.
 
-llama.cpp's loop is that of its own server: each step has one token of every request that decodes,
+The loop is that of its own server: each step has one token of every request that decodes,
 and as many tokens of waiting prompts as its batch has room for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tools.bench.contender_process import LLAMA_BATCHES, contender_process
+from tools.bench.gguf.conversion import convert_folder
+from tools.bench.llama_contender import (
+    BATCH_TOKENS,
+    LlamaContender,
+    LlamaContext,
+    SequenceRows,
+    check_llama_cpp,
+)
 
-from ferryman.llm import LLM
-from ferryman.schedule.request import SamplingParams
-from ferryman_bench.contender import ContenderModel
-from ferryman_bench.llama_peer import BATCH_TOKENS, LlamaContender, LlamaContext, SequenceRows
-
-MEMORY_BYTES = 2 << 30
-MAX_RUNNING = 16
+from ferryman_bench.engine_process import BenchModel, EngineProcess
+from ferryman_bench.offline_engine import offline_engine
+from ferryman_bench.request_load import RequestBenchOptions, run_bench_requests
 
 
-class OfflineRequestSite:
-    """`LLM` in this process. It gives all tokens of a request at once, so it has no times."""
+def run_bench_with_llama(choice: RequestBenchOptions, *, as_json: bool) -> int:
+    """Measures the offline engine, llama.cpp and the cluster. Raises ConfigError without
+    llama.cpp."""
+    check_llama_cpp()
+    return run_bench_requests(choice, as_json=as_json, engines=offline_and_llama)
 
-    def __init__(self, model: ContenderModel) -> None:
-        self._llm = LLM(
-            model.folder,
-            num_threads=model.threads,
-            memory_bytes=MEMORY_BYTES,
-            max_running=MAX_RUNNING,
-            **engine_fields(model.dtype),
-        )
 
-    def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        sampling = SamplingParams(max_tokens=order["max_tokens"], temperature=0.0, ignore_eos=True)
-        began = perf_counter()
-        self._llm.generate(order["prompts"], sampling)
-        return {"seconds": perf_counter() - began, "arrivals": []}
+@contextmanager
+def offline_and_llama(model: BenchModel) -> Iterator[list[EngineProcess]]:
+    """The offline engine and llama.cpp's batches, for the length of a block."""
+    convert_folder(model.folder, model.dtype)
+    with offline_engine(model) as engines, contender_process(LLAMA_BATCHES, model) as llama:
+        yield [*engines, llama]
 
 
 class LlamaRequestSite:
     """llama.cpp without a server: nothing is tokenized, sent or scheduled beside its batches."""
 
-    def __init__(self, model: ContenderModel) -> None:
+    def __init__(self, model: BenchModel) -> None:
         self._contender = LlamaContender(model)
 
     def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,10 +110,3 @@ def answer_step(context: LlamaContext, live: Sequence[LlamaRequest]) -> None:
         request.computed(rows)
         if rows.draws:
             request.drew(next(drawn), now)
-
-
-def engine_fields(dtype: str) -> dict[str, Any]:
-    """The engine options for a precision of the bench."""
-    if dtype == "int8":
-        return {"dtype": "bfloat16", "quantize": "int8"}
-    return {"dtype": dtype}

@@ -7,6 +7,7 @@ float32 its cache is float32 too.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tools.bench.gguf.conversion import GGUF_FILE
 
 from ferryman.errors import ConfigError
-from ferryman_bench.contender import ContenderModel
+from ferryman_bench.engine_process import BenchModel
 from ferryman_bench.timer import Job
 
 BATCH_TOKENS = 2048
@@ -33,15 +35,16 @@ SILENCE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 class LlamaContender:
     """A model of llama.cpp; each job has a context of its own."""
 
-    def __init__(self, model: ContenderModel) -> None:
+    def __init__(self, model: BenchModel) -> None:
         self._lib = load_llama_cpp()
         self._lib.llama_backend_init()
         self._threads = model.threads
         self._cache_type = F32 if model.dtype == "float32" else F16
         params = self._lib.llama_model_default_params()
-        self._model = self._lib.llama_model_load_from_file(bytes(model.gguf), params)
+        file = model.folder / GGUF_FILE
+        self._model = self._lib.llama_model_load_from_file(bytes(file), params)
         if self._model is None:
-            raise ConfigError(f"llama.cpp cannot load {model.gguf}")
+            raise ConfigError(f"llama.cpp cannot load {file}")
         vocabulary = self._lib.llama_model_get_vocab(self._model)
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(vocabulary))
 
@@ -194,14 +197,19 @@ class LlamaDecoder:
         self._position += 1
 
 
-def load_llama_cpp() -> Any:
-    """llama-cpp-python, silent. Raises ConfigError if it is not installed."""
-    try:
-        import llama_cpp
-    except ImportError:
+def check_llama_cpp() -> None:
+    """Raises ConfigError if llama-cpp-python is not installed."""
+    if importlib.util.find_spec("llama_cpp") is None:
         raise ConfigError(
             "llama.cpp is not installed: pip install 'ferryman[peers]' (it is compiled, which "
             "takes some minutes)"
-        ) from None
+        )
+
+
+def load_llama_cpp() -> Any:
+    """llama-cpp-python, silent. Raises ConfigError if it is not installed."""
+    check_llama_cpp()
+    import llama_cpp
+
     llama_cpp.llama_log_set(SILENCE, ctypes.c_void_p(0))
     return llama_cpp

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.bench.gguf_reader import GgufReader
-from tests.bench.tiny_shapes import TINY, save_tiny
-from torch import Tensor
-
-from ferryman.errors import ConfigError
-from ferryman_bench.gguf.container import (
+from tests.tools.bench.gguf_reader import GgufReader
+from tests.tools.bench.tiny_shapes import TINY, save_tiny
+from tools.bench.gguf.container import (
     GgufModel,
     GgufTensor,
     GgufType,
@@ -21,7 +18,10 @@ from ferryman_bench.gguf.container import (
     quantise_q8_0,
     write_gguf,
 )
-from ferryman_bench.gguf.conversion import convert_folder
+from tools.bench.gguf.conversion import convert_folder
+from torch import Tensor
+
+from ferryman.errors import ConfigError
 
 
 def test_a_file_holds_settings_of_every_type_and_tensors_from_the_innermost_axis(
@@ -80,7 +80,7 @@ def test_rows_that_q8_0_cannot_cut_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_every_number_of_a_model_gets_into_its_file(name: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, name)
-    convert_folder(tmp_path, tmp_path / "gguf", "float32")
+    convert_folder(tmp_path, "float32")
     _, written = GgufReader(tmp_path / "gguf").read()
     stored = load_file(tmp_path / "model.safetensors")
     total = sum(_size(tensor.sizes) for tensor in written.values())
@@ -92,7 +92,7 @@ def test_a_tensor_that_the_conversion_does_not_know_is_refused(tmp_path: Path) -
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "model.layers.0.mamba.extra": torch.zeros(3)}, file)
     with pytest.raises(ConfigError, match=r"knows no tensors model\.layers\.0\.mamba\.extra"):
-        convert_folder(tmp_path, tmp_path / "gguf", "float32")
+        convert_folder(tmp_path, "float32")
 
 
 def test_a_model_that_llama_cpp_computes_otherwise_is_refused(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_model_that_llama_cpp_computes_otherwise_is_refused(tmp_path: Path) ->
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "time_step_limit": [0.1, 1.0]}))
     with pytest.raises(ConfigError, match="time limits"):
-        convert_folder(tmp_path, tmp_path / "gguf", "float32")
+        convert_folder(tmp_path, "float32")
 
 
 def _numbers(content: bytes, dtype: torch.dtype, count: int) -> Tensor:

@@ -7,6 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from tools.bench.gguf.container import GgufModel, GgufTensor, Setting
+from tools.bench.gguf.source import (
+    TensorSource,
+    attention_settings,
+    end_tensors,
+    in_pairs,
+    trunk_settings,
+)
 
 from ferryman.errors import ConfigError
 from ferryman.model.families.granite import BambaConfig, GraniteHybridConfig
@@ -15,14 +23,6 @@ from ferryman.model.layers.transformer import TransformerConfig
 from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions
 from ferryman.model.shapes.feed_forward_shapes import MixtureShape, MlpShape, MoeShape
 from ferryman.model.shapes.recurrent_shapes import Gating, MambaShape
-from ferryman_bench.gguf.container import GgufModel, GgufTensor, Setting
-from ferryman_bench.gguf.source import (
-    TensorSource,
-    attention_settings,
-    end_tensors,
-    in_pairs,
-    trunk_settings,
-)
 
 MLP = {
     f"{here}_proj.{part}": f"{there}.{part}"

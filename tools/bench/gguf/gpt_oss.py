@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tools.bench.gguf.container import GgufModel, GgufTensor, Setting
+from tools.bench.gguf.source import TensorSource, end_tensors, trunk_settings
+
 from ferryman.errors import ConfigError
 from ferryman.model.families.gpt_oss import GptOssConfig
 from ferryman.model.shapes.attention_shapes import AttentionShape, RotaryPositions
 from ferryman.model.shapes.rotary import YarnScaling
-from ferryman_bench.gguf.container import GgufModel, GgufTensor, Setting
-from ferryman_bench.gguf.source import TensorSource, end_tensors, trunk_settings
 
 LAYER = {
     "input_layernorm.weight": "attn_norm.weight",

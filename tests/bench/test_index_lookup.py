@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman_bench.index_lookup import EARLY_PAGE, measure_lookups
+from ferryman_bench.transport.index_lookup import EARLY_PAGE, measure_lookups
 
 
 def test_lookups_find_the_snapshot_that_was_put_there() -> None:

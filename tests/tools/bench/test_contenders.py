@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from tests.bench.tiny_shapes import TINY, save_tiny
+from tests.tools.bench.tiny_shapes import TINY, save_tiny
+from tools.bench.contender import BenchCell, ContenderSite
+from tools.bench.contender_process import open_contender
+from tools.bench.gguf.conversion import convert_folder
 
-from ferryman_bench.contender import BenchCell, ContenderModel, ContenderSite
-from ferryman_bench.contender_process import open_contender
-from ferryman_bench.gguf.conversion import convert_folder
+from ferryman_bench.engine_process import BenchModel
 from ferryman_bench.timer import Job
 
 PROMPT = [(7 * i + 3) % 131 for i in range(40)]
@@ -72,7 +73,7 @@ def test_transformers_and_ours_agree_on_a_converted_model(name: str, tmp_path: P
 @pytest.mark.parametrize("name", TINY)
 def test_llama_cpp_computes_the_logits_of_ours(name: str, tmp_path: Path) -> None:
     model = _model(tmp_path, name)
-    convert_folder(model.folder, model.gguf, "float32")
+    convert_folder(model.folder, "float32")
     ours, theirs = (_logits(contender, model) for contender in ("ferryman", "llama.cpp"))
     assert _difference(ours, theirs) < 1e-4
 
@@ -85,7 +86,7 @@ def test_llama_cpp_has_the_weights_of_ours_in_fewer_bits(
     """The difference of one prompt says little: with int8 it is 0.03 to 0.07 for these, in the
     median 0.05. With the rows of one matrix in another order the median is 0.7 to 1.3."""
     model = replace(_model(tmp_path, "granite-hybrid"), dtype=dtype)
-    convert_folder(model.folder, model.gguf, dtype)
+    convert_folder(model.folder, dtype)
     ours, theirs = (open_contender(contender, model) for contender in ("ferryman", "llama.cpp"))
     prompts = [[(step * i + 3) % 131 for i in range(40)] for step in range(7, 31, 2)]
     differences = [_difference(ours.logits(one), theirs.logits(one)) for one in prompts]
@@ -99,19 +100,19 @@ def test_every_contender_decodes_all_requests_and_computes_prompts(
     contender: str, tmp_path: Path
 ) -> None:
     model = _model(tmp_path, "granite-hybrid")
-    convert_folder(model.folder, model.gguf, "float32")
+    convert_folder(model.folder, "float32")
     opened = open_contender(contender, model)
     for job in (opened.decoder(3, 70, 2), opened.prefill(70)):
         job()
         job()
 
 
-def _model(folder: Path, name: str) -> ContenderModel:
+def _model(folder: Path, name: str) -> BenchModel:
     save_tiny(folder, name)
-    return ContenderModel(folder, folder / "gguf", "float32", threads=1)
+    return BenchModel(folder, "float32", threads=1)
 
 
-def _logits(contender: str, model: ContenderModel) -> list[float]:
+def _logits(contender: str, model: BenchModel) -> list[float]:
     return open_contender(contender, model).logits(PROMPT)
 
 

@@ -1,4 +1,4 @@
-"""transformers as a contender. It also makes the weights of all contenders, as a model folder.
+"""transformers as a contender.
 
 Its cached forward is timed without the extra work of `generate`, which favours it.
 """
@@ -6,24 +6,23 @@ Its cached forward is timed without the extra work of `generate`, which favours 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ferryman.errors import ConfigError
-from ferryman_bench.contender import ContenderModel
-from ferryman_bench.shape import ModelShape
+from ferryman_bench.engine_process import BenchModel
+from ferryman_bench.random_model import quiet_transformers
 from ferryman_bench.timer import Job
 
 
 class TransformersContender:
     """A model of transformers, in the dtype of the weights."""
 
-    def __init__(self, model: ContenderModel) -> None:
+    def __init__(self, model: BenchModel) -> None:
         if model.dtype == "int8":
             raise ConfigError("transformers has no int8 on a processor")
-        transformers = _transformers()
+        transformers = quiet_transformers()
         dtype = getattr(torch, model.dtype)
         loader = transformers.AutoModelForCausalLM
         self._model = loader.from_pretrained(model.folder, dtype=dtype).eval()
@@ -56,31 +55,3 @@ class TransformersDecoder:
     def __call__(self) -> None:
         found = self._model(self._token_ids, past_key_values=self._cache, use_cache=True)
         self._token_ids = found.logits.argmax(-1)
-
-
-def make_random_model(shape: ModelShape, dtype: str, folder: Path) -> int:
-    """Saves a model of `shape` with random weights; returns the number of its parameters.
-
-    The weights are in `dtype`, in bfloat16 for "int8". Raises ConfigError without transformers.
-    """
-    transformers = _transformers()
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(shape.model_type, **shape.fields)
-    stored = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=stored)
-    model.save_pretrained(folder)
-    return int(model.num_parameters())
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-        from transformers.utils import logging
-    except ImportError:
-        raise ConfigError(
-            "ferryman bench compares with transformers, which is not installed: "
-            "pip install transformers (bench core needs none)"
-        ) from None
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    return transformers

@@ -1,4 +1,4 @@
-"""`ferryman bench core`: the cost of the pure core and the slot operations on this machine.
+"""`python -m tools.bench core`: the cost of the pure core and the slot operations on this machine.
 
 plan      matching a prompt's keys against a trie of 10,000 nodes and planning how to resume
 insert    a prompt of which the trie has one half; the oldest pages are evicted between two runs
@@ -47,12 +47,12 @@ COSTS = ResumeCosts(prefill_seconds_per_token=1e-4, load_seconds_per_byte=1e-10)
 
 def run_bench_core(*, as_json: bool) -> int:
     rows = [*plan_rows(), *insert_rows(), *key_rows(), *step_rows(), *slot_rows()]
-    show("ferryman bench core", rows, as_json=as_json)
+    show("bench core", rows, as_json=as_json)
     return 0
 
 
 def granite_manifest() -> StateManifest:
-    """The state of the shape that `ferryman bench` measures, with float32 recurrent states."""
+    """The state of the shape that the benches measure, with float32 recurrent states."""
     pages = [
         SectionSpec(name, layer, (4, PAGE_SIZE, 64), "bfloat16", 0)
         for layer in range(3, 16, 4)

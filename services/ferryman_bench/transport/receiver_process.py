@@ -1,8 +1,8 @@
 """The receiving process of `planes.py`: a slab, decode's data-plane rpcs, and for the plane nixl
 an agent that listens.
 
-`python -m ferryman_bench.receiver_process UNITS HOST PLANE` writes its addresses as one line of
-JSON, and ends with its standard input.
+`python -m ferryman_bench.transport.receiver_process UNITS HOST PLANE` writes its addresses as one
+line of JSON, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ferryman.wire.handoff.nixl_library import MemoryRegion
 from ferryman.wire.handoff.nixl_writer import landed_from_bytes
 from ferryman.wire.plane_values import NIXL
 from ferryman.wire.v1 import decode_pb2, decode_pb2_grpc
-from ferryman_bench.planes import UNIT_BYTES, agent_options, compare
+from ferryman_bench.transport.planes import UNIT_BYTES, agent_options, compare
 
 
 class ReceiverSite(decode_pb2_grpc.DecodeServiceServicer):

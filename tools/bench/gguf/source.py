@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from tools.bench.gguf.container import GgufTensor, Setting
 from torch import Tensor
 
 from ferryman.errors import ConfigError
@@ -13,7 +14,6 @@ from ferryman.model.shapes.attention_shapes import AttentionShape, NoPositions, 
 from ferryman.model.shapes.model_shapes import TrunkShape
 from ferryman.model.shapes.rotary import NoScaling
 from ferryman.model.weights.checkpoint import open_checkpoint
-from ferryman_bench.gguf.container import GgufTensor, Setting
 
 Names = Mapping[str, str]
 """Names in a layer, from a checkpoint's to llama.cpp's."""

@@ -1,0 +1,1 @@
+"""The laboratory: contests with other engines, and benches of parts. Not installed."""

@@ -1,0 +1,116 @@
+"""The commands of `python -m tools.bench`, and their flags."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman_cli.app import run_app
+from ferryman_cli.bench_commands import ModelShape, whole_numbers
+from ferryman_cli.endpoints import AsJson
+
+app = typer.Typer(
+    help="Measure Ferryman against its peers, and the parts that `ferryman bench` does not show.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def model(
+    model_shape: ModelShape = "granite-100m",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each contender.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of all contenders in a cell.")] = 7,
+    batch: Annotated[str, typer.Option(help="Requests that decode together.")] = "1,8,32",
+    context_len: Annotated[
+        str, typer.Option("--context", help="Tokens of each before it decodes.")
+    ] = "128",
+    prefill: Annotated[str, typer.Option(help="Lengths of cold prompts.")] = "512,2048",
+    peers: Annotated[
+        str, typer.Option(help="transformers, llama.cpp; all that are installed by default.")
+    ] = "",
+    plot: Annotated[Path | None, typer.Option(help="Write the ratios as SVG to this file.")] = None,
+    json: AsJson = False,
+) -> int:
+    """Measure decode and prefill on random weights, against transformers and llama.cpp.
+
+    Contenders have a process each and run in turn; ratios are medians over the rounds.
+    """
+    from tools.bench.contest import BenchOptions, run_bench
+
+    choice = BenchOptions(
+        model_shape,
+        dtype,
+        threads,
+        rounds,
+        batches=whole_numbers(batch, "--batch"),
+        contexts=whole_numbers(context_len, "--context"),
+        prefills=whole_numbers(prefill, "--prefill"),
+        peers=tuple(filter(None, peers.split(","))),
+    )
+    return run_bench(choice, as_json=json, plot=plot)
+
+
+@app.command()
+def requests(
+    model_shape: ModelShape = "granite-100m",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine and worker.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of new prompts.")] = 3,
+    concurrent: Annotated[str, typer.Option(help="Requests that are sent at once.")] = "1,8",
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
+    json: AsJson = False,
+) -> int:
+    """Measure whole requests as `ferryman bench requests`, and by llama.cpp's batches."""
+    from tools.bench.llama_requests import run_bench_with_llama
+
+    from ferryman_bench.request_load import RequestBenchOptions
+
+    choice = RequestBenchOptions(
+        model_shape,
+        dtype,
+        threads,
+        rounds,
+        whole_numbers(concurrent, "--concurrent"),
+        prompt_len,
+        max_tokens,
+    )
+    return run_bench_with_llama(choice, as_json=json)
+
+
+@app.command()
+def core(json: AsJson = False) -> int:
+    """Measure planning, page keys, scheduler steps and slot operations."""
+    from tools.bench.core import run_bench_core
+
+    return run_bench_core(as_json=json)
+
+
+@app.command()
+def loading(
+    size: Annotated[int, typer.Option(min=1, help="Megabytes of the checkpoint.")] = 2000,
+    tensors: Annotated[int, typer.Option(min=40, help="Tensors in it.")] = 20_000,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that load, and that read.")] = 2,
+    repeats: Annotated[int, typer.Option(min=2, help="Rounds of each.")] = 3,
+    cold: Annotated[bool, typer.Option("--cold", help="Read from the disk each time.")] = False,
+    json: AsJson = False,
+) -> int:
+    """Measure how fast weights are loaded, as a share of the read speed of their file."""
+    from tools.bench.weight_load import LoadBenchOptions, run_bench_loading
+
+    choice = LoadBenchOptions(size * 1_000_000, tensors, threads, repeats, is_cold=cold)
+    return run_bench_loading(choice, as_json=json)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit status, as that of `ferryman`."""
+    return run_app(app, "python -m tools.bench", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
