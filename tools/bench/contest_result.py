@@ -105,4 +105,4 @@ def show_comparison(result: ContestResult, notes: Iterable[str], console: Consol
     if peers:
         console.print(f"logits differ by at most {result.difference:.1g} of their size")
     for note in notes:
-        console.print(note)
+        console.print(note, markup=False)  # brackets are part of a command

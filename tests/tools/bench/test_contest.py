@@ -60,8 +60,9 @@ def test_a_peer_that_runs_another_model_is_refused_before_anything_is_timed() ->
 
 def test_the_table_keeps_its_words_whole_at_80_columns() -> None:
     out = io.StringIO()
-    show_comparison(_wide_result(), ["transformers has no int8"], Console(file=out, width=80))
+    show_comparison(_wide_result(), ["pip install 'ferryman[peers]'"], Console(file=out, width=80))
     lines = out.getvalue().splitlines()
+    assert lines[-1] == "pip install 'ferryman[peers]'"
     row = next(line for line in lines if "decode 32 at 32k" in line)
     # Both ratios stand in the row of their cell.
     assert row.count("2.00") == 2, "by the clock"
