@@ -1,4 +1,4 @@
-"""Kimi Linear: Kimi Delta Attention, some layers of latent attention, experts; no positions.
+"""Kimi Linear: Kimi Delta Attention, a few layers of latent attention, experts, no rotation.
 
 The rest of a layer is DeepSeek-V3's: a dense MLP first, then experts in groups beside shared ones.
 """
