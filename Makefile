@@ -30,13 +30,14 @@ compose-test: $(DEV_STAMP)
 mutants: $(DEV_STAMP)
 	$(BIN)/python tools/mutate.py $(ARGS)
 
-# Formats the code, and writes what is made of declarations: tables in docs/operating.md and docs/models.md, the index
-# of docs/decisions, and the chart's settings.
+# Formats the code, and writes what is made of declarations: tables in docs/operating.md and docs/models.md, rows
+# of docs/api.md, the index of docs/decisions, and the chart's settings.
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python tools/settings_tables.py
 	$(BIN)/python tools/model_tables.py
+	$(BIN)/python tools/api_tables.py
 	$(BIN)/python tools/decision_index.py
 	$(BIN)/python tools/chart_settings.py
 

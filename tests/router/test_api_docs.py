@@ -2,126 +2,91 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from ferryman.text.tool_calls.formats import REASONING_FORMATS, TOOL_ALIASES, TOOL_FORMATS
-from ferryman_router.bodies.api_fields import (
-    CHAT,
-    COMPLETION,
-    CONTENT_BLOCKS,
-    COUNT_TOKENS,
-    INPUT_ITEMS,
-    MESSAGE,
-    MESSAGES,
-    MESSAGES_WITHOUT_EFFECT,
-    NOT_IN_INPUT,
-    NOT_IN_MESSAGES,
-    NOT_IN_MESSAGES_BODY,
-    NOT_IN_RESPONSES,
-    NOT_OFFERED,
-    NOT_YET,
+from ferryman_router.bodies.anthropic_messages import CONTENT_BLOCKS
+from ferryman_router.bodies.chat_messages import MESSAGE, NOT_IN_MESSAGES
+from ferryman_router.bodies.field_table import (
     OUTPUT_CONFIG,
     REASONING,
-    RESPONSES,
-    RESPONSES_WITHOUT_EFFECT,
     STREAM_OPTIONS,
     TEXT_OPTIONS,
     THINKING,
     TOOL_CHOICE,
-    WITHOUT_EFFECT,
 )
+from ferryman_router.bodies.responses_input import INPUT_ITEMS, NOT_IN_INPUT
+from tools import api_tables
 
-TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-PARAMETERS = TEXT.partition("## Parameters")[2].partition("### Accepted")[0]
-ACCEPTED = TEXT.partition("### Accepted")[2].partition("### Known")[0]
-REFUSED = TEXT.partition("### Known")[2].partition("## Messages")[0]
-RESPONSES_PART = TEXT.partition("## Responses")[2].partition("\n## ")[0]
-MESSAGES_PART = TEXT.partition("## Messages of Anthropic")[2].partition("\n## ")[0]
-
-
-def _tables(part: str) -> list[str]:
-    """The fields that are read, those without effect, those that are not offered."""
-    return part.split("\n\n|")[1:]
-
-
-def _reasons(table: str) -> dict[str, str]:
-    """By name: the second column of a table."""
-    rows = [line.split("|")[-3:-1] for line in table.splitlines() if line.rstrip().endswith("|")]
-    found = ((names, why.strip().replace("`", "")) for names, why in rows)
-    return {name: why for names, why in found for name in re.findall(r"`(\w+)`", names)}
+TEXT = api_tables.PAGE.read_text()
+TABLES = api_tables.tables()
+# Rows of several fields, whose reasons the page of OpenAI's fields says together.
+TOGETHER = {
+    "mm_processor_kwargs": "models here read and write text",
+    "functions": "send tools and tool_choice",
+    "function_call": "send tools and tool_choice",
+    "length_penalty": "tokens are drawn one by one",
+    "early_stopping": "tokens are drawn one by one",
+}
 
 
-def _named(part: str) -> set[str]:
-    """The names in the first column of a table."""
-    rows = [line.split("|")[1] for line in part.splitlines() if line.startswith("|")]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+def _table(index: int) -> str:
+    table = TABLES[index]
+    return f"{table.heading} {table.index}"
 
 
-def _not_yet() -> set[str]:
-    rows = [line.split("|") for line in PARAMETERS.splitlines() if line.startswith("|")]
-    return {
-        name
-        for row in rows
-        if row[-2].strip() == "not yet"
-        for name in re.findall(r"`(\w+)`", row[1])
-    }
+def test_every_field_has_a_row() -> None:
+    assert api_tables.written(TEXT) == TEXT, "run `python tools/api_tables.py`"
 
 
-def test_every_field_that_is_read_has_a_row() -> None:
-    assert _named(PARAMETERS) - _not_yet() >= (CHAT | COMPLETION) - set(WITHOUT_EFFECT) - _not_yet()
+@pytest.mark.parametrize("index", range(len(TABLES)), ids=_table)
+def test_no_row_is_of_a_field_that_is_gone(index: int) -> None:
+    table = TABLES[index]
+    rows = api_tables.rows_of(TEXT, table)
+    assert {name for row in rows for name in api_tables.named(row)} - set(NOT_IN_INPUT) == set(
+        table.last_cells
+    )
 
 
-def test_what_is_not_yet_there_is_refused() -> None:
-    later = {name for name, why in NOT_OFFERED.items() if why == NOT_YET}
-    assert later <= _not_yet()
+@pytest.mark.parametrize("index", [1, 2, 4, 5, 7, 8], ids=_table)
+def test_a_field_that_is_not_read_has_its_reason(index: int) -> None:
+    table = TABLES[index]
+    reasons = {**NOT_IN_INPUT, **table.last_cells, **(TOGETHER if index == 2 else {})}
+    for row in api_tables.rows_of(TEXT, table):
+        why = row.split("|")[-2].strip().replace("`", "")
+        for name in api_tables.named(row):
+            assert why == reasons[name].replace("`", ""), name
 
 
-def test_every_field_without_effect_has_its_reason() -> None:
-    assert _named(ACCEPTED) == set(WITHOUT_EFFECT)
-    for reason in WITHOUT_EFFECT.values():
-        assert reason.replace("x-request-id", "`x-request-id`") in ACCEPTED
+@pytest.mark.parametrize("heading", ["## Parameters", "## Responses"])
+def test_a_row_that_is_missing_is_written(heading: str) -> None:
+    table = next(table for table in TABLES if table.heading == heading)
+    (row,) = [row for row in api_tables.rows_of(TEXT, table) if "`min_p`" in row]
+    shorter = (
+        TEXT.replace(row, row.replace(", `min_p`", ""))
+        if table.shared
+        else TEXT.replace(f"{row}\n", "")
+    )
+    assert shorter != TEXT
+    again = api_tables.rows_of(api_tables.written(shorter), table)
+    assert sum("`min_p`" in row for row in again) == 1
+    assert len(again) == len(api_tables.rows_of(TEXT, table))
 
 
-def test_every_field_that_is_not_offered_has_its_reason() -> None:
-    assert _named(REFUSED) == {name for name, why in NOT_OFFERED.items() if why != NOT_YET}
-
-
-@pytest.mark.parametrize(
-    ("part", "fields", "without_effect", "refused"),
-    [
-        (
-            RESPONSES_PART,
-            RESPONSES,
-            RESPONSES_WITHOUT_EFFECT,
-            {**NOT_IN_RESPONSES, **NOT_IN_INPUT},
-        ),
-        (MESSAGES_PART, MESSAGES | COUNT_TOKENS, MESSAGES_WITHOUT_EFFECT, NOT_IN_MESSAGES_BODY),
-    ],
-    ids=["responses", "messages of Anthropic"],
-)
-def test_an_endpoint_has_a_row_for_every_field(
-    part: str,
-    fields: set[str],
-    without_effect: dict[str, str],
-    refused: dict[str, str],
-) -> None:
-    read, nothing, never = _tables(part)
-    assert _named("|" + read) == fields - set(without_effect)
-    assert _reasons(nothing) == without_effect
-    assert _reasons(never) == refused
+def test_a_page_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="no heading ## Parameters"):
+        api_tables.written(TEXT.replace("## Parameters", "## Others"))
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        MESSAGE,
+        MESSAGE.names,
         set(NOT_IN_MESSAGES),
-        STREAM_OPTIONS,
-        set(INPUT_ITEMS) | TEXT_OPTIONS | REASONING,
-        {*CONTENT_BLOCKS, *OUTPUT_CONFIG, *THINKING - {"type"}, *TOOL_CHOICE - {"type", "name"}},
+        STREAM_OPTIONS.names,
+        set(INPUT_ITEMS) | TEXT_OPTIONS.names | REASONING.names,
+        {*CONTENT_BLOCKS, *OUTPUT_CONFIG.names, *THINKING.names, *TOOL_CHOICE.names}
+        - {"type", "name"},
         {*TOOL_FORMATS, *TOOL_ALIASES},
         set(REASONING_FORMATS),
     ],

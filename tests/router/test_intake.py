@@ -20,7 +20,7 @@ from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman.wire.values import Usage
 from ferryman_router import service
 from ferryman_router.answers.response_format import AnsweredChoice
-from ferryman_router.bodies.answer_fields import AnswerOptions
+from ferryman_router.bodies.parsed_request import AnswerOptions
 from ferryman_router.doors.sse import MAX_CHUNKS, FrameStream, ResponseGroup, while_connected
 from ferryman_router.intake.body_intake import (
     LARGE_BYTES,

@@ -11,13 +11,14 @@ from tests.router.cluster import RouterCluster
 
 from ferryman.errors import InvalidRequest
 from ferryman_router.bodies.body_kinds import BODY_KINDS
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.openapi import BODIES, OPERATIONS
 
 KINDS = {
-    "Chat": "chat",
-    "Completion": "completion",
-    "Response": "response",
-    "Message": "message",
+    "Chat": Api.CHAT,
+    "Completion": Api.COMPLETION,
+    "Response": Api.RESPONSES,
+    "Message": Api.MESSAGES,
 }
 # Fields that mean nothing without another one.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -83,6 +84,28 @@ def test_a_value_of_another_type_is_refused_by_its_name(body: str) -> None:
         assert caught.value.param.startswith(name), name
         checked += 1
     assert checked > 20
+
+
+@pytest.mark.parametrize("body", KINDS)
+def test_a_number_is_taken_up_to_its_bounds_and_not_beyond(body: str) -> None:
+    read, checked = BODY_KINDS[KINDS[body]], 0
+    for name in BODIES[body]["properties"]:
+        shape = _shape(body, name)
+        if "maximum" not in shape:
+            continue
+        beside = {"logprobs": True} if (body, name) == ("Chat", "top_logprobs") else {}
+        is_open, high = "exclusiveMinimum" in shape, shape["maximum"]
+        low = shape["exclusiveMinimum" if is_open else "minimum"]
+        taken, refused = [high], [low - 1, high + 1]
+        (refused if is_open else taken).append(low)
+        for value in taken:
+            assert read({**_asked(body, name, value), **beside}).prompts, (name, value)
+        for value in refused:
+            with pytest.raises(InvalidRequest) as caught:
+                read({**_asked(body, name, value), **beside})
+            assert caught.value.param == name
+        checked += 1
+    assert checked > 8
 
 
 def test_a_field_that_is_not_shown_is_refused() -> None:

@@ -33,7 +33,8 @@ from ferryman.wire.public import ChatPrompt, ChatTurn, TextPrompt
 from ferryman.wire.v1 import inference_pb2 as pb
 from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.json_body import parse_object
-from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.bodies.parsed_request import ParsedRequest
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors import server
 from ferryman_router.intake.body_intake import LARGE_BYTES, Intake, ReaderProcess
 from ferryman_router.intake.reader import (
@@ -117,12 +118,12 @@ def test_a_body_is_what_it_would_be_here(
     reader: ReaderProcess, model: ServedModel, kind: str, values: dict[str, Any]
 ) -> None:
     raw = json.dumps({"seed": 7, **values}).encode()
-    here: ParsedRequest = BODY_KINDS[kind](parse_object(raw))
-    there = body_of(reader.ask(body_message(kind, (raw[:5], raw[5:]), MAX_TOKENS)))
+    here: ParsedRequest = BODY_KINDS[Api(kind)](parse_object(raw))
+    there = body_of(reader.ask(body_message(Api(kind), (raw[:5], raw[5:]), MAX_TOKENS)))
     for prompt, read in zip(here.prompts, there.prompts, strict=True):
         wanted = model.token_ids(prompt, MAX_TOKENS)
         assert np.array_equal(model.token_ids(read, MAX_TOKENS), wanted)
-    told = ("model", "sampling", "is_stream", "answer", "echo")
+    told = ("api", "model", "sampling", "is_stream", "answer", "echo")
     assert [getattr(there, name) for name in told] == [getattr(here, name) for name in told]
 
 

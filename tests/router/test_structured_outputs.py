@@ -13,6 +13,7 @@ from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import GrammarKind, OutputGrammar
 from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.structured_outputs import output_grammar
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.intake.body_intake import LARGE_BYTES
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"b": {}, "a": {"const": "é"}}}
@@ -86,7 +87,7 @@ def test_every_spelling_becomes_one_value(
 ) -> None:
     assert output_grammar(fields) == expected
     for kind, prompt in (("chat", {"messages": HELLO}), ("completion", {"prompt": "a"})):
-        assert BODY_KINDS[kind]({**prompt, **fields}).sampling.params.grammar == expected
+        assert BODY_KINDS[Api(kind)]({**prompt, **fields}).sampling.params.grammar == expected
 
 
 async def test_a_grammar_reaches_the_worker_as_it_was_sent(one_pair: RouterCluster) -> None:

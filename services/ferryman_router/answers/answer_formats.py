@@ -13,26 +13,26 @@ from ferryman_router.answers.openai_responses import ChatFormat, CompletionForma
 from ferryman_router.answers.response_format import ResponseFormat
 from ferryman_router.answers.response_header import ResponseHeader
 from ferryman_router.answers.responses_output import ResponsesFormat, ResponsesHeader
-from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.bodies.parsed_request import ParsedRequest
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.served_model import ServedModel
 
 TAIL_TOKENS = 16  # of a prompt: enough to hold a mark that it ends with
 _ANSWER_IDS = {
-    "chat": "chatcmpl-{}",
-    "completion": "cmpl-{}",
-    "response": "resp_{}",
-    "message": "msg_{}",
+    Api.CHAT: "chatcmpl-{}",
+    Api.COMPLETION: "cmpl-{}",
+    Api.RESPONSES: "resp_{}",
+    Api.MESSAGES: "msg_{}",
 }
 
 
-def answer_id(kind: str, request_id: str) -> str:
+def answer_id(api: Api, request_id: str) -> str:
     """The name of an answer, which says what it is."""
-    return _ANSWER_IDS[kind].format(request_id)
+    return _ANSWER_IDS[api].format(request_id)
 
 
 def answer_format(
-    kind: str,
     body: ParsedRequest,
     requests: Sequence[RequestRunner],
     model: ServedModel,
@@ -48,11 +48,11 @@ def answer_format(
     shown = body.answer.num_logprobs
     # Offsets into an answer's text count the tokens that it shows.
     names = TokenNames(model.tokenizer, body.answer.names_by_id, body.answer.shows_special)
-    if kind == "response":
+    if body.api is Api.RESPONSES:
         echo = json.loads(body.echo)
         header = ResponsesHeader(named, name, created, echo, shown, names)
         return ResponsesFormat(header, _reading(body, requests, model, syntax))
-    if kind == "message":
+    if body.api is Api.MESSAGES:
         start = MessageHeader(named, name, requests[0].asked.prompt_len)
         return MessagesFormat(start, _reading(body, requests, model, syntax))
     heading = ResponseHeader(
@@ -67,7 +67,7 @@ def answer_format(
         body.answer.num_prompt_logprobs,
         _named_stops(body, model),
     )
-    if kind == "completion":
+    if body.api is Api.COMPLETION:
         return CompletionFormat(heading)
     if syntax.reads(body.answer.tools.use):
         return ParsedChatFormat(heading, _reading(body, requests, model, syntax))

@@ -21,7 +21,7 @@ from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.openai_responses import ChatFormat
 from ferryman_router.answers.response_format import AnsweredChoice, as_json
 from ferryman_router.answers.response_header import NULL, ResponseHeader
-from ferryman_router.bodies.answer_fields import AnswerOptions
+from ferryman_router.bodies.parsed_request import AnswerOptions
 
 DIGEST_BYTES = 16
 

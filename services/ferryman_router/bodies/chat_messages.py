@@ -1,76 +1,96 @@
-"""The messages of a chat: roles, texts, calls of tools and their results, for a template."""
+"""The messages of a chat: roles, texts, calls of tools and their results, for a template. The
+endpoints whose conversations are lists of typed items make their turns of the same pieces."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatTurn
-from ferryman_router.bodies.api_fields import MESSAGE, NOT_IN_MESSAGES
-from ferryman_router.bodies.body_fields import BodyFields
+from ferryman_router.bodies.field_kinds import (
+    ANY,
+    LIST,
+    TEXT,
+    FieldKind,
+    Record,
+    Values,
+    choice,
+    mapping,
+    record,
+    required,
+    text,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CALLS = 128
 INVALID_JSON = "INVALID_JSON"  # the word that Pydantic AI has for the same
 
+NOT_IN_MESSAGES = {"audio": "models here read and write text", "function_call": "send tool_calls"}
+_NAME = replace(TEXT, default=None)
+MESSAGE = Record(
+    {
+        "role": choice(*ROLES, missing=""),
+        "name": _NAME,
+        "tool_call_id": _NAME,
+        "reasoning_content": TEXT,
+        "reasoning": TEXT,
+        "tool_calls": LIST,
+        **dict.fromkeys("content refusal annotations parsed provider_specific_fields".split(), ANY),
+    },
+    NOT_IN_MESSAGES,
+)
+_FUNCTION = record(is_open=True, name=TEXT, arguments=FieldKind({}, default="{}"))
+_CALL = record(
+    is_open=True, id=TEXT, type=replace(TEXT, default="function"), function=_FUNCTION.kind
+)
 
-def chat_turns(fields: BodyFields) -> tuple[ChatTurn, ...]:
+
+def chat_turns(values: Values) -> tuple[ChatTurn, ...]:
     """The turns in `messages`; InvalidRequest names the message and its field."""
-    found = fields.items("messages")
-    if not found:
+    messages = values["messages"]
+    if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
-    return tuple(_turn(one, f"messages[{i}]") for i, one in enumerate(found))
+    return tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
 def _turn(value: object, name: str) -> ChatTurn:
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} must be an object", name)
-    fields = BodyFields(value, name)
-    fields.check_names(MESSAGE, NOT_IN_MESSAGES)
-    role = fields.text("role")
-    if role not in ROLES:
-        raise InvalidRequest(f"{name}.role must be one of {', '.join(ROLES)}", f"{name}.role")
-    more = _more(fields, role)
-    return ChatTurn(role, _content(fields, more), json.dumps(more) if more else "")
+    message = MESSAGE.read(value, name)
+    more = _more(message, name)
+    content = _content(message["content"], more, name)
+    return ChatTurn(message["role"], content, json.dumps(more) if more else "")
 
 
-def _more(fields: BodyFields, role: str) -> dict[str, Any]:
+def _more(message: Values, name: str) -> dict[str, Any]:
     """The fields of a message besides its text. Templates know a thought by either name."""
     more: dict[str, Any] = {}
-    for name in ("name", "tool_call_id"):
-        if fields.has(name):
-            more[name] = fields.text(name)
-    thought = fields.text("reasoning_content") or fields.text("reasoning")
-    if thought and role == "assistant":
+    for key in ("name", "tool_call_id"):
+        if message[key] is not None:
+            more[key] = message[key]
+    thought = message["reasoning_content"] or message["reasoning"]
+    if thought and message["role"] == "assistant":
         more["reasoning_content"] = thought
-    calls = fields.items("tool_calls")
-    if calls and role != "assistant":
-        name = fields.name("tool_calls")
-        raise InvalidRequest(f"{name} belongs to messages of the assistant", name)
-    if len(calls) > MAX_CALLS:
-        name = fields.name("tool_calls")
-        raise InvalidRequest(f"{name} holds at most {MAX_CALLS} calls", name)
-    if calls:
-        name = fields.name("tool_calls")
-        more["tool_calls"] = [_call(one, f"{name}[{i}]") for i, one in enumerate(calls)]
+    if calls := message["tool_calls"]:
+        name = f"{name}.tool_calls"
+        if message["role"] != "assistant":
+            raise InvalidRequest(f"{name} belongs to messages of the assistant", name)
+        if len(calls) > MAX_CALLS:
+            raise InvalidRequest(f"{name} holds at most {MAX_CALLS} calls", name)
+        more["tool_calls"] = [_call(call, f"{name}[{i}]") for i, call in enumerate(calls)]
     return more
 
 
 def _call(value: object, name: str) -> dict[str, Any]:
     """A call with its arguments as an object, which templates expect; OpenAI's are text."""
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} must be an object", name)
-    fields = BodyFields(value, name)
-    if fields.text("type", "function") != "function":
+    call = _CALL.read(value, name)
+    if call["type"] != "function":
         raise InvalidRequest(f"{name}.type must be function", f"{name}.type")
-    function = fields.inner("function")
-    called = function.text("name")
-    if not called:
-        raise InvalidRequest(f"{name}.function.name is missing", f"{name}.function.name")
-    arguments = call_arguments(function.value("arguments", "{}"), function.name("arguments"))
+    called = required(call["function"], "name", f"{name}.function")
+    arguments = call_arguments(call["function"]["arguments"], f"{name}.function.arguments")
     return {
-        "id": fields.text("id"),
+        "id": call["id"],
         "type": "function",
         "function": {"name": called, "arguments": arguments},
     }
@@ -93,20 +113,79 @@ def call_arguments(value: object, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {INVALID_JSON: value}
 
 
-def _content(fields: BodyFields, more: dict[str, Any]) -> str:
+def _content(value: Any, more: dict[str, Any], message: str) -> str:
     """A string, or a list of text parts, which are joined. Beside calls there may be none."""
-    value = fields.value("content")
     if value is None and ("tool_calls" in more or "reasoning_content" in more):
         return ""
     if isinstance(value, str):
         return value
+    name = f"{message}.content"
     if not isinstance(value, list):
-        name = fields.name("content")
         raise InvalidRequest(f"{name} must be a string or a list of text parts", name)
-    return "".join(_part(one, f"{fields.name('content')}[{i}]") for i, one in enumerate(value))
+    return "".join(_part(part, f"{name}[{i}]") for i, part in enumerate(value))
 
 
 def _part(value: object, name: str) -> str:
     if not isinstance(value, dict) or value.get("type") != "text":
         raise InvalidRequest(f"{name} must be a part of type text", name)
-    return BodyFields(value, name).text("text")
+    return _part_text(value, "text", name)
+
+
+def joined_text(value: object, name: str, types: Mapping[str, str]) -> str:
+    """A string, or the texts of a list of parts; `types` has the field with the text of each type
+    that is taken. InvalidRequest names the part that has another one."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} must be a string or a list of parts", name)
+    return "".join(_typed_part(part, f"{name}[{i}]", types) for i, part in enumerate(value))
+
+
+def _typed_part(value: object, name: str, types: Mapping[str, str]) -> str:
+    part = mapping(value, name)
+    kind = _part_text(part, "type", name)
+    if kind not in types:
+        known = " or ".join(types)
+        raise InvalidRequest(f"{name} must be a part of type {known}: models read text", name)
+    return _part_text(part, types[kind], name)
+
+
+def _part_text(part: Mapping[str, Any], field: str, name: str) -> str:
+    value = part.get(field)
+    return "" if value is None else str(text(value, f"{name}.{field}"))
+
+
+class AssistantTurn:
+    """A turn of the assistant while its pieces are read: a thought, then text, then calls."""
+
+    def __init__(self) -> None:
+        self.thought = self.text = ""
+        self.calls: list[dict[str, Any]] = []
+
+    @property
+    def has_said(self) -> bool:
+        """Whether it has text or calls; another thought or text is another turn then."""
+        return bool(self.text or self.calls)
+
+    def call(self, call_id: str, name: str, arguments: Mapping[str, Any], field_name: str) -> None:
+        """Adds a call. InvalidRequest for one too many; `field_name` is where it stands."""
+        if len(self.calls) == MAX_CALLS:
+            raise InvalidRequest(f"a turn holds at most {MAX_CALLS} calls", field_name)
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": call_id, "type": "function", "function": function})
+
+    def turns(self) -> list[ChatTurn]:
+        """The turn as a template gets it; none when there was nothing."""
+        more: dict[str, Any] = {}
+        if self.thought:
+            more["reasoning_content"] = self.thought
+        if self.calls:
+            more["tool_calls"] = self.calls
+        if not more and not self.text:
+            return []
+        return [ChatTurn("assistant", self.text, json.dumps(more) if more else "")]
+
+
+def tool_turn(call_id: str, output: str) -> ChatTurn:
+    """The result of a call."""
+    return ChatTurn("tool", output, json.dumps({"tool_call_id": call_id}))

@@ -7,35 +7,51 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.wire.public import ChatTurn
-from ferryman_router.bodies.api_fields import INPUT_ITEMS, NOT_IN_INPUT
-from ferryman_router.bodies.body_fields import BodyFields
-from ferryman_router.bodies.chat_messages import call_arguments
-from ferryman_router.bodies.content_parts import (
+from ferryman_router.bodies.chat_messages import (
     AssistantTurn,
+    call_arguments,
     joined_text,
-    object_fields,
     tool_turn,
 )
+from ferryman_router.bodies.field_kinds import (
+    LIST,
+    TEXT,
+    FieldKind,
+    Values,
+    choice,
+    items,
+    mapping,
+    record,
+    required,
+    text,
+)
 
-ROLES = ("system", "developer", "user", "assistant")
+_ROLE = choice("system", "developer", "user", "assistant", missing="")
+_ARGUMENTS = FieldKind({}, default="{}")
+INPUT_ITEMS = {
+    "message": record("type id status content phase", role=_ROLE),
+    "reasoning": record("type id status summary encrypted_content", content=LIST),
+    "function_call": record("type id status", call_id=TEXT, name=TEXT, arguments=_ARGUMENTS),
+    "function_call_output": record("type id status output", call_id=TEXT),
+}
+NOT_IN_INPUT = {"item_reference": "nothing is stored; send the item itself"}
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
 _SAID = {**_TEXTS, "refusal": "refusal"}
 
 
-def input_turns(fields: BodyFields) -> tuple[ChatTurn, ...]:
+def input_turns(values: Values) -> tuple[ChatTurn, ...]:
     """`instructions` and `input`; InvalidRequest names the item and its field.
 
     Items of the assistant that follow one another (a thought, a message, calls) are one turn.
     """
-    turns = InputTurns()
-    if fields.has("instructions"):
-        turns.add(ChatTurn("system", fields.text("instructions")))
-    found = fields.value("input")
-    if isinstance(found, str):
-        turns.add(ChatTurn("user", found))
-    elif isinstance(found, list) and found:
-        for index, item in enumerate(found):
-            turns.read(object_fields(item, f"input[{index}]"))
+    turns, given = InputTurns(), values["input"]
+    if values["instructions"] is not None:
+        turns.add(ChatTurn("system", values["instructions"]))
+    if isinstance(given, str):
+        turns.add(ChatTurn("user", given))
+    elif isinstance(given, list) and given:
+        for index, item in enumerate(given):
+            turns.read(item, f"input[{index}]")
     else:
         raise InvalidRequest("input must be a string or a list of items", "input")
     return turns.whole()
@@ -47,7 +63,7 @@ class InputTurns:
     def __init__(self) -> None:
         self._turns: list[ChatTurn] = []
         self._open = AssistantTurn()
-        self._readers: Mapping[str, Callable[[BodyFields], None]] = {
+        self._readers: Mapping[str, Callable[[Values, str], None]] = {
             "message": self._message,
             "reasoning": self._reasoning,
             "function_call": self._call,
@@ -59,17 +75,16 @@ class InputTurns:
         self._close()
         self._turns.append(turn)
 
-    def read(self, item: BodyFields) -> None:
+    def read(self, item: Any, name: str) -> None:
         """The next item. Raises InvalidRequest."""
-        kind = item.text("type", "message")
+        kind = mapping(item, name).get("type")
+        kind = "message" if kind is None else text(kind, f"{name}.type")
         if kind not in self._readers:
-            known = ", ".join(self._readers)
-            message = f"{item.name('type')} must be one of {known}"
+            message = f"{name}.type must be one of {', '.join(self._readers)}"
             if kind in NOT_IN_INPUT:
                 message = f"items of type {kind} are not offered: {NOT_IN_INPUT[kind]}"
-            raise InvalidRequest(message, item.name("type"))
-        item.check_names(INPUT_ITEMS[kind], {})
-        self._readers[kind](item)
+            raise InvalidRequest(message, f"{name}.type")
+        self._readers[kind](INPUT_ITEMS[kind].read(item, name), name)
 
     def whole(self) -> tuple[ChatTurn, ...]:
         """All turns."""
@@ -80,43 +95,30 @@ class InputTurns:
         self._turns += self._open.turns()
         self._open = AssistantTurn()
 
-    def _message(self, item: BodyFields) -> None:
-        role = item.choice("role", "", ROLES)
+    def _message(self, item: Values, name: str) -> None:
+        role, content = item["role"], f"{name}.content"
         if role != "assistant":
-            self.add(ChatTurn(role, _text(item, "content", _TEXTS)))
+            self.add(ChatTurn(role, joined_text(item["content"], content, _TEXTS)))
             return
         if self._open.has_said:
             self._close()
-        self._open.text = _text(item, "content", _SAID)
+        self._open.text = joined_text(item["content"], content, _SAID)
 
-    def _reasoning(self, item: BodyFields) -> None:
+    def _reasoning(self, item: Values, name: str) -> None:
         if self._open.has_said or self._open.thought:
             self._close()
-        name, types = "content", {"reasoning_text": "text"}
-        if not item.items(name):
+        field, types = "content", {"reasoning_text": "text"}
+        if not item["content"]:
             # Clients that show a summary alone send back no more than that.
-            name, types = "summary", {"summary_text": "text"}
-        self._open.thought = joined_text(item.items(name), item.name(name), types)
+            field, types = "summary", {"summary_text": "text"}
+        parts = () if item[field] is None else items(item[field], f"{name}.{field}")
+        self._open.thought = joined_text(list(parts), f"{name}.{field}", types)
 
-    def _call(self, item: BodyFields) -> None:
-        called, name = item.text("name"), item.name("name")
-        if not called:
-            raise InvalidRequest(f"{name} is missing", name)
-        arguments = call_arguments(item.value("arguments", "{}"), item.name("arguments"))
-        self._open.call(_call_id(item), called, arguments, name)
+    def _call(self, item: Values, name: str) -> None:
+        called = required(item, "name", name)
+        arguments = call_arguments(item["arguments"], f"{name}.arguments")
+        self._open.call(required(item, "call_id", name), called, arguments, f"{name}.name")
 
-    def _output(self, item: BodyFields) -> None:
-        self.add(tool_turn(_call_id(item), _text(item, "output", _TEXTS)))
-
-
-def _call_id(item: BodyFields) -> str:
-    found: str = item.text("call_id")
-    if not found:
-        name = item.name("call_id")
-        raise InvalidRequest(f"{name} is missing", name)
-    return found
-
-
-def _text(item: BodyFields, field: str, types: Mapping[str, str]) -> str:
-    value: Any = item.value(field)
-    return joined_text(value, item.name(field), types)
+    def _output(self, item: Values, name: str) -> None:
+        output = joined_text(item["output"], f"{name}.output", _TEXTS)
+        self.add(tool_turn(required(item, "call_id", name), output))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.schedule.output_grammar import OutputGrammar
-from ferryman_router.bodies.body_fields import BodyFields
+from ferryman_router.bodies.field_kinds import choice, mapping, record
 
 Body = Mapping[str, Any]
 MADE: Mapping[str, Callable[[Any, str], OutputGrammar]]
@@ -45,18 +45,19 @@ class GrammarField:
             raise InvalidRequest(f"{self.field}: {error}", self.field) from None
 
 
-def flat_format(wanted: BodyFields) -> list[GrammarField]:
+def flat_format(wanted: Any, name: str) -> list[GrammarField]:
     """A form whose schema stands beside its type; empty for a free output."""
-    match wanted.choice("type", "text", ("text", "json_object", "json_schema")):
+    form = _FLAT_FORMAT.read({} if wanted is None else wanted, name)
+    match form["type"]:
         case "json_object":
-            return [GrammarField(wanted.name("type"), "json_object", True)]
+            return [GrammarField(f"{name}.type", "json_object", True)]
         case "json_schema":
-            return [GrammarField(wanted.name("schema"), "json", wanted.value("schema"))]
+            return [GrammarField(f"{name}.schema", "json", form["schema"])]
     return []
 
 
 def _response_format(body: Body) -> list[GrammarField]:
-    wanted = _object(body, "response_format")
+    wanted = body.get("response_format") or {}
     match wanted.get("type", "text" if not wanted else None):
         case "text":
             return []
@@ -64,14 +65,15 @@ def _response_format(body: Body) -> list[GrammarField]:
             return [GrammarField("response_format", "json_object", True)]
         case "json_schema":
             field = "response_format.json_schema"
-            schema = _object(wanted, "json_schema", field).get("schema")
+            form = wanted.get("json_schema")
+            schema = None if form is None else mapping(form, field).get("schema")
             return [GrammarField(f"{field}.schema", "json", schema)]
     message = "response_format.type must be text, json_object or json_schema"
     raise InvalidRequest(message, "response_format.type")
 
 
 def _structured_outputs(body: Body) -> list[GrammarField]:
-    wanted = _object(body, "structured_outputs")
+    wanted = body.get("structured_outputs") or {}
     found = []
     for name, value in wanted.items():
         field = f"structured_outputs.{name}"
@@ -89,13 +91,6 @@ def _by_one_name(body: Body) -> list[GrammarField]:
         for name, kind in NAMES.items()
         if body.get(name) is not None
     ]
-
-
-def _object(body: Body, name: str, field: str = "") -> Body:
-    value = body.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise InvalidRequest(f"{field or name} must be an object", field or name)
-    return value or {}
 
 
 def _json(value: Any, field: str) -> OutputGrammar:
@@ -128,6 +123,11 @@ def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest("must be a string", field)
     return value
+
+
+_FLAT_FORMAT = record(
+    "schema", is_open=True, type=choice("text", "json_object", "json_schema", default="text")
+)
 
 
 MADE = {

@@ -8,7 +8,6 @@ from typing import Any
 
 from ferryman.errors import InvalidRequest
 from ferryman.text.tokenizer import CONTINUES
-from ferryman_router.bodies.body_fields import BodyFields
 
 MAX_VARIABLES_CHARS = 1 << 20
 MAX_DOCUMENTS = 1024
@@ -19,22 +18,21 @@ _THINKS = ("enable_thinking", "thinking")  # Qwen, GLM, Gemma; DeepSeek, Kimi, G
 _TAKEN = frozenset({"messages", "tools", "documents", CONTINUES, GENERATION})
 
 
-def template_variables(fields: BodyFields, tools: Sequence[Mapping[str, Any]]) -> str:
+def template_variables(values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
     """JSON text of an object for the template, empty for none. InvalidRequest names the field."""
-    given = fields.inner("chat_template_kwargs")
-    variables: dict[str, Any] = dict(given.items_by_name())
+    variables: dict[str, Any] = dict(values["chat_template_kwargs"])
     if taken := sorted(_TAKEN & variables.keys()):
-        name = given.name(taken[0])
+        name = f"chat_template_kwargs.{taken[0]}"
         raise InvalidRequest(f"{name} is not set here: {taken[0]} has a field of its own", name)
-    variables |= _effort(fields, variables)
+    variables |= _effort(values.get("reasoning_effort"), variables)
     if tools:
         variables["tools"] = list(tools)
-    if documents := fields.items("documents"):
+    if documents := values.get("documents"):
         if len(documents) > MAX_DOCUMENTS or not all(isinstance(one, dict) for one in documents):
             message = f"documents must be at most {MAX_DOCUMENTS} objects"
             raise InvalidRequest(message, "documents")
         variables["documents"] = documents
-    variables |= _place_of_the_answer(fields)
+    variables |= _place_of_the_answer(values)
     text = json.dumps(variables) if variables else ""
     if len(text) > MAX_VARIABLES_CHARS:
         message = f"what the template reads has more than {MAX_VARIABLES_CHARS} characters"
@@ -47,22 +45,19 @@ def whether_to_think(thinks: bool) -> dict[str, bool]:
     return dict.fromkeys(_THINKS, thinks)
 
 
-def _effort(fields: BodyFields, given: Mapping[str, Any]) -> dict[str, Any]:
+def _effort(effort: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Templates know an effort by name, and whether to think at all by others: who asks for an
     effort wants thoughts, unless it has said so itself."""
-    if not fields.has("reasoning_effort"):
+    if effort is None:
         return {}
-    effort = fields.choice("reasoning_effort", "", EFFORTS)
     thinks = {} if given.keys() & set(_THINKS) else whether_to_think(effort != "none")
     return {"reasoning_effort": effort, **thinks}
 
 
-def _place_of_the_answer(fields: BodyFields) -> dict[str, Any]:
+def _place_of_the_answer(values: Mapping[str, Any]) -> dict[str, Any]:
     """An answer is a turn of its own, or goes on with the last message, or neither."""
-    continues = fields.flag("continue_final_message")
-    begins = fields.value(GENERATION, not continues)
-    if not isinstance(begins, bool):
-        raise InvalidRequest(f"{GENERATION} must be true or false", GENERATION)
+    continues, begins = values.get("continue_final_message", False), values.get(GENERATION)
+    begins = not continues if begins is None else begins
     if continues and begins:
         message = f"continue_final_message and {GENERATION} exclude each other"
         raise InvalidRequest(message, "continue_final_message")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ferryman.errors import InvalidRequest
@@ -18,10 +18,21 @@ from ferryman.text.tool_calls.formats import (
     SomeTool,
     ToolUse,
 )
-from ferryman_router.bodies.body_fields import BodyFields
+from ferryman_router.bodies.field_kinds import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    FieldKind,
+    Record,
+    Values,
+    mapping,
+    record,
+    text,
+)
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 256 << 10
+BY_CLIENT = ": the client calls its tools itself"
 CHOICES = ("none", "auto", "required")
 NAMED = "named"
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -68,21 +79,27 @@ class ToolChoice:
         return FreeTools(self.parameters) if self.choice == "auto" else NoTools()
 
 
-def tool_fields(fields: BodyFields) -> ToolFields:
+NO_TOOLS = ToolFields()
+
+
+def tool_fields(values: Values) -> ToolFields:
     """`tools`, `tool_choice` and `parallel_tool_calls`; InvalidRequest names what is wrong."""
-    tools = tools_of(fields, _tool)
-    choice, name = _choice(fields.value("tool_choice", "auto" if tools else "none"))
-    return chosen_tools(tools, choice, name, fields.flag("parallel_tool_calls", default=True))
+    tools = tools_of(values, _tool)
+    wanted = values["tool_choice"]
+    if wanted is None:
+        wanted = "auto" if tools else "none"
+    choice, name = _choice(wanted)
+    return chosen_tools(tools, choice, name, values["parallel_tool_calls"])
 
 
 def tools_of(
-    fields: BodyFields, read: Callable[[object, str], Mapping[str, Any]]
+    values: Values, read: Callable[[object, str], Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any], ...]:
     """The tools of a body, each as templates know it; `read` gets a tool and its name in errors."""
-    found = fields.items("tools")
-    if len(found) > MAX_TOOLS:
+    tools = values["tools"]
+    if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"at most {MAX_TOOLS} tools are taken", "tools")
-    return tuple(read(one, f"tools[{i}]") for i, one in enumerate(found))
+    return tuple(read(tool, f"tools[{i}]") for i, tool in enumerate(tools))
 
 
 def chosen_tools(
@@ -105,23 +122,41 @@ def chosen_tools(
 
 
 def _tool(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} must be an object", name)
-    fields = BodyFields(value, name)
-    if fields.text("type") != "function":
-        raise InvalidRequest(f"{name}.type must be function", f"{name}.type")
-    check_function(fields.inner("function"))
+    tool: dict[str, Any] = mapping(value, name)
+    check_type(tool, name, "function")
+    _TOOL.read(tool, name)
+    return tool
+
+
+def check_type(tool: Any, name: str, wanted: str, *, default: str = "", why: str = "") -> None:
+    """Refuses a tool of another type, before its other fields are looked at."""
+    kind = mapping(tool, name).get("type")
+    if text(default if kind is None else kind, f"{name}.type") != wanted:
+        raise InvalidRequest(f"{name}.type must be {wanted}{why}", f"{name}.type")
+
+
+def _function_name(value: Any, name: str) -> str:
+    if not _NAME.fullmatch(text(value, name)):
+        message = f"{name} must be 1 to 128 letters, digits or any of _.:/-"
+        raise InvalidRequest(message, name)
+    return str(value)
+
+
+def _schema(value: Any, name: str) -> Any:
+    """A schema as it is: templates go through its properties."""
+    if (properties := mapping(value, name).get("properties")) is not None:
+        mapping(properties, f"{name}.properties")
     return value
 
 
-def check_function(function: BodyFields, parameters: str = "parameters") -> None:
-    """Name, description, schema and strictness of a tool; `parameters` is the schema's field."""
-    if not _NAME.fullmatch(function.text("name")):
-        message = f"{function.name('name')} must be 1 to 128 letters, digits or any of _.:/-"
-        raise InvalidRequest(message, function.name("name"))
-    function.text("description")
-    function.inner(parameters).inner("properties")  # templates go through them
-    function.flag("strict")
+SCHEMA = FieldKind(OBJECT.schema, _schema)
+FUNCTION: Mapping[str, FieldKind] = {
+    "name": FieldKind(TEXT.schema, _function_name, missing=""),
+    "description": replace(TEXT, default=None),
+    "strict": replace(FLAG, default=None),
+}
+_FUNCTION = Record({**FUNCTION, "parameters": SCHEMA}, is_open=True)
+_TOOL = record(is_open=True, function=replace(_FUNCTION.kind, missing={}))
 
 
 def _choice(value: object) -> tuple[str, str]:

@@ -6,31 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ferryman_router.bodies.api_fields import (
-    CHAT,
-    COMPLETION,
-    COUNT_TOKENS,
-    DETOKENIZE,
-    MESSAGES,
-    MESSAGES_WITHOUT_EFFECT,
-    RESPONSES,
-    RESPONSES_WITHOUT_EFFECT,
-    TOKENIZE_CHAT,
-    TOKENIZE_TEXT,
-    WITHOUT_EFFECT,
-)
-from ferryman_router.bodies.field_shapes import OF_CHAT, OF_MESSAGES, OF_RESPONSES, body_schema
+from ferryman_router.bodies.field_table import FIELDS
+from ferryman_router.bodies.unread_fields import WITHOUT_EFFECT, Api, reasons
+
+
+def _body(*apis: Api, required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The schema of a body, as one or more endpoints have it; any field may be null, which is
+    leaving it out."""
+    ignored = {name: why for api in apis for name, why in reasons(WITHOUT_EFFECT, api).items()}
+    schemas: dict[str, Any] = {
+        name: {"description": f"Without effect: {why}."} for name, why in ignored.items()
+    }
+    for field in FIELDS:
+        if not field.on.isdisjoint(apis) and field.name not in schemas:
+            schemas[field.name] = {"anyOf": [field.schema, {"type": "null"}]}
+    return {
+        "type": "object",
+        "properties": dict(sorted(schemas.items())),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
 
 BODIES: Mapping[str, Mapping[str, Any]] = {
-    "Chat": body_schema(CHAT, ("messages",), WITHOUT_EFFECT, OF_CHAT),
-    "Completion": body_schema(COMPLETION, ("prompt",), WITHOUT_EFFECT, {}),
-    "Response": body_schema(RESPONSES, ("input",), RESPONSES_WITHOUT_EFFECT, OF_RESPONSES),
-    "Message": body_schema(
-        MESSAGES, ("messages", "max_tokens"), MESSAGES_WITHOUT_EFFECT, OF_MESSAGES
-    ),
-    "CountTokens": body_schema(COUNT_TOKENS, ("messages",), MESSAGES_WITHOUT_EFFECT, OF_MESSAGES),
-    "Tokenize": body_schema(TOKENIZE_TEXT | TOKENIZE_CHAT, (), {}, {}),
-    "Detokenize": body_schema(DETOKENIZE, ("tokens",), {}, {}),
+    "Chat": _body(Api.CHAT, required=("messages",)),
+    "Completion": _body(Api.COMPLETION, required=("prompt",)),
+    "Response": _body(Api.RESPONSES, required=("input",)),
+    "Message": _body(Api.MESSAGES, required=("messages", "max_tokens")),
+    "CountTokens": _body(Api.COUNT, required=("messages",)),
+    "Tokenize": _body(Api.TOKENIZE_TEXT, Api.TOKENIZE_CHAT),
+    "Detokenize": _body(Api.DETOKENIZE, required=("tokens",)),
 }
 
 

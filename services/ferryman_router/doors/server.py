@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -34,11 +34,11 @@ from ferryman_router.answers.errors import (
     problem_response,
 )
 from ferryman_router.answers.response_format import as_json
-from ferryman_router.bodies.answer_fields import AnswerOptions
 from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.json_body import parse_object
-from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
 from ferryman_router.bodies.tool_fields import check_offered
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.doors.auth import Authenticator, correlation_id
 from ferryman_router.doors.choices import open_choices
 from ferryman_router.doors.cors import NO_ORIGINS, CorsPolicy
@@ -80,17 +80,6 @@ class HttpDeps:
     wall_clock: Callable[[], float] = time.time
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCall:
-    """A call whose body was read: its requests can be opened, and once more under other ids.
-    `arrived` are the monotonic seconds at which the whole of it was here."""
-
-    kind: str
-    body: ParsedRequest
-    text: TextOptions
-    arrived: float
-
-
 class HttpApp:
     """The ASGI application. No layer stands between a response and the server: errors become
     responses here, and each response is counted once, when its status is known."""
@@ -98,10 +87,10 @@ class HttpApp:
     def __init__(self, deps: HttpDeps) -> None:
         self._deps = deps
         self._endpoints: Mapping[str, tuple[str, Endpoint]] = {
-            "/v1/chat/completions": ("POST", partial(_answer, deps, "chat")),
-            "/v1/completions": ("POST", partial(_answer, deps, "completion")),
-            "/v1/responses": ("POST", partial(_answer, deps, "response")),
-            MESSAGES: ("POST", partial(_answer, deps, "message")),
+            "/v1/chat/completions": ("POST", partial(_answer, deps, Api.CHAT)),
+            "/v1/completions": ("POST", partial(_answer, deps, Api.COMPLETION)),
+            "/v1/responses": ("POST", partial(_answer, deps, Api.RESPONSES)),
+            MESSAGES: ("POST", partial(_answer, deps, Api.MESSAGES)),
             f"{MESSAGES}/count_tokens": ("POST", partial(self._text, counted)),
             "/tokenize": ("POST", partial(self._text, tokenized)),
             "/detokenize": ("POST", partial(self._text, detokenized)),
@@ -215,24 +204,26 @@ def _error_form(path: str) -> ErrorBody:
     return anthropic_error if path.startswith(MESSAGES) else openai_error
 
 
-async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
+async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
     """Reads, checks, starts, and answers when there is something to say."""
     frontend, caller = deps.frontend, deps.callers.authenticate(_headers(request))
     with ExitStack() as reading:
         grow = reading.enter_context(deps.memory.holding())
         parts = await _read_body(request, deps.max_body_bytes, grow)
-        reads = _read_call(deps, kind, parts, caller.deadline_seconds)
-        call = await while_connected(request.receive, reads)
-        begins = partial(_begun, deps, call, request, tokenized=reading.close)
+        arrived = frontend.ctx.clock()
+        reads = _read(frontend, api, parts, caller.deadline_seconds)
+        body = await while_connected(request.receive, reads)
+        first = _first_request(deps, body, caller, arrived)
+        begins = partial(_begun, deps, body, request, tokenized=reading.close)
         try:
-            group = await begins(frontend.requests.named(caller))
+            group = await begins(replace(first, caller=frontend.requests.named(caller)))
         except RequestIdInUse:
-            # Another router has a request of that name. Nothing of the answer has left so far.
-            group = await begins(caller)
+            # Another router has a request of that name. No byte of the answer has been sent yet.
+            group = await begins(first)
     headers = {"x-request-id": request.headers.get("x-request-id") or group.answer_id}
-    if kind == "message":
+    if api is Api.MESSAGES:
         headers["request-id"] = headers["x-request-id"]
-    if call.body.is_stream:
+    if body.is_stream:
         return FrameStream(group, headers)
     # Beside the loop: with log probabilities an answer has megabytes.
     whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
@@ -241,16 +232,16 @@ async def _answer(deps: HttpDeps, kind: str, request: Request) -> Response:
 
 async def _begun(
     deps: HttpDeps,
-    call: ReadCall,
+    body: ParsedRequest,
     request: Request,
-    caller: Caller,
+    first: GenerateRequest,
     tokenized: Callable[[], None],
 ) -> ResponseGroup:
-    """The requests of a call under the caller's id, when the status of the answer is known. Calls
-    `tokenized` once its text is not needed any more. Raises the error of a request that failed
-    before anything could be sent."""
-    frontend, body = deps.frontend, call.body
-    requests = await while_connected(request.receive, _open(frontend, call, caller))
+    """The requests of a body, named after the `first`, when the status of the answer is known.
+    Calls `tokenized` once its text is not needed any more. Raises the error of a request that
+    failed before anything could be sent."""
+    frontend, caller = deps.frontend, first.caller
+    requests = await while_connected(request.receive, _open(frontend, body, first))
     tokenized()
     echoes: Sequence[str] = ()
     shown = body.answer.shown(requests)
@@ -259,12 +250,11 @@ async def _begun(
         num_bytes = 4 * sum(runner.asked.prompt_len for runner in shown)
         echoes = await frontend.intake.run(num_bytes, texts, within=caller.deadline_seconds)
     form = answer_format(
-        call.kind,
         body,
         shown,
         frontend.ctx.model,
         deps.syntax,
-        named=answer_id(call.kind, caller.request_id),
+        named=answer_id(body.api, caller.request_id),
         created=int(deps.wall_clock()),
         echoes=echoes,
     )
@@ -306,51 +296,58 @@ async def _read_body(request: Request, max_bytes: int, grow: Callable[[int], Non
     return parts
 
 
-async def _read_call(deps: HttpDeps, kind: str, parts: Sequence[bytes], within: float) -> ReadCall:
-    arrived = deps.frontend.ctx.clock()
-    body = await _read(deps.frontend, kind, parts, within)
-    return ReadCall(kind, body, _text_options(deps, kind, body.answer), arrived)
+def _first_request(
+    deps: HttpDeps, body: ParsedRequest, caller: Caller, arrived: float
+) -> GenerateRequest:
+    """The request for the first answer to the first prompt of a body."""
+    text, answer = _text_options(deps, body), body.answer
+    options = PromptOptions(answer.truncate, answer.cache_salt, answer.priority)
+    prompt, sampling = body.prompts[0], body.sampling
+    return GenerateRequest(caller, body.model, prompt, sampling, arrived, text, options)
 
 
-async def _open(frontend: Frontend, call: ReadCall, caller: Caller) -> list[RequestRunner]:
-    """One request for each answer to each prompt of a call."""
-    body = call.body
-    options = PromptOptions(body.answer.truncate, body.answer.cache_salt, body.answer.priority)
+async def _open(
+    frontend: Frontend, body: ParsedRequest, first: GenerateRequest
+) -> list[RequestRunner]:
+    """One request for each answer to each prompt of a body."""
     num_prompts, num_each = len(body.prompts), body.answer.num_candidates
 
     def ask(prompt: int, sample: int, sharing: PromptSharing) -> GenerateRequest:
-        own, index = caller, prompt * num_each + sample
+        caller, index = first.caller, prompt * num_each + sample
         if num_prompts * num_each > 1:
-            own = frontend.requests.numbered(caller, index)
-        sampling, said = body.sampling.sample(sample), body.prompts[prompt]
-        return GenerateRequest(
-            own, body.model, said, sampling, call.arrived, call.text, options, sharing
+            caller = frontend.requests.numbered(caller, index)
+        return replace(
+            first,
+            caller=caller,
+            prompt=body.prompts[prompt],
+            sampling=body.sampling.sample(sample),
+            sharing=sharing,
         )
 
     return await open_choices(frontend, ask, num_prompts, num_each)
 
 
-def _text_options(deps: HttpDeps, kind: str, answer: AnswerOptions) -> TextOptions:
+def _text_options(deps: HttpDeps, body: ParsedRequest) -> TextOptions:
     """The control tokens that are shown, or that a parser needs to see."""
-    tokenizer = deps.frontend.ctx.model.tokenizer
+    tokenizer, answer = deps.frontend.ctx.model.tokenizer, body.answer
     template = tokenizer.chat_template.tool_source if tokenizer.chat_template else ""
     check_offered(answer.tools, deps.syntax, template)
     if answer.shows_special:
         return TextOptions(tokenizer.control_tokens, answer.includes_stop)
-    shown = NO_TOKENS if kind == "completion" else deps.syntax.special(answer.tools.use)
+    shown = NO_TOKENS if body.api is Api.COMPLETION else deps.syntax.special(answer.tools.use)
     return TextOptions(shown, answer.includes_stop)
 
 
 async def _read(
-    frontend: Frontend, kind: str, parts: Sequence[bytes], within: float
+    frontend: Frontend, api: Api, parts: Sequence[bytes], within: float
 ) -> ParsedRequest:
     """The request in a body. The prompts of a large one are token ids already."""
     num_bytes = sum(map(len, parts))
     if num_bytes > LARGE_BYTES:
         frontend.check_room()
-        message = body_message(kind, parts, frontend.max_prompt_len)
+        message = body_message(api, parts, frontend.max_prompt_len)
         return body_of(await frontend.intake.ask(message, within=within))
-    read, raw = BODY_KINDS[kind], b"".join(parts)
+    read, raw = BODY_KINDS[api], b"".join(parts)
     filled = frontend.ctx.model.with_defaults
     return await frontend.intake.run(
         num_bytes, lambda: read(filled(parse_object(raw))), within=within

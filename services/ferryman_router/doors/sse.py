@@ -16,7 +16,7 @@ from ferryman.wire.public import GenerateFinished, TokenChunk
 from ferryman_router.answers.logprobs import best_answers
 from ferryman_router.answers.openai_responses import so_far, usage_object
 from ferryman_router.answers.response_format import AnsweredChoice, ResponseFormat, ScoredPrompt
-from ferryman_router.bodies.answer_fields import AnswerOptions
+from ferryman_router.bodies.parsed_request import AnswerOptions
 from ferryman_router.intake.frontend import Frontend
 from ferryman_router.request.request_runner import RequestRunner
 from ferryman_router.request.response import OutputFailed

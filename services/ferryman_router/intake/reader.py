@@ -34,11 +34,11 @@ from ferryman.schedule.token_rules import TokenRules
 from ferryman.wire.grpc.status import error_of, failure_of
 from ferryman.wire.public import ChatPrompt, ChatTurn, Prompt, TextPrompt, TokenPrompt
 from ferryman.wire.values import Failure
-from ferryman_router.bodies.answer_fields import AnswerOptions
 from ferryman_router.bodies.body_kinds import BODY_KINDS
 from ferryman_router.bodies.json_body import parse_object
-from ferryman_router.bodies.openai_requests import ParsedRequest
+from ferryman_router.bodies.parsed_request import AnswerOptions, ParsedRequest
 from ferryman_router.bodies.tool_fields import ToolChoice
+from ferryman_router.bodies.unread_fields import Api
 from ferryman_router.routing.generate_request import RequestedSampling
 from ferryman_router.served_model import ServedModel
 
@@ -154,9 +154,9 @@ def _pieces(payload: bytes, lengths: Sequence[int]) -> list[bytes]:
 # Bodies, and what they ask for.
 
 
-def body_message(kind: str, parts: Sequence[bytes], max_tokens: int) -> ReaderMessage:
+def body_message(api: Api, parts: Sequence[bytes], max_tokens: int) -> ReaderMessage:
     """Asks to read a body; `max_tokens` bounds each of its prompts."""
-    return ReaderMessage({"kind": kind, "max_tokens": max_tokens}, parts)
+    return ReaderMessage({"kind": api, "max_tokens": max_tokens}, parts)
 
 
 def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
@@ -164,7 +164,7 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
 
     Raises InvalidRequest, in the order in which a small body would be refused.
     """
-    read = BODY_KINDS[asked.head["kind"]]
+    read = BODY_KINDS[Api(asked.head["kind"])]
     body = read(model.with_defaults(parse_object(asked.joined())))
     model.check_name(body.model)
     most, truncate = asked.head["max_tokens"], body.answer.truncate
@@ -197,8 +197,13 @@ def _from_json(values: Mapping[str, Any]) -> ParsedRequest:
         SamplingParams(**params), asked["is_open_ended"], tuple(asked["bad_words"])
     )
     tools = ToolChoice(**values["answer"]["tools"])
-    answer = AnswerOptions(**{**values["answer"], "tools": tools})
-    return ParsedRequest(**{**values, "prompts": (), "sampling": sampling, "answer": answer})
+    parts = {
+        "api": Api(values["api"]),
+        "prompts": (),
+        "sampling": sampling,
+        "answer": AnswerOptions(**{**values["answer"], "tools": tools}),
+    }
+    return ParsedRequest(**{**values, **parts})
 
 
 def _grammar_of(values: Mapping[str, str] | None) -> OutputGrammar | None:

@@ -1,0 +1,185 @@
+"""The kinds of values in a JSON body: how each is checked, and its JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ferryman.errors import InvalidRequest
+from ferryman.settings.declaration import suggestion
+from ferryman_router.bodies.unread_fields import is_left_out
+
+Check = Callable[[Any, str], Any]
+Shape = Mapping[str, Any]
+Values = dict[str, Any]
+
+MAX_INT = 2**31 - 1
+MAX_SHOWN_CHARS = 80
+
+
+def as_is(value: Any, name: str) -> Any:
+    """Passes on a value that its owner checks."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class FieldKind:
+    """A kind of value. `check` takes a value and its name, and returns what readers get; it raises
+    InvalidRequest. `default` stands for a value that is absent or null, unless `missing` does: that
+    is checked like a given one."""
+
+    schema: Shape
+    check: Check = as_is
+    default: Any = None
+    example: Any = None
+    missing: Any = None
+
+    def at_most(self, most: int) -> FieldKind:
+        """The same kind of list with another bound."""
+        return replace(self, schema={**self.schema, "maxItems": most})
+
+    def unchecked(self) -> FieldKind:
+        """The same kind for a value that its owner checks, in words of its own."""
+        return replace(self, check=as_is)
+
+
+def whole(low: int, high: int, default: int | None = None) -> FieldKind:
+    """A whole number in a range."""
+
+    def check(value: Any, name: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise InvalidRequest(f"{name} must be a whole number from {low} to {high}", name)
+        return value
+
+    return FieldKind({"type": "integer", "minimum": low, "maximum": high}, check, default)
+
+
+def real(low: float, high: float, default: float, *, above: bool = False) -> FieldKind:
+    """A number from `low`, or `above` it, to `high`; its owner checks it."""
+    least = "exclusiveMinimum" if above else "minimum"
+    return FieldKind({"type": "number", least: low, "maximum": high}, default=default)
+
+
+def either(*types: str, default: Any = None) -> FieldKind:
+    """A value of one of several types, which its reader checks."""
+    return FieldKind({"type": list(types)}, default=default)
+
+
+def choice(*allowed: str, default: str | None = None, missing: str | None = None) -> FieldKind:
+    """One of some texts."""
+
+    def check(value: Any, name: str) -> str:
+        if value not in allowed:
+            text(value, name)
+            raise InvalidRequest(f"{name} must be one of {', '.join(allowed)}", name)
+        return str(value)
+
+    schema = {"type": "string", "enum": list(allowed)}
+    return FieldKind(schema, check, default, missing=missing)
+
+
+def only(allowed: object, shape: Shape, why: str) -> FieldKind:
+    """A feature that is not offered: refused with the reason, unless it is left off."""
+
+    def check(value: Any, name: str) -> Any:
+        if value != allowed:
+            raise InvalidRequest(f"{name} is not offered: {why}", name)
+        return value
+
+    return FieldKind(shape, check, None, allowed)
+
+
+def _instance(of: type, what: str) -> Check:
+    def check(value: Any, name: str) -> Any:
+        if not isinstance(value, of):
+            raise InvalidRequest(f"{name} must be {what}", name)
+        return value
+
+    return check
+
+
+flag, text = _instance(bool, "true or false"), _instance(str, "a string")
+items, mapping = _instance(list, "a list"), _instance(dict, "an object")
+
+ANY = FieldKind({})
+FLAG = FieldKind({"type": "boolean"}, flag, False, False)
+YES = replace(FLAG, default=True)
+TEXT = FieldKind({"type": "string"}, text, "", "a")
+OBJECT = FieldKind({"type": "object"}, mapping, {})
+LIST = FieldKind({"type": "array"}, items, ())
+
+
+def list_of(item: Shape, most: int, check: Check = items) -> FieldKind:
+    """A list; its reader checks the items."""
+    return FieldKind({"type": "array", "items": item, "maxItems": most}, check, ())
+
+
+class Record:
+    """An object of named fields. Its reader gets all of them, with defaults for those that are
+    absent; null is the same as absent, as in OpenAI's own interface.
+
+    A field that nobody would read is refused, unless the record `is_open`: it would be a wish
+    without effect. `refused` has the reason of each field that is known and not offered.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[str, FieldKind],
+        refused: Mapping[str, str] | None = None,
+        *,
+        is_open: bool = False,
+    ) -> None:
+        self._refused, self._is_open = refused or {}, is_open
+        self._checks = {name: kind.check for name, kind in kinds.items()}
+        self._defaults = {name: kind.default for name, kind in kinds.items()}
+        self._missing = {n: kind.missing for n, kind in kinds.items() if kind.missing is not None}
+
+    @property
+    def kind(self) -> FieldKind:
+        """A field that is such an object."""
+        return FieldKind({"type": "object"}, self.read, self._defaults)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._checks)
+
+    def read(self, value: Any, path: str = "") -> Values:
+        """The fields of the object called `path`. Raises InvalidRequest, naming the field."""
+        given: Values = mapping(value, path)
+        if not self._is_open and not given.keys() <= self._checks.keys():
+            self._check_names(given, path)
+        values, prefix = self._defaults.copy(), f"{path}." if path else ""
+        for name, item in given.items():
+            if item is not None and (check := self._checks.get(name)) is not None:
+                # A conversation has thousands of texts that nobody has to name.
+                values[name] = item if check is as_is else check(item, prefix + name)
+        for name, missing in self._missing.items():
+            if given.get(name) is None:
+                values[name] = self._checks[name](missing, prefix + name)
+        return values
+
+    def _check_names(self, given: Values, path: str) -> None:
+        """A field that is not offered may say that it is not wanted."""
+        for name, value in given.items():
+            if name in self._checks or (name in self._refused and is_left_out(name, value)):
+                continue
+            short = name[:MAX_SHOWN_CHARS]
+            shown = f"{path}.{short}" if path else short
+            if name in self._refused:
+                raise InvalidRequest(f"{shown} is not offered: {self._refused[name]}", shown)
+            near = suggestion(short, self._checks)
+            raise InvalidRequest(f"{shown} is no known field{near}", shown)
+
+
+def record(names: str = "", *, is_open: bool = False, **kinds: FieldKind) -> Record:
+    """A record of `kinds`, and of `names` whose values are passed on as they are."""
+    return Record(dict.fromkeys(names.split(), ANY) | kinds, is_open=is_open)
+
+
+def required(values: Mapping[str, Any], name: str, path: str) -> str:
+    """A text of a record that may not be absent or empty."""
+    value = "" if values[name] is None else text(values[name], f"{path}.{name}")
+    if not value:
+        raise InvalidRequest(f"{path}.{name} is missing", f"{path}.{name}")
+    return str(value)

@@ -1,0 +1,136 @@
+"""Readers of the odd fields of a body: each takes a value and its name, and returns what it stands
+for. InvalidRequest names the field that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ferryman.cache.keys import TokenIds, as_token_ids
+from ferryman.errors import InvalidRequest
+from ferryman.schedule.token_rules import MAX_BAD_WORDS
+from ferryman_router.bodies.field_kinds import MAX_INT, choice, flag, items, mapping, text, whole
+
+MAX_SALT_CHARS = 1024
+MAX_WORD_CHARS = 256
+MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"  # thoughts are in the answer as they are
+
+TOP_K, OUTPUT_LIMIT = whole(-1, MAX_INT, 0), whole(0, MAX_INT)
+TRUNCATION = choice("auto", "disabled")
+
+
+def top_k(value: Any, name: str) -> int:
+    """-1 is another spelling of "off"."""
+    return max(0, int(TOP_K.check(value, name)))
+
+
+def inverted(value: Any, name: str) -> bool:
+    """The opposite of a flag."""
+    return not flag(value, name)
+
+
+def stop_strings(value: Any, name: str) -> tuple[str, ...]:
+    """A string, or a list of strings."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise InvalidRequest(f"{name} must be a string or a list of strings", name)
+    return tuple(stops)
+
+
+def listed(value: Any, name: str) -> tuple[Any, ...]:
+    """A list as a tuple, for an owner that checks the items."""
+    return tuple(items(value, name))
+
+
+def logit_bias(value: Any, name: str) -> tuple[tuple[int, Any], ...]:
+    """Pairs of a token id and its bias; JSON's names of fields are texts."""
+    biases = mapping(value, name)
+    for key in biases:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise InvalidRequest("logit_bias has token ids for names", name)
+    return tuple((int(key), bias) for key, bias in biases.items())
+
+
+def allowed_token_ids(value: Any, name: str) -> tuple[Any, ...]:
+    """At least one token id: an empty list would leave nothing to draw."""
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"{name} must be a list of at least one token id", name)
+    return tuple(value)
+
+
+def bad_words(value: Any, name: str) -> tuple[str, ...]:
+    """Texts, neither too many nor too long."""
+    # Each may have two spellings.
+    if len(items(value, name)) > MAX_BAD_WORDS // 2:
+        raise InvalidRequest(f"{name} has at most {MAX_BAD_WORDS // 2} entries", name)
+    for word in value:
+        if not isinstance(word, str) or not 1 <= len(word) <= MAX_WORD_CHARS or not word.strip():
+            raise InvalidRequest(f"a bad word is a text of 1 to {MAX_WORD_CHARS} characters", name)
+    return tuple(value)
+
+
+def cache_salt(value: Any, name: str) -> str:
+    """A text that is not empty: an empty salt would be a promise that nobody keeps."""
+    salt: str = text(value, name)
+    is_unicode = not any("\ud800" <= character <= "\udfff" for character in salt)
+    if not 1 <= len(salt) <= MAX_SALT_CHARS or not is_unicode:
+        raise InvalidRequest(f"{name} has 1 to {MAX_SALT_CHARS} characters of valid Unicode", name)
+    return salt
+
+
+def output_limit(value: Any, name: str) -> int:
+    """The most tokens of a response."""
+    if not OUTPUT_LIMIT.check(value, name):
+        raise InvalidRequest(f"{name} must be at least 1", name)
+    return int(value)
+
+
+def not_stored(value: Any, name: str) -> bool:
+    """A flag that cannot be set."""
+    if flag(value, name):
+        raise InvalidRequest(f"{name} must be false: nothing is stored of a response", name)
+    return False
+
+
+def truncation(value: Any, name: str) -> str:
+    """`disabled`, the only way."""
+    if TRUNCATION.check(value, name) == "auto":
+        message = f"{name} must be disabled: no item is left out; send those that fit"
+        raise InvalidRequest(message, name)
+    return str(value)
+
+
+def included(value: Any, name: str) -> list[str]:
+    """The further parts of a response."""
+    for part in items(value, name):
+        if part not in (LOGPROBS, ENCRYPTED):
+            raise InvalidRequest(f"{name} may have {LOGPROBS} and {ENCRYPTED}", name)
+    return list(value)
+
+
+def metadata(value: Any, name: str) -> dict[str, str]:
+    """Texts that come back with the answer, and are bounded for that reason."""
+    texts: dict[str, str] = mapping(value, name)
+    are_short = all(
+        len(key) <= MAX_KEY_CHARS and isinstance(word, str) and len(word) <= MAX_VALUE_CHARS
+        for key, word in texts.items()
+    )
+    if len(texts) > MAX_METADATA or not are_short:
+        message = (
+            f"{name} has at most {MAX_METADATA} texts of at most {MAX_VALUE_CHARS} characters,"
+            f" with names of at most {MAX_KEY_CHARS}"
+        )
+        raise InvalidRequest(message, name)
+    return texts
+
+
+def token_ids_of(values: Sequence[object], name: str) -> TokenIds:
+    """Token ids [tokens]."""
+    for value in values:
+        if type(value) is not int or not 0 <= value < 2**32:
+            raise InvalidRequest(f"{name} must hold token ids: whole numbers from 0 on", name)
+    return as_token_ids(np.array(values, dtype="<u4"))
