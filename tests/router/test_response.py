@@ -23,11 +23,17 @@ from ferryman.handoff.offsets import (
 from ferryman.schedule.request import FinishReason, SamplingParams
 from ferryman.text.detokenizer import REPLACEMENT
 from ferryman.text.tokenizer import Tokenizer
-from ferryman.wire.public import GenerateFinished
+from ferryman.wire.public import GenerateFinished, TokenPrompt
 from ferryman.wire.values import RequestTokens, Usage
 from ferryman_router.request.metrics import RouterMetrics
 from ferryman_router.request.response import OutputLog, ResponseStream
-from ferryman_router.routing.generate_request import PUBLIC, Caller, TokenizedRequest
+from ferryman_router.routing.generate_request import (
+    PUBLIC,
+    Caller,
+    GenerateRequest,
+    RequestedSampling,
+    TokenizedRequest,
+)
 
 TEXT = "the ferry waits; héllo 日本語 👍🏽 and waits"
 KINDS = ("byte_level", "byte_fallback", "byte_window", "word_piece")
@@ -101,7 +107,10 @@ def _shown(output_log: OutputLog) -> Shown:
 def _worker_tokens(tokenizer: Tokenizer, token_ids: tuple[int, ...], *stop: str) -> WorkerTokens:
     caller = Caller("request", PUBLIC, 10.0, "")
     params = SamplingParams(stop=stop, logprobs=1)
-    asked = TokenizedRequest(caller, np.array([1], dtype="<u4"), params, frozenset(), 0.0)
+    ids = np.array([1], dtype="<u4")
+    prompt, sampling = TokenPrompt(ids), RequestedSampling(params)
+    request = GenerateRequest(caller, "", prompt, sampling, arrived=0.0)
+    asked = TokenizedRequest(request, ids, params, frozenset())
     answer = ResponseStream(asked, tokenizer, RouterMetrics(), lambda: 1.0)
     answer.begin_attempt(1)
     return WorkerTokens(token_ids, answer)

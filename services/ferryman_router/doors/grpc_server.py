@@ -196,7 +196,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             asked, has_scores = runner.asked, index > 0
             yield GenerateStarted(
                 asked.request_id,
-                asked.model,
+                asked.request.model,
                 asked.prompt_len,
                 asked.params.seed,
             )

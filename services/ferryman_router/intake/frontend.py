@@ -85,19 +85,9 @@ class Frontend:
         # The workers compile it again. Here a caller hears what is wrong before anything is placed.
         await self._grammars.checked(params.grammar, within=left)
         stop = model.stop_token_ids(params.stop_token_ids, ignore_eos=params.ignore_eos)
-        return TokenizedRequest(
-            ask.caller,
-            token_ids,
-            params,
-            stop,
-            ask.arrived,
-            ask.text,
-            ask.options,
-            name,
-            model.adapters.get(name, ""),
-            ask.sharing,
-            ask.past,
-        )
+        # The text is not kept for as long as the request lives: token ids are a prompt too.
+        request = replace(ask, model=name, prompt=TokenPrompt(token_ids))
+        return TokenizedRequest(request, token_ids, params, stop, model.adapters.get(name, ""))
 
     async def tokenize(self, prompt: Prompt, truncate: int = 0, *, within: float) -> TokenIds:
         """Token ids of a prompt that fits, in so many seconds; raises as `check` does."""

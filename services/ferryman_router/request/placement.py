@@ -71,7 +71,7 @@ class RequestPlacement:
             asked.tenant.name,
             asked.arrived,
             asked.deadline,
-            priority=asked.options.priority,
+            priority=asked.request.options.priority,
             share=self._ctx.quotas.share(asked.tenant.name),
         )
         computes_all = asked.params.prompt_logprobs is not None and not len(generated)
@@ -83,7 +83,7 @@ class RequestPlacement:
             max_tokens=asked.params.max_tokens - len(generated),
             cache_index=cache_index,
             excluded=self._still_excluded,
-            shared_by=asked.sharing.decode,
+            shared_by=asked.request.sharing.decode,
             kept_by=self.kept_by,
             computes_all=computes_all,
         )

@@ -120,9 +120,9 @@ class ResponseStream:
         self.has_stopped, self._matched_stop = False, ""
         self._ledger = TokenLedger(0)
         context = asked.token_ids[-8:].tolist()
-        self._detokenizer = tokenizer.detokenizer(context, asked.text.shown)
+        self._detokenizer = tokenizer.detokenizer(context, asked.request.text.shown)
         self._stops = StopStrings(asked.params.stop)
-        self._includes_stop = asked.text.includes_stop
+        self._includes_stop = asked.request.text.includes_stop
         self._min_tokens = asked.params.rules.min_tokens
         self._metrics, self._clock = metrics, clock
         if held := asked.past.token_ids:

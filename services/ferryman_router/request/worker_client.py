@@ -74,7 +74,7 @@ def prefill_order(
         asked.stop_token_ids,
         num_generated=num_generated,
         # Behind tokens of its own it is at the end of no other request's prompt.
-        num_siblings=0 if num_generated else asked.sharing.num_siblings,
+        num_siblings=0 if num_generated else asked.request.sharing.num_siblings,
     )
     context = RequestContext(
         asked.request_id,

@@ -134,21 +134,27 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """An ask with its token ids, checked against the model: nothing about it can be wrong now.
-    `model` is the name that it is served under, `adapter` the digest of the LoRA adapter of that
-    name; empty for the model alone."""
+    """A request with its token ids, checked against the model: nothing about it can be wrong now.
+    Its `request` has the name that it is served under; `adapter` is the digest of the LoRA adapter
+    of that name, empty for the model alone."""
 
-    caller: Caller
+    request: GenerateRequest
     token_ids: TokenIds
     params: SamplingParams
     stop_token_ids: frozenset[int]
-    arrived: float
-    text: TextOptions = PLAIN_TEXT
-    options: PromptOptions = WHOLE_PROMPT
-    model: str = ""
     adapter: str = ""
-    sharing: PromptSharing = ALONE
-    past: PastLife = NO_PAST
+
+    @property
+    def caller(self) -> Caller:
+        return self.request.caller
+
+    @property
+    def arrived(self) -> float:
+        return self.request.arrived
+
+    @property
+    def past(self) -> PastLife:
+        return self.request.past
 
     @property
     def request_id(self) -> str:
@@ -168,7 +174,7 @@ class TokenizedRequest:
         return (
             same_tokens
             and (self.params, self.tenant) == (other.params, other.tenant)
-            and (self.options, self.adapter) == (other.options, other.adapter)
+            and (self.request.options, self.adapter) == (other.request.options, other.adapter)
         )
 
     @property
@@ -178,7 +184,7 @@ class TokenizedRequest:
     @property
     def key_salt(self) -> bytes:
         """The salt of the prompt's page keys: the tenant's, and the caller's own under it."""
-        salt, own = self.tenant.salt, self.options.cache_salt
+        salt, own = self.tenant.salt, self.request.options.cache_salt
         if not own:
             return salt
         # Hashed with the tenant's as the key: no caller can name another tenant's salt.
