@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model

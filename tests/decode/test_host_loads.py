@@ -15,7 +15,7 @@ from tests.worker.fake_engine import MANIFEST, request
 from tests.worker.pair import PATIENT_SECONDS, WorkerPair, expected, pair_of_workers, until
 
 from ferryman.cache.units import Tier
-from ferryman.engine.copy_stream import AtOnce
+from ferryman.engine.memory.copy_stream import AtOnce
 from ferryman.errors import CorruptState, FerrymanError, LeaseLost, OutOfSlots, Stale
 from ferryman.schedule.request import Request
 from ferryman.wire.grpc.rpc import CallTags

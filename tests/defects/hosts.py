@@ -11,7 +11,7 @@ from tests.schedule.cluster import ScheduledWorker, request
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import EMPTY_HOST, HostView
 from ferryman.cache.units import HostUnit
-from ferryman.engine.transfer import digest_of
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.schedule.events import Cached
 
 SIZES = {Kind.FULL: 40, Kind.WINDOW: 40, Kind.RECURRENT: 24}

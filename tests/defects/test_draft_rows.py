@@ -21,9 +21,9 @@ from tests.schedule.random_drafts import RandomDrafts
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine import step
+from ferryman.engine.forward import step
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
 from ferryman.model.shapes.batch import DecodeBatch
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import ModelState

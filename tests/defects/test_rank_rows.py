@@ -17,7 +17,7 @@ DECIDES_OR_SPEAKS = (
     "ferryman.schedule.reservations",
     "ferryman.cache.planner",
     "ferryman.cache.tree",
-    "ferryman.engine.loads",
+    "ferryman.engine.memory.loads",
     "ferryman.wire",
     "ferryman.handoff",
     "ferryman.worker",
@@ -28,7 +28,7 @@ def test_row_30_ranks_beside_the_first_have_nothing_to_decide_or_say() -> None:
     """Only rank 0 sends a hand-off's messages: the other ranks import no module that could."""
     graph = grimp.build_graph("ferryman")
     known = graph.find_upstream_modules("ferryman.engine.tensor_parallel.rank")
-    assert "ferryman.engine.step" in known, "the question must find what a rank does know"
+    assert "ferryman.engine.forward.step" in known, "the question must find what a rank does know"
     found = [n for n in known if n.startswith(DECIDES_OR_SPEAKS)]
     assert found == []
 

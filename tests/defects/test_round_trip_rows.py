@@ -10,10 +10,10 @@ from tests.defects.watch import PAGE
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.units import HostUnit
-from ferryman.engine.copy_stream import CopyStream, HostSide
-from ferryman.engine.loads import LoadQueue
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.transfer import DeviceTransfer, Transfer, transfer_of
+from ferryman.engine.memory.copy_stream import CopyStream, HostSide
+from ferryman.engine.memory.loads import LoadQueue
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import DeviceTransfer, Transfer, transfer_of
 from ferryman.schedule.batch import SlotLoad
 
 LARGE = StateManifest(

@@ -12,7 +12,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import Reason, Shortfall
 from ferryman.cache.units import Tier
-from ferryman.engine.transfer import digest_of
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.tiers.layout import ArenaLayout, PoolRegion
 from ferryman.tiers.prefetch import PrefetchGrant, PrefetchPlanner, PrefetchSource, Truncate
 from ferryman.tiers.prefetch_values import PrefetchRequest

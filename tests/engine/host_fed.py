@@ -14,7 +14,7 @@ from ferryman.cache.keys import PageKey, as_token_ids, page_keys
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import NO_SHORTFALL, HostView, ResumePlan, Shortfall
 from ferryman.cache.units import HostUnit, Tier
-from ferryman.engine.transfer import digest_of
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.llm import LLM, Completion
 from ferryman.schedule.events import CachedUnit, Event, Retracted, SequenceAdmitted
 from ferryman.schedule.request import Request, SamplingParams

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferryman.cache.manifest import Kind
+from ferryman.engine.forward.step import ForwardMaker
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import ForwardMaker
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model
 from ferryman.schedule.batch import StepOutcome, StepPlan

@@ -19,11 +19,11 @@ from tests.worker.model_pair import worker_options
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import CopyStream, PinnedMemory
 from ferryman.engine.engine import build_engine
-from ferryman.engine.loads import NO_LOADS, LoadedUnits, LoadQueue
+from ferryman.engine.memory.copy_stream import CopyStream, PinnedMemory
+from ferryman.engine.memory.loads import NO_LOADS, LoadedUnits, LoadQueue
+from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.engine.stream import ForwardStream, StreamClosed, StreamPoisoned
-from ferryman.engine.transfer import HostTransfer, digest_of
 from ferryman.errors import QueueFull
 from ferryman.schedule.batch import PrefillStep, RowSeed, SlotLoad, SlotOps, StepPlan
 from ferryman.testing.fake_engine import FakeEngine, WrongStamp, no_delay

@@ -13,11 +13,11 @@ from tests.engine.toy_model import ToyModel, toy_runner, toy_tokens
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import CudaDevice
+from ferryman.engine.memory.copy_stream import CopyStream
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.engine.runner import DeviceStep, Runner
 from ferryman.engine.stream import ForwardStream
-from ferryman.engine.transfer import digest_of
 from ferryman.schedule.batch import RowSeed, SlotOps, SlotSnapshot, StepPlan
 
 ANNA = Guest("anna", [3, 1, 4, 1, 5, 9, 2, 6, 5], row=0, working_slot=2, pages=full_pages(7, 3, 5))

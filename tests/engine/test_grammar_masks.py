@@ -10,9 +10,15 @@ import torch
 from tests.text.folders import write_folder
 from torch import Tensor
 
-from ferryman.engine.grammar_masks import GrammarMasks, GuidedDraw, bits_of, guided_draws, unpacked
-from ferryman.engine.step_tensors import DrawTensors
-from ferryman.engine.token_source import Sampler
+from ferryman.engine.forward.grammar_masks import (
+    GrammarMasks,
+    GuidedDraw,
+    bits_of,
+    guided_draws,
+    unpacked,
+)
+from ferryman.engine.forward.step_tensors import DrawTensors
+from ferryman.engine.forward.token_source import Sampler
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.grammar.vocabulary import GrammarVocabulary

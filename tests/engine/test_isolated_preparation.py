@@ -19,9 +19,10 @@ from tests.worker.model_pair import worker_options
 from torch import Tensor
 
 from ferryman.cache.keys import as_token_ids, page_keys, root_key
-from ferryman.engine import packed_rules, packed_step, runner, token_source
+from ferryman.engine import runner
 from ferryman.engine.engine import Engine, build_engine
-from ferryman.engine.prepared_step import UnknownAdapter
+from ferryman.engine.forward import packed_rules, packed_step, token_source
+from ferryman.engine.forward.prepared_step import UnknownAdapter
 from ferryman.grammar.compiler import GrammarCompiler
 from ferryman.grammar.matcher import GrammarMatcher
 from ferryman.model.sampling.inverse_cdf import Filters

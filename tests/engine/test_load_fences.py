@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.units import HostUnit
-from ferryman.engine.copy_stream import Copies, CopyFence, CopyRun, CopySide, CopyStream
 from ferryman.engine.device import HostDevice
-from ferryman.engine.loads import AT_ONCE, LoadQueue
+from ferryman.engine.memory.copy_stream import Copies, CopyFence, CopyRun, CopySide, CopyStream
+from ferryman.engine.memory.loads import AT_ONCE, LoadQueue
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.transfer import HostTransfer, digest_of
 from ferryman.model.shapes.batch import PrefillBatch
 from ferryman.model.shapes.state import ModelState
 from ferryman.schedule.batch import SlotLoad, SlotOps

@@ -16,10 +16,10 @@ from tests.lockstep import Lockstep, LockstepGroup
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.packed_step import PackedStep, from_vector, pack
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import StepRunner
-from ferryman.engine.step_tensors import unpack
+from ferryman.engine.forward.packed_step import PackedStep, from_vector, pack
+from ferryman.engine.forward.step import StepRunner
+from ferryman.engine.forward.step_tensors import unpack
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.schedule.batch import RowSeed, SlotCopy, SlotOps, SlotSnapshot, StepPlan
 from ferryman.schedule.request import SamplingParams
 

@@ -15,11 +15,11 @@ from tests.engine.plans import Guest, decode, full_pages, prefill
 from tests.engine.toy_model import SIZES, ToyModel
 from torch import Tensor
 
-from ferryman.engine.decode_forward import Drafter
 from ferryman.engine.device import Arrays, FetchedStep, HostDevice, TimedStep
-from ferryman.engine.packed_step import pack
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import AS_PLANNED
+from ferryman.engine.forward.decode_forward import Drafter
+from ferryman.engine.forward.packed_step import pack
+from ferryman.engine.forward.step import AS_PLANNED
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.tensor_parallel.rank import Command, Inbox, Rank
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import Ints, SlotOps, StepPlan

@@ -13,9 +13,9 @@ from tests.engine.plans import Guest, decode, full_pages, load, prefill, with_sn
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.engine.ops import without_ops
 from ferryman.engine.stream import ForwardStream
-from ferryman.engine.transfer import digest_of
 from ferryman.schedule.batch import SlotCopy, SlotOps, SlotSnapshot, StepPlan
 from ferryman.testing.fake_engine import FakeEngine
 from ferryman.testing.sanitizer import (

@@ -15,10 +15,10 @@ from tests.native import native_config, save_native
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine import replayed_forward
-from ferryman.engine.decode_forward import DecodeForward, EagerForward
-from ferryman.engine.recorded_launches import recorded_launches
-from ferryman.engine.replayed_forward import ReplayedForward
+from ferryman.engine.forward import replayed_forward
+from ferryman.engine.forward.decode_forward import DecodeForward, EagerForward
+from ferryman.engine.forward.recorded_launches import recorded_launches
+from ferryman.engine.forward.replayed_forward import ReplayedForward
 from ferryman.llm import LLM
 from ferryman.model.shapes.state import LayerCount
 from ferryman.schedule.batch import SlotOps, StepOutcome, StepPlan

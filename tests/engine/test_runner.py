@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import CopyStream
 from ferryman.engine.device import HostDevice
+from ferryman.engine.memory.copy_stream import CopyStream
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.engine.ops import SlotConflict
 from ferryman.engine.runner import Runner
 from ferryman.engine.stream import ForwardStream
-from ferryman.engine.transfer import digest_of
 from ferryman.schedule.batch import Ints, RowSeed, SlotCopy, SlotOps, SlotSnapshot
 from ferryman.schedule.request import SamplingParams
 

@@ -15,9 +15,9 @@ from tests.model.cuttable import cuttable
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.shards import reshard
-from ferryman.engine.slabs import POISON, Slabs
+from ferryman.engine.memory.slabs import POISON, Slabs
+from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer
-from ferryman.engine.transfer import HostTransfer, digest_of
 from ferryman.errors import CorruptState, InvalidRequest
 from ferryman.model.config import load_config
 from ferryman.model.shapes.manifest import state_manifest

@@ -8,7 +8,7 @@ import pytest
 
 from ferryman.cache.manifest import Kind, KindLayout, SectionSpec, StateManifest, lay_out
 from ferryman.cache.slots import Holder, Pools, Role
-from ferryman.engine.slabs import POISON, STRETCH_BYTES, SlabGrowth, Slabs
+from ferryman.engine.memory.slabs import POISON, STRETCH_BYTES, SlabGrowth, Slabs
 
 REQUEST = Holder(Role.REQUEST, "r")
 FULL = lay_out(Kind.FULL, [SectionSpec("key", 0, (2, 64, 512), "float32", 0)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
-from ferryman.engine.slabs import POISON, Slabs
+from ferryman.engine.memory.slabs import POISON, Slabs
 
 NUM_SLOTS = {Kind.FULL: 7, Kind.RECURRENT: 3}
 

@@ -25,7 +25,7 @@ from tests.model.telling import ALL_FAMILIES, NATIVE, save_telling
 from tests.native import native_config, save_native
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.step import StepGraphs
+from ferryman.engine.forward.step import StepGraphs
 from ferryman.model.families import gpt_oss, nemotron_h
 from ferryman.model.layers import moe
 from ferryman.model.layers.experts import load_experts_for

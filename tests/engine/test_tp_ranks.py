@@ -10,12 +10,12 @@ from tests.engine.plans import Guest, full_pages, load, prefill
 from tests.engine.toy_model import toy_runner
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import CopyFence, HostSide
-from ferryman.engine.packed_step import PackedStep
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.forward.packed_step import PackedStep
+from ferryman.engine.memory.copy_stream import CopyFence, HostSide
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import Transfer, digest_of, transfer_of
 from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.engine.tensor_parallel.rendezvous import RankLost
-from ferryman.engine.transfer import Transfer, digest_of, transfer_of
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import SlotOps
 

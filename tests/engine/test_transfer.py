@@ -9,9 +9,9 @@ import pytest
 import xxhash
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import CopyFence, CopyRun, HostSide
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.transfer import (
+from ferryman.engine.memory.copy_stream import CopyFence, CopyRun, HostSide
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import (
     ONE_PIECE_BYTES,
     PIECE_BYTES,
     DeviceTransfer,

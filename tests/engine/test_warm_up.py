@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ferryman.cache.keys import as_token_ids
 from ferryman.cache.manifest import Kind, StateManifest
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
 from ferryman.engine.warm_up import warm_up
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_model

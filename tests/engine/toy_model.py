@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
-from ferryman.engine.copy_stream import Copies
 from ferryman.engine.device import ComputeDevice, HostDevice
-from ferryman.engine.loads import AT_ONCE
+from ferryman.engine.memory.copy_stream import Copies
+from ferryman.engine.memory.loads import AT_ONCE
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.engine.runner import Runner
-from ferryman.engine.slabs import Slabs
 from ferryman.engine.tensor_parallel.group import TpGroup
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch

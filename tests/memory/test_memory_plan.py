@@ -20,7 +20,7 @@ from tests.tiny_models import save_tiny_model
 from ferryman import llm
 from ferryman.cache.manifest import Kind
 from ferryman.engine.engine import build_engine
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.errors import ConfigError
 from ferryman.llm import LLM
 from ferryman.model.config import load_config

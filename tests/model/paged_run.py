@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import resume_set
-from ferryman.engine.slabs import POISON, Slabs
+from ferryman.engine.memory.slabs import POISON, Slabs
 from ferryman.model.layers.decoder import Model
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
 from ferryman.model.shapes.state import ModelState, state_views

@@ -13,7 +13,7 @@ from ferryman.cache.manifest import (
     manifest_from_json,
     manifest_to_json,
 )
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.model.config import load_config
 from ferryman.model.shapes.manifest import state_manifest
 from ferryman.model.shapes.state import section_view, state_views

@@ -14,9 +14,9 @@ import pytest
 import torch
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 
-from ferryman.engine.packed_step import pack
-from ferryman.engine.step_tensors import DrawTensors, unpack
-from ferryman.engine.token_source import Sampler
+from ferryman.engine.forward.packed_step import pack
+from ferryman.engine.forward.step_tensors import DrawTensors, unpack
+from ferryman.engine.forward.token_source import Sampler
 from ferryman.errors import InvalidRequest
 from ferryman.llm import LLM
 from ferryman.schedule.batch import DecodeStep, SampleRequest, SlotOps

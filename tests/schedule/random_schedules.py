@@ -22,7 +22,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import ClearState, HostView, Reason, ResumeCosts, resume_set
 from ferryman.cache.slots import TREE
 from ferryman.cache.window_budget import most_window_pages
-from ferryman.engine.loads import LoadedUnits
+from ferryman.engine.memory.loads import LoadedUnits
 from ferryman.errors import InvalidRequest, OutOfSlots
 from ferryman.schedule.drafting import NO_DRAFTS, Drafting
 from ferryman.schedule.events import (

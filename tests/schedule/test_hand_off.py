@@ -12,7 +12,7 @@ from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import CopyState, HostView, LoadState, resume_set
 from ferryman.cache.slots import Role
 from ferryman.cache.units import HostUnit
-from ferryman.engine.transfer import digest_of
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.errors import InvalidRequest, OutOfSlots
 from ferryman.schedule.batch import Sampled
 from ferryman.schedule.events import Cached, LoadCorrupt, SequenceAdmitted, SequenceHeld

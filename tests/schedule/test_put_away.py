@@ -13,7 +13,7 @@ from ferryman.cache.resume import HostView
 from ferryman.cache.slots import SlotHandle
 from ferryman.cache.tree import PrefixTree
 from ferryman.cache.units import HostUnit
-from ferryman.engine.transfer import digest_of
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.schedule.events import Retracted, SequenceAdmitted
 from ferryman.schedule.retraction import resume_units
 from ferryman.testing.stamps import fake_manifest

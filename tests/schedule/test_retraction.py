@@ -10,7 +10,7 @@ from ferryman.cache.keys import PageKey
 from ferryman.cache.manifest import Kind
 from ferryman.cache.resume import HostView, resume_set
 from ferryman.cache.units import HostUnit
-from ferryman.engine.transfer import digest_of
+from ferryman.engine.memory.transfer import digest_of
 from ferryman.schedule.events import Cached, Retracted, SequenceAdmitted
 
 PAGE = 4

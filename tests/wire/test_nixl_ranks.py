@@ -16,7 +16,7 @@ import pytest
 from ferryman.cache.manifest import Kind, SectionSpec, StateManifest, lay_out
 from ferryman.cache.rank_runs import RankShares
 from ferryman.cache.shards import reshard
-from ferryman.engine.slabs import Slabs, places_of
+from ferryman.engine.memory.slabs import Slabs, places_of
 from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer
 from ferryman.handoff.values import Reservation, UnitDigest, WantedUnit
 from ferryman.wire.handoff.grpc_plane import OutgoingUnit

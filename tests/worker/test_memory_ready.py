@@ -13,7 +13,7 @@ from tests.worker.model_pair import hand_off, pair_on
 from torch import Tensor
 
 from ferryman.cache.manifest import KindLayout
-from ferryman.engine import slabs
+from ferryman.engine.memory import slabs
 from ferryman.schedule.request import SamplingParams
 
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(75)]

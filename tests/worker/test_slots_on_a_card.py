@@ -16,8 +16,8 @@ from tests.worker.fake_engine import fake_engine, request
 from tests.worker.pair import WorkerPair, expected, paired, until, worker_on
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.slab_address import ShardedSlab, SlabAddress
-from ferryman.engine.transfer import Transfer
+from ferryman.engine.memory.slab_address import ShardedSlab, SlabAddress
+from ferryman.engine.memory.transfer import Transfer
 from ferryman.settings.workers import NixlSettings
 from ferryman.wire.handoff.nixl_library import MemoryRegion, has_nixl
 from ferryman.wire.plane_values import PlaneChoice, RankSlabs

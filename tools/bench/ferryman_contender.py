@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.decode_forward import EagerForward
-from ferryman.engine.packed_step import pack
-from ferryman.engine.replayed_forward import ReplayedForward
-from ferryman.engine.step import AS_PLANNED
-from ferryman.engine.step_tensors import DecodeTensors, unpack
+from ferryman.engine.forward.decode_forward import EagerForward
+from ferryman.engine.forward.packed_step import pack
+from ferryman.engine.forward.replayed_forward import ReplayedForward
+from ferryman.engine.forward.step import AS_PLANNED
+from ferryman.engine.forward.step_tensors import DecodeTensors, unpack
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.schedule.batch import DecodeStep, SlotOps
 from ferryman_bench.engine_process import BenchModel

@@ -16,10 +16,10 @@ import numpy as np
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.resume import resume_set
 from ferryman.cache.units import HostUnit
-from ferryman.engine.copy_stream import CopyStream
-from ferryman.engine.loads import LoadQueue
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.transfer import HostTransfer, digest_of
+from ferryman.engine.memory.copy_stream import CopyStream
+from ferryman.engine.memory.loads import LoadQueue
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import HostTransfer, digest_of
 from ferryman.schedule.batch import SlotLoad
 from ferryman_bench.timer import Timing, time_in_turn
 

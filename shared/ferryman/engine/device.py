@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ferryman.engine.copy_stream import CopySide, CudaSide, HostSide, recorded_event
+from ferryman.engine.memory.copy_stream import CopySide, CudaSide, HostSide, recorded_event
 from ferryman.schedule.batch import Ints
 
 Arrays = tuple[NDArray[Any], ...]

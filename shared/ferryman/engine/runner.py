@@ -1,7 +1,7 @@
 """Runs steps on a model, on this rank and those that share it, in the order of the calls.
 
     on the host     slot operations are handed out once, whatever is replayed; loads are awaited
-    on each rank    the packed step (engine/step.py), behind its loads
+    on each rank    the packed step (engine/forward/step.py), behind its loads
 
 Only drawn tokens (and requested logprobs) come back from the device.
 """
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ferryman.engine.copy_stream import Copies
-from ferryman.engine.decode_forward import Drafter
 from ferryman.engine.device import Arrays, ComputeDevice, FetchedStep, HostDevice
-from ferryman.engine.grammar_masks import GrammarMasks
-from ferryman.engine.loads import AT_ONCE, LoadedUnits, LoadQueue
+from ferryman.engine.forward.decode_forward import Drafter
+from ferryman.engine.forward.grammar_masks import GrammarMasks
+from ferryman.engine.forward.prepared_step import PreparedStep, prepare
+from ferryman.engine.forward.step import AS_PLANNED, ForwardMaker, ForwardModel, StepRunner
+from ferryman.engine.forward.step_tensors import unpack
+from ferryman.engine.memory.copy_stream import Copies
+from ferryman.engine.memory.loads import AT_ONCE, LoadedUnits, LoadQueue
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import transfer_of
 from ferryman.engine.ops import OnceOnly
-from ferryman.engine.prepared_step import PreparedStep, prepare
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.step import AS_PLANNED, ForwardMaker, ForwardModel, StepRunner
-from ferryman.engine.step_tensors import unpack
 from ferryman.engine.tensor_parallel.channel import SentStep
 from ferryman.engine.tensor_parallel.group import TpGroup
-from ferryman.engine.transfer import transfer_of
 from ferryman.model.shapes.ranks import SINGLE_RANK
 from ferryman.model.shapes.state import LayerCount
 from ferryman.schedule.batch import (

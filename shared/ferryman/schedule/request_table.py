@@ -5,8 +5,8 @@ request runs through `FaultIsolation.run`, or passes its error to `FaultIsolatio
 its chunk or draws in a plan, its outcome, its end, and the worker's handling of its events. The
 error removes the request, with every slot, row and hold it has, recorded or not, and is reported as
 `RequestFailed`. Errors in preparing a step for one request come with its outcome
-(`engine/prepared_step.py`, `engine/token_source.py`). Errors of a whole step (its forward, the
-device) are not isolated: then the state is unknown, and the worker ends.
+(`engine/forward/prepared_step.py`, `engine/forward/token_source.py`). Errors of a whole step (its
+forward, the device) are not isolated: then the state is unknown, and the worker ends.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ import numpy as np
 
 from ferryman.cache.keys import TokenIds
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.copy_stream import Copies
-from ferryman.engine.loads import AT_ONCE, LoadQueue
+from ferryman.engine.memory.copy_stream import Copies
+from ferryman.engine.memory.loads import AT_ONCE, LoadQueue
+from ferryman.engine.memory.transfer import HostTransfer
 from ferryman.engine.ops import OnceOnly
-from ferryman.engine.transfer import HostTransfer
 from ferryman.schedule.batch import (
     Ints,
     PrefillStep,

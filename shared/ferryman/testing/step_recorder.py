@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from ferryman.cache.manifest import Kind
 from ferryman.cache.slots import SlotHandle
+from ferryman.engine.memory.transfer import Transfer
 from ferryman.engine.ops import OnceOnly
 from ferryman.engine.stream import ForwardStream
-from ferryman.engine.transfer import Transfer
 from ferryman.schedule.batch import SlotOps, SlotSnapshot, StepOutcome, StepPlan
 from ferryman.testing.sanitizer import Operation, Recorder
 from ferryman.testing.step_parts import NOWHERE, StepPart, parts_of

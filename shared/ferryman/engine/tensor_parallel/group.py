@@ -17,14 +17,14 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.shards import reshard
-from ferryman.engine.copy_stream import CopyFence
-from ferryman.engine.packed_step import PackedStep
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.forward.packed_step import PackedStep
+from ferryman.engine.memory.copy_stream import CopyFence
+from ferryman.engine.memory.slabs import Slabs
+from ferryman.engine.memory.transfer import Transfer
 from ferryman.engine.tensor_parallel.channel import Channel, SentStep, read_reply
 from ferryman.engine.tensor_parallel.rank import Command, RankOrders
 from ferryman.engine.tensor_parallel.rendezvous import join
 from ferryman.engine.tensor_parallel.shared_slabs import ShardedTransfer, map_shared
-from ferryman.engine.transfer import Transfer
 from ferryman.model.shapes.ranks import Group
 
 CLOSE_SECONDS = 5.0

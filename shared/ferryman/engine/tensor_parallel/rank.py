@@ -34,12 +34,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ferryman.engine.decode_forward import CudaGraphs, Drafter
 from ferryman.engine.device import ComputeDevice, CudaDevice, FetchedStep, HostDevice
-from ferryman.engine.drafting import load_with_draft
-from ferryman.engine.packed_step import from_vector
-from ferryman.engine.step import ForwardModel, StepGraphs, StepRunner
-from ferryman.engine.step_tensors import unpack
+from ferryman.engine.forward.decode_forward import CudaGraphs, Drafter
+from ferryman.engine.forward.drafting import load_with_draft
+from ferryman.engine.forward.packed_step import from_vector
+from ferryman.engine.forward.step import ForwardModel, StepGraphs, StepRunner
+from ferryman.engine.forward.step_tensors import unpack
 from ferryman.engine.stream import POLL_SECONDS
 from ferryman.engine.tensor_parallel.rendezvous import Rendezvous, device_of_rank, join
 from ferryman.engine.tensor_parallel.shared_slabs import allocate_shared

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
 from ferryman.cache.shards import ReshardPlan, ShardRun
-from ferryman.engine.slabs import Slab, Slabs, fill_slab
-from ferryman.engine.transfer import (
+from ferryman.engine.memory.slabs import Slab, Slabs, fill_slab
+from ferryman.engine.memory.transfer import (
     check_digest,
     check_fits,
     check_size,

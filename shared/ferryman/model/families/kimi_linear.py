@@ -1,4 +1,4 @@
-"""Kimi Linear: Kimi Delta Attention, a few layers of latent attention, experts, no rotation.
+"""Kimi Linear: Kimi Delta Attention, layers of latent attention, experts. No rotation.
 
 The rest of a layer is DeepSeek-V3's: a dense MLP first, then experts in groups beside shared ones.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ferryman.engine.packed_step import PackedStep, pack, pack_draws, pack_scores
+from ferryman.engine.forward.packed_step import PackedStep, pack, pack_draws, pack_scores
 from ferryman.schedule.batch import (
     Chunk,
     DecodeStep,

@@ -15,8 +15,8 @@ import xxhash
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.copy_stream import PASSED, CopyFence, CopySide
-from ferryman.engine.slabs import Slabs
+from ferryman.engine.memory.copy_stream import PASSED, CopyFence, CopySide
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.errors import CorruptState, InvalidRequest
 
 DIGEST_BYTES = 16

@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, StateManifest
-from ferryman.engine.decode_forward import (
+from ferryman.engine.forward.decode_forward import (
     DecodeForward,
     Drafter,
     EagerForward,
     GraphCapture,
     GraphedForward,
 )
-from ferryman.engine.grammar_masks import GrammarMasks
-from ferryman.engine.slabs import Slabs
-from ferryman.engine.step_tensors import (
+from ferryman.engine.forward.grammar_masks import GrammarMasks
+from ferryman.engine.forward.step_tensors import (
     DecodeTensors,
     OpTensors,
     PrefillTensors,
     SlotPairs,
     StepTensors,
 )
-from ferryman.engine.token_source import token_source
+from ferryman.engine.forward.token_source import token_source
+from ferryman.engine.memory.slabs import Slabs
 from ferryman.model.sampling.prompt_logprobs import PrefilledRows, head_alone, prompt_logprobs
 from ferryman.model.shapes.batch import DecodeBatch, PrefillBatch
 from ferryman.model.shapes.ranks import Group

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind, KindLayout, StateManifest
-from ferryman.engine.slab_address import HOST, ShardedSlab, SlabAddress
+from ferryman.engine.memory.slab_address import HOST, ShardedSlab, SlabAddress
 
 POISON = 0xFF
 HUGE_PAGE_BYTES = 2 * 1024 * 1024

@@ -17,9 +17,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.engine.grammar_masks import GrammarMasks
-from ferryman.engine.packed_step import pack_draws
-from ferryman.engine.step_tensors import DrawTensors, PastPenalties, RuleTensors, unpack_draws
+from ferryman.engine.forward.grammar_masks import GrammarMasks
+from ferryman.engine.forward.packed_step import pack_draws
+from ferryman.engine.forward.step_tensors import (
+    DrawTensors,
+    PastPenalties,
+    RuleTensors,
+    unpack_draws,
+)
 from ferryman.model.sampling.sampler import (
     Past,
     are_finite,

@@ -24,7 +24,7 @@ from math import prod
 
 import numpy as np
 
-from ferryman.engine.packed_rules import pack_rules
+from ferryman.engine.forward.packed_rules import pack_rules
 from ferryman.model.sampling.sampler import uniform_bits
 from ferryman.schedule.batch import (
     Chunk,

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.decode_forward import DecodeForward, EagerForward, Forwarded
-from ferryman.engine.recorded_launches import LaunchRecording, recorded_launches
-from ferryman.engine.step_tensors import DecodeTensors
+from ferryman.engine.forward.decode_forward import DecodeForward, EagerForward, Forwarded
+from ferryman.engine.forward.recorded_launches import LaunchRecording, recorded_launches
+from ferryman.engine.forward.step_tensors import DecodeTensors
 from ferryman.schedule.step_sizes import PADDING, RECORDING_BYTES
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ferryman.engine.copy_stream import PASSED, AtOnce, Copies, CopyFence, CopySide, HostSide
-from ferryman.engine.transfer import Transfer, arena_view
+from ferryman.engine.memory.copy_stream import PASSED, AtOnce, Copies, CopyFence, CopySide, HostSide
+from ferryman.engine.memory.transfer import Transfer, arena_view
 from ferryman.errors import CorruptState
 from ferryman.schedule.batch import NOTHING_LOADED, LoadReport, SlotLoad
 

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ferryman.engine.step_tensors import DecodeTensors, Drafts, StepPadding
+from ferryman.engine.forward.step_tensors import DecodeTensors, Drafts, StepPadding
 from ferryman.model.shapes.batch import DecodeBatch
 from ferryman.model.shapes.ranks import Group
 from ferryman.model.shapes.state import ModelState

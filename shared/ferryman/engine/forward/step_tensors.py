@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ferryman.cache.manifest import Kind
-from ferryman.engine.grammar_masks import GuidedDraw, guided_draws
-from ferryman.engine.packed_step import PackedStep
+from ferryman.engine.forward.grammar_masks import GuidedDraw, guided_draws
+from ferryman.engine.forward.packed_step import PackedStep
 from ferryman.model.sampling.inverse_cdf import Filters
 from ferryman.model.sampling.prompt_logprobs import ScoredRows
 from ferryman.model.sampling.sampler import UNIFORM_BITS, Penalties

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ferryman.engine.decode_forward import Drafter
-from ferryman.engine.step import AS_PLANNED
+from ferryman.engine.forward.decode_forward import Drafter
+from ferryman.engine.forward.step import AS_PLANNED
 from ferryman.model.layers.decoder import Model
 from ferryman.model.load_options import LoadOptions
 from ferryman.model.registry import load_drafted, load_model, load_self_drafting
