@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tiny_models import save_tiny_model
@@ -17,9 +20,12 @@ from ferryman.security.credentials_file import read_credentials
 from ferryman.security.key_file import read_key_file
 from ferryman.settings.cluster import DoorOptions, UpOptions
 from ferryman.settings.engine import EngineOptions
+from ferryman_cli import lifecycle_reader, up
 from ferryman_cli.app import run
 from ferryman_cli.endpoints import BrokerPlace, broker_place, grpc_address
+from ferryman_launcher.checks import check_apart
 from ferryman_launcher.checks.option_checks import check
+from ferryman_launcher.child import Launch
 from ferryman_launcher.options import demo_model, up_options, up_sources
 from ferryman_launcher.state_folder import RunningCluster, StateFolder, running_cluster
 
@@ -28,6 +34,23 @@ ANY = "--http-port 0 --grpc-port 0"
 CLUSTER = RunningCluster(
     "http://h:1", "h:2", "nats://h:3", "redis://h:4/0", "blue", "demo", os.getpid()
 )
+
+
+async def _answer_here(
+    argv: tuple[str, ...], environment: Mapping[str, str], launch: Launch
+) -> Mapping[str, Any]:
+    """The answer of `ferryman_launcher.check_apart` to its request, by this process."""
+    assert argv == check_apart.ARGV
+    choices, places = check_apart.options_in(json.loads(environment[check_apart.REQUEST]))
+    said = json.loads(check_apart.answer_to(lambda: check_apart._checked(choices, places)))
+    raise ConfigError(said["mistake"])
+
+
+@pytest.fixture
+def _checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check has no process of its own, two seconds each time: test_check_apart has one."""
+    monkeypatch.setattr(check_apart, "answer_of", _answer_here)
+    monkeypatch.setattr(up, "fork_server", lambda environment, say: nullcontext())
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +124,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("generate --prompt x --model nowhere", "no such folder", id="no such model"),
     ],
 )
+@pytest.mark.usefixtures("_checked_here")
 def test_a_mistake_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 2
     said = capsys.readouterr()
@@ -110,7 +134,10 @@ def test_a_mistake_is_one_line(line: str, words: str, capsys: pytest.CaptureFixt
     assert words in said.err
 
 
-def test_nobody_there_is_a_failure_and_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_there_is_a_failure_and_no_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle_reader, "CONNECT_SECONDS", 0.1)
     assert run(["trace", "x", "--nats", f"nats://127.0.0.1:{_free_port()}"]) == 1
     assert "no broker answers" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ from ferryman.errors import FerrymanError, InvalidRequest, NotFound, Unavailable
 from ferryman.runtime.life import alongside
 from ferryman.wire.nats.bus import BusMessage, Messages
 from ferryman.wire.nats.heartbeat import Heartbeat, ServedState, heartbeat_to_bytes
-from ferryman_cli import roll
+from ferryman_cli import lifecycle_reader, roll
 from ferryman_cli.app import run
 from ferryman_cli.roll import RollChoice, check_next, roll_plan
 from ferryman_launcher.state_folder import RunningCluster, StateFolder
@@ -136,8 +136,9 @@ def test_the_last_ones_go_when_that_was_asked_for() -> None:
 
 
 def test_without_a_broker_nothing_is_said_to_have_begun(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lifecycle_reader, "CONNECT_SECONDS", 0.1)
     StateFolder(tmp_path).write(
         RunningCluster(
             "http://h:1", "h:2", "nats://127.0.0.1:1", "redis://h:4", "b", "m", os.getpid()
