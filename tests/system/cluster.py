@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import Any
 import httpx
 import tokenizers
 from tests.cluster_keys import KEY, key_file_in, token_of
+from tests.forked_services import ServiceProcess, start_service
 from tests.planes import CHOICES
 from tests.servers import TESTS, locked_nats_server, redis_server
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -79,7 +79,7 @@ class Service:
     """One process: its node, its ready line, and where its log is."""
 
     role: str
-    process: subprocess.Popen[str]
+    process: ServiceProcess
     log: Path
     node: int = 0
     ready: Mapping[str, Any] = field(default_factory=dict)
@@ -179,13 +179,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
         with log.open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"ferryman_{role}"],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
+            process = start_service(f"ferryman_{role}", environment, stderr)
         service = Service(role, process, log, node)
         self.services.append(service)
         return service

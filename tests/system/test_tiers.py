@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
 from tests.cluster_keys import KEY
+from tests.forked_services import ServiceProcess
 from tests.hostcache.object_server import BUCKET, s3_server
 from tests.planes import CHOICES
 from tests.system.cluster import (
@@ -267,7 +267,7 @@ async def completed_prefetches(cluster: Cluster, wanted: int) -> None:
 
 
 @contextmanager
-def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+def stopped(process: ServiceProcess) -> Iterator[None]:
     process.send_signal(signal.SIGSTOP)
     try:
         yield

@@ -1,0 +1,151 @@
+"""Services forked from one process that has imported what they share, as those of `ferryman up`.
+
+Importing is most of a service's start: three seconds of a worker's. A cluster of a test has six
+services, and there are dozens of clusters, so each process of tests keeps one such server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from threading import Lock
+from typing import IO, Any, Protocol
+
+from ferryman.runtime.parent import adopting
+from ferryman.settings.sources import without_settings
+from ferryman_launcher.fork_server import ANSWER_SECONDS, MESSAGE_BYTES, MODULE, SHARED, can_fork
+
+
+class ServiceProcess(Protocol):
+    """The part of `subprocess.Popen` that tests of services use."""
+
+    pid: int
+    stdout: IO[str] | None
+    returncode: int | Any
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def start_service(module: str, environment: Mapping[str, str], stderr: IO[str]) -> ServiceProcess:
+    """`python -m MODULE` with this environment; its output is a pipe."""
+    # A process that has a card cannot be forked from one that was imported without it.
+    if can_fork() and "FERRYMAN_TEST_DEVICE" not in os.environ:
+        return _fork_server().start(module, environment, stderr.fileno())
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+
+
+@cache
+def _fork_server() -> ServiceForkServer:
+    server = ServiceForkServer()
+    atexit.register(server.close)
+    return server
+
+
+class ServiceForkServer:
+    """The test's end of `ferryman_launcher.fork_server_process`. Must be made on the main thread,
+    or it ends with the thread."""
+
+    def __init__(self) -> None:
+        self._turn = Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(ANSWER_SECONDS)
+        with theirs:
+            self._process = subprocess.Popen(
+                (sys.executable, "-m", MODULE, str(os.getpid()), SHARED),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=without_settings(os.environ),
+                start_new_session=True,
+            )
+
+    def start(self, module: str, environment: Mapping[str, str], stderr: int) -> ForkedService:
+        reader, output = os.pipe()
+        gate, opener = os.pipe()
+        try:
+            with self._turn, adopting():
+                message = json.dumps({"module": module}).encode()
+                socket.send_fds(self._control, [message], (output, stderr, gate))
+                answer = json.loads(self._control.recv(MESSAGE_BYTES))
+        finally:
+            os.close(output)
+            os.close(gate)
+        assert "pid" in answer, f"{module} was not forked: {answer}"
+        with os.fdopen(opener, "wb") as environment_file:
+            environment_file.write(json.dumps(dict(environment)).encode())
+        return ForkedService(answer["pid"], os.fdopen(reader))
+
+    def close(self) -> None:
+        """Ends the server; it has no state."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class ForkedService:
+    """A child that another process has forked, with what `ServiceProcess` promises.
+
+    Until its end was seen its id stays taken, so a signal reaches it or nothing.
+    """
+
+    def __init__(self, pid: int, stdout: IO[str]) -> None:
+        self.pid = pid
+        self.stdout: IO[str] | None = stdout
+        self.returncode: int | Any = None
+        self._handle = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._handle)
+        self._turn = Lock()
+
+    def poll(self) -> int | None:
+        with self._turn:
+            if self.returncode is None and self._has_ended(0):
+                self._reap()
+        ended: int | None = self.returncode
+        return ended
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if self.poll() is None and not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        status = self.poll()
+        assert status is not None, "its end was seen"
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        milliseconds = None if timeout is None else 1000 * timeout
+        ends = select.poll()
+        ends.register(self._handle, select.POLLIN)
+        return bool(ends.poll(milliseconds))
+
+    def _reap(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
