@@ -1,4 +1,7 @@
-"""Settings as a person gives them: a file, variables and flags, to real processes."""
+"""Settings as a person gives them: a file, variables and flags, to commands and to services.
+
+A command that imports takes two seconds, so one of each kind has a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,7 @@ import pytest
 
 from ferryman.settings.cluster import UpOptions
 from ferryman.settings.declaration import leaves
+from ferryman_cli.app import run
 
 CONFIG = "ferryman.toml"
 TOLD = """
@@ -42,15 +49,42 @@ def ran(folder: Path, module: str, *arguments: str, **variables: str) -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class EndedCommand:
+    """A command that has run in this process, with the names of a process that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def called(folder: Path, *arguments: str, **variables: str) -> EndedCommand:
+    """Runs a command of `ferryman` in a folder as `ran` does, but in this process."""
+    output, errors = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+        patch.chdir(folder)
+        for name in [name for name in os.environ if name.startswith("FERRYMAN_")]:
+            patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        status = run(arguments)
+    return EndedCommand(status, output.getvalue(), errors.getvalue())
+
+
 def shown(
     folder: Path, *arguments: str, **variables: str
 ) -> dict[tuple[str, str], tuple[str, str]]:
     """Value and origin of each setting by table and name."""
-    done = ran(folder, "ferryman_cli", "config", "--show", *arguments, **variables)
+    done = called(folder, "config", "--show", *arguments, **variables)
     assert done.returncode == 0, done.stderr
-    tomllib.loads(done.stdout)
+    return listed(done.stdout)
+
+
+def listed(text: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """Value and origin by table and name, as `ferryman config --show` lists them."""
+    tomllib.loads(text)
     found, table = {}, ""
-    for line in filter(None, done.stdout.splitlines()):
+    for line in filter(None, text.splitlines()):
         if head := re.fullmatch(r"\[(\w+)\]", line):
             table = head[1]
             continue
@@ -68,7 +102,10 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_value_is_shown_with_where_it_comes_from(folder: Path) -> None:
     variables = {"FERRYMAN_MAX_RUNNING": "6", "FERRYMAN_CLUSTER": "of-the-environment"}
-    found = shown(folder, "--config", CONFIG, "--cluster", "of-the-flag", **variables)
+    flags = "--config", CONFIG, "--cluster", "of-the-flag"
+    done = ran(folder, "ferryman_cli", "config", "--show", *flags, **variables)
+    assert done.returncode == 0, done.stderr
+    found = listed(done.stdout)
     assert found["", "cluster"] == ('"of-the-flag"', "flag --cluster")
     assert found["", "max_running"] == ("6", "environment FERRYMAN_MAX_RUNNING")
     assert found["", "page_size"] == ("32", f"file {CONFIG}: page_size")
@@ -99,13 +136,13 @@ def test_the_address_of_the_doors_is_shown_for_the_router_alone(folder: Path) ->
 
 
 def test_secrets_are_masked(folder: Path) -> None:
-    done = ran(folder, "ferryman_cli", "config", "--show", "--config", CONFIG)
+    done = called(folder, "config", "--show", "--config", CONFIG)
     assert "from-the-file" not in done.stdout + done.stderr
     assert f'api_keys = "**********"  # file {CONFIG}: api_keys' in done.stdout
-    done = ran(folder, "ferryman_cli", "config", "--show", FERRYMAN_API_KEYS="of-the-environment")
+    done = called(folder, "config", "--show", FERRYMAN_API_KEYS="of-the-environment")
     assert "of-the-environment" not in done.stdout + done.stderr
     (folder / CONFIG).write_text('api_keys = ["in-a-list"]')
-    done = ran(folder, "ferryman_cli", "config", "--config", CONFIG)
+    done = called(folder, "config", "--config", CONFIG)
     assert done.returncode == 2
     assert done.stderr == f"error: {CONFIG}: api_keys: it should be a string\n"
 
@@ -136,7 +173,7 @@ def test_secrets_are_masked(folder: Path) -> None:
 )
 def test_a_mistake_in_the_file_is_one_line_and_status_2(folder: Path, text: str, line: str) -> None:
     (folder / CONFIG).write_text(text)
-    done = ran(folder, "ferryman_cli", "up", "--config", CONFIG)
+    done = called(folder, "up", "--config", CONFIG)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {CONFIG}: {line}\n"
 
@@ -151,7 +188,7 @@ def test_two_mistakes_are_two_lines(folder: Path) -> None:
 
 
 def test_a_variable_that_is_no_setting_is_told_by_up(folder: Path) -> None:
-    done = ran(folder, "ferryman_cli", "up", FERRYMAN_PREFILL_WORKER__PAGE_SIZE="16")
+    done = called(folder, "up", FERRYMAN_PREFILL_WORKER__PAGE_SIZE="16")
     assert done.returncode == 2
     assert done.stderr == (
         "error: FERRYMAN_PREFILL_WORKER__PAGE_SIZE is no setting; did you mean "
@@ -173,5 +210,5 @@ def test_a_service_takes_what_it_has_from_the_same_file(folder: Path, role: str)
 
 
 def test_every_setting_of_a_cluster_is_a_flag_of_up(tmp_path: Path) -> None:
-    said = ran(tmp_path, "ferryman_cli", "up", "--help").stdout
+    said = called(tmp_path, "up", "--help").stdout
     assert [leaf.flag for leaf in leaves(UpOptions) if f"  {leaf.flag}" not in said] == []
