@@ -1,9 +1,11 @@
-"""Settings that must be made before any test module is imported."""
+"""Settings that must be made before any test module is imported, and the shares of a test run."""
 
 from __future__ import annotations
 
 import gc
 import os
+from pathlib import PurePath
+from typing import Any
 
 # One thread a process: the workers of a test run share the cores, and threads that wait for each
 # other by spinning would take them from the other worker. Processes that tests start inherit it.
@@ -15,6 +17,8 @@ from hypothesis import settings
 
 from ferryman.runtime import embedded
 from ferryman.settings.engine import EngineOptions
+
+TOGETHER = {"tests/clients"}
 
 # Properties are about what is true, not how fast: a busy machine fails no test.
 settings.register_profile("no_clock", deadline=None)
@@ -37,3 +41,19 @@ def pytest_collection_finish() -> None:
     """A full collection walks over all that was imported: a second in which no thread runs."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives each file to one process, and a folder whose tests share a cluster too."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class FileOrFolderScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            folder = str(PurePath(file).parent)
+            return folder if folder in TOGETHER else file
+
+    return FileOrFolderScheduling(config, log)

@@ -14,9 +14,9 @@ import pytest
 SMALL = ("--memory-bytes", "67108864", "--host-memory", "32M", "--max-running", "8")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """OpenAI's `base_url` of a running cluster."""
+    """OpenAI's `base_url` of a running cluster, one for all clients."""
     folder: Path = tmp_path_factory.mktemp("up")
     command = [sys.executable, "-m", "ferryman_cli", "up", "--json", *SMALL]
     ports = ["--http-port", "0", "--grpc-port", "0", "--state-dir", str(folder)]

@@ -1,0 +1,1 @@
+"""Tests of clients are a package, so that one cluster can serve all of them and end with them."""
