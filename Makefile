@@ -2,6 +2,7 @@
 # Choices for up go into ARGS: make up ARGS="--prefill 2 --http-port 9000"
 PYTHON ?= python3
 ARGS ?=
+PROCESSES ?= 3
 BASE ?= python:3.11-slim
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,17 +11,26 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 MADE_FROM := pyproject.toml constraints.txt proto/build.py $(wildcard proto/ferryman/wire/v1/*.proto)
 
-.PHONY: up test compose-test mutants format proto wheels clean
+.PHONY: up test types tests compose-test mutants format proto wheels clean
 
 up: $(STAMP)
 	exec $(BIN)/ferryman up $(ARGS)
 
+# Types take one core for half a minute, and the tests wait now and then: the two share the machine.
 test: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+types: $(DEV_STAMP)
+	$(BIN)/mypy
+
+# Tests of processes wait for a third of their time, so two cores have work for three of pytest's PROCESSES. Python keeps
+# what it compiles, whatever the shell says: some 200 services and commands are started, each of which would compile it.
+tests: export PYTHONDONTWRITEBYTECODE :=
+tests: $(DEV_STAMP)
+	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Runs compose.yaml itself, on this machine's container engine or one that it starts; some minutes.
 compose-test: $(DEV_STAMP)
