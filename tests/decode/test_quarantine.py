@@ -41,6 +41,7 @@ from ferryman.wire.values import (
     WorkerAddress,
 )
 from ferryman.worker.worker_app import WorkerContext
+from ferryman_decode import aborts
 from ferryman_decode.aborts import Quarantine
 from ferryman_decode.server import DecodeServicer
 from ferryman_prefill.server import PrefillServicer
@@ -294,7 +295,10 @@ async def half_written() -> AsyncIterator[tuple[Lone, PairWorker, asyncio.Task[o
                 await asyncio.wait([running])
 
 
-async def test_row_28_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_answers() -> None:
+async def test_row_28_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aborts, "ASK_SECONDS", 1.0)
     async with half_written() as (prefill, decode, _running):
         os.kill(prefill.process.pid, signal.SIGSTOP)
         decode.clock.ahead = 100 * PATIENT_SECONDS
