@@ -31,11 +31,14 @@ from ferryman.ids import make_request_id
 from ferryman.runtime.lifecycle import decode_event
 from ferryman.security.credentials import ClusterRole
 from ferryman.wire.nats.subjects import Subjects
+from ferryman_cli import drain
 from ferryman_cli.app import run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 NUM_STREAMS = 16
+# Streams of a worker that is about to drain are under way still when the last of all has begun.
+LONG_TOKENS = 256
 SHAPES = {
     "apart": ClusterShape(num_prefill=2, num_decode=2, max_running=20, memory_bytes=96 << 20),
     "both": ClusterShape(
@@ -75,14 +78,14 @@ def computed_again(events: list[LifecycleEntry]) -> list[LifecycleEntry]:
 
 async def test_streams_of_a_worker_that_drains_go_on_with_their_state(cluster: Cluster) -> None:
     prompts = [[(7 * i + 3 * n) % 120 + 3 for i in range(20 + n % 9)] for n in range(NUM_STREAMS)]
-    wanted = undisturbed(cluster, prompts)
+    wanted = undisturbed(cluster, prompts, LONG_TOKENS)
     role = "both" if cluster.shape.num_both else "decode"
     victim, name = cluster.of_role(role)[0], make_request_id()
     ids = [f"{name}-{n}" for n in range(NUM_STREAMS)]
     streams = Streams(wanted=NUM_STREAMS, far=3)
     async with Client(cluster.grpc) as client, asyncio.timeout(300):
         reading = [
-            asyncio.create_task(streams.read(client, prompt, sampling_of(n), ids[n]))
+            asyncio.create_task(streams.read(client, prompt, sampling_of(n, LONG_TOKENS), ids[n]))
             for n, prompt in enumerate(prompts)
         ]
         await streams.many.wait()
@@ -179,10 +182,12 @@ class HttpCaller:
 
 @pytest.mark.parametrize("cluster", ["apart"], indirect=True)
 async def test_all_are_restarted_one_by_one_under_streams_and_no_client_notices(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are asked again and again until all are back, so sixteen are under way all the time,
     and one by HTTP at each of two routers: that one ends whole, or is refused."""
+    # Streams keep all cores busy until the roll ends, which asks four times a second who is there.
+    monkeypatch.setattr(drain, "HEARTBEAT_SECONDS", 0.25)
     prompts = [[(3 * i + 7 * n) % 120 + 3 for i in range(20 + n)] for n in range(NUM_STREAMS)]
     wanted = undisturbed(cluster, prompts)
     cluster.start("router").await_ready()

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import re
 import subprocess
 import sys
@@ -22,54 +20,22 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import httpx
+from tools.campaigns.body_sender import NUM_BODIES
 from tests.system.cluster import Cluster, ClusterShape, running_cluster
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman_launcher.options import demo_model
 
-NUM_STREAMS, NUM_BODIES = 4, 20
-LARGEST = 8 << 20
+NUM_STREAMS = 4
 MAX_GAP_SECONDS = 0.3
-SEND_SECONDS = 500.0  # the sender and the router's readers are niced
 STREAM = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
-
-
-def _filled(head: str, piece: str, tail: str) -> bytes:
-    """As many pieces as fit a body of the largest size."""
-    return (head + piece * ((LARGEST - len(head) - len(tail)) // len(piece)) + tail).encode()
-
-
-# Each would hold up a loop that reads it: to decode, to parse, to check, to render, to tokenize.
-BODIES = {
-    "one text": (_filled('{"prompt":"', "the ferry carries, ", '"}'), 400),
-    "escapes": (_filled('{"prompt":"', "\\n\\u00e9", '"}'), 400),
-    "control tokens": (_filled('{"messages":[{"role":"user","content":"', "<|user|>", '"}]}'), 400),
-    "messages": (
-        _filled('{"messages":[', '{"role":"user","content":"a"},', '{"role":"user"}]}'),
-        413,
-    ),
-    "token ids": (_filled('{"prompt":[', "1,", "1]}"), 413),
-    "many texts": (_filled('{"prompt":[', '"a",', '"a"]}'), 413),
-    "stop token ids": (_filled('{"prompt":"a","stop_token_ids":[', "1234567890123,", "1]}"), 413),
-    "keys": (b'{"k":1' + b"".join(b',"k%d":1' % i for i in range(600_000)) + b"}", 413),
-    "no JSON": (_filled("[", "[],", "]"), 413),
-    "close to the limit": (json.dumps({"prompt": "a question " * 11_000}).encode(), 400),
-}
-
-
-async def refused(http: httpx.AsyncClient, body: bytes, status: int) -> None:
-    """Sends a body that has to be refused with this status and a typed error."""
-    path = "/v1/chat/completions" if b'"messages"' in body[:20] else "/v1/completions"
-    answer = await http.post(path, content=body)
-    assert (answer.status_code, "error" in answer.json()) == (status, True), answer.text
 
 
 async def largest_gap(cluster: Cluster, *, with_bodies: bool) -> float:
     """Of all streams, until the other process has had all its answers."""
     over = asyncio.Event()
     sender = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tools.campaigns.large_bodies", "--send-to", cluster.http),
+        *(sys.executable, "-m", "tools.campaigns.body_sender", cluster.http),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -112,28 +78,16 @@ async def num_long_holds(cluster: Cluster) -> int:
     return int(float(whole[1]) - float(below[1]))
 
 
-async def _send_all(http: str) -> int:
-    """Sends all bodies at once; how many that were."""
-    kinds = list(BODIES.values())
-    async with (
-        httpx.AsyncClient(base_url=http, timeout=SEND_SECONDS) as client,
-        asyncio.TaskGroup() as group,
-    ):
-        for index in range(NUM_BODIES):
-            group.create_task(refused(client, *kinds[index % len(kinds)]))
-    return NUM_BODIES
-
-
-def _send_when_told(http: str) -> None:
-    """The other process: waits for a line; an empty one means that it sends nothing."""
-    os.nice(10)
-    print("ready", flush=True)
-    is_wanted = bool(sys.stdin.readline().strip())
-    print(asyncio.run(_send_all(http)) if is_wanted else 0)
+async def warmed(cluster: Cluster) -> None:
+    """Runs one stream: workers compile what they have not run yet."""
+    over = asyncio.Event()
+    over.set()
+    async with Client(cluster.grpc) as client:
+        await _gaps(client, over)
 
 
 async def measure(cluster: Cluster, num_rounds: int) -> None:
-    await largest_gap(cluster, with_bodies=False)  # workers compile what they have not run yet
+    await warmed(cluster)
     without, beside, holds = [], [], []
     for _ in range(num_rounds):
         without.append(await largest_gap(cluster, with_bodies=False))
@@ -150,11 +104,7 @@ async def measure(cluster: Cluster, num_rounds: int) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--send-to", default="", help=argparse.SUPPRESS)
     chosen = options.parse_args()
-    if chosen.send_to:
-        _send_when_told(chosen.send_to)
-        return
     folder = Path(tempfile.mkdtemp(prefix="ferryman-bodies-"))
     with running_cluster(demo_model(), folder, ClusterShape(dtype="float32")) as cluster:
         asyncio.run(measure(cluster, chosen.rounds))
