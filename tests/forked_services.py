@@ -1,7 +1,11 @@
 """Services forked from one process that has imported what they share, as those of `ferryman up`.
 
 Importing is most of a service's start: three seconds of a worker's. A cluster of a test has six
-services, and there are dozens of clusters, so each process of tests keeps one such server.
+services, and there are dozens of clusters, so each process of tests keeps one such server:
+`python -m tests.forked_services PARENT_PID`.
+
+Services stay in the session of their test. Linux gives each session its share of the cores, and a
+test that shared its own with others would be too late to disturb what it has begun.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -18,12 +23,23 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
 
-from ferryman.runtime.parent import adopting
+from ferryman.runtime.collection import importing
+from ferryman.runtime.parent import adopting, end_with_parent
 from ferryman.settings.sources import without_settings
-from ferryman_launcher.fork_server import ANSWER_SECONDS, MESSAGE_BYTES, MODULE, SHARED, can_fork
+from ferryman_launcher.fork_server import ANSWER_SECONDS, MESSAGE_BYTES, SHARED, can_fork
+from ferryman_launcher.fork_server_process import (
+    ForkRequest,
+    _fork_for,
+    _take_files,
+    receive_request,
+)
+
+ROOT = Path(__file__).parents[1]
 
 
 class ServiceProcess(Protocol):
@@ -64,8 +80,7 @@ def _fork_server() -> ServiceForkServer:
 
 
 class ServiceForkServer:
-    """The test's end of `ferryman_launcher.fork_server_process`. Must be made on the main thread,
-    or it ends with the thread."""
+    """The test's end of the server. Must be made on the main thread, or it ends with the thread."""
 
     def __init__(self) -> None:
         self._turn = Lock()
@@ -73,11 +88,11 @@ class ServiceForkServer:
         self._control.settimeout(ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", MODULE, str(os.getpid()), SHARED),
+                (sys.executable, "-m", "tests.forked_services", str(os.getpid())),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
+                cwd=ROOT,
                 env=without_settings(os.environ),
-                start_new_session=True,
             )
 
     def start(self, module: str, environment: Mapping[str, str], stderr: int) -> ForkedService:
@@ -149,3 +164,35 @@ class ForkedService:
     def _reap(self) -> None:
         _, status = os.waitpid(self.pid, 0)
         self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    """The server: as `ferryman_launcher.fork_server_process`, but for the sessions of services."""
+    tests = socket.socket(fileno=os.dup(0))
+    end_with_parent(int(sys.argv[1]))
+    with importing():
+        import_module(SHARED)
+    while (request := receive_request(tests)) is not None:
+        answer = _fork_for(request)
+        if answer is None:
+            tests.close()
+            become_service(request)
+            return
+        request.close()
+        tests.send(json.dumps(answer).encode())
+
+
+def become_service(request: ForkRequest) -> None:
+    with open(request.gate, "rb") as gate:
+        environment = gate.read()
+    if not environment:
+        return  # the test gave up
+    _take_files(request)
+    os.environ.clear()
+    os.environ.update(json.loads(environment))
+    sys.argv = [request.module]
+    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,19 +22,17 @@ MAX_TOKENS = 96
 Prompts = Sequence[Sequence[int]]
 
 
-def sampling_of(number: int, max_tokens: int = MAX_TOKENS) -> SamplingParams:
+def sampling_of(number: int) -> SamplingParams:
     """Every other one is drawn at random, each with a seed of its own."""
     if number % 2:
-        return SamplingParams(max_tokens=max_tokens, temperature=0.9, seed=number, ignore_eos=True)
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.9, seed=number, ignore_eos=True)
+    return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
 
 
-def undisturbed(
-    cluster: Cluster, prompts: Prompts, max_tokens: int = MAX_TOKENS
-) -> list[list[int]]:
+def undisturbed(cluster: Cluster, prompts: Prompts) -> list[list[int]]:
     """The answers of one process without a cache."""
     with one_process(cluster.model, memory_bytes=1 << 28) as llm:
-        samplings = [sampling_of(number, max_tokens) for number in range(len(prompts))]
+        samplings = [sampling_of(number) for number in range(len(prompts))]
         return [list(one.token_ids) for one in llm.generate(list(prompts), samplings)]
 
 

@@ -37,8 +37,6 @@ from ferryman_cli.app import run
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 NUM_STREAMS = 16
-# Streams of a worker that is about to drain are under way still when the last of all has begun.
-LONG_TOKENS = 256
 SHAPES = {
     "apart": ClusterShape(num_prefill=2, num_decode=2, max_running=20, memory_bytes=96 << 20),
     "both": ClusterShape(
@@ -78,14 +76,14 @@ def computed_again(events: list[LifecycleEntry]) -> list[LifecycleEntry]:
 
 async def test_streams_of_a_worker_that_drains_go_on_with_their_state(cluster: Cluster) -> None:
     prompts = [[(7 * i + 3 * n) % 120 + 3 for i in range(20 + n % 9)] for n in range(NUM_STREAMS)]
-    wanted = undisturbed(cluster, prompts, LONG_TOKENS)
+    wanted = undisturbed(cluster, prompts)
     role = "both" if cluster.shape.num_both else "decode"
     victim, name = cluster.of_role(role)[0], make_request_id()
     ids = [f"{name}-{n}" for n in range(NUM_STREAMS)]
     streams = Streams(wanted=NUM_STREAMS, far=3)
     async with Client(cluster.grpc) as client, asyncio.timeout(300):
         reading = [
-            asyncio.create_task(streams.read(client, prompt, sampling_of(n, LONG_TOKENS), ids[n]))
+            asyncio.create_task(streams.read(client, prompt, sampling_of(n), ids[n]))
             for n, prompt in enumerate(prompts)
         ]
         await streams.many.wait()
