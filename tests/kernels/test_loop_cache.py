@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,22 +43,75 @@ os.write(1, f"{found.tolist()} {sum(loop.alone.stats.cache_hits.values())}".enco
 EACH, SECOND = "[0.0, 2.0, 4.0, 6.0]", "[0.0, 4.0, 8.0, 12.0]"
 
 
-def _answer(folder: Path, *args: str) -> str:
-    return _ran(folder, *args).stdout
+# Forks a process for each line of input: a folder, and the arguments of its toy. What they share is
+# imported once, two seconds of a core.
+FORKS = """
+import json
+import os
+import runpy
+import sys
+import traceback
+
+import numba
+
+import ferryman_kernels.cpu._compiled
 
 
-def _ran(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    toy = folder / "toy.py"
-    if not toy.exists():  # its time is part of what a file is compiled for
-        toy.write_text(TOY)
-    return subprocess.run(
-        [sys.executable, toy, *args],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+def run(folder, *args):
+    os.environ["NUMBA_CACHE_DIR"] = f"{folder}/cache"
+    numba.config.reload_config()
+    sys.argv = [f"{folder}/toy.py", *args]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+for line in sys.stdin:
+    pid = os.fork() or run(*json.loads(line))
+    _, status = os.waitpid(pid, 0)
+    os.write(1, b"\\n")
+    os.write(2, b"%d\\n" % status)
+"""
+
+
+class ToyForks:
+    """Runs the toy of a folder, each time in a process that has run no loop."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def answer(self, folder: Path, *args: str) -> str:
+        return self.ran(folder, *args)[0]
+
+    def ran(self, folder: Path, *args: str) -> tuple[str, list[str]]:
+        """The answer, and the lines of standard error."""
+        toy = folder / "toy.py"
+        if not toy.exists():  # its time is part of what a file is compiled for
+            toy.write_text(TOY)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._process.stdin.write(json.dumps([str(folder), *args]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().rstrip("\n")
+        errors = []
+        while not (line := self._process.stderr.readline().rstrip("\n")).isdigit():
+            assert line, "the server of forks lives"
+            errors.append(line)
+        assert line == "0", errors
+        return answer, errors
+
+
+@pytest.fixture(scope="module")
+def toys() -> Iterator[ToyForks]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        yield ToyForks(process)
 
 
 def test_two_processes_that_compile_at_once_keep_their_files_apart(tmp_path: Path) -> None:
@@ -82,28 +135,30 @@ def test_other_types_processors_and_sources_have_other_files(tmp_path: Path) -> 
     )
 
 
-def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path) -> None:
-    assert [_answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
-    assert [_answer(tmp_path, "2") for _ in range(2)] == [f"{SECOND} 0", f"{SECOND} 1"]
+def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path, toys: ToyForks) -> None:
+    assert [toys.answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
+    assert [toys.answer(tmp_path, "2") for _ in range(2)] == [f"{SECOND} 0", f"{SECOND} 1"]
 
 
-def test_a_loop_that_is_not_on_disk_is_named_when_it_is_compiled(tmp_path: Path) -> None:
-    told = [_ran(tmp_path, "1").stderr for _ in range(2)]
-    assert told == ["ferryman_kernels.compiling __main__.double_alone\n", ""]
+def test_a_loop_that_is_not_on_disk_is_named_when_it_is_compiled(
+    tmp_path: Path, toys: ToyForks
+) -> None:
+    told = [toys.ran(tmp_path, "1")[1] for _ in range(2)]
+    assert told == [["ferryman_kernels.compiling __main__.double_alone"], []]
 
 
 @pytest.mark.parametrize(
     "kept", [0, 7, 40, -1], ids=["nothing", "a digest's part", "40", "all but 1"]
 )
-def test_a_damaged_file_is_compiled_anew(tmp_path: Path, kept: int) -> None:
-    _answer(tmp_path, "1")
+def test_a_damaged_file_is_compiled_anew(tmp_path: Path, toys: ToyForks, kept: int) -> None:
+    toys.answer(tmp_path, "1")
     for path in _files(tmp_path):
         path.write_bytes(path.read_bytes()[:kept])
-    assert [_answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
+    assert [toys.answer(tmp_path, "1") for _ in range(2)] == [f"{EACH} 0", f"{EACH} 1"]
 
 
-def test_a_loop_runs_where_no_file_can_be_written(tmp_path: Path) -> None:
-    assert _answer(tmp_path, "1", "full") == f"{EACH} 0"
+def test_a_loop_runs_where_no_file_can_be_written(tmp_path: Path, toys: ToyForks) -> None:
+    assert toys.answer(tmp_path, "1", "full") == f"{EACH} 0"
     assert list(_files(tmp_path)) == []
 
 
