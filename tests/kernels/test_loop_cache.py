@@ -43,8 +43,8 @@ os.write(1, f"{found.tolist()} {sum(loop.alone.stats.cache_hits.values())}".enco
 EACH, SECOND = "[0.0, 2.0, 4.0, 6.0]", "[0.0, 4.0, 8.0, 12.0]"
 
 
-# Forks a process for each line of input: a folder, and the arguments of its toy. What they share is
-# imported once, two seconds of a core.
+# Forks a process for each line of input: a folder, and the arguments of its toy. The processes
+# share one import of torch and numba, two seconds of a core.
 FORKS = """
 import json
 import os

@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from tools.campaigns.body_sender import NUM_BODIES
 from tests.system.cluster import Cluster, ClusterShape, running_cluster
+from tools.campaigns.body_sender import NUM_BODIES
 
 from ferryman.client import Client, SamplingParams, TokenChunk
 from ferryman_launcher.options import demo_model
