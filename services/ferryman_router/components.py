@@ -1,10 +1,14 @@
-"""The parts of a router that decide and remember, joined to its ways to others."""
+"""The parts of a router that decide and remember, joined to its ways to others, and its reports of
+itself: whether it is ready, its heartbeat, its gauges.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ferryman.grammar.background_compiler import BackgroundCompiler
 from ferryman.grammar.compiler import GrammarCompiler
@@ -13,25 +17,25 @@ from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.runtime.membership import Membership
 from ferryman.settings.router import LimitSettings
 from ferryman.wire.grpc.rpc import Channels
+from ferryman.wire.nats.heartbeat import NO_STATE, Heartbeat
 from ferryman.wire.nats.sender_proof import CheckSender
 from ferryman.wire.redis.index import PrefixIndex
 from ferryman_router.intake.body_intake import Intake
 from ferryman_router.intake.frontend import Frontend
-from ferryman_router.probation import Probation
 from ferryman_router.request.attempt_result import RetryBudget
 from ferryman_router.request.context import RouterContext
-from ferryman_router.request.metrics import RouterMetrics
+from ferryman_router.request.metrics import RouterMetrics, RouterStatistics
+from ferryman_router.request.probation import Probation
 from ferryman_router.request.request_table import Evacuation, RequestTable
 from ferryman_router.request.token_streams import WorkerStreams
 from ferryman_router.request.worker_client import WorkerClient
 from ferryman_router.routing.dispatcher import Dispatcher
-from ferryman_router.routing.fleet import Fleet
+from ferryman_router.routing.fleet import SERVING, Fleet
 from ferryman_router.routing.fleet_listener import FleetListener, Liveness, SenderChecks
 from ferryman_router.routing.queue import WaitQueue
 from ferryman_router.routing.quotas import Quotas
 from ferryman_router.routing.routing_policy import RoutingCosts
 from ferryman_router.served_model import ServedModel
-from ferryman_router.telemetry import router_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +140,72 @@ def make_components(
         clock=clock,
     )
     metrics.watch("bus", transports.member.bus.statistics)
-    metrics.watch("", partial(router_statistics, transports.index, dispatcher, requests))
+    metrics.watch("", partial(_statistics, transports.index, dispatcher, requests))
     return Components(fleet, frontend, dispatcher, listener)
+
+
+def _statistics(
+    index: PrefixIndex, dispatcher: Dispatcher, requests: RequestTable
+) -> RouterStatistics:
+    """The gauges that each scrape reads."""
+    now = index.statistics()
+    return RouterStatistics(
+        index_away=now.is_away,
+        index_misses_away=now.num_misses_away,
+        index_forged=now.num_forged,
+        index_refused=now.num_refused,
+        queue_requests=len(dispatcher),
+        queue_seconds=dispatcher.queue_seconds(),
+        in_flight_requests=len(requests),
+    )
+
+
+class RouterTelemetry:
+    """The readiness and the heartbeat of a router.
+
+    Other routers do not need its heartbeats: people do, and `ferryman roll`, which restarts routers
+    one by one.
+    """
+
+    def __init__(self, member: Membership, frontend: Frontend, max_in_flight: int) -> None:
+        self.member, self._frontend = member, frontend
+        self._max_in_flight = max_in_flight
+
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Ready with one usable worker of each role; degraded while the broker is away. Until then
+        it says what is done for each role that has none."""
+        now, is_draining = time.monotonic(), self._frontend.is_draining
+        workers = {role: len(self._frontend.ctx.fleet.usable(role, now)) for role in SERVING}
+        is_ready = all(workers.values()) and not is_draining
+        is_connected = self.member.bus.is_connected
+        patience = self._frontend.ctx.dispatcher.patience
+        lacking = "starting" if patience.is_first_start else "waiting for workers"
+        state = "draining" if is_draining else "ready" if is_ready else lacking
+        if is_ready and not is_connected:
+            state = "degraded"
+        starts = list(patience.under_way(now))
+        return is_ready, {
+            "status": state,
+            "workers": workers,
+            "broker": is_connected,
+            "starts": starts,
+        }
+
+    def beat(self, address: str) -> Heartbeat:
+        """The heartbeat of the router at this gRPC address. One that hears of no workers yet is not
+        ready: another one must not be restarted before."""
+        ctx = self._frontend.ctx
+        num_queued = len(ctx.dispatcher)
+        is_ready, _ = self.readiness()
+        return Heartbeat(
+            role=self.member.role,
+            worker_id=self.member.worker_id,
+            epoch=self.member.epoch,
+            address=address,
+            is_ready=is_ready,
+            state=ctx.fleet.state() or NO_STATE,
+            max_len=self._frontend.max_prompt_len + 1,
+            num_running=max(0, len(self._frontend.requests) - num_queued),
+            max_running=self._max_in_flight,
+            num_queued=num_queued,
+        )

@@ -28,7 +28,7 @@ from ferryman.wire.nats.bus import Discoverable
 from ferryman.wire.nats.heartbeat import ROUTER
 from ferryman.wire.nats.sender_proof import believe_all, check_sender
 from ferryman.wire.redis.redis_index import redis_index
-from ferryman_router.components import Components, Transports, make_components
+from ferryman_router.components import Components, RouterTelemetry, Transports, make_components
 from ferryman_router.doors.api_keys import ApiKeys
 from ferryman_router.doors.auth import Authenticator
 from ferryman_router.doors.cors import CorsPolicy
@@ -39,7 +39,6 @@ from ferryman_router.intake.body_intake import BodyMemory, Intake, ReaderProcess
 from ferryman_router.request.metrics import count_refused_logins, watch_loop
 from ferryman_router.routing.quotas import Quotas
 from ferryman_router.served_model import ServedModel
-from ferryman_router.telemetry import RouterTelemetry
 
 log = logging.getLogger(__name__)
 

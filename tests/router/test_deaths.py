@@ -19,7 +19,7 @@ from ferryman.handoff.request import RequestState
 from ferryman.ids import make_epoch
 from ferryman.settings.router import LimitSettings
 from ferryman_router import components
-from ferryman_router.probation import Probation
+from ferryman_router.request.probation import Probation
 from ferryman_router.routing.fleet import WorkerName
 
 LONG = SENTENCE * 2

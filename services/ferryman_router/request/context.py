@@ -8,9 +8,9 @@ from typing import Any
 
 from ferryman.runtime.lifecycle import LifecyclePublisher
 from ferryman.wire.redis.index import PrefixIndex
-from ferryman_router.probation import Probation
 from ferryman_router.request.attempt_result import RetryBudget
 from ferryman_router.request.metrics import RouterMetrics
+from ferryman_router.request.probation import Probation
 from ferryman_router.request.worker_client import WorkerClient
 from ferryman_router.routing.dispatcher import Dispatcher
 from ferryman_router.routing.fleet import Fleet, WorkerName
