@@ -1,4 +1,4 @@
-"""The parts of a router that decide and remember, joined to its ways to others, and its reports of
+"""The parts of a router that decide and remember, joined to its transports, and its reports of
 itself: whether it is ready, its heartbeat, its gauges.
 """
 
@@ -40,8 +40,8 @@ from ferryman_router.served_model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """How the router reaches others, and whom of them it believes. Calls that outlive their request
-    run in the `background`."""
+    """The connections to other processes, and the check of their messages. Calls that outlive
+    their request run in the `background`."""
 
     member: Membership
     channels: Channels
@@ -78,7 +78,8 @@ def make_components(
     intake: Intake,
     quotas: Quotas,
 ) -> Components:
-    """Builds everything from plain values and the ways to others."""
+    """Builds all parts from plain values and transports. A part is built after those that it
+    calls."""
     clock, patience = time.monotonic, limits.stream_patience_seconds
     router_id, background = transports.member.worker_id, transports.background
     fleet, requests, metrics = Fleet(limits.beat_timeout_seconds), RequestTable(), RouterMetrics()
@@ -89,6 +90,7 @@ def make_components(
         patience=limits.no_worker_seconds,
         clock=clock,
     )
+    # The streams come after the dispatcher: a worker that joins or leaves makes it serve its queue.
     streams = WorkerStreams(
         router_id,
         fleet,
@@ -99,6 +101,7 @@ def make_components(
         metrics=metrics,
         patience=patience,
     )
+    # Liveness reports a lost worker to the streams, which pass it on to all its requests at once.
     liveness = Liveness(
         fleet,
         patience=patience,
@@ -106,6 +109,8 @@ def make_components(
         start=background.start,
         lost=streams.lose,
     )
+    # A running request reaches all the parts in the context, so they are complete before the
+    # frontend, the only part that makes requests.
     ctx = RouterContext(
         router_id=router_id,
         model=model,
@@ -125,8 +130,10 @@ def make_components(
         num_in_flight=requests.__len__,
     )
     grammars = GrammarCompiler.for_tokenizer(model.tokenizer, model.vocab)
+    # Reading the vocabulary holds the interpreter's lock for seconds, so it comes before streams.
     grammars.warm_up()
     frontend = Frontend(ctx, requests, background, intake, limits, BackgroundCompiler(grammars))
+    # The listener is the last part: its first beat makes a worker join, and that calls all others.
     listener = FleetListener(
         transports.member.bus,
         transports.member.subjects,
@@ -139,6 +146,7 @@ def make_components(
         background=background,
         clock=clock,
     )
+    # A scrape may come as soon as the doors open, which the caller does after this.
     metrics.watch("bus", transports.member.bus.statistics)
     metrics.watch("", partial(_statistics, transports.index, dispatcher, requests))
     return Components(fleet, frontend, dispatcher, listener)
@@ -173,7 +181,7 @@ class RouterTelemetry:
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
         """Ready with one usable worker of each role; degraded while the broker is away. Until then
-        it says what is done for each role that has none."""
+        it reports what is done for each role that has none."""
         now, is_draining = time.monotonic(), self._frontend.is_draining
         workers = {role: len(self._frontend.ctx.fleet.usable(role, now)) for role in SERVING}
         is_ready = all(workers.values()) and not is_draining
@@ -192,8 +200,8 @@ class RouterTelemetry:
         }
 
     def beat(self, address: str) -> Heartbeat:
-        """The heartbeat of the router at this gRPC address. One that hears of no workers yet is not
-        ready: another one must not be restarted before."""
+        """The heartbeat of the router at this gRPC address. A router without workers yet is not
+        ready: no other one may be restarted before."""
         ctx = self._frontend.ctx
         num_queued = len(ctx.dispatcher)
         is_ready, _ = self.readiness()

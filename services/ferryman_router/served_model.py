@@ -73,7 +73,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that clients may ask for: the model's, and those of its adapters."""
+        """The names that clients may ask for: the model's, and those of its adapters."""
         return self.model_id, *sorted(self.adapters)
 
     def check_name(self, model: str) -> str:
@@ -84,7 +84,7 @@ class ServedModel:
         return model or self.model_id
 
     def with_defaults(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A body with what the model's makers recommend where it says nothing."""
+        """A body with what the model's makers recommend for the fields that it leaves out."""
         return {**self.defaults, **{k: v for k, v in body.items() if v is not None}}
 
     def token_ids(self, prompt: Prompt, most: int, truncate: int = 0) -> TokenIds:
@@ -98,7 +98,7 @@ class ServedModel:
         match prompt:
             case TextPrompt(text, parse_special, omit_special):
                 field = "prompt"
-                found = encoder.encode(
+                ids = encoder.encode(
                     text,
                     add_special_tokens=not omit_special,
                     parse_special=parse_special,
@@ -106,24 +106,22 @@ class ServedModel:
                 )
             case ChatPrompt(turns, parse_special, variables):
                 field = "messages"
-                found = encoder.encode_chat(
+                ids = encoder.encode_chat(
                     [self._message(turn) for turn in turns],
                     variables=_object(variables, "variables"),
                     parse_special=parse_special,
                     max_tokens=max_tokens,
                 )
             case TokenPrompt(token_ids):
-                found, field = token_ids, "prompt"
+                ids, field = token_ids, "prompt"
         if truncate:
-            found = found[-(most if truncate < 0 else truncate) :]
-        if len(found) == 0:
+            ids = ids[-(most if truncate < 0 else truncate) :]
+        if len(ids) == 0:
             raise InvalidRequest(f"{field} is empty", field)
-        if int(found.max()) >= self.vocab:
-            message = (
-                f"token id {int(found.max())} is out of range: the vocabulary has {self.vocab}"
-            )
+        if int(ids.max()) >= self.vocab:
+            message = f"token id {int(ids.max())} is out of range: the vocabulary has {self.vocab}"
             raise InvalidRequest(message, field)
-        return found
+        return ids
 
     def _message(self, turn: ChatTurn) -> dict[str, Any]:
         """Only newer templates know the role developer; it is what they called system before."""
@@ -134,14 +132,14 @@ class ServedModel:
 
     def with_bad_words(self, params: SamplingParams, words: Sequence[str]) -> SamplingParams:
         """The parameters, checked against the vocabulary, with the token ids of bad words: as they
-        are at the beginning of a text, and behind a space."""
+        are at the beginning of a text, and after a space."""
         params.rules.check_vocabulary(self.vocab)
         if not words:
             return params
-        found = dict.fromkeys(
+        spellings = dict.fromkeys(
             ids for word in words for ids in (self._word(word), self._word(f" {word.lstrip()}"))
         )
-        rules = replace(params.rules, bad_words=(*params.rules.bad_words, *filter(None, found)))
+        rules = replace(params.rules, bad_words=(*params.rules.bad_words, *filter(None, spellings)))
         rules.check_vocabulary(self.vocab)
         return replace(params, rules=rules)
 
@@ -149,7 +147,7 @@ class ServedModel:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).tolist())
 
     def stop_token_ids(self, more: Sequence[int], *, ignore_eos: bool) -> frozenset[int]:
-        """All ids that end a request: its own and, unless it says otherwise, the model's."""
+        """All ids that end a request: its own and, unless it ignores them, the model's."""
         for token_id in more:
             if token_id >= self.vocab:
                 message = f"token id {token_id} is out of range: the vocabulary has {self.vocab}"
@@ -164,11 +162,11 @@ def generation_defaults(folder: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        found = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
+        config = json.loads(path.read_text(encoding="utf-8"))
+        defaults = {name: config[name] for name in _DEFAULTS if config.get(name) is not None}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be used: {error!r}") from error
-    return found
+    return defaults
 
 
 def _object(text: str, param: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunningRouter:
-    """A router that serves. `stop_health` has gRPC's health say NOT_SERVING."""
+    """A router that serves. `stop_health` has gRPC's health report NOT_SERVING."""
 
     worker_id: str
     epoch: int
@@ -68,7 +68,7 @@ class RunningRouter:
 
 
 async def serve(settings: RouterSettings, stopping: asyncio.Event) -> None:
-    """Until `stopping` is set and every stream has ended."""
+    """Serves until `stopping` is set and every stream has ended."""
     raise_file_limit()
     async with running(settings, stopping.set) as router:
         http = f"{settings.http.host}:{router.http_port}"
@@ -81,7 +81,7 @@ async def serve(settings: RouterSettings, stopping: asyncio.Event) -> None:
         try:
             await router.drain()
         except asyncio.CancelledError:
-            # The time for draining is over. The doors are still open: readers hear of it.
+            # The time for draining is over. The doors are still open: readers get the error.
             await router.break_off()
             raise
 
@@ -102,8 +102,8 @@ def _served_model(settings: RouterSettings) -> ServedModel:
 async def running(
     settings: RouterSettings, order_drain: Callable[[], None]
 ) -> AsyncIterator[RunningRouter]:
-    """A router for the length of a block, with both doors open. `order_drain` is called when it
-    shall end."""
+    """A router for the length of a block, with both doors open. `order_drain` is called when it is
+    ordered to end."""
     key = read_key_file(settings.cluster_key_file)
     access = access_of(settings.access, ROUTER)
     model = await asyncio.to_thread(_served_model, settings)
@@ -120,7 +120,7 @@ async def running(
         await stack.enter_async_context(
             alongside(
                 watch_loop(metrics.loop_held),
-                # An open broker refuses nobody.
+                # An open broker refuses no login.
                 *(
                     (count_refused_logins(member.bus, metrics.refused_bus_logins),)
                     if access.credentials
@@ -193,8 +193,8 @@ async def _open_doors(
     servicer = InferenceServicer(frontend, callers, memory, member.bus, member.subjects)
     grpc = await stack.enter_async_context(grpc_door(settings, servicer))
     where = {"http": str(http_port), "grpc": str(grpc.port), "worker_id": member.worker_id}
-    found = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)
-    await stack.enter_async_context(member.bus.discoverable(found))
+    discoverable = Discoverable("ferryman-router", "1.0.0", "Takes requests in, routes them", where)
+    await stack.enter_async_context(member.bus.discoverable(discoverable))
     log.info("serving http=%d grpc=%d", http_port, grpc.port)
     return RunningRouter(
         member.worker_id, member.epoch, http_port, grpc.port, components, api_keys, grpc.drain

@@ -1,1 +1,1 @@
-"""From an answer's tokens to the JSON and events of each API."""
+"""Turns an answer's tokens into the JSON and events of each API."""

@@ -43,14 +43,14 @@ def answer_format(
     echoes: Sequence[str],
 ) -> ResponseFormat:
     """The form of the answer called `named`, begun at `created` (seconds since 1970). `echoes` are
-    the texts of the prompts where they come back."""
+    the texts of the prompts if they come back."""
     name = model.check_name(body.model)
-    shown = body.answer.num_logprobs
+    num_logprobs = body.answer.num_logprobs
     # Offsets into an answer's text count the tokens that it shows.
     names = TokenNames(model.tokenizer, body.answer.names_by_id, body.answer.shows_special)
     if body.api is Api.RESPONSES:
         echo = json.loads(body.echo)
-        header = ResponsesHeader(named, name, created, echo, shown, names)
+        header = ResponsesHeader(named, name, created, echo, num_logprobs, names)
         return ResponsesFormat(header, _reading(body, requests, model, syntax))
     if body.api is Api.MESSAGES:
         start = MessageHeader(named, name, requests[0].asked.prompt_len)
@@ -59,7 +59,7 @@ def answer_format(
         named,
         name,
         created,
-        shown,
+        num_logprobs,
         names,
         [runner.asked.token_ids for runner in requests] if body.answer.returns_token_ids else (),
         body.answer.includes_usage or body.answer.includes_usage_always,
@@ -75,8 +75,8 @@ def answer_format(
 
 
 def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:
-    """The caller's stop tokens. The model's own end a request without being named, as vLLM has
-    it, unless they are ignored but for the caller's wish."""
+    """The caller's stop tokens. As with vLLM, the model's own are not named as the reason of an
+    end, unless `ignore_eos` is set and the caller lists them."""
     params = body.sampling.params
     ends = frozenset() if params.ignore_eos else model.tokenizer.eos_token_ids
     return frozenset(params.stop_token_ids) - ends
@@ -85,7 +85,7 @@ def _named_stops(body: ParsedRequest, model: ServedModel) -> frozenset[int]:
 def _reading(
     body: ParsedRequest, requests: Sequence[RequestRunner], model: ServedModel, syntax: OutputSyntax
 ) -> OutputReading:
-    """With the ends of the prompts: one may have begun a thought."""
+    """The reading, with the ends of the prompts: one may have begun a thought."""
     ends = [runner.asked.token_ids[-TAIL_TOKENS:].tolist() for runner in requests]
     tails = [model.tokenizer.decode(end, skip_special_tokens=False) for end in ends]
     return OutputReading(syntax, body.answer, tails)

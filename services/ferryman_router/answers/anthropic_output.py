@@ -1,4 +1,4 @@
-"""Answers of `/v1/messages`: content blocks, and the events that tell of them in their order.
+"""Answers of `/v1/messages`: content blocks, and the events that report them in order.
 
 message_start, ping, then of each block content_block_start, its deltas, content_block_stop; at the
 end message_delta with the reason and the usage, and message_stop; or error.
@@ -53,19 +53,19 @@ class MessagesFormat(PartsFormat):
         self._end: GenerateFinished | None = None
 
     def first(self, index: int) -> bytes:
-        # How much of the prompt was cached is told at the end, when it is known.
+        # How much of the prompt was cached is sent at the end, when it is known.
         usage = {"input_tokens": self._header.prompt_len, "output_tokens": 0}
         return named_event("message_start", {"message": self._message(usage)}) + named_event(
             "ping", {}
         )
 
     def end(self, usage: dict[str, Any]) -> bytes:
-        told = {"delta": self._stopped, "usage": _usage(usage)}
-        return named_event("message_delta", told) + named_event("message_stop", {})
+        fields = {"delta": self._stopped, "usage": _usage(usage)}
+        return named_event("message_delta", fields) + named_event("message_stop", {})
 
     def failure(self, broken: OutputFailed) -> bytes:
-        said = anthropic_error(broken.error)["error"]
-        return named_event("error", {"error": failure_fields(broken) | said})
+        error = anthropic_error(broken.error)["error"]
+        return named_event("error", {"error": failure_fields(broken) | error})
 
     @property
     def bytes_per_token(self) -> int:
@@ -129,15 +129,15 @@ class MessagesFormat(PartsFormat):
 def _input(arguments: str) -> dict[str, Any]:
     """The object that a call's arguments are; arguments that were cut off are none."""
     try:
-        found = json.loads(arguments or "{}")
+        parsed = json.loads(arguments or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """The usage of a chat under the names of this endpoint, where tokens that were cached are not
-    among those of the input."""
+    """The usage of a chat under the names of this endpoint, which does not count cached tokens as
+    input."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,

@@ -28,7 +28,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class OutputReading:
-    """How the text of each choice is read. `prompt_tails` are the ends of their prompts: one may
+    """The reading of each choice's text. `prompt_tails` are the ends of their prompts: one may
     have begun a thought."""
 
     syntax: OutputSyntax
@@ -36,11 +36,12 @@ class OutputReading:
     prompt_tails: Sequence[str]
 
     def parser(self, index: int) -> OutputParser:
-        """Of one choice."""
+        """The parser of one choice."""
         return self.syntax.parser(self.answer.tools.use, self.prompt_tails[index])
 
     def shown(self, deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
-        """Without what the caller does not take: calls behind the first one, or thoughts."""
+        """The deltas without what the caller does not take: calls after the first one, or
+        thoughts."""
         return [delta for delta in deltas if self._is_shown(delta)]
 
     def _is_shown(self, delta: OutputDelta) -> bool:
@@ -93,7 +94,7 @@ class ParsedChatFormat(ChatFormat):
         return deltas
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """With the tokens of thoughts, shown or not, as OpenAI counts them."""
+        """The usage with the tokens of thoughts, shown or not, as OpenAI counts them."""
         of_output = usage["completion_tokens_details"]
         of_output = {**of_output, "reasoning_tokens": sum(self._num_thought)}
         return {**usage, "completion_tokens_details": of_output}
@@ -101,13 +102,13 @@ class ParsedChatFormat(ChatFormat):
     def _frames(
         self, index: int, deltas: Iterable[OutputDelta], chunks: Sequence[TokenChunk]
     ) -> bytes:
-        """A frame for each delta. The tokens are in the first; where their text is held back, in
-        one without text."""
-        shown = [self._delta(index, delta) for delta in self._reading.shown(deltas)]
-        if not shown and chunks and not self._heading.is_plain:
-            shown = [{}]
+        """A frame for each delta. The tokens are in the first; if their text is held back, in one
+        without text."""
+        visible_deltas = [self._delta(index, delta) for delta in self._reading.shown(deltas)]
+        if not visible_deltas and chunks and not self._heading.is_plain:
+            visible_deltas = [{}]
         frames = []
-        for delta in shown:
+        for delta in visible_deltas:
             logprobs = self._shown_logprobs(chunks) if chunks else NULL
             frames.append(self._frame(index, delta, self._heading.details(chunks, logprobs, NULL)))
             chunks = []

@@ -69,16 +69,18 @@ def problem_response(
     *,
     form: ErrorBody = openai_error,
 ) -> Response:
-    """The error as a response, with its own status where none is given."""
-    shown = dict(headers or {})
+    """The error as a response, with its own status unless another is given."""
+    all_headers = dict(headers or {})
     if isinstance(error, Exhausted) or error.retry_after_seconds > 0:
         # Whole seconds, at least one: the header knows no fractions.
-        shown["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
-    return Response(json.dumps(form(error)), status or error.http_status, shown, "application/json")
+        all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
+    return Response(
+        json.dumps(form(error)), status or error.http_status, all_headers, "application/json"
+    )
 
 
 def failure_fields(broken: OutputFailed) -> dict[str, Any]:
-    """Of a stream that fails on its way: where, why, and whether to try again."""
+    """The fields of a stream's failure: at what place, why, and whether to try again."""
     return problem(broken.error) | {
         "stage": broken.stage,
         "reason": broken.error.reason,

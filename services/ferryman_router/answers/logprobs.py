@@ -22,7 +22,7 @@ Alternatives = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """The names of tokens in an answer: their texts, or `token_id:7` where asked for `by_id`. The
+    """The names of tokens in an answer: their texts, or `token_id:7` if asked for `by_id`. The
     answer's text has control tokens if it `shows_special`."""
 
     tokenizer: Tokenizer
@@ -42,7 +42,7 @@ class TokenNames:
         return len(text) if is_shown else 0
 
     def num_chars(self, chunks: Sequence[TokenChunk]) -> int:
-        """Of all texts together."""
+        """The characters of all texts together."""
         return sum(self.width(token_id) for chunk in chunks for token_id in chunk.token_ids)
 
 
@@ -53,7 +53,7 @@ def best_answers(answers: Sequence[AnsweredChoice], count: int) -> list[Answered
 
 
 def _mean_logprob(chunks: Sequence[TokenChunk]) -> float:
-    """Of the tokens drawn; minus infinity without any."""
+    """The mean over the tokens drawn; minus infinity without any."""
     values = [logprobs[token_id] for token_id, logprobs in _tokens(chunks)]
     return sum(values) / len(values) if values else -math.inf
 
@@ -133,12 +133,14 @@ def echoed_logprobs(
     return completion_lists(scored, names)
 
 
-def _likeliest(own: int, position: Mapping[int, PromptLogprob], num_shown: int) -> Alternatives:
-    """Of the tokens at a position those with the best ranks, and the prompt's own."""
+def _likeliest(
+    prompt_token: int, position: Mapping[int, PromptLogprob], num_shown: int
+) -> Alternatives:
+    """The tokens with the best ranks at a position, and the prompt's own."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)
-    shown = [token_id for place, (token_id, _) in enumerate(ranked) if place < num_shown]
-    shown += [] if own in shown else [own]
-    return [(token_id, position[token_id].logprob) for token_id in shown]
+    token_ids = [token_id for place, (token_id, _) in enumerate(ranked) if place < num_shown]
+    token_ids += [] if prompt_token in token_ids else [prompt_token]
+    return [(token_id, position[token_id].logprob) for token_id in token_ids]
 
 
 def _tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, Mapping[int, float]]]:
@@ -153,10 +155,10 @@ def _best(logprobs: Mapping[int, float], num_shown: int) -> Alternatives:
     return sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[:num_shown]
 
 
-def _best_and(own: int, logprobs: Mapping[int, float], num_shown: int) -> Alternatives:
+def _best_and(drawn_token: int, logprobs: Mapping[int, float], num_shown: int) -> Alternatives:
     best = _best(logprobs, num_shown)
-    is_apart = own in logprobs and all(token_id != own for token_id, _ in best)
-    return [*best, (own, logprobs[own])] if is_apart else best
+    is_apart = drawn_token in logprobs and all(token_id != drawn_token for token_id, _ in best)
+    return [*best, (drawn_token, logprobs[drawn_token])] if is_apart else best
 
 
 def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from ferryman_router.request.response import OutputFailed
 
 
 def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> dict[str, Any]:
-    """The sum over all prompts of a call; `ferryman` says which tier, and why not the rest."""
+    """The sum over all prompts of a call; `ferryman` has the tiers, and the reasons for the
+    rest."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     drafted = sum(usage.drafted_tokens for usage in usages)
@@ -64,7 +65,7 @@ def usage_object(request_id: str, usages: Sequence[Usage], page_size: int) -> di
 
 
 def so_far(prompt_tokens: int, completion_tokens: int) -> bytes:
-    """The usage that a frame on its way shows."""
+    """The usage that a frame before the end shows."""
     total = prompt_tokens + completion_tokens
     counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     return as_json({**counts, "total_tokens": total})
@@ -107,14 +108,14 @@ class ChoicesFormat(ResponseFormat):
         )
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The usage as it is shown behind the choices."""
+        """The usage as it is shown after the choices."""
         return usage
 
     @property
     def bytes_per_token(self) -> int:
-        shown = self._heading.num_logprobs
+        num_logprobs = self._heading.num_logprobs
         ids = 8 if self._heading.prompts else 0
-        return ids + (8 if shown is None else 100 * (1 + shown))
+        return ids + (8 if num_logprobs is None else 100 * (1 + num_logprobs))
 
     def _named(self, kind: str) -> dict[str, Any]:
         return {"id": self._heading.answer_id, "object": kind, "created": self._heading.created}
@@ -154,9 +155,9 @@ class ChatFormat(ChoicesFormat):
 
     def whole(self, answers: Sequence[AnsweredChoice], usage: dict[str, Any]) -> bytes:
         """All choices of a chat have one prompt."""
-        said = super().whole(answers, usage)
+        body = super().whole(answers, usage)
         scored = self._heading.prompt_logprobs(answers[0].prompt)
-        return said[:-1] + self._heading.prompt_ids(0) + scored + b"}"
+        return body[:-1] + self._heading.prompt_ids(0) + scored + b"}"
 
     def _choice(
         self, index: int, message: dict[str, Any], reason: str, answer: AnsweredChoice
@@ -166,11 +167,15 @@ class ChatFormat(ChoicesFormat):
         return named[:-1] + self._heading.ending(chunks, logprobs, answer, reason) + b"}"
 
     def _shown_logprobs(self, chunks: Sequence[TokenChunk]) -> bytes:
-        shown = self._heading.num_logprobs
-        return b"null" if shown is None else self._logprobs(chunks, shown)
+        num_logprobs = self._heading.num_logprobs
+        return b"null" if num_logprobs is None else self._logprobs(chunks, num_logprobs)
 
-    def _logprobs(self, chunks: Sequence[TokenChunk], shown: int) -> bytes:
-        return b'{"content":' + json_list(chat_logprobs(chunks, self._heading.names, shown)) + b"}"
+    def _logprobs(self, chunks: Sequence[TokenChunk], num_logprobs: int) -> bytes:
+        return (
+            b'{"content":'
+            + json_list(chat_logprobs(chunks, self._heading.names, num_logprobs))
+            + b"}"
+        )
 
     def _open(self, index: int) -> bytes:
         return self._common + b'[{"index":%d,' % index
@@ -195,23 +200,23 @@ class CompletionFormat(ChoicesFormat):
         return self._open(index) + _text(echo) + more + prompt + b"}]}\n\n"
 
     def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
-        shown, echo = self._heading.num_logprobs, self._echo(index)
-        if shown is None or not self._heading.echoes:
+        num_logprobs, echo = self._heading.num_logprobs, self._echo(index)
+        if num_logprobs is None or not self._heading.echoes:
             return b""
         self._text_offsets[index] = len(echo)
-        found = _lists(echoed_logprobs(prompt, self._heading.names, shown))
-        more = self._heading.details([], found, NULL)
+        logprobs = _lists(echoed_logprobs(prompt, self._heading.names, num_logprobs))
+        more = self._heading.details([], logprobs, NULL)
         return self._open(index) + _text(echo) + more + b"}]}\n\n"
 
     def tokens(self, index: int, chunk: TokenChunk) -> bytes:
         if self._heading.is_plain:
             return self._open(index) + _text(chunk.text) + _NOTHING_MORE if chunk.text else b""
-        shown, logprobs = self._heading.num_logprobs, NULL
-        if shown is not None:
+        num_logprobs, logprobs = self._heading.num_logprobs, NULL
+        if num_logprobs is not None:
             offset = self._text_offsets.get(index, 0)
-            found = completion_logprobs([chunk], self._heading.names, shown, offset)
+            lists = completion_logprobs([chunk], self._heading.names, num_logprobs, offset)
             self._text_offsets[index] = offset + self._heading.names.num_chars([chunk])
-            logprobs = _lists(found)
+            logprobs = _lists(lists)
         more = self._heading.details([chunk], logprobs, NULL)
         return self._open(index) + _text(chunk.text) + more + b"}]}\n\n"
 
@@ -221,26 +226,27 @@ class CompletionFormat(ChoicesFormat):
         return self._open(index) + _text(end.text) + more + b"}]}\n\n"
 
     def choice(self, index: int, answer: AnsweredChoice) -> bytes:
-        shown = self._heading.num_logprobs
+        num_logprobs = self._heading.num_logprobs
         text = self._echo(index) + _whole_text(answer)
         named = as_json({"index": index, "text": text})
-        found = NULL if shown is None else self._logprobs(index, answer, shown)
-        more = self._heading.ending(answer.chunks, found, answer, answer.end.reason)
+        logprobs = NULL if num_logprobs is None else self._logprobs(index, answer, num_logprobs)
+        more = self._heading.ending(answer.chunks, logprobs, answer, answer.end.reason)
         more += self._heading.prompt_ids(index) + self._heading.prompt_logprobs(answer.prompt)
         return named[:-1] + more + b"}"
 
     @property
     def _no_logprobs(self) -> bytes:
-        """Of a frame without tokens: empty lists where frames have some, which clients count on."""
+        """The lists of a frame without tokens: empty, as clients expect, if other frames have
+        some."""
         is_shown = self._heading.num_logprobs is not None
         return _lists(completion_lists([], self._heading.names)) if is_shown else NULL
 
-    def _logprobs(self, index: int, answer: AnsweredChoice, shown: int) -> bytes:
+    def _logprobs(self, index: int, answer: AnsweredChoice, num_logprobs: int) -> bytes:
         names, offset = self._heading.names, len(self._echo(index))
-        of_output = completion_logprobs(answer.chunks, names, shown, offset)
+        of_output = completion_logprobs(answer.chunks, names, num_logprobs, offset)
         if not self._heading.echoes or answer.prompt is None:
             return _lists(of_output)
-        of_prompt = echoed_logprobs(answer.prompt, names, shown)
+        of_prompt = echoed_logprobs(answer.prompt, names, num_logprobs)
         return _lists({name: [*of_prompt[name], *of_output[name]] for name in of_output})
 
     def _echo(self, index: int) -> str:
@@ -252,7 +258,7 @@ class CompletionFormat(ChoicesFormat):
 
 def _lists(named: Mapping[str, Sequence[object]]) -> bytes:
     """An object of lists."""
-    fields = (as_json(name) + b":" + json_list(one) for name, one in named.items())
+    fields = (as_json(name) + b":" + json_list(values) for name, values in named.items())
     return b"{" + b",".join(fields) + b"}"
 
 

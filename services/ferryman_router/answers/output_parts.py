@@ -1,7 +1,7 @@
 """An answer as a row of parts, each of one kind: text, a thought, or a call.
 
-The endpoints that tell their answers by typed events (Responses, Messages) say when a part begins,
-what it gets, and when it ends.
+The endpoints that send their answers as typed events (Responses, Messages) report when a part
+begins, what it gets, and when it ends.
 """
 
 from __future__ import annotations

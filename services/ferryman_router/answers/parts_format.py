@@ -1,4 +1,4 @@
-"""Answers that are told part by part, by events with names: what the endpoints that do so share."""
+"""Answers that are sent part by part, as events with names: what their endpoints share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of an answer, whole or in frames: one class for each way in which clients are told."""
+"""The form of an answer, whole or in frames: one class for each API and form."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ScoredPrompt:
         """One for each token, with its own log probability and so many of the likeliest."""
         yield None
         for piece in self.pieces:
-            shown = slice(1 + num_shown)
+            columns = slice(1 + num_shown)
             yield from PromptScores(
-                piece.first, piece.token_ids[:, shown], piece.logprobs[:, shown], piece.ranks
+                piece.first, piece.token_ids[:, columns], piece.logprobs[:, columns], piece.ranks
             ).positions()
 
     @property
@@ -39,7 +39,7 @@ class ScoredPrompt:
 
 
 class AnsweredChoice(NamedTuple):
-    """The chunks of a choice and its end; its `prompt` where that is scored."""
+    """The chunks of a choice and its end; its `prompt` if that is scored."""
 
     chunks: Sequence[TokenChunk]
     end: GenerateFinished
@@ -55,7 +55,7 @@ class ResponseFormat(ABC):
         """The frame before a choice's tokens."""
 
     def scored(self, index: int, prompt: ScoredPrompt) -> bytes:
-        """The frame between `first` and a choice's tokens, where its prompt is scored."""
+        """The frame between `first` and a choice's tokens, if its prompt is scored."""
         return b""
 
     @abstractmethod
@@ -64,11 +64,11 @@ class ResponseFormat(ABC):
 
     @abstractmethod
     def last(self, index: int, answer: AnsweredChoice) -> bytes:
-        """The frames behind a choice's tokens, which the answer has again."""
+        """The frames after a choice's tokens, which the answer has again."""
 
     @abstractmethod
     def end(self, usage: dict[str, Any]) -> bytes:
-        """The frames behind those of all choices."""
+        """The frames after those of all choices."""
 
     @abstractmethod
     def failure(self, broken: OutputFailed) -> bytes:

@@ -1,5 +1,5 @@
-"""The part that all frames of an answer with choices repeat, and the fields of a choice beside its
-text: log probabilities, token ids, and how it ended."""
+"""The part that all frames of an answer with choices repeat, and the fields of a choice besides
+its text: log probabilities, token ids, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ResponseHeader:
     """The part that every frame of an answer repeats. `num_logprobs` None: none are shown.
     `prompts` are the token ids of each choice's prompt; empty: no token ids are shown.
     `shows_usage` says whether a stream ends with the usage; `echoes` are the texts of the prompts
-    where they come back with the answers, else empty. `num_prompt_logprobs` is as
-    `num_logprobs`, of the prompts' own tokens. `stop_token_ids` are those that an answer names
-    as the reason of its end: the caller's own."""
+    if they come back with the answers, else empty. `num_prompt_logprobs` is as `num_logprobs`, of
+    the prompts' own tokens. `stop_token_ids` are those that an answer names as the reason of its
+    end: the caller's own."""
 
     answer_id: str
     model: str
@@ -41,12 +41,12 @@ class ResponseHeader:
         return self.num_logprobs is None and not self.prompts
 
     def details(self, chunks: Sequence[TokenChunk], logprobs: bytes, reason: bytes) -> bytes:
-        """The fields of a choice beside its text, with a comma before them."""
-        said = b',"logprobs":' + logprobs + b',"finish_reason":' + reason
+        """The fields of a choice besides its text, with a comma before them."""
+        fields = b',"logprobs":' + logprobs + b',"finish_reason":' + reason
         if not self.prompts:
-            return said
+            return fields
         ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
-        return said + b',"token_ids":' + as_json(ids)
+        return fields + b',"token_ids":' + as_json(ids)
 
     def ending(
         self, chunks: Sequence[TokenChunk], logprobs: bytes, answer: AnsweredChoice, reason: str
@@ -64,15 +64,17 @@ class ResponseHeader:
         return last if last in self.stop_token_ids else None
 
     def prompt_logprobs(self, prompt: ScoredPrompt | None) -> bytes:
-        """As a field with a comma before it; empty when it is not shown."""
-        shown = self.num_prompt_logprobs
-        if shown is None or prompt is None:
+        """The field with a comma before it; empty when it is not shown."""
+        num_shown = self.num_prompt_logprobs
+        if num_shown is None or prompt is None:
             return b""
-        entries = (position_fields(one, self.names) for one in prompt.positions(shown))
+        entries = (
+            position_fields(position, self.names) for position in prompt.positions(num_shown)
+        )
         return b',"prompt_logprobs":' + json_list(entries)
 
     def prompt_ids(self, index: int) -> bytes:
-        """As a field with a comma before it; empty when it is not shown."""
+        """The field with a comma before it; empty when it is not shown."""
         if not self.prompts:
             return b""
         return b',"prompt_token_ids":' + as_json(self.prompts[index].tolist())

@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`: items, and the events that tell of them in their order.
+"""Answers of `/v1/responses`: items, and the events that report them in order.
 
 response.created, response.in_progress, then of each item output_item.added, its deltas, its done
 events, output_item.done; at the end response.completed, response.incomplete or response.failed.
@@ -84,8 +84,8 @@ class ResponsesFormat(PartsFormat):
 
     @property
     def bytes_per_token(self) -> int:
-        shown = self._header.num_logprobs
-        return 32 if shown is None else 200 * (1 + shown)
+        num_logprobs = self._header.num_logprobs
+        return 32 if num_logprobs is None else 200 * (1 + num_logprobs)
 
     def _whole(self, usage: dict[str, Any]) -> bytes:
         return as_json(self._response(self._status, usage))
@@ -159,18 +159,23 @@ class ResponsesFormat(PartsFormat):
     def _content(self, part: OutputPart, text: str) -> dict[str, Any]:
         if part.kind is PartKind.THOUGHT:
             return {"type": "reasoning_text", "text": text}
-        shown = {"annotations": [], "logprobs": self._logprobs}
-        return {"type": "output_text", "text": text, **shown}
+        details = {"annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": text, **details}
 
     def _shown_logprobs(self, part: OutputPart) -> dict[str, Any]:
-        """Of the tokens since the last text; those of thoughts and calls are not shown."""
-        shown = self._header.num_logprobs
+        """The log probabilities since the last text; those of thoughts and calls are not
+        shown."""
+        num_logprobs = self._header.num_logprobs
         chunks, self._new = self._new, []
         if part.kind is not PartKind.TEXT:
             return {}
-        found = chat_logprobs(chunks, self._header.names, shown) if shown is not None else []
-        self._logprobs.extend(found)
-        return {"logprobs": found}
+        logprobs = (
+            chat_logprobs(chunks, self._header.names, num_logprobs)
+            if num_logprobs is not None
+            else []
+        )
+        self._logprobs.extend(logprobs)
+        return {"logprobs": logprobs}
 
     def _response(self, status: str, usage: dict[str, Any] | None = None) -> dict[str, Any]:
         """The response as it is now."""

@@ -1,1 +1,1 @@
-"""From the JSON of each API to one request: fields, messages, and what is refused."""
+"""Reads the JSON of each API into one request: fields, messages, and what is refused."""

@@ -69,7 +69,7 @@ def _prompt(values: Values, tools: ToolFields) -> ChatPrompt:
 
 
 def _mode(values: Values) -> str:
-    """Whether the model shall think; empty where the body leaves it to the model."""
+    """Whether the model shall think; empty if the body leaves it to the model."""
     return str(values["thinking"]["type"]) if values["thinking"] else ""
 
 

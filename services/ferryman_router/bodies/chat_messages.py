@@ -107,14 +107,14 @@ def call_arguments(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be the JSON text of an object", name)
     try:
-        found = json.loads(value or "{}")
+        parsed = json.loads(value or "{}")
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {INVALID_JSON: value}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {INVALID_JSON: value}
 
 
 def _content(value: Any, more: dict[str, Any], message: str) -> str:
-    """A string, or a list of text parts, which are joined. Beside calls there may be none."""
+    """A string, or a list of text parts, which are joined. With calls there may be none."""
     if value is None and ("tool_calls" in more or "reasoning_content" in more):
         return ""
     if isinstance(value, str):
@@ -145,8 +145,8 @@ def _typed_part(value: object, name: str, types: Mapping[str, str]) -> str:
     part = mapping(value, name)
     kind = _part_text(part, "type", name)
     if kind not in types:
-        known = " or ".join(types)
-        raise InvalidRequest(f"{name} must be a part of type {known}: models read text", name)
+        allowed = " or ".join(types)
+        raise InvalidRequest(f"{name} must be a part of type {allowed}: models read text", name)
     return _part_text(part, types[kind], name)
 
 

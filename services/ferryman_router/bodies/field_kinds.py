@@ -119,8 +119,8 @@ class Record:
     """An object of named fields. Its reader gets all of them, with defaults for those that are
     absent; null is the same as absent, as in OpenAI's own interface.
 
-    A field that nobody would read is refused, unless the record `is_open`: it would be a wish
-    without effect. `refused` has the reason of each field that is known and not offered.
+    A field that is not read is refused, unless the record `is_open`: it would be a wish without
+    effect. `refused` has the reason of each field that is known and not offered.
     """
 
     def __init__(
@@ -146,30 +146,32 @@ class Record:
 
     def read(self, value: Any, path: str = "") -> Values:
         """The fields of the object called `path`. Raises InvalidRequest, naming the field."""
-        given: Values = mapping(value, path)
-        if not self._is_open and not given.keys() <= self._checks.keys():
-            self._check_names(given, path)
+        fields: Values = mapping(value, path)
+        if not self._is_open and not fields.keys() <= self._checks.keys():
+            self._check_names(fields, path)
         values, prefix = self._defaults.copy(), f"{path}." if path else ""
-        for name, item in given.items():
+        for name, item in fields.items():
             if item is not None and (check := self._checks.get(name)) is not None:
-                # A conversation has thousands of texts that nobody has to name.
+                # A conversation has thousands of texts that need no name.
                 values[name] = item if check is as_is else check(item, prefix + name)
         for name, missing in self._missing.items():
-            if given.get(name) is None:
+            if fields.get(name) is None:
                 values[name] = self._checks[name](missing, prefix + name)
         return values
 
-    def _check_names(self, given: Values, path: str) -> None:
+    def _check_names(self, fields: Values, path: str) -> None:
         """A field that is not offered may say that it is not wanted."""
-        for name, value in given.items():
+        for name, value in fields.items():
             if name in self._checks or (name in self._refused and is_left_out(name, value)):
                 continue
             short = name[:MAX_SHOWN_CHARS]
-            shown = f"{path}.{short}" if path else short
+            full_name = f"{path}.{short}" if path else short
             if name in self._refused:
-                raise InvalidRequest(f"{shown} is not offered: {self._refused[name]}", shown)
+                raise InvalidRequest(
+                    f"{full_name} is not offered: {self._refused[name]}", full_name
+                )
             near = suggestion(short, self._checks)
-            raise InvalidRequest(f"{shown} is no known field{near}", shown)
+            raise InvalidRequest(f"{full_name} is no known field{near}", full_name)
 
 
 def record(names: str = "", *, is_open: bool = False, **kinds: FieldKind) -> Record:

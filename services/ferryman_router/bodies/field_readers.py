@@ -74,7 +74,7 @@ def bad_words(value: Any, name: str) -> tuple[str, ...]:
 
 
 def cache_salt(value: Any, name: str) -> str:
-    """A text that is not empty: an empty salt would be a promise that nobody keeps."""
+    """A text that is not empty: an empty salt would separate nothing."""
     salt: str = text(value, name)
     is_unicode = not any("\ud800" <= character <= "\udfff" for character in salt)
     if not 1 <= len(salt) <= MAX_SALT_CHARS or not is_unicode:

@@ -59,8 +59,8 @@ from ferryman_router.bodies.unread_fields import (
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the bodies `on` some endpoints. Its value goes `to` a value of that name, where
-    its attribute is called as the field unless a point and another name follow."""
+    """A field of the bodies `on` some endpoints. Its value goes to the object that `to` names, as
+    the attribute with the field's name, or with the name after a point in `to`."""
 
     name: str
     kind: FieldKind

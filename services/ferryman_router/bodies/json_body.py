@@ -1,9 +1,9 @@
 """Parses JSON bodies so that the streams of other callers go on meanwhile.
 
 The parser in C keeps the interpreter's lock (GIL) from beginning to end: 8 MiB of one long text
-take it 6 ms, 8 MiB of small keys 600 ms, and for so long no stream gets a token. So it is used
-where there are few values. Where there may be many, the standard library's parser in Python takes
-its place, in a thread: it is twenty times slower, and gives the lock back every few milliseconds.
+take it 6 ms, 8 MiB of small keys 600 ms, and for so long no stream gets a token. So it is used for
+few values. If there may be many, the standard library's parser in Python takes its place, in a
+thread: it is twenty times slower, and gives the lock back every few milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_AT_ONCE = 8192
 # Beyond, making and freeing them takes long too, and much memory. 64 prompts of 8,192 token ids
 # fit, and so do 20,000 messages.
 MAX_VALUES, MAX_FIELDS = 1 << 19, 1 << 16
-# Each value but the first stands behind one of these; those inside texts are counted too.
+# Each value but the first comes after one of these; those inside texts are counted too.
 _BEFORE_VALUES = (b",", b":", b"[", b"{")
 
 Parse = Callable[..., Any]
@@ -30,8 +30,8 @@ Parse = Callable[..., Any]
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. NaN and Infinity are not JSON; neither are half characters.
 
-    Raises InvalidRequest saying what is wrong, TooLarge for too many values or fields. Call it
-    beside the loop when the body is not small.
+    Raises InvalidRequest saying what is wrong, TooLarge for too many values or fields. Call it off
+    the event loop when the body is not small.
     """
     try:
         text = body.decode("utf-8")
@@ -74,7 +74,7 @@ class _YieldingDecoder(json.JSONDecoder):
 
 
 class _Count:
-    """How many of something a body has so far."""
+    """A count of values or fields in a body so far."""
 
     def __init__(self, at_most: int, what: str) -> None:
         self._left, self._refusal = at_most, f"the body has more than {at_most} {what}"
@@ -82,11 +82,11 @@ class _Count:
     def before(self, parse: Parse) -> Parse:
         """Counts one more, and parses it; raises TooLarge instead when there are too many."""
 
-        def counted(*given: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
             self._left -= 1
             if self._left < 0:
                 raise TooLarge(self._refusal)
-            return parse(*given)
+            return parse(*arguments)
 
         return counted
 

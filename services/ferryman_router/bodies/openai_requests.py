@@ -85,8 +85,8 @@ def _body(
         raise InvalidRequest(message, name)
     # The alternatives that each token of the prompt needs, whatever shows them.
     echoed = answer.num_logprobs if answer.echoes else None
-    shown = [count for count in (answer.num_prompt_logprobs, echoed) if count is not None]
-    params = replace(sampling.params, prompt_logprobs=max(shown, default=None))
+    counts = [count for count in (answer.num_prompt_logprobs, echoed) if count is not None]
+    params = replace(sampling.params, prompt_logprobs=max(counts, default=None))
     sampling = replace(sampling, params=params)
     return ParsedRequest(api, values["model"], prompts, sampling, values["stream"], answer)
 

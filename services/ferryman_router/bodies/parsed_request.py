@@ -52,9 +52,9 @@ class AnswerOptions:
         return self.num_candidates > self.num_samples
 
     def shown(self, of_each: Sequence[T]) -> list[T]:
-        """Of something that each candidate has, as many for each prompt as are shown."""
-        each, shown = self.num_candidates, self.num_samples
-        return [one for index, one in enumerate(of_each) if index % each < shown]
+        """The items of the answers that are shown, from one item for each candidate."""
+        num_candidates, num_samples = self.num_candidates, self.num_samples
+        return [item for index, item in enumerate(of_each) if index % num_candidates < num_samples]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,13 +44,13 @@ def input_turns(values: Values) -> tuple[ChatTurn, ...]:
 
     Items of the assistant that follow one another (a thought, a message, calls) are one turn.
     """
-    turns, given = InputTurns(), values["input"]
+    turns, value = InputTurns(), values["input"]
     if values["instructions"] is not None:
         turns.add(ChatTurn("system", values["instructions"]))
-    if isinstance(given, str):
-        turns.add(ChatTurn("user", given))
-    elif isinstance(given, list) and given:
-        for index, item in enumerate(given):
+    if isinstance(value, str):
+        turns.add(ChatTurn("user", value))
+    elif isinstance(value, list) and value:
+        for index, item in enumerate(value):
             turns.read(item, f"input[{index}]")
     else:
         raise InvalidRequest("input must be a string or a list of items", "input")
@@ -71,12 +71,12 @@ class InputTurns:
         }
 
     def add(self, turn: ChatTurn) -> None:
-        """A turn of somebody else."""
+        """Adds a turn of any role but the assistant."""
         self._close()
         self._turns.append(turn)
 
     def read(self, item: Any, name: str) -> None:
-        """The next item. Raises InvalidRequest."""
+        """Reads the next item. Raises InvalidRequest."""
         kind = mapping(item, name).get("type")
         kind = "message" if kind is None else text(kind, f"{name}.type")
         if kind not in self._readers:

@@ -39,7 +39,7 @@ def response_body(raw: dict[str, Any]) -> ParsedRequest:
     """A body of `/v1/responses`; without a limit it may use all the room there is."""
     api, values = Api.RESPONSES, BODIES[Api.RESPONSES].read(raw)
     tools, limit = _tools(values), values["max_output_tokens"]
-    # Log probabilities are shown where they are asked for, by number or by `include`.
+    # Log probabilities are shown if they are asked for, by number or by `include`.
     top = values["top_logprobs"]
     num_logprobs = top if top or LOGPROBS in values["include"] else None
     form = flat_format(values["text"]["format"], "text.format")
@@ -74,8 +74,8 @@ def _tool(value: object, name: str) -> dict[str, Any]:
     """A function in the form of a chat, which templates know."""
     check_type(value, name, "function", why=BY_CLIENT)
     tool = _TOOL.read(value, name)
-    shown = ("name", "description", "parameters", "strict")
-    function = {field: tool[field] for field in shown if tool[field] is not None}
+    fields = ("name", "description", "parameters", "strict")
+    function = {field: tool[field] for field in fields if tool[field] is not None}
     return {"type": "function", "function": function}
 
 

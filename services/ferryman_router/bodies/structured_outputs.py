@@ -23,11 +23,11 @@ MADE: Mapping[str, Callable[[Any, str], OutputGrammar]]
 def output_grammar(body: Body, prescribed: Sequence[GrammarField] = ()) -> OutputGrammar | None:
     """None for a free output; `prescribed` forms have fields of their own. Raises InvalidRequest,
     naming the field, for one that cannot be and for two at once."""
-    found = [*prescribed, *_response_format(body), *_structured_outputs(body), *_by_one_name(body)]
-    if len(found) > 1:
-        names = " and ".join(one.field for one in found)
-        raise InvalidRequest(f"{names} exclude each other", found[1].field)
-    return found[0].grammar() if found else None
+    forms = [*prescribed, *_response_format(body), *_structured_outputs(body), *_by_one_name(body)]
+    if len(forms) > 1:
+        names = " and ".join(form.field for form in forms)
+        raise InvalidRequest(f"{names} exclude each other", forms[1].field)
+    return forms[0].grammar() if forms else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class GrammarField:
 
 
 def flat_format(wanted: Any, name: str) -> list[GrammarField]:
-    """A form whose schema stands beside its type; empty for a free output."""
+    """A form whose schema stands next to its type; empty for a free output."""
     form = _FLAT_FORMAT.read({} if wanted is None else wanted, name)
     match form["type"]:
         case "json_object":
@@ -74,15 +74,15 @@ def _response_format(body: Body) -> list[GrammarField]:
 
 def _structured_outputs(body: Body) -> list[GrammarField]:
     wanted = body.get("structured_outputs") or {}
-    found = []
+    grammars = []
     for name, value in wanted.items():
         field = f"structured_outputs.{name}"
         if name not in MADE:
-            known = ", ".join(MADE)
-            raise InvalidRequest(f"{field[:99]} is not offered: send one of {known}", field[:99])
+            names = ", ".join(MADE)
+            raise InvalidRequest(f"{field[:99]} is not offered: send one of {names}", field[:99])
         if value is not None and (name, value) != ("json_object", False):
-            found.append(GrammarField(field, name, value))
-    return found
+            grammars.append(GrammarField(field, name, value))
+    return grammars
 
 
 def _by_one_name(body: Body) -> list[GrammarField]:

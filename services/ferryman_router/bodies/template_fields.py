@@ -28,7 +28,9 @@ def template_variables(values: Mapping[str, Any], tools: Sequence[Mapping[str, A
     if tools:
         variables["tools"] = list(tools)
     if documents := values.get("documents"):
-        if len(documents) > MAX_DOCUMENTS or not all(isinstance(one, dict) for one in documents):
+        if len(documents) > MAX_DOCUMENTS or not all(
+            isinstance(document, dict) for document in documents
+        ):
             message = f"documents must be at most {MAX_DOCUMENTS} objects"
             raise InvalidRequest(message, "documents")
         variables["documents"] = documents
@@ -45,12 +47,12 @@ def whether_to_think(thinks: bool) -> dict[str, bool]:
     return dict.fromkeys(_THINKS, thinks)
 
 
-def _effort(effort: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates know an effort by name, and whether to think at all by others: who asks for an
-    effort wants thoughts, unless it has said so itself."""
+def _effort(effort: str | None, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates have one name for an effort, and others for whether to think at all: a body that
+    asks for an effort wants thoughts, unless it sets those itself."""
     if effort is None:
         return {}
-    thinks = {} if given.keys() & set(_THINKS) else whether_to_think(effort != "none")
+    thinks = {} if variables.keys() & set(_THINKS) else whether_to_think(effort != "none")
     return {"reasoning_effort": effort, **thinks}
 
 

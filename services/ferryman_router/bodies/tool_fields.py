@@ -37,7 +37,7 @@ CHOICES = ("none", "auto", "required")
 NAMED = "named"
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _PARAMETER_FIELDS = frozenset({"type", "anyOf", "oneOf"})
-# Where a schema has one of these, `properties` are not all that it allows.
+# If a schema has one of these, `properties` are not all that it allows.
 _OPEN_FIELDS = frozenset(
     "additionalProperties patternProperties unevaluatedProperties allOf anyOf oneOf if $ref".split()
 )
@@ -55,7 +55,7 @@ class ToolFields:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """How an answer is read: plain values, which travel as JSON. `parameters` are the types of
+    """The reading of an answer: plain values, which travel as JSON. `parameters` are the types of
     each tool's parameters."""
 
     choice: str = "none"
@@ -67,8 +67,8 @@ class ToolChoice:
     def of(cls, fields: ToolFields) -> ToolChoice:
         if fields.choice != "auto":
             return cls(fields.choice, fields.name, {}, fields.is_parallel)
-        found = {tool["function"]["name"]: _types(tool["function"]) for tool in fields.tools}
-        return cls("auto", "", found, fields.is_parallel)
+        parameters = {tool["function"]["name"]: _types(tool["function"]) for tool in fields.tools}
+        return cls("auto", "", parameters, fields.is_parallel)
 
     @property
     def use(self) -> ToolUse:
@@ -114,7 +114,7 @@ def chosen_tools(
     if name and name not in names:
         raise InvalidRequest(f"tool_choice names {name!r}, which is no tool", "tool_choice")
     if not tools and choice != "none":
-        # Clients say `auto` without any tools; a call cannot be demanded then.
+        # Clients send `auto` without any tools; a call cannot be demanded then.
         if choice != "auto":
             raise InvalidRequest("tool_choice needs tools", "tool_choice")
         choice = "none"
@@ -172,7 +172,7 @@ def _choice(value: object) -> tuple[str, str]:
 
 
 def _types(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each parameter the part of its schema that says its type."""
+    """The part of each parameter's schema that gives its type."""
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties")
     if not isinstance(properties, dict):
@@ -185,8 +185,8 @@ def _types(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_offered(choice: ToolChoice, syntax: OutputSyntax, chat_template: str) -> None:
-    """Refuses tools that the model would not hear of, and calls that nobody would read. A call that
-    is demanded needs neither: its grammar is the format."""
+    """Refuses tools that the template would not show, and calls that no parser would read. A call
+    that is demanded needs neither: its grammar is the format."""
     if choice.choice != "auto":
         return
     if "tools" not in chat_template:
@@ -209,9 +209,9 @@ def forced_grammar(fields: ToolFields) -> OutputGrammar | None:
     if fields.choice == NAMED:
         (schema,) = (parameters for name, parameters in calls if name == fields.name)
     else:
-        one = [_call_schema(name, parameters) for name, parameters in calls]
+        schemas = [_call_schema(name, parameters) for name, parameters in calls]
         most = {} if fields.is_parallel else {"maxItems": 1}
-        schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": one}}
+        schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": schemas}}
     if definitions:
         schema = {**schema, "$defs": definitions}
     try:
@@ -234,7 +234,7 @@ def _lifted(function: Mapping[str, Any], definitions: dict[str, Any]) -> tuple[s
     there."""
     parameters = {"type": "object", **(function.get("parameters") or {})}
     if "properties" in parameters and not _OPEN_FIELDS & parameters.keys():
-        # A schema that says nothing allows any others, and no function takes those.
+        # A schema without this field allows any others, and no function takes those.
         parameters["additionalProperties"] = False
     for name, definition in (parameters.pop("$defs", None) or {}).items():
         if definitions.setdefault(name, definition) != definition:

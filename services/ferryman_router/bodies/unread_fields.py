@@ -138,7 +138,7 @@ NOT_OFFERED = (
     Unread("output_format", "send output_config with a format", ANTHROPIC),
 )
 # By field that is not offered: the value by which a client of another server asks for what is done
-# here anyway. In the others false, or an empty list or object, says so.
+# here anyway. The others are left out by false, or by an empty list or object.
 AS_LEFT_OUT: Mapping[str, object] = {
     "modalities": ["text"],
     "length_penalty": 1,

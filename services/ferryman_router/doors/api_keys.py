@@ -52,8 +52,8 @@ _Limit = Annotated[int, Field(ge=0)]
 
 
 def _check_key(written: str) -> str:
-    """A key or a digest as the file has it. Raises ValueError for one that nobody could show, and
-    for a digest that was cut: taken as a key, it would let in whoever has seen the file."""
+    """A key or a digest as the file has it. Raises ValueError for one that no caller could send,
+    and for a digest that was cut: taken as a key, it would let in every reader of the file."""
     if written.lower().startswith("sha256:") and not _DIGEST.fullmatch(written):
         raise ValueError("behind sha256: come 64 hex digits")
     if not (written.isascii() and written.isprintable()) or " " in written:
@@ -117,13 +117,13 @@ class ApiKeys:
         """The tenant who showed this key, or an empty one. Raises Unauthenticated."""
         if not self._keys and self._path is None:
             return PUBLIC
-        known = self._ring.known.get(_digest(api_key))
-        if known is None:
+        entry = self._ring.known.get(_digest(api_key))
+        if entry is None:
             message = "an API key is needed: Authorization: Bearer <key>, or x-api-key: <key>"
             raise Unauthenticated(message)
-        if known.expires <= datetime.now(UTC):
-            raise Unauthenticated(f"this API key expired at {known.expires.isoformat()}")
-        return known.tenant
+        if entry.expires <= datetime.now(UTC):
+            raise Unauthenticated(f"this API key expired at {entry.expires.isoformat()}")
+        return entry.tenant
 
     def reload(self) -> None:
         """Reads the file again. One that cannot be used changes nothing, and is logged."""
@@ -136,7 +136,7 @@ class ApiKeys:
         log.info("API keys read again: %d tenants with limits", len(self._ring.limits))
 
     def _read(self) -> KeyRing:
-        known = {_digest(key): KnownKey(self._tenant_of_key(key)) for key in self._keys}
+        entries = {_digest(key): KnownKey(self._tenant_of_key(key)) for key in self._keys}
         tables = read_key_tables(self._path) if self._path else {}
         for name, table in tables.items():
             # By the name, so that a new key finds the cache of the old one. The empty part keeps it
@@ -144,10 +144,10 @@ class ApiKeys:
             salt = self._cluster_key.subkey(Purpose.TENANT_SALT).tag(b"", name.encode())
             tenant = Tenant(name, salt)
             for digest in _digests(table.keys):
-                if digest in known:
+                if digest in entries:
                     raise ConfigError(f"API keys {self._path}: a key of {name} is there twice")
-                known[digest] = KnownKey(tenant, table.expires)
-        return KeyRing(known, {name: table.limits() for name, table in tables.items()})
+                entries[digest] = KnownKey(tenant, table.expires)
+        return KeyRing(entries, {name: table.limits() for name, table in tables.items()})
 
     def _tenant_of_key(self, api_key: str) -> Tenant:
         """The same in all routers of the cluster. Without the cluster key no guess at an API key

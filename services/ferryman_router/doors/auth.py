@@ -1,4 +1,4 @@
-"""The headers of a call: they say who calls, under which id, for how long, in which trace."""
+"""The headers of a call: the tenant, the id, the deadline and the trace."""
 
 from __future__ import annotations
 
@@ -39,37 +39,33 @@ class Authenticator:
         return self.api_keys.tenant_of(key.strip())
 
     def _deadline(self, headers: Mapping[str, str]) -> float:
-        given = headers.get("x-ferryman-deadline-ms")
-        if given is None:
+        text = headers.get("x-ferryman-deadline-ms")
+        if text is None:
             return self.deadline_seconds
-        if (
-            not given.isascii()
-            or not given.isdecimal()
-            or not 0 < int(given[:12]) <= MAX_DEADLINE_MS
-        ):
+        if not text.isascii() or not text.isdecimal() or not 0 < int(text[:12]) <= MAX_DEADLINE_MS:
             message = f"x-ferryman-deadline-ms must be a whole number from 1 to {MAX_DEADLINE_MS}"
             raise InvalidRequest(message, "x-ferryman-deadline-ms")
-        return int(given) / 1000
+        return int(text) / 1000
 
 
 def correlation_id(headers: Mapping[str, str]) -> str:
     """`x-request-id`, or nothing. Raises InvalidRequest when it is too long or unprintable."""
-    given = headers.get("x-request-id", "")
-    if not given:
+    name = headers.get("x-request-id", "")
+    if not name:
         return ""
     try:
         # HTTP libraries give the bytes of a header as Latin-1; most clients mean UTF-8.
-        given = given.encode("latin-1").decode("utf-8")
+        name = name.encode("latin-1").decode("utf-8")
     except UnicodeError:
         pass
     try:
-        return check_correlation_id(given)
+        return check_correlation_id(name)
     except InvalidRequest as error:
         raise InvalidRequest(str(error), "x-request-id") from error
 
 
 def _own_traceparent(header: str) -> str:
     """A span of ours in the caller's trace, or in a new one when the header names none."""
-    given = parse_traceparent(header)
-    made = given.child(secrets.randbits) if given else new_trace(secrets.randbits)
+    parent = parse_traceparent(header)
+    made = parent.child(secrets.randbits) if parent else new_trace(secrets.randbits)
     return made.traceparent

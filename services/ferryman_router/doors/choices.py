@@ -1,8 +1,8 @@
 """The requests of one call: one for each answer to each of its prompts.
 
-Answers to one prompt share its state. So the first one of each prompt goes ahead, and says how many
-siblings it will have. They are opened when its first token has come: the prompt's pages are in the
-caches then, and the worker that decodes the first one has kept the prompt's end for them.
+Answers to one prompt share its state. So the first one of each prompt goes ahead, with the number
+of siblings it will have. They are opened when its first token has come: the prompt's pages are in
+the caches then, and the worker that decodes the first one has kept the prompt's end for them.
 
 Nothing waits for a sibling at a worker. Here they wait for the first one alone, which begins or
 ends by the deadline that they all have.
@@ -65,7 +65,7 @@ async def _open_siblings(
 
 def _has_state_to_share(frontend: Frontend, first: RequestRunner) -> bool:
     """Whether it is worth a wait: a page of the prompt, a recurrent state, or its scores, which
-    the answers behind it show too."""
+    the later answers show too."""
     if first.asked.params.prompt_logprobs is not None:
         return True
     state = frontend.ctx.fleet.state()
@@ -75,7 +75,7 @@ def _has_state_to_share(frontend: Frontend, first: RequestRunner) -> bool:
 
 
 async def _until_begun(runner: RequestRunner) -> None:
-    """Until its first token. Raises the error of one that fails before."""
+    """Waits for its first token. Raises the error of a request that fails before."""
     log, changed = runner.output_log, asyncio.Event()
     log.listen(changed)
     try:

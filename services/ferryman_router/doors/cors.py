@@ -24,7 +24,7 @@ _SHOWN = "x-request-id, request-id, retry-after"
 @dataclass(frozen=True, slots=True)
 class CorsPolicy:
     """The origins whose pages may call; empty: none, `*`: all. Keys come in headers, never in
-    cookies, so no page can call with somebody else's."""
+    cookies, so no page can call with another user's."""
 
     origins: frozenset[str] = frozenset()
 
@@ -50,7 +50,7 @@ class CorsPolicy:
             response.headers["access-control-expose-headers"] = _SHOWN
 
     def _allowed(self, headers: Mapping[str, str]) -> str:
-        """The origins that a browser is told of, empty for none."""
+        """The origins to name to a browser, empty for none."""
         origin = headers.get("origin", "")
         if ANY_ORIGIN in self.origins:
             return ANY_ORIGIN if origin else ""

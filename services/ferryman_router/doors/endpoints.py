@@ -60,7 +60,8 @@ def grpc_door(
 
 
 def output_syntax(settings: RouterSettings, model: ServedModel) -> OutputSyntax:
-    """How the model writes calls and thoughts. Raises ConfigError for a format not known."""
+    """The syntax in which the model writes calls and thoughts. Raises ConfigError for a format
+    not known."""
     template = model.tokenizer.chat_template
     source = template.tool_source if template is not None else ""
     return OutputSyntax.chosen(settings.tool_parser, settings.reasoning_parser, source)

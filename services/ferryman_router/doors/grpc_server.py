@@ -43,7 +43,7 @@ SERVICE = "ferryman.wire.v1.InferenceService"
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Turns messages into asks, and output logs into messages."""
+    """Turns messages into requests, and output logs into messages."""
 
     def __init__(
         self,
@@ -85,18 +85,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
         runner = self._frontend.requests.find_for(tenant, name)
         if runner is not None:
-            routes = [shown_route(one) for one in runner.explanations]
+            routes = [shown_route(explanation) for explanation in runner.explanations]
         else:
             routes = past_routes(decoded(await self._log.of(tenant, name)))
-        shown = [explanation_to_wire(one) for one in routes]
-        return inference_pb2.ExplainResponse(request_id=request.request_id, routes=shown)
+        messages = [explanation_to_wire(explanation) for explanation in routes]
+        return inference_pb2.ExplainResponse(request_id=request.request_id, routes=messages)
 
     async def Trace(
         self, request: inference_pb2.TraceRequest, context: Context
     ) -> inference_pb2.TraceResponse:
         tenant, name = self._reader(context).tenant, check_correlation_id(request.request_id)
-        found = await self._log.of(tenant, name)
-        events = [lifecycle_to_wire(self._event(one)) for one in found]
+        recorded = await self._log.of(tenant, name)
+        events = [lifecycle_to_wire(self._event(message)) for message in recorded]
         return inference_pb2.TraceResponse(events=events)
 
     async def ListModels(
@@ -138,32 +138,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _runner(
         self, request: inference_pb2.GenerateRequest, caller: Caller
     ) -> RequestRunner:
-        """The one that this id has already, when it asks for the same; or a new one."""
-        requests, known = self._frontend.requests, None
+        """The request that has this id already, if it asks for the same; or a new one."""
+        requests, runner = self._frontend.requests, None
         if request.request_id:
-            known = requests.find_for(caller.tenant, request.request_id)
-        if known is not None and known.was_abandoned:
-            known = None  # its client came back too late, and has to begin anew
-        sampling = _sampling(request, known)
+            runner = requests.find_for(caller.tenant, request.request_id)
+        if runner is not None and runner.was_abandoned:
+            runner = None  # its client came back too late, and has to begin again
+        sampling = _sampling(request, runner)
         arrived = self._frontend.ctx.clock()
         ask = GenerateRequest(
             caller, request.model, prompt_from_wire(request.prompt), sampling, arrived
         )
-        if known is None and not request.resume_from_offset:
+        if runner is None and not request.resume_from_offset:
             return await self._frontend.open(replace(ask, caller=requests.named(caller)))
-        if known is None:
+        if runner is None:
             try:
                 return await self._frontend.open(await self._taken_over(request, ask))
             except InvalidRequest:
                 # Its caller may have sent it twice: then the other one was first by now.
-                known = requests.find_for(caller.tenant, request.request_id)
-                if known is None:
+                runner = requests.find_for(caller.tenant, request.request_id)
+                if runner is None:
                     raise
-        # The request does not end for want of readers while this one is being checked.
-        with self._frontend.listening(known, asyncio.Event()):
+        # The request does not end for lack of readers while this one is being checked.
+        with self._frontend.listening(runner, asyncio.Event()):
             asked = await self._frontend.check(ask)
-        if known.asked.is_same_as(asked):
-            return known
+        if runner.asked.is_same_as(asked):
+            return runner
         if not request.num_sent_before:
             message = f"request id {request.request_id} was used for something else"
             raise InvalidRequest(message, "request_id")
@@ -176,7 +176,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, ask: GenerateRequest
     ) -> GenerateRequest:
         """The ask as that of a request which began at another router. Raises NotFound when it
-        cannot go on here: its caller may begin it anew."""
+        cannot go on here: its caller may begin it again."""
         held = tuple(token_ids_from_bytes(request.held_token_ids).tolist())
         if len(held) != request.resume_from_offset:
             raise NotFound(
@@ -243,10 +243,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _sampling(
-    request: inference_pb2.GenerateRequest, known: RequestRunner | None
+    request: inference_pb2.GenerateRequest, runner: RequestRunner | None
 ) -> RequestedSampling:
-    """Without a seed, a new one; but of a request that is known already, the one it got."""
-    seed = known.asked.params.seed if known is not None else secrets.randbits(63)
+    """The sampling; without a seed it gets a new one, or that of the request that is known
+    already."""
+    seed = runner.asked.params.seed if runner is not None else secrets.randbits(63)
     params = sampling_from_wire(request.sampling, SamplingParams(seed=seed))
     return RequestedSampling(params, is_open_ended=not request.sampling.HasField("max_tokens"))
 

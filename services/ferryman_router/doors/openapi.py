@@ -114,7 +114,7 @@ def _operation(path: str, operation: ApiOperation) -> dict[str, Any]:
     if operation.is_streamed:
         content["text/event-stream"] = {}
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {
             "200": {"description": "The answer", "content": content},
@@ -123,11 +123,11 @@ def _operation(path: str, operation: ApiOperation) -> dict[str, Any]:
     }
     if operation.body:
         schema = {"$ref": f"#/components/schemas/{operation.body}"}
-        found["requestBody"] = {
+        fields["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
     if path.endswith("{id}"):
         place = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        found["parameters"] = [place]
-    return found
+        fields["parameters"] = [place]
+    return fields

@@ -67,7 +67,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class HttpDeps:
-    """The endpoints' parts. `readiness` gives what `/ready` says, and whether it is a yes."""
+    """The endpoints' parts. `readiness` gives the answer of `/ready`, and whether it is a yes."""
 
     frontend: Frontend
     callers: Authenticator
@@ -187,11 +187,11 @@ class HttpApp:
         return JSONResponse({"status": "alive"})
 
     async def _ready(self, request: Request) -> Response:
-        is_ready, said = self._deps.readiness()
-        shown = dict(said)
+        is_ready, report = self._deps.readiness()
+        body = dict(report)
         if not self._deps.readers.may_read(request.headers.getlist("authorization")):
-            shown = {"status": said["status"]}
-        return JSONResponse(shown, 200 if is_ready else 503)
+            body = {"status": report["status"]}
+        return JSONResponse(body, 200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         self._deps.readers.check("/metrics", request.headers.getlist("authorization"))
@@ -205,7 +205,7 @@ def _error_form(path: str) -> ErrorBody:
 
 
 async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
-    """Reads, checks, starts, and answers when there is something to say."""
+    """Reads, checks, starts, and answers when there is something to send."""
     frontend, caller = deps.frontend, deps.callers.authenticate(_headers(request))
     with ExitStack() as reading:
         grow = reading.enter_context(deps.memory.holding())
@@ -225,7 +225,7 @@ async def _answer(deps: HttpDeps, api: Api, request: Request) -> Response:
         headers["request-id"] = headers["x-request-id"]
     if body.is_stream:
         return FrameStream(group, headers)
-    # Beside the loop: with log probabilities an answer has megabytes.
+    # Off the event loop: with log probabilities an answer has megabytes.
     whole = await frontend.intake.run(group.num_bytes, group.body, within=caller.deadline_seconds)
     return Response(whole, 200, headers, "application/json")
 
@@ -244,14 +244,14 @@ async def _begun(
     requests = await while_connected(request.receive, _open(frontend, body, first))
     tokenized()
     echoes: Sequence[str] = ()
-    shown = body.answer.shown(requests)
+    runners = body.answer.shown(requests)
     if body.answer.echoes:
-        texts = partial(_prompt_texts, shown, frontend.ctx.model, body.answer)
-        num_bytes = 4 * sum(runner.asked.prompt_len for runner in shown)
+        texts = partial(_prompt_texts, runners, frontend.ctx.model, body.answer)
+        num_bytes = 4 * sum(runner.asked.prompt_len for runner in runners)
         echoes = await frontend.intake.run(num_bytes, texts, within=caller.deadline_seconds)
     form = answer_format(
         body,
-        shown,
+        runners,
         frontend.ctx.model,
         deps.syntax,
         named=answer_id(body.api, caller.request_id),
@@ -274,7 +274,7 @@ def _prompt_texts(
     """The prompts as their tokens spell them."""
     skips = not answer.shows_special
     ids = [runner.asked.token_ids.tolist() for runner in requests]
-    return [model.tokenizer.decode(one, skip_special_tokens=skips) for one in ids]
+    return [model.tokenizer.decode(token_ids, skip_special_tokens=skips) for token_ids in ids]
 
 
 async def _read_body(request: Request, max_bytes: int, grow: Callable[[int], None]) -> list[bytes]:
@@ -334,8 +334,8 @@ def _text_options(deps: HttpDeps, body: ParsedRequest) -> TextOptions:
     check_offered(answer.tools, deps.syntax, template)
     if answer.shows_special:
         return TextOptions(tokenizer.control_tokens, answer.includes_stop)
-    shown = NO_TOKENS if body.api is Api.COMPLETION else deps.syntax.special(answer.tools.use)
-    return TextOptions(shown, answer.includes_stop)
+    tokens = NO_TOKENS if body.api is Api.COMPLETION else deps.syntax.special(answer.tools.use)
+    return TextOptions(tokens, answer.includes_stop)
 
 
 async def _read(
@@ -355,7 +355,7 @@ async def _read(
 
 
 async def _wait(answering: ResponseGroup, request: Request, *, until_over: bool) -> None:
-    """Until the first token or the end, whichever decides the status."""
+    """Waits for the first token or the end, whichever decides the status."""
     if answering.is_over or (answering.has_begun and not until_over):
         return
     async with watching(answering, request.receive) as watch:

@@ -30,7 +30,7 @@ MAX_CHUNKS = 64
 @dataclass(frozen=True, slots=True)
 class ResponseGroup:
     """The requests that answer one call, one per choice, and how their answer looks.
-    `num_candidates` of them, one behind the other, have one prompt."""
+    `num_candidates` of them, one after the other, have one prompt."""
 
     frontend: Frontend
     requests: Sequence[RequestRunner]
@@ -100,9 +100,9 @@ class ResponseGroup:
             for index, (_, end) in enumerate(zip(self.requests, self.finished, strict=True))
         ]
         if self.options.is_ranked:
-            each, num_shown = self.options.num_candidates, self.options.num_samples
-            prompts = [answers[at : at + each] for at in range(0, len(answers), each)]
-            answers = [one for prompt in prompts for one in best_answers(prompt, num_shown)]
+            num_each, num_shown = self.options.num_candidates, self.options.num_samples
+            prompts = [answers[at : at + num_each] for at in range(0, len(answers), num_each)]
+            answers = [answer for prompt in prompts for answer in best_answers(prompt, num_shown)]
         return self.form.whole(answers, self.usage())
 
 
@@ -213,11 +213,12 @@ class FrameStream(Response):
             if is_over:
                 return
             frames = []
-            # A client that reads again after a pause has much to hear; others hear in between.
+            # A client that reads again after a pause has much to receive; others have their turn
+            # in between.
             await (asyncio.sleep(0) if is_behind else watch.wait())
 
     async def _scored(self, index: int) -> bytes:
-        """Beside the loop: the scores of a prompt may have megabytes."""
+        """Encodes the scores of a prompt off the event loop: they may have megabytes."""
         if (prompt := self._answering.scored_prompt(index)) is None:
             return b""
         return await asyncio.to_thread(self._answering.form.scored, index, prompt)

@@ -27,15 +27,15 @@ async def tokenized(frontend: Frontend, raw: dict[str, Any], within: float) -> d
     model.check_name(values["model"])
     prompt = _chat(values) if is_chat else _text_prompt(values)
     token_ids = await frontend.tokenize(prompt, within=within)
-    found = {
+    response = {
         "count": len(token_ids),
         "max_model_len": model.max_len,
         "tokens": token_ids.tolist(),
         "token_strs": None,
     }
     if values["return_token_strs"]:
-        found["token_strs"] = [_name(frontend, token_id) for token_id in token_ids.tolist()]
-    return found
+        response["token_strs"] = [_name(frontend, token_id) for token_id in token_ids.tolist()]
+    return response
 
 
 async def detokenized(frontend: Frontend, raw: dict[str, Any], within: float) -> dict[str, Any]:

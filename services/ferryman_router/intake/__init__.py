@@ -1,1 +1,1 @@
-"""Between doors and requests: bodies are read beside the loop, requests start and end."""
+"""Between doors and requests: bodies are read off the event loop, requests start and end."""

@@ -1,4 +1,4 @@
-"""Where the router reads what callers send: it parses, renders and tokenizes beside the loop.
+"""Reads what callers send: parses, renders and tokenizes it off the event loop.
 
 Nothing on the loop may take longer because one caller's body is large; the loop carries the tokens
 of all others. Small bodies are read by threads, which share the interpreter's lock (GIL) with the
@@ -40,7 +40,7 @@ MAX_SILENT_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """One life of the process, and our end of the socket between us."""
+    """One life of the process, and the router's end of the socket to it."""
 
     process: subprocess.Popen[bytes]
     socket: socket.socket
@@ -52,7 +52,8 @@ class _Running:
 
 
 class ReaderProcess:
-    """Starts when it is first needed, and again after a death. One thread asks, any closes.
+    """A process that starts when it is first needed, and again after a death. One thread asks, any
+    closes.
 
     The process ends by itself when the router is gone: it reads the end of its socket.
     """
@@ -67,16 +68,16 @@ class ReaderProcess:
 
     @classmethod
     def for_model(cls, folder: Path, model_id: str) -> ReaderProcess:
-        """One that knows the model that is served."""
+        """A reader that knows the model that is served."""
         return cls((sys.executable, "-m", "ferryman_router.intake.reader", str(folder), model_id))
 
     @property
     def process_id(self) -> int | None:
-        """Of its latest life; None before the first."""
+        """Process id of the current reader, or None before it first starts."""
         return self._running.process.pid if self._running is not None else None
 
     def start(self) -> None:
-        """Before it is needed, so that no caller waits for it; raises Unavailable."""
+        """Starts it before it is needed, so that no caller waits for it; raises Unavailable."""
         with self._lock:
             if self._is_closed:
                 raise Stopping("this router is ending; ask again when there is another one")
@@ -145,8 +146,8 @@ class BodyMemory:
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[int], None]]:
-        """For the length of one body. The block gets a call by which that body grows, and which
-        raises QueueFull when all bodies together are too much."""
+        """Counts one body while the block runs. The block gets a call by which that body grows,
+        and which raises QueueFull when all bodies together are too much."""
         held = 0
 
         def grow(num_bytes: int) -> None:
@@ -163,9 +164,9 @@ class BodyMemory:
 
 
 class Intake:
-    """Runs quick work at once, and what takes longer beside the loop, large work few at a time.
+    """Runs quick work at once and longer work in threads, large work few at a time.
 
-    Large bodies are not read here: `reader` is asked, one at a time.
+    Large bodies are not read here: `reader` gets them, one at a time.
     """
 
     def __init__(self, reader: ReaderProcess, num_large: int = 0) -> None:
@@ -176,7 +177,7 @@ class Intake:
         self._reader, self._asking = reader, ThreadPoolExecutor(1, "intake-reader")
 
     def start_reader(self) -> None:
-        """Has the other process start, so that the first large body need not wait for it."""
+        """Starts the other process, so that the first large body need not wait for it."""
         self._asking.submit(self._reader.start)
 
     async def ask(self, message: ReaderMessage, *, within: float) -> ReaderMessage:

@@ -1,4 +1,4 @@
-"""Where requests are taken in, whichever door they come through: checked, tokenized, sent off."""
+"""Takes in the requests of all doors: checks, tokenizes and starts them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ferryman_router.routing.generate_request import (
 )
 from ferryman_router.routing.routing_policy import longest_request
 
-TURN_BYTES = 32  # what a turn of a chat takes beside its words
+TURN_BYTES = 32  # what a turn of a chat takes besides its words
 
 
 class Frontend:
@@ -65,7 +65,8 @@ class Frontend:
         return runner
 
     def check_room(self) -> None:
-        """Raises QueueFull or Stopping: what it may cost to read a request would be for nothing."""
+        """Raises QueueFull or Stopping, before the cost of reading a request is spent for
+        nothing."""
         if self.is_draining:
             raise Stopping("this router is ending; ask again when there is another one")
         if len(self.requests) >= self._limits.max_in_flight:
@@ -82,7 +83,7 @@ class Frontend:
             self._params(ask.sampling, len(token_ids)), ask.sampling.bad_words
         )
         left = ask.arrived + ask.caller.deadline_seconds - self.ctx.clock()
-        # The workers compile it again. Here a caller hears what is wrong before anything is placed.
+        # The workers compile it again. Here a caller gets the error before anything is placed.
         await self._grammars.checked(params.grammar, within=left)
         stop = model.stop_token_ids(params.stop_token_ids, ignore_eos=params.ignore_eos)
         # The text is not kept for as long as the request lives: token ids are a prompt too.
@@ -124,7 +125,7 @@ class Frontend:
             await asyncio.wait(tasks)
 
     async def end_all(self, error: Stopping) -> None:
-        """Ends with an error what could not finish in time: its readers are there to be told."""
+        """Ends with an error what could not finish in time: its readers still get the error."""
         self.is_draining = True
         for runner in self.requests:
             runner.stopped_by(error)

@@ -1,9 +1,9 @@
 """`python -m ferryman_router.intake.reader FOLDER NAME`: reads large bodies for the router.
 
-Its standard input is a socket to the router, and its life ends with that. It stands back behind
-everything else on the machine: a body of megabytes can wait, the tokens of others cannot.
+Its standard input is a socket to the router, and it ends when that closes. It has a low priority
+on the machine: a body of megabytes can wait, the tokens of others cannot.
 
-A message between the two is a head and a payload, each behind its length. The head is JSON and
+A message between the two is a head and a payload, each after its length. The head is JSON and
 small, the payload is bytes as they are. The router asks, the process answers, one message each; a
 failure is an answer too.
 """
@@ -52,7 +52,7 @@ _LENGTHS = struct.Struct("<IQ")
 
 @dataclass(frozen=True, slots=True)
 class ReaderMessage:
-    """The payload may be in parts, which are sent one behind the other."""
+    """A head and a payload, which may be in parts that are sent one after the other."""
 
     head: Mapping[str, Any]
     payload: Sequence[bytes] = ()
@@ -63,7 +63,7 @@ class ReaderMessage:
 
 
 def send_message(peer: socket.socket, message: ReaderMessage) -> None:
-    """Part by part: a large payload is never copied into one piece."""
+    """Sends part by part: a large payload is never copied into one piece."""
     head = json.dumps(message.head).encode()
     peer.sendall(_LENGTHS.pack(len(head), sum(map(len, message.payload))) + head)
     for part in message.payload:
@@ -100,7 +100,7 @@ def prompt_message(prompt: TextPrompt | ChatPrompt, max_tokens: int) -> ReaderMe
             kind, texts = "text prompt", [text]
         case ChatPrompt(turns, _, variables):
             kind, texts = "chat prompt", [variables]
-            texts += [word for one in turns for word in (one.role, one.content, one.more)]
+            texts += [word for turn in turns for word in (turn.role, turn.content, turn.more)]
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     head = {
         "kind": kind,
@@ -124,9 +124,9 @@ def prompt_of(message: ReaderMessage) -> Prompt:
     return ChatPrompt(tuple(turns), head["parse_special"], variables)
 
 
-def tokens_message(found: Sequence[TokenIds], **more: Any) -> ReaderMessage:
+def tokens_message(prompts: Sequence[TokenIds], **more: Any) -> ReaderMessage:
     """Answers with the token ids of so many prompts; `more` goes into the head."""
-    parts = [as_token_ids(token_ids).tobytes() for token_ids in found]
+    parts = [as_token_ids(token_ids).tobytes() for token_ids in prompts]
     return ReaderMessage({"lengths": [len(part) for part in parts], **more}, parts)
 
 
@@ -139,9 +139,10 @@ def tokens_of(message: ReaderMessage) -> list[TokenIds]:
 
 
 def failure_message(failure: Failure) -> ReaderMessage:
-    """Answers with an error, which `tokens_of` raises. A chat template may say very much."""
-    said = replace(failure, message=failure.message[:MAX_SAID])
-    return ReaderMessage({"failure": asdict(said)})
+    """Answers with an error, which `tokens_of` raises. That of a chat template may be very
+    long."""
+    bounded = replace(failure, message=failure.message[:MAX_SAID])
+    return ReaderMessage({"failure": asdict(bounded)})
 
 
 def _pieces(payload: bytes, lengths: Sequence[int]) -> list[bytes]:
@@ -168,9 +169,9 @@ def read_body(model: ServedModel, asked: ReaderMessage) -> ReaderMessage:
     body = read(model.with_defaults(parse_object(asked.joined())))
     model.check_name(body.model)
     most, truncate = asked.head["max_tokens"], body.answer.truncate
-    found = [model.token_ids(prompt, most, truncate) for prompt in body.prompts]
-    answer = tokens_message(found, body=_to_json(body))
-    # Behind the tokens: it may have megabytes, and a head is small.
+    token_ids = [model.token_ids(prompt, most, truncate) for prompt in body.prompts]
+    answer = tokens_message(token_ids, body=_to_json(body))
+    # The echo comes after the tokens: it may have megabytes, and a head is small.
     return replace(answer, payload=[*answer.payload, body.echo.encode()])
 
 

@@ -41,18 +41,18 @@ log = logging.getLogger(__name__)
 FIRST_PATIENCE_SECONDS = 1.0
 MAX_PATIENCE_SECONDS = 16.0
 LEAVE_AGAIN_SECONDS = 1.0
-# A hand-off whose tokens have come already has this long to be told as one.
+# A hand-off whose tokens have come already has this long to be reported.
 FAREWELL_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class RouterAttempt:
-    """`name` is what its claims on workers are called, `begun` when it was sent to them.
-    `is_taken` once prefill has let it in, `has_begun` once it is at work, `is_handed_off` once
-    decode has been heard of: from then on the prefill worker may go. `planned` is what prefill
-    has said of the prompt so far.
+    """`name` is the name of its claims on workers, `begun` when it was sent to them. It `is_taken`
+    once prefill has admitted it, `has_begun` once it is at work, `is_handed_off` once decode is
+    known to have it: from then on the prefill worker may go. `planned` is prefill's report on the
+    prompt so far.
 
-    One that `is_move` has the decode worker that drains in the place of prefill. `is_leaving` once
+    One that `is_move` has the draining decode worker in the place of prefill. It `is_leaving` once
     its own decode worker was asked to let it go on elsewhere; not before `leave_from`.
     """
 
@@ -92,7 +92,7 @@ class RouterAttempt:
         self.last_news, self.patience = now, FIRST_PATIENCE_SECONDS
 
     def is_stalled(self, now: float) -> bool:
-        """Whether it is time to ask for tokens; each time in vain, the next is further off."""
+        """Whether it is time to ask for tokens; the wait doubles each time that none come."""
         if not self.is_handed_off or now - self.last_news < self.patience:
             return False
         self.last_news, self.patience = now, min(MAX_PATIENCE_SECONDS, 2 * self.patience)
@@ -131,7 +131,8 @@ class RouterAttempt:
 
     @property
     def was_refused_for_its_id(self) -> bool:
-        """Whether a worker has a request of that id from another router; it has nothing of this."""
+        """Whether a worker has a request of this id from another router, and nothing of this
+        one."""
         if not self.is_settled_as((Retryable,)):
             return False
         verdict = self.verdict.result()
@@ -151,7 +152,7 @@ class RouterAttempt:
 
 
 class PrefillCall:
-    """The call to an attempt's prefill worker, followed beside the attempt. Progress goes to
+    """The call to an attempt's prefill worker, followed in a task of its own. Progress goes to
     `heard`; a failure before the hand-off is the attempt's verdict."""
 
     def __init__(
@@ -168,10 +169,10 @@ class PrefillCall:
 
     def leave(self, cause: str) -> None:
         """The attempt is over, or the request ends by `cause` before it is. Decode has room again,
-        and the worker that may still work on the attempt hears of it."""
+        and a worker that may still work on the attempt gets an abort."""
         attempt, ctx = self._attempt, self._ctx
-        # Cancelling a hand-off that decode has taken would only have prefill call it cancelled:
-        # its end is near, and is waited for a little.
+        # Cancelling a hand-off that decode has taken would only make prefill report it as
+        # cancelled: its end is near, and is waited for a little.
         is_lost = attempt.is_settled_as(get_args(LostAttempt))
         if attempt.is_handed_off and not is_lost and not self._task.done():
             ctx.outlive(self._farewell())
@@ -195,7 +196,7 @@ class PrefillCall:
             self._task.cancel()
 
     async def _follow(self, order: PrefillOrder) -> None:
-        """Until the hand-off; a failure counts unless decode has been heard of already."""
+        """Follows the call until the hand-off; a failure counts unless decode has it already."""
         attempt, fleet, workers = self._attempt, self._ctx.fleet, self._ctx.workers
         call = workers.hand_off if attempt.is_move else workers.prefill
         try:
@@ -218,8 +219,8 @@ class PrefillCall:
                 attempt.settle(verdict)
 
     async def _verdict(self, error: FerrymanError) -> Verdict:
-        """A death is told to all requests of the worker at once, so here it only has to be found
-        out; mostly the attempt is settled when this returns."""
+        """A death settles all attempts on the worker at once, so here it only has to be detected;
+        usually the attempt is settled when this returns."""
         attempt, liveness = self._attempt, self._ctx.liveness
         match error:
             case WrongEpoch():
@@ -234,7 +235,7 @@ class PrefillCall:
         return classify(error)
 
     def _unreachable(self, error: Unreachable) -> WorkerName:
-        """Prefill, or the decode worker that prefill says it cannot reach."""
+        """Prefill, or the decode worker that prefill reports unreachable."""
         attempt = self._attempt
         return attempt.prefill if isinstance(error, CallBroken) else attempt.decode
 

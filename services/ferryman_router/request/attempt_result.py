@@ -1,4 +1,4 @@
-"""How attempts end: what that means for the request, what is counted, and whether another follows.
+"""The ends of attempts: what each means for the request, what it counts, whether another follows.
 Pure.
 
 Retryable      something is wrong with this one attempt      charged to the retry budget
@@ -29,11 +29,11 @@ from ferryman_router.routing.fleet import WorkerName
 
 
 class WorkerGone(Unavailable):
-    """The worker died, or must be taken for dead."""
+    """The worker died, or must be treated as dead."""
 
 
 class CallBroken(Unreachable):
-    """The router's own call to a worker broke; a worker that cannot reach another one says
+    """The router's own call to a worker broke; a worker that cannot reach another one raises
     Unreachable itself."""
 
 
@@ -51,7 +51,7 @@ class AttemptFinished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStopped:
-    """A stop string: the router knows the end, the worker is yet to be told."""
+    """A stop string ended the answer: the router knows that, the worker does not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ _HOPELESS = (InvalidRequest, ManifestMismatch, NotFound, TakenOver)
 def classify(error: FerrymanError) -> Verdict:
     """The meaning of a worker's refusal or failure for the request.
 
-    A worker's DeadlineExceeded is its own: a call of its ran out of time. Whether the caller's
-    deadline has passed, the router knows by itself.
+    A worker's DeadlineExceeded means that a call of its own ran out of time. The router itself
+    knows whether the caller's deadline has passed.
     """
     if isinstance(error, Exhausted):
         return NoCapacity(error)
@@ -122,8 +122,8 @@ def classify(error: FerrymanError) -> Verdict:
 def judge_finish(finished: StreamFinished) -> Verdict:
     """The meaning of a decode worker's last frame for the request.
 
-    The router hears no more of an attempt that it cancelled itself. So `cancelled` in a last frame
-    is an attempt that the worker ended: lost, and never an answer's finish reason.
+    The router gets no frames of an attempt that it cancelled itself. So `cancelled` in a last
+    frame is an attempt that the worker ended: lost, and never an answer's finish reason.
     """
     if finished.reason is FinishReason.CANCELLED:
         return Retryable(Cancelled("the decode worker gave the request up, unasked"))
@@ -173,31 +173,31 @@ class DeathNoted:
 
 @dataclass(slots=True)
 class AttemptCount:
-    """The failures and deaths behind one request. Neither being refused for lack of room nor the
-    death of a worker is a failed try.
+    """The failures and deaths of one request so far. Neither being refused for lack of room nor
+    the death of a worker is a failed try.
 
     A request that kills workers does so at one place; chance kills them anywhere:
 
         tokens when a worker died    0            accused: tried once more, alone
                                      0  0         suspect: two at one place
-                                     0  4         not yet: it goes on behind each death
+                                     0  4         not yet: it gets further each time
                                      0  4  9      suspect: three in all
-                                     0  |  0      not: a worker behind the bar was heard of again
+                                     0  |  0      not: one of the two workers came back
     """
 
     num_failed: int = 0
     deaths: tuple[DeathNoted, ...] = ()
 
     def failed(self) -> None:
-        """An attempt came to nothing, and no worker died of it."""
+        """An attempt failed, and no worker died of it."""
         self.num_failed += 1
 
     def ran_at_a_death(self, name: WorkerName, num_tokens: int) -> None:
-        """A worker died, or must be taken for dead, while it was at work on this request."""
+        """A worker died, or must be treated as dead, while it was at work on this request."""
         self.deaths += (DeathNoted(name, num_tokens),)
 
     def came_back(self, name: WorkerName) -> None:
-        """That very life goes on: it was silent or out of reach, and has not died."""
+        """The worker process is still alive; it was only silent or unreachable."""
         self.deaths = tuple(death for death in self.deaths if death.name != name)
 
     def is_accused(self, num_tokens: int) -> bool:
@@ -206,7 +206,7 @@ class AttemptCount:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether its workers die too often for chance; no other shall be put at risk."""
+        """Whether its workers die too often for chance; no other may be put at risk."""
         # Tokens only become more: deaths at the latest place are those since the latest token.
         latest = max((death.num_tokens for death in self.deaths), default=0)
         num_in_a_row = sum(death.num_tokens == latest for death in self.deaths)
@@ -235,11 +235,11 @@ def settled_usage(
 def uncached_tokens(usage: Usage, page_size: int) -> dict[str, int]:
     """Tokens computed, by reason: pages times their size, the partial last page as it is."""
     left = usage.prompt_tokens - usage.cached.total
-    found: dict[str, int] = {}
+    by_reason: dict[str, int] = {}
     # The plan names reasons in the order of pages, so the last is the one that is cut short.
     for some in usage.uncached:
         tokens = min(left, some.pages * page_size)
         if tokens:
-            found[some.reason] = found.get(some.reason, 0) + tokens
+            by_reason[some.reason] = by_reason.get(some.reason, 0) + tokens
             left -= tokens
-    return found
+    return by_reason

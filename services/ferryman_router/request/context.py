@@ -1,4 +1,4 @@
-"""The router around a request on its way. `service` makes it."""
+"""The parts of the router that a running request uses. `components` joins them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ferryman_router.served_model import ServedModel
 @dataclass(frozen=True, slots=True)
 class RouterContext:
     """The parts that a request needs. `outlive` runs what must go on when the request has ended;
-    `ask_again` has a decode worker send from all cursors on, where tokens are lacking."""
+    `ask_again` has a decode worker send again from all cursors, when tokens are missing."""
 
     router_id: str
     model: ServedModel

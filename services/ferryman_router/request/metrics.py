@@ -50,8 +50,8 @@ class Buckets(Collector):
 class RouterStatistics:
     """The gauges: `index_away` is 1 while Redis does not answer, `index_misses_away` counts lookups
     that were not answered so far, `index_forged` what strangers left in the index, `index_refused`
-    the logins and commands of anybody that Redis refused since it started; requests that
-    wait for a worker, the seconds until those will have been served, and requests under way."""
+    all logins and commands that Redis refused since it started; requests that wait for a worker,
+    the seconds until those will have been served, and requests under way."""
 
     index_away: bool
     index_misses_away: int
@@ -112,15 +112,15 @@ class RouterMetrics(Metrics):
 
 
 class SecondsHistogram(Protocol):
-    """Where the measurements go."""
+    """A histogram that takes the measurements."""
 
     def observe(self, value: float) -> None: ...
 
 
 async def count_refused_logins(bus: Bus, refused: Counter) -> None:
-    """Counts logins that the broker refuses to anybody, until it is cancelled.
+    """Counts all logins that the broker refuses, until it is cancelled.
 
-    A broker whose file of users is of an older version does not let routers hear of them.
+    A broker with a users file of an older version does not send these events to routers.
     """
     async with bus.subscribed(REFUSED_LOGINS) as events:
         async for _ in events:

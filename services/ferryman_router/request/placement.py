@@ -1,4 +1,4 @@
-"""Chooses the workers of a request's next attempt, and says when there is no further one."""
+"""Chooses the workers of a request's next attempt, and decides when there is no further one."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 MAX_AVOID_SECONDS = 1.0
 # Tries to hand a request off by the worker that drains, before its tokens are computed again.
 MAX_MOVES = 3
-# Workers keep clocks of their own: so much earlier than here a deadline may have passed there.
+# Workers have clocks of their own: a deadline may have passed there this much earlier.
 DEADLINE_MARGIN_SECONDS = 1.0
 
 
 class RequestPlacement:
-    """Of one request. `chains` are the keys of the prompt, and of what was generated when its
-    latest attempt was placed; `tries` is what it has been through. `kept_by` is the decode worker
-    that drains and keeps its state."""
+    """The placement of one request. `chains` are the keys of the prompt, and of what was generated
+    when its latest attempt was placed; `tries` counts what it has been through. `kept_by` is the
+    decode worker that drains and keeps its state."""
 
     def __init__(self, asked: TokenizedRequest, ctx: RouterContext) -> None:
         self._asked, self._ctx = asked, ctx
@@ -103,11 +103,11 @@ class RequestPlacement:
         name, probation = self._asked.request_id, self._ctx.probation
         if self.tries.is_accused(num_tokens):
             await probation.enter(name)
-            if not self.tries.is_accused(num_tokens):  # the worker was heard of meanwhile
+            if not self.tries.is_accused(num_tokens):  # the worker came back meanwhile
                 probation.leave(name)
 
     def chains_with(self, generated: Sequence[int]) -> PageKeyCache:
-        """Of the prompt, and of what was generated so far."""
+        """The keys of the prompt, and of what was generated so far."""
         behind = np.array(generated, dtype="<u4")
         return self.chains.extended(np.concatenate([self._asked.token_ids, behind]))
 
@@ -123,8 +123,8 @@ class RequestPlacement:
         return {}
 
     def _still_excluded(self) -> frozenset[WorkerName]:
-        found = ((self._ctx.fleet.get(name), heard) for name, heard in self._excluded.items())
-        return frozenset(w.name for w, heard in found if w is not None and w.last_heard == heard)
+        workers = ((self._ctx.fleet.get(name), heard) for name, heard in self._excluded.items())
+        return frozenset(w.name for w, heard in workers if w is not None and w.last_heard == heard)
 
     # How attempts went.
 
@@ -137,13 +137,13 @@ class RequestPlacement:
         stage: RequestState,
         num_tokens: int,
     ) -> None:
-        """Prepares the next attempt, behind so many tokens; raises the error of a request that
-        shall have none. `attempt` is None where a worker had left before it was asked."""
+        """Prepares the next attempt, after so many tokens; raises the error of a request that gets
+        none. `attempt` is None if a worker had left before it was asked."""
         self._ctx.probation.leave(self._asked.request_id)
         has_begun = attempt is not None and attempt.has_begun
         if attempt is not None and attempt.is_move and not attempt.is_handed_off:
             return self._move_failed(verdict, attempt)
-        # Another worker had the state since, and only that one's word counts now.
+        # Another worker has had the state since, and only its report counts now.
         self.kept_by = None
         match verdict:
             case WorkerDrains():
@@ -201,7 +201,7 @@ class RequestPlacement:
     def _worker_lost(
         self, explanation: Explanation, lost: WorkerLost, *, stage: RequestState, num_tokens: int
     ) -> None:
-        """Another worker shall go on, behind so many tokens. Raises Suspect when too many died.
+        """Another worker goes on, after so many tokens. Raises Suspect when too many died.
 
         Not charged to the budget: one death fails many requests, and none of them is to blame.
         """
@@ -213,7 +213,7 @@ class RequestPlacement:
             raise Suspect(f"{num_deaths} workers died while they ran this request: {lost.error}")
 
     def _cut_off(self, explanation: Explanation, cut: CutOff, *, stage: RequestState) -> None:
-        """Another pair shall try. Raises when this request has been tried often enough.
+        """Another pair tries. Raises when this request has been tried often enough.
 
         Not charged to the budget, for one connection carries many requests; but counted for this
         one, so that a request that breaks every connection ends.
@@ -225,12 +225,12 @@ class RequestPlacement:
             raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {cut.error}")
 
     def _not_reached(self, explanation: Explanation) -> None:
-        """Nothing was done: another pair shall try, or the same one after its next beats."""
+        """Nothing was done: another pair tries, or the same one after its next beats."""
         self._exclude(explanation)
         self._ctx.metrics.retries.labels("not_reached").inc()
 
     def _failed(self, explanation: Explanation, spoiled: Retryable, *, stage: RequestState) -> None:
-        """Another pair shall try. Raises when there shall be no other attempt."""
+        """Another pair tries. Raises when there is no other attempt."""
         error = spoiled.error
         self._exclude(explanation)
         self.tries.failed()
@@ -241,7 +241,7 @@ class RequestPlacement:
             raise RetriesExhausted(f"the last of {self.tries.num_failed} failures: {error}")
 
     def _exclude(self, explanation: Explanation) -> None:
-        """This pair failed: not again for this request, until it has been heard of since."""
+        """This pair failed: not again for this request, until its next beats."""
         for name in (explanation.chosen.prefill, explanation.chosen.decode):
             if (worker := self._ctx.fleet.get(name)) is not None:
                 self._excluded[name] = worker.last_heard

@@ -6,8 +6,8 @@
     it draws a token         it goes on as any other, and the next suspect is tried
 
 Together they would die together again, and all would fail for what one of them did. A turn has an
-end, for most deaths are chance: a suspect with a long prompt is computed beside the next one. It
-begins when workers are found, since the one that died may be the only one.
+end, for most deaths are chance: a suspect with a long prompt is computed while the next one is
+tried. It begins when workers are found, since the one that died may be the only one.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from ferryman_router.routing.generate_request import TokenizedRequest
 
 
 class PromptScoreGate:
-    """Of one request, over all its attempts. Of a request that asks for no scores they are whole
-    from the beginning."""
+    """The scores of one request, over all its attempts. If it asks for none, they are whole from
+    the beginning."""
 
     def __init__(self, asked: TokenizedRequest) -> None:
         is_wanted = asked.params.prompt_logprobs is not None
@@ -36,12 +36,13 @@ class PromptScoreGate:
         return self._book.parts()
 
     def begin_attempt(self) -> None:
-        """Scores that are not whole begin anew, and what the last attempt drew behind them."""
+        """Drops scores that are not whole, and the tokens that the last attempt drew after
+        them."""
         self._held.clear()
         self._book.begin_attempt()
 
     def hold(self, tokens: RequestTokens) -> bool:
-        """Whether these came too early, and are kept until the scores are whole."""
+        """Whether these tokens came too early, and are kept until the scores are whole."""
         if self.is_whole:
             return False
         self._held.append(tokens)
@@ -49,7 +50,7 @@ class PromptScoreGate:
 
     def add(self, piece: PromptScores) -> tuple[RequestTokens, ...]:
         """Takes a piece; the tokens that it was the last to hold up. A piece that comes again, or
-        behind whole scores, changes nothing. Raises CorruptState for one that does not follow."""
+        after whole scores, changes nothing. Raises CorruptState for one that does not follow."""
         self._book.add(piece)
         if not self.is_whole:
             return ()
@@ -58,6 +59,6 @@ class PromptScoreGate:
         return released
 
     def check_handed_off(self) -> None:
-        """Raises CorruptState unless the scores are whole: no piece comes behind a hand-off."""
+        """Raises CorruptState unless the scores are whole: no piece comes after a hand-off."""
         if not self.is_whole:
             raise CorruptState(f"scores from token {self._book.end} on are lacking")

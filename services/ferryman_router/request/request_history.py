@@ -1,4 +1,4 @@
-"""A request's stage, and the lifecycle events that tell of it: small, readable, never content."""
+"""A request's stage, and the lifecycle events that report it: small, readable, never content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ferryman_router.routing.routing_policy import Explanation, RouteChoice
 
 
 class RequestHistory:
-    """How far one request has come by the lifecycle law, and the events that tell of it.
+    """The stage of one request by the lifecycle law, and the events that report it.
 
     `attempt` is the number of the latest attempt; 0 before the first. A request that began at
     another router has one from there.
@@ -83,12 +83,12 @@ class RequestHistory:
     def broken(
         self, event: RequestEvent, stage: RequestState, reason: str, offset: int, cause: str
     ) -> None:
-        """The answer ended at `offset`: cancelled, failed, or rejected where none was attempted."""
-        told: dict[str, Fact] = {"stage": str(stage), "reason": reason, "offset": offset}
+        """The answer ended at `offset`: cancelled, failed, or rejected if none was attempted."""
+        facts: dict[str, Fact] = {"stage": str(stage), "reason": reason, "offset": offset}
         if isinstance(event, RequestCancelled):
-            self._publish("cancelled", **told, cause=cause)
+            self._publish("cancelled", **facts, cause=cause)
         else:
-            self._publish("failed" if self.attempt else "rejected", **told)
+            self._publish("failed" if self.attempt else "rejected", **facts)
 
     def _publish(self, event: str, **facts: Fact) -> None:
         self._lifecycle.publish(
@@ -101,7 +101,7 @@ class RequestHistory:
 
 
 def state_mark(state: ServedState | None) -> str:
-    """Short words for the state that is served: another model, or another layout, has others."""
+    """A short mark of the served state: another model, or another layout, has another one."""
     return state.digest[:8] if state is not None else ""
 
 
@@ -132,7 +132,7 @@ def _choice_facts(choice: RouteChoice, prefix: str) -> dict[str, Fact]:
 
 
 def shown_route(explanation: Explanation) -> RouteExplanation:
-    """A route of a request that is still known here, with all that else there was."""
+    """A route of a request that is still known here, with all alternatives."""
     others = tuple(_shown_candidate(other) for other in explanation.others)
     return RouteExplanation(explanation.attempt, _shown_candidate(explanation.chosen), others)
 
@@ -159,7 +159,7 @@ def _shown_candidate(candidate: RouteChoice) -> RouteCandidate:
 
 
 def past_routes(events: Sequence[LifecycleEntry]) -> list[RouteExplanation]:
-    """One for each attempt: the choice, and the runner-up where there was one."""
+    """One for each attempt: the choice, and the runner-up if there was one."""
     routed = [event for event in events if event.name == "routed"]
     return [
         RouteExplanation(

@@ -31,12 +31,12 @@ STATE_SECONDS = 0.05
 
 def decoded(recorded: Iterable[RecordedMessage]) -> list[LifecycleEntry]:
     """The events of a request, as `RequestLog.of` returned them."""
-    return [decode_event(one.payload) for one in recorded]
+    return [decode_event(message.payload) for message in recorded]
 
 
 class RequestLog:
-    """The log, asked by a request's id or by its caller's name for it. `forged` counts what lies
-    there under a name that is not its own."""
+    """The log, asked by a request's id or by its caller's name for it. `forged` counts events
+    there under a false name."""
 
     def __init__(
         self, requests: RequestTable, bus: Bus, subjects: Subjects, forged: Counter
@@ -46,21 +46,21 @@ class RequestLog:
 
     async def of(self, tenant: Tenant, name: str) -> tuple[RecordedMessage, ...]:
         """The log's events of this tenant's request of that name, or of that id. NotFound also for
-        another tenant's: it must not be told apart from what never was."""
+        another tenant's: no answer may show that it exists."""
         request_id = self._requests.id_of(tenant, name)
-        found: tuple[RecordedMessage, ...] = ()
+        recorded: tuple[RecordedMessage, ...] = ()
         if is_request_id(request_id):
             pattern = self._subjects.all_life_of(request_id)
-            found = self._credible(await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS))
-        if not belongs_to(decoded(found), tenant.name):
+            recorded = self._credible(await self._bus.history(pattern, max_events=MAX_TRACE_EVENTS))
+        if not belongs_to(decoded(recorded), tenant.name):
             raise NotFound(f"the lifecycle log has nothing of {name}")
-        return found
+        return recorded
 
     def _credible(self, recorded: Sequence[RecordedMessage]) -> tuple[RecordedMessage, ...]:
         kept = tuple(
-            one
-            for one in recorded
-            if credible_event(one.subject, one.payload, self._subjects) is not None
+            message
+            for message in recorded
+            if credible_event(message.subject, message.payload, self._subjects) is not None
         )
         self._forged.inc(len(recorded) - len(kept))
         return kept
@@ -69,14 +69,14 @@ class RequestLog:
         self, tenant: Tenant, request_id: str, held: tuple[int, ...], fleet: Fleet
     ) -> PastLife:
         """The life of a request at another router, whose client has these tokens. Raises NotFound
-        when it cannot go on here, for whatever reason: then it can be begun anew."""
+        when it cannot go on here, for whatever reason: then it can be begun again."""
         try:
             async with asyncio.timeout(TAKEOVER_SECONDS):
                 state = await _served_state(fleet)  # by beats, so the broker is there as well
-                found = await self.of(tenant, request_id)
+                recorded = await self.of(tenant, request_id)
         except (TimeoutError, Unavailable) as error:
             raise NotFound(f"nothing is known here of {request_id}: {error}") from error
-        return past_life(decoded(found), held, state)
+        return past_life(decoded(recorded), held, state)
 
 
 async def _served_state(fleet: Fleet) -> ServedState:

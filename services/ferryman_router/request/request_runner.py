@@ -1,7 +1,7 @@
 """A request's life: placed, prefilled, decoded, and tried again when a worker fails it.
 
 The runner owns the token offsets. The answer gets each token once and in order; a later attempt
-goes on behind the tokens there are, with the same seed and positions, and therefore draws the same
+goes on after the tokens there are, with the same seed and positions, and therefore draws the same
 ones.
 """
 
@@ -70,7 +70,7 @@ _COMMITTED = (RequestState.COMMITTED, RequestState.DECODING)
 
 
 class RequestRunner:
-    """One request on its way. `run` takes it to its end; everything else is told to it."""
+    """One running request. `run` takes it to its end; the other methods report events to it."""
 
     def __init__(self, asked: TokenizedRequest, ctx: RouterContext) -> None:
         self.asked = asked
@@ -93,7 +93,7 @@ class RequestRunner:
 
     @property
     def attempt(self) -> RouterAttempt | None:
-        """The latest; None before the first, and where a worker had left before it was asked."""
+        """The latest; None before the first, and if a worker had left before it was asked."""
         return self._attempt
 
     @property
@@ -145,7 +145,7 @@ class RequestRunner:
                 self._break(events.Failed("Internal"), FerrymanError("internal error"))
 
     def _out_of_time(self) -> None:
-        """One that waits for workers to start hears of that: it may be answered a little later."""
+        """Ends the request; one that waits for workers to start gets that as its error."""
         self._cause, patience = "deadline", self._ctx.dispatcher.patience
         is_waiting = self._placement.is_waiting
         refusal = patience.refusal_at_deadline(self._ctx.clock()) if is_waiting else None
@@ -155,8 +155,8 @@ class RequestRunner:
             self._break(events.RequestCancelled(), DeadlineExceeded("the deadline passed"))
 
     def _end_past(self) -> None:
-        """Has the latest decode worker of the router before this one end what it does for that
-        one: nobody shall read it."""
+        """Has the previous router's latest decode worker end its work on this request: no client
+        reads that answer any more."""
         past, fleet = self.asked.past, self._ctx.fleet
         for worker in fleet:
             if worker.beat.worker_id == past.decode:
@@ -166,11 +166,11 @@ class RequestRunner:
                 self._ctx.outlive(self._ctx.workers.abort(worker.name, abort))
 
     def set_cancel_cause(self, cause: str) -> None:
-        """Says why the task is about to be cancelled."""
+        """Notes why the task is about to be cancelled."""
         self._cause = cause
 
     def stopped_by(self, error: Stopping) -> None:
-        """Says that the task is about to be cancelled though its client still listens."""
+        """Notes that the task is about to be cancelled though its client still listens."""
         self._stopped_by = error
 
     async def _serve(self) -> AttemptFinished | AttemptStopped:
@@ -202,7 +202,7 @@ class RequestRunner:
             name = chosen.prefill if prefill is None else chosen.decode
             gone = WorkerGone(f"{name.worker_id} left before it was asked")
             return WorkerLost(gone, name, was_running=False)
-        # The log says `routed` before the workers, who hear of it by the order, can say anything.
+        # The log has `routed` before any event of the workers, which learn of it by the order.
         previous = self._attempt or self._previous
         self.history.attempt += 1
         self._answer.begin_attempt(self.history.attempt)
@@ -232,7 +232,7 @@ class RequestRunner:
             call.leave("deadline" if ctx.clock() >= self.asked.deadline else self._cause)
 
     def _begin_prefetch(self, chosen: RouteChoice, prefill: Heartbeat, order: PrefillOrder) -> None:
-        """Units of storage or of a peer are on their way before the worker has read its order."""
+        """Starts to fetch units of storage or of a peer before the worker has read its order."""
         host = self._ctx.fleet.host_caches().get(prefill.node)
         if chosen.is_worth_fetching and host is not None and host.state == prefill.state:
             have_tokens = chosen.arrival.device_tokens
@@ -281,7 +281,7 @@ class RequestRunner:
             self.on_tokens(tokens)
 
     def _is_scored(self, attempt: RouterAttempt) -> bool:
-        """Whether nothing is lacking of what comes before a hand-off."""
+        """Whether everything that comes before a hand-off is here."""
         try:
             self._score_gate.check_handed_off()
         except CorruptState as error:
@@ -327,7 +327,7 @@ class RequestRunner:
             self._ctx.ask_again(attempt.decode)
 
     def on_worker_lost(self, name: WorkerName, cause: str) -> None:
-        """A worker is no more."""
+        """A worker is gone."""
         attempt = self._attempt
         if attempt is not None and attempt.needs(name):
             gone = WorkerGone(f"{name.worker_id} is gone: {cause}")
@@ -342,7 +342,7 @@ class RequestRunner:
     def _finish(self, verdict: AttemptFinished | AttemptStopped) -> None:
         reason = verdict.reason if isinstance(verdict, AttemptFinished) else FinishReason.STOP
         assert self._attempt is not None, "nothing ends well that was not begun"
-        # A stop may come before prefill's last word; what it planned is what it did.
+        # A stop may come before prefill's last report; what it planned is what it did.
         counted = verdict.usage if isinstance(verdict, AttemptFinished) else self._attempt.planned
         usage = settled_usage(
             self._first_usage or counted,
@@ -379,7 +379,7 @@ class RequestRunner:
         self._ctx.metrics.requests.labels(error.reason).inc()
 
     def _note_service(self, *, is_whole: bool) -> None:
-        """Of requests that were placed once: the time of others holds a failure."""
+        """Records requests that were placed once: the time of others includes a failure."""
         pace = self._answer.pace
         if (
             self.history.attempt == 1

@@ -1,7 +1,7 @@
 """All requests under way, and those that ended lately: a client may come back for them.
 
-A request is found by its own id or by what its caller named it, and by its own tenant alone:
-no answer tells a tenant whether another tenant has used an id.
+A request is found by its own id or by what its caller named it, and by its own tenant alone: no
+answer shows a tenant whether another tenant has used an id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ferryman_router.routing.generate_request import PUBLIC, Caller, Tenant
 from ferryman_router.routing.routing_policy import takers
 
 MAX_ENDED = 2048
-# Of one worker that drains, at once: those that wait for their turn go on decoding meanwhile.
+# Requests that leave one draining worker at once; the others go on decoding meanwhile.
 MAX_LEAVING = 4
 ENDED_SECONDS = 60.0
 MAX_NAMES = 1 << 16  # as many as a busy router is given while the lifecycle log keeps their events
@@ -75,10 +75,11 @@ class RequestTable:
     # Names.
 
     def named(self, caller: Caller) -> Caller:
-        """The caller, with what they named the request as its id where that is free.
+        """The caller, with its name for the request as the id, if that is free.
 
-        Only the public's words become ids: a tenant could see in theirs that it was used before.
-        One that was sent before may be an id already, at a router that is gone.
+        Only the public's names become ids: with theirs, a tenant could see that another one had
+        used a name. A request that was sent before may have the id already, at a router that is
+        gone.
         """
         if caller.tenant != PUBLIC or caller.num_sent_before:
             return caller
@@ -128,11 +129,11 @@ class RequestTable:
     # News from workers.
 
     def cursors(self, name: WorkerName) -> Iterator[TokenCursor]:
-        """Where a decode worker should go on, for all its requests."""
+        """The cursors from which a decode worker should go on, for all its requests."""
         return (runner.cursor for runner in self if runner.is_decoded_by(name))
 
     def check_stalled(self, now: float) -> None:
-        """Looks after everyone; called now and then."""
+        """Checks every request; called now and then."""
         for runner in self:
             runner.check_stalled(now)
         self.forget(now)
@@ -142,13 +143,13 @@ class RequestTable:
             runner.on_worker_lost(name, cause)
 
     def came_back(self, name: WorkerName) -> None:
-        """This life may have been taken for over."""
+        """This life may have been reported lost."""
         for runner in self:
             runner.came_back(name)
 
 
 class Evacuation:
-    """Has decode workers that drain let their requests go on at others, while those have room
+    """Moves the requests of draining decode workers to others, while those have room
     (docs/decisions/0084).
 
     It is called again and again, so nothing has to be announced: a beat that came late counts, and
@@ -159,7 +160,7 @@ class Evacuation:
         self._ctx = ctx
 
     def look(self, runners: Iterable[RequestRunner], now: float) -> None:
-        """Has requests of draining workers leave that can."""
+        """Asks draining workers to let the requests go that can leave."""
         attempts = [(runner, runner.attempt) for runner in runners]
         leaving = Counter(attempt.leaves for _, attempt in attempts if attempt is not None)
         for runner, attempt in attempts:

@@ -1,7 +1,7 @@
 """One request's answer as its tokens come: each once and in order, timed, and written.
 
-Workers may send a token twice, early, or of an attempt that is over; the ledger says what counts,
-and only that reaches the output log.
+Workers may send a token twice, early, or of an attempt that is over; the ledger decides what
+counts, and only that reaches the output log.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class OutputLog:
 
 
 class ResponseStream:
-    """Over all attempts. `output_log` is what clients read, `pace` how quickly it came;
-    `has_stopped` once a stop string has ended it: tokens behind one are not part of the answer."""
+    """The answer over all attempts. `output_log` is what clients read, `pace` how quickly it came.
+    It `has_stopped` once a stop string has ended it: tokens after one are not part of it."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class ResponseStream:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All that were generated so far."""
+        """All tokens generated so far."""
         return self._ledger.token_ids
 
     @property
@@ -139,7 +139,7 @@ class ResponseStream:
         return self._ledger.next_offset
 
     def begin_attempt(self, attempt: int) -> None:
-        """From now on only this attempt's tokens count."""
+        """Counts only this attempt's tokens from now on."""
         self._ledger.begin_attempt(attempt)
 
     def take(self, tokens: RequestTokens) -> Acceptance:
@@ -161,7 +161,7 @@ class ResponseStream:
     def _write(
         self, offset: int, token_ids: tuple[int, ...], logprobs: Sequence[Mapping[int, float]]
     ) -> None:
-        # With stop strings one token at a time: the answer ends behind the one that completes a
+        # With stop strings one token at a time: the answer ends after the one that completes a
         # stop, wherever the worker has cut its frames.
         size = 1 if self._stops.is_watching else len(token_ids)
         for at in range(0, len(token_ids), size):
@@ -169,7 +169,7 @@ class ResponseStream:
                 break  # whatever comes after a stop was under way already
             some = token_ids[at : at + size]
             new = self._detokenizer.feed(some)
-            # A stop string ends no answer that has not its least length.
+            # No stop string ends an answer below its minimum length.
             is_early = offset + at < self._min_tokens and self._stops.is_watching
             released = Released(new) if is_early else self._stops.feed(new)
             self.has_stopped = released.stop is not None

@@ -2,9 +2,9 @@
 
     worker joins → stream opens with the cursors of its requests → frames → worker is lost
 
-A stream that breaks while the worker lives is opened again, and the cursors say from where on
-tokens are lacking; what comes twice is dropped by the requests' ledgers. When it cannot be opened
-for a while, the worker is taken for lost.
+A stream that breaks while the worker lives is opened again, and the cursors show from where on
+tokens are missing; what comes twice is dropped by the requests' ledgers. When it cannot be opened
+for a while, the worker is treated as lost.
 """
 
 from __future__ import annotations
@@ -73,13 +73,14 @@ class TokenStream:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def ask_again(self) -> None:
-        """Tokens are lacking: the stream is opened anew with the cursors as they are now."""
+        """Tokens are missing: the stream is opened again with the cursors as they are now."""
         if self._call is not None and not self._asks_again:
             self._asks_again = True
             self._call.cancel()
 
     async def _read(self, channels: Channels) -> bool:
-        """Whether the worker had taken the call; a call that cannot connect may take long, too."""
+        """Reads one call; returns whether the worker had accepted it. A failing connection may
+        take long, too."""
         self._asks_again, was_open = False, False
         stub = decode_pb2_grpc.DecodeServiceStub(channels.to(self._address))
         resume = [cursor_to_wire(cursor) for cursor in self._requests.cursors(self._name)]
@@ -115,7 +116,7 @@ class TokenStream:
 
 
 def _is_being_cancelled() -> bool:
-    """Cancelling the call raises CancelledError here as well; this tells who was meant."""
+    """Whether this task is cancelled: cancelling only the call raises the same error here."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -142,7 +143,7 @@ class WorkerStreams:
         self._streams: dict[WorkerName, tuple[TokenStream, asyncio.Task[None]]] = {}
 
     def on_fleet_effect(self, effect: Effect) -> None:
-        """A worker came or went; those who wait are looked at again."""
+        """A worker came or went; waiting requests are looked at again."""
         match effect:
             case WorkerJoined(beat):
                 name = WorkerName(beat.worker_id, beat.epoch)
@@ -159,7 +160,7 @@ class WorkerStreams:
         self._dispatcher.serve()
 
     def ask_again(self, name: WorkerName) -> None:
-        """Tokens are lacking on this worker's stream."""
+        """Tokens are missing on this worker's stream."""
         if (held := self._streams.get(name)) is not None:
             held[0].ask_again()
 

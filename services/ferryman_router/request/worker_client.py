@@ -62,7 +62,7 @@ def prefill_order(
 ) -> PrefillOrder:
     """The order of one attempt: all tokens there are, those generated at the end.
 
-    `pair` is the prefill worker spoken to and the decode worker that shall go on.
+    `pair` is the prefill worker that is called and the decode worker that goes on.
     """
     prefill, decode = pair
     num_generated = len(chains.token_ids) - asked.prompt_len
@@ -73,7 +73,7 @@ def prefill_order(
         asked.params,
         asked.stop_token_ids,
         num_generated=num_generated,
-        # Behind tokens of its own it is at the end of no other request's prompt.
+        # After tokens of its own it is no longer at the end of a prompt that siblings share.
         num_siblings=0 if num_generated else asked.request.sharing.num_siblings,
     )
     context = RequestContext(
@@ -142,7 +142,7 @@ class WorkerClient:
         return _progress(name, call, hand_off_progress_from_wire)
 
     async def detach(self, name: WorkerName, request_id: str, attempt: int, router: str) -> bool:
-        """Has a decode worker let a request go on elsewhere; False when it was not to be had."""
+        """Asks a decode worker to let a request go on elsewhere; False if it did not."""
         request = decode_pb2.DetachRequest(
             request_id=request_id, attempt=attempt, router_id=router, worker_epoch=name.epoch
         )
@@ -155,7 +155,8 @@ class WorkerClient:
         return True
 
     async def abort(self, name: WorkerName, order: RouterAbort) -> None:
-        """Tells decode; a worker that cannot be told is gone, or will notice by its lease."""
+        """Sends decode an abort; a worker that does not get it is gone, or will notice by its
+        lease."""
         if self._fleet.get(name) is None:
             return
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(name))
@@ -170,8 +171,8 @@ class WorkerClient:
             )
 
     def prefetch(self, host: Heartbeat, order: PrefillOrder, have_tokens: int) -> None:
-        """Has a host-cache begin to bring what is worth it of the prompt, for a worker that has so
-        many tokens by itself; the worker's own call joins it by the attempt.
+        """Has a host-cache start to fetch what is worth it of the prompt, for a worker that has so
+        many tokens already; the worker's own call joins it by the attempt.
 
         Never waits, and counts how it went. Beyond MAX_PREFETCHES there is only the worker's own.
         """

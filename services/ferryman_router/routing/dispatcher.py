@@ -40,14 +40,14 @@ class _Waiting:
     placed: asyncio.Future[Explanation]
 
     def refuse(self, error: FerrymanError) -> None:
-        """Unless its client has left in the same moment."""
+        """Fails the wait, unless the client has left in the same moment."""
         if not self.placed.done():
             self.placed.set_exception(error)
 
 
 class Dispatcher:
-    """One queue, one fleet. `patience` is how long a role may be without a worker that is ready or
-    starts; `forecast` is told of every request that was served."""
+    """One queue and one fleet. `patience` is how long a role may lack a worker that is ready or
+    starting; `forecast` records every request that was served."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Dispatcher:
         return self.forecast.rate.seconds_for(self._queue.cost, self._clock())
 
     def retry_seconds(self) -> float:
-        """The same, as a hint to those that come later; no sooner than there are workers."""
+        """The same, as a hint to later callers; at least the time until workers are expected."""
         until_ready = self.patience.remaining_seconds(self._clock())
         return max(until_ready, retry_seconds(self.queue_seconds()))
 
@@ -82,8 +82,8 @@ class Dispatcher:
         """Waits for a pair of workers, which are the attempt's until `leave`.
 
         Raises QueueFull, Overloaded when it would not be answered in time, or NoWorker when a role
-        was empty for too long. One that was here before has been accepted: it always has a place,
-        and is not refused for want of time once it is under way.
+        was empty for too long. A request that returns was accepted before: it always gets a place,
+        and once under way it is never refused for lack of time.
         """
         placed: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
         need = self._join(ticket, asking, standing)
@@ -102,7 +102,8 @@ class Dispatcher:
             self._waiting.pop(ticket.request_id, None)
 
     def leave(self, request_id: str, explanation: Explanation) -> None:
-        """The attempt is over: its workers have room for another one. May be said twice."""
+        """The attempt is over: its workers have room for another one. A second call changes
+        nothing."""
         chosen = explanation.chosen
         for name in (chosen.prefill, chosen.decode):
             self._fleet.release(name, attempt_name(request_id, explanation.attempt))
@@ -124,7 +125,8 @@ class Dispatcher:
         return need
 
     def _check_in_time(self, ticket: Ticket, need: Need, now: float) -> None:
-        """An empty queue takes every request: so a wrong forecast is found out."""
+        """Raises Overloaded. An empty queue takes every request, which corrects a wrong
+        forecast."""
         if not len(self._queue):
             return
         before = self._queue.cost_before(ticket.tenant)
@@ -134,10 +136,10 @@ class Dispatcher:
             raise Overloaded(message, retry_seconds(late))
 
     async def run(self, look: Callable[[float], None], is_busy: Callable[[], bool]) -> None:
-        """Looks again now and then: what makes room is seldom announced.
+        """Looks again now and then, because room is seldom announced.
 
-        Nothing has to be seen soon where no request waits or `is_busy`: then it looks once a second
-        until a request comes. Whether a role has workers is seen when they come and go.
+        While no request waits and `is_busy` is false it looks once a second, until a request
+        comes. Workers that come or go are noticed at once.
         """
         while True:
             if not self._waiting and not is_busy():
@@ -160,7 +162,7 @@ class Dispatcher:
             )
         while any(self._try_place(ticket, now) for ticket in self._queue.heads()):
             pass
-        # A cluster that starts is not a slow one: requests behind this one would be refused for it.
+        # A cluster that is starting is not a slow one: later requests would be refused for it.
         is_waiting = len(self._queue) > 0 and not self.patience.lacks_workers
         self.forecast.rate.looked(now, is_waiting=is_waiting)
         if (refusal := self.patience.refusal(now)) is not None:
@@ -192,8 +194,8 @@ class Dispatcher:
         return True
 
     def _is_in_vain(self, ticket: Ticket, need: Need, now: float) -> bool:
-        """A place for one that will be too late is a place less for one that will not. Where no
-        other waits it costs nothing; and what was begun before is never given up here."""
+        """Whether a request would be too late and only take a place that others wait for. A
+        request that was begun before is never given up here."""
         if len(self._queue) == 1 or self._queue.has_returned(ticket):
             return False
         return self.forecast.is_hopeless(need, ticket.deadline - now)
@@ -210,5 +212,5 @@ class Dispatcher:
 
 
 def attempt_name(request_id: str, attempt: int) -> str:
-    """As workers call it, too."""
+    """The name of an attempt, at the workers as well."""
     return f"{request_id}.{attempt}"

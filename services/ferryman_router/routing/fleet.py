@@ -19,7 +19,7 @@ from ferryman_router.routing.worker_starts import WorkerStarts
 
 SERVING = (PREFILL, DECODE)
 UNREACHABLE = "unreachable"
-# Beats that came while this process stood still longer than this are not read yet.
+# After a pause of this process longer than this there are beats that it has not read yet.
 MAX_DEAF_SECONDS = 1.0
 
 
@@ -40,7 +40,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """This life is over, or must be taken for over."""
+    """This life is over, or must be treated as over."""
 
     name: WorkerName
     role: str
@@ -56,8 +56,8 @@ class AskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnproven:
-    """It beats, but could not be reached before, or another worker is at its address: ask there who
-    it is, then `welcome` it."""
+    """It beats, but was unreachable before, or another worker has its address: ask at the address
+    which worker answers, then `welcome` it."""
 
     beat: Heartbeat
 
@@ -67,12 +67,12 @@ Effect = WorkerJoined | WorkerLeft | AskSnapshot | WorkerUnproven
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A worker as last heard of, what this router has there, and what its last beat cannot know.
+    """A worker at its last beat, this router's claims on it, and what that beat cannot know.
 
     `claims` are this router's own: by attempt, the prompt tokens still to be computed. They are
     exact, but know nothing of other routers; beats know of all, but are up to a second old, so
-    `requests_since` and `tokens_since` say what came and went since the last one. They are below
-    zero when more went than came: the beat had counted it.
+    `requests_since` and `tokens_since` count what came and went since the last one. They are
+    below zero when more went than came: the beat had counted it.
     """
 
     beat: Heartbeat
@@ -91,12 +91,12 @@ class FleetWorker:
     @property
     def num_requests(self) -> int:
         """Running, queued and on their way."""
-        told = self.beat.num_running + self.beat.num_queued + self.requests_since
-        return max(len(self.claims), told)
+        reported = self.beat.num_running + self.beat.num_queued + self.requests_since
+        return max(len(self.claims), reported)
 
     @property
     def claimed_tokens(self) -> int:
-        """Prefill work that this router has sent and has not heard to be done."""
+        """Prefill work that this router has sent and that is not reported as done."""
         return sum(self.claims.values())
 
     @property
@@ -125,12 +125,12 @@ class Fleet:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.beat.worker_id))
 
     def get(self, name: WorkerName) -> FleetWorker | None:
-        """The worker, while that very life of it is believed to go on."""
+        """The worker, while this life of it is believed to be alive."""
         worker = self._workers.get(name.worker_id)
         return worker if worker is not None and worker.name == name else None
 
     def usable(self, role: str, now: float) -> tuple[FleetWorker, ...]:
-        """Those a new request may be sent to, in a stable order."""
+        """The workers that a new request may be sent to, in a stable order."""
         return tuple(
             worker
             for worker in self
@@ -148,33 +148,36 @@ class Fleet:
         )
 
     def host_caches(self) -> dict[str, Heartbeat]:
-        """The last beat of each node's host-cache: of two lives, of the one heard of last."""
+        """The last beat of each node's host-cache: of two lives, of the one that beat last."""
         caches = (worker for worker in self if worker.beat.role == HOSTCACHE and worker.beat.node)
-        return {one.beat.node: one.beat for one in sorted(caches, key=lambda one: one.last_heard)}
+        return {
+            worker.beat.node: worker.beat
+            for worker in sorted(caches, key=lambda worker: worker.last_heard)
+        }
 
     def state(self) -> ServedState | None:
         """The state that is served, by the first worker that keeps any."""
         return next((w.beat.state for w in self if keeps_state(w.beat)), None)
 
     def page_size(self) -> int:
-        """Of the state that is served; 1 while no worker is known."""
+        """The page size of the served state; 1 while no worker is known."""
         state = self.state()
         return state.page_size if state is not None else 1
 
     # News from workers.
 
     def on_heartbeat(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
-        """A beat: an old acquaintance, a new one, or a new life behind a known name."""
-        known = self._workers.get(beat.worker_id)
-        if known is not None and known.beat.epoch == beat.epoch:
-            known.beat, known.last_heard = beat, now
-            known.requests_since = known.tokens_since = 0
-            known.is_suspect = False
+        """A beat of a known worker, of a new one, or of a new life under a known id."""
+        worker = self._workers.get(beat.worker_id)
+        if worker is not None and worker.beat.epoch == beat.epoch:
+            worker.beat, worker.last_heard = beat, now
+            worker.requests_since = worker.tokens_since = 0
+            worker.is_suspect = False
             return ()
         name = WorkerName(beat.worker_id, beat.epoch)
         self.starts.on_heartbeat(beat)
-        # A beat proves its sender's id and not its address: whoever has a worker's login could
-        # drive another worker out by naming its address, and so could a beat that came late.
+        # A beat proves its sender's id and not its address: a holder of one worker's login could
+        # drive out another one by naming its address, and so could a late beat.
         if name in self._unproven or self._others_at(beat):
             self._unproven[name] = now
             return (WorkerUnproven(beat),)
@@ -186,10 +189,10 @@ class Fleet:
         return self._join(beat, now) if is_awaited else ()
 
     def _join(self, beat: Heartbeat, now: float) -> tuple[Effect, ...]:
-        known = self._workers.get(beat.worker_id)
+        previous = self._workers.get(beat.worker_id)
         for name in [name for name in self._unproven if name.worker_id == beat.worker_id]:
             del self._unproven[name]
-        effects = self._lose(beat.worker_id, "restarted") if known is not None else ()
+        effects = self._lose(beat.worker_id, "restarted") if previous is not None else ()
         cache_index = WorkerCacheIndex(beat.state.resume_shape)
         self._workers[beat.worker_id] = FleetWorker(beat, now, cache_index)
         asks = (AskSnapshot(WorkerName(beat.worker_id, beat.epoch)),) * keeps_state(beat)
@@ -233,7 +236,7 @@ class Fleet:
         return min(heard, default=now) + self._beat_timeout - now
 
     def reset_timeouts(self, now: float) -> None:
-        """No beat could be heard, so no silence counts: the broker or this process was away."""
+        """No beat could arrive, so no silence counts: the broker or this process was away."""
         for worker in self._workers.values():
             worker.last_heard = now
         self.starts.reset_timeouts(now)
@@ -241,8 +244,8 @@ class Fleet:
     def lose(self, name: WorkerName, cause: str) -> tuple[Effect, ...]:
         """This life is known to be over, by other means than silence.
 
-        If no connection reaches it and it beats on, it has to be reached before it counts again:
-        else requests would be sent to it, and lost, once a second.
+        If no connection reaches it but it still beats, it counts again only once it was reached:
+        otherwise requests would be sent to it, and lost, once a second.
         """
         if (worker := self.get(name)) is None:
             return ()
@@ -261,7 +264,7 @@ class Fleet:
             worker.is_suspect = False
 
     def avoid(self, name: WorkerName, until: float) -> None:
-        """It said that it is full: nothing new goes there for a while."""
+        """It reported that it is full: nothing new goes there for a while."""
         if worker := self.get(name):
             worker.avoid_until = until
 
@@ -273,15 +276,16 @@ class Fleet:
             worker.tokens_since += num_tokens
 
     def computed(self, name: WorkerName, attempt: str, num_left: int) -> None:
-        """The worker has said how much of a claim is left to compute."""
+        """The worker reported how much of a claim is left to compute."""
         worker = self.get(name)
-        if worker is not None and (known := worker.claims.get(attempt)) is not None:
-            num_left = min(known, num_left)
+        if worker is not None and (claimed := worker.claims.get(attempt)) is not None:
+            num_left = min(claimed, num_left)
             worker.claims[attempt] = num_left
-            worker.tokens_since -= known - num_left
+            worker.tokens_since -= claimed - num_left
 
     def release(self, name: WorkerName, attempt: str) -> None:
-        """An attempt is done with, whether a beat has counted it or not; a second time is absorbed.
+        """An attempt is over, whether or not a beat has counted it; a second call changes
+        nothing.
 
         After an end there may be room again, so an earlier report of a full worker no longer
         counts.

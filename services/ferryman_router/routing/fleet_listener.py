@@ -1,8 +1,8 @@
-"""Keeps the fleet up to date: hears what workers say, and probes those that cannot be reached.
+"""Keeps the fleet up to date: reads workers' messages, and probes workers that cannot be reached.
 
-A broken call does not say what broke. The worker may have died, the connection may have been cut,
-or this process may itself have stood still, and then the calls to all workers break at once. Only
-a worker that no new connection reaches is lost, and its requests hear of that as one event.
+A broken call does not show what broke. The worker may have died, the connection may have been
+cut, or this process may itself have stood still, and then the calls to all workers break at once.
+Only a worker that no new connection reaches is lost, and its requests get that as one event.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ MAX_NAMED = 64  # forged names that are warned of
 
 
 class Liveness:
-    """Found out once for all who ask. `patience` seconds are given to a worker to answer; `lost`
-    is told of one that does not. `connect` makes a channel to an address."""
+    """Probes a worker once for all callers that ask. A worker has `patience` seconds to answer;
+    `lost` is called for one that does not. `connect` makes a channel to an address."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Liveness:
 
     async def is_alive(self, name: WorkerName) -> bool:
         """Whether a worker still answers; nothing new is sent there until that is known. If not,
-        all its requests have heard of its loss when this returns."""
+        its loss has reached all its requests when this returns."""
         if (worker := self._fleet.get(name)) is None:
             return False
         probe = self._begin(name, self._find_out(name, worker.beat.address))
-        # One of those who ask may be cancelled; the others still want to know.
+        # One caller may be cancelled; the others still wait for the answer.
         await asyncio.shield(probe)
         return self._fleet.get(name) is not None
 
@@ -78,13 +78,13 @@ class Liveness:
         welcome: Callable[[Heartbeat], None],
         disbelieve: Callable[[Heartbeat], None],
     ) -> None:
-        """It was unreachable, or claims another's address, and beats: it is welcome once its very
-        life answers there, and not believed while another one does."""
+        """Probes a worker that beats but was unreachable, or that claims another's address: it is
+        welcome once this life answers there, and not believed while another one does."""
         name = WorkerName(beat.worker_id, beat.epoch)
         self._begin(name, self._prove(beat, welcome, disbelieve))
 
     def _begin(self, name: WorkerName, probe: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """One at a time for each worker."""
+        """Starts the probe; at most one at a time for each worker."""
         if (running := self._probes.get(name)) is not None:
             probe.close()
             return running
@@ -114,7 +114,8 @@ class Liveness:
         (welcome if is_there else disbelieve)(beat)
 
     async def _answers(self, address: str) -> bool:
-        """By a connection of its own: the one that broke may not have noticed yet."""
+        """Whether a new connection succeeds: the old one may be broken without a sign of it
+        yet."""
         try:
             async with self._connect(address) as fresh, asyncio.timeout(self._patience):
                 await fresh.channel_ready()
@@ -124,8 +125,8 @@ class Liveness:
 
 
 class SenderChecks:
-    """Whether messages come from the worker whose name they bear; others are counted, and warned of
-    once a name. So are beats from where another life answers."""
+    """Checks that messages come from the worker whose name they bear. Others are counted, with one
+    warning a name, and so are beats from an address where another life answers."""
 
     def __init__(self, check: CheckSender, forged: Counter, misplaced: Counter) -> None:
         self._check, self._forged, self._misplaced = check, forged, misplaced
@@ -158,7 +159,7 @@ class SenderChecks:
 
 
 class FleetListener:
-    """Turns messages into what the fleet hears. `happened` is told what the fleet makes of it."""
+    """Passes messages to the fleet. `happened` gets the effects that come back."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class FleetListener:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Hears beats and cache events while the block runs."""
+        """Reads beats and cache events while the block runs."""
         subscribed = self._bus.subscribed
         async with (
             subscribed(self._subjects.all_beats) as beats,
@@ -243,7 +244,7 @@ class FleetListener:
         self.apply(self._fleet.on_cache_change(name, change))
 
     async def _watch(self) -> None:
-        """Silence only counts while there is a broker through which one could be heard."""
+        """Silence counts only while the broker is connected: without it no beat could arrive."""
         seconds = AWAY_SECONDS
         while True:
             await asyncio.sleep(seconds)
@@ -257,7 +258,8 @@ class FleetListener:
                 seconds = AWAY_SECONDS
 
     async def _ask_snapshot(self, name: WorkerName) -> None:
-        """Until it answers or has left; a worker without a prefix cache has nothing to answer."""
+        """Asks until the worker answers or has left; a worker without a prefix cache has nothing
+        to answer."""
         subject = self._subjects.control(name.worker_id, "snapshot")
         try:
             while self._fleet.get(name) is not None:

@@ -1,13 +1,14 @@
-"""When a request would be answered, reckoned from what the cluster has done lately. Pure.
+"""Predicts when a request would be answered, from what the cluster has done lately. Pure.
 
     wait     tokens served before it / tokens a second that leave the queue while requests wait
     service  placed to first token, and then seconds per token x the tokens expected of the answer
 
-Nothing is guessed: where nothing was measured, the seconds are 0 and every request is let in.
+Nothing is guessed: while nothing was measured, the seconds are 0 and every request is let in.
 Nothing is remembered but what was measured, so a judgement lasts no longer than the load it was
 made from: a request that finds the queue empty is always let in.
 
-This is where backpressure comes from: what would come too late is refused at the door.
+This is where backpressure comes from: a request whose answer would be too late is refused at
+once.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 
 # The weight of the past after each observation: the last twenty or so count.
 KEPT = 0.95
-# A service may take this much longer than reckoned, and the answer is still in time.
+# The factor by which a service may take longer than predicted and still be in time.
 CAUTION = 1.5
-# Of the time that a caller gives, so much may be spent in the queue: the rest is for the answer.
+# The share of a caller's time that may be spent in the queue: the rest is for the answer.
 MAX_WAIT_SHARE = 0.5
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 # Tokens of an answer, while none has ended.
@@ -81,14 +82,14 @@ class ServiceRate:
             self._waiting_since = now
 
     def looked(self, now: float, *, is_waiting: bool) -> None:
-        """Whether requests wait now, behind all that could be placed."""
+        """Notes whether requests wait now, after all that could be placed."""
         if not is_waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now
 
     def seconds_for(self, cost: float, now: float) -> float:
-        """Until so many tokens have left the queue; longer while nothing leaves it."""
+        """The time until so many tokens have left the queue; longer while nothing leaves it."""
         seconds = cost * self._seconds_per_token.value
         if self._seconds_per_token and self._waiting_since is not None:
             # A cluster that stands still must not look as quick as it last was.
@@ -106,7 +107,7 @@ class Forecast:
         self._output_tokens = RunningMean()
 
     def served(self, served: ServedRequest) -> None:
-        """One request more. An answer that was cut says nothing of how long answers are."""
+        """Records one request. An answer that was cut does not show how long answers are."""
         self._first_seconds.add(served.first_seconds)
         if served.num_tokens > 1:
             self._seconds_per_token.add(served.decode_seconds, served.num_tokens - 1)
@@ -114,12 +115,12 @@ class Forecast:
             self._output_tokens.add(served.num_tokens)
 
     def output_tokens(self, max_tokens: int) -> int:
-        """As many as answers had lately, and no more than were asked for."""
+        """The expected tokens: as many as recent answers had, and no more than were asked for."""
         mean = self._output_tokens.value if self._output_tokens else FIRST_GUESS_TOKENS
         return max(1, min(max_tokens, round(mean)))
 
     def service_seconds(self, need: Need) -> float:
-        """From being placed to the last token; 0 while nothing was served."""
+        """The time from being placed to the last token; 0 while nothing was served."""
         if not self._first_seconds:
             return 0.0
         first = max(self._first_seconds.value, need.prefill_seconds)
@@ -128,8 +129,8 @@ class Forecast:
     def seconds_too_late(
         self, need: Need, cost_before: float, seconds_left: float, now: float
     ) -> float:
-        """By how much a request that joins now would miss its deadline, or wait for longer than a
-        share of its time; not more than 0 when it is in time."""
+        """The time by which a request that joins now would miss its deadline, or exceed the share
+        of it for waiting; at most 0 when it is in time."""
         wait = self.rate.seconds_for(cost_before, now)
         ends = wait + CAUTION * self.service_seconds(need)
         return max(ends - seconds_left, wait - MAX_WAIT_SHARE * seconds_left)
@@ -140,7 +141,7 @@ class Forecast:
 
 
 def retry_seconds(seconds: float) -> float:
-    """A wait that is short enough to be told, and long enough to be of use."""
+    """The wait within bounds that are of use to a caller."""
     return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds))
 
 
@@ -167,7 +168,7 @@ class LatencyTracker:
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token to the last one there is."""
+        """The time from the first token to the latest one."""
         return self._last - self._arrived - (self.first_seconds or 0.0)
 
     def gap_quantile(self, quantile: float) -> float:

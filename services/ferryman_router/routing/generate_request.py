@@ -30,8 +30,8 @@ class Caller:
     """The sender of a request, its time, and the trace it belongs to.
 
     `request_id` is the request's own. `correlation_id` is what the caller calls it (empty:
-    nothing); others may call theirs the same. `num_sent_before` is how often the caller says to
-    have sent it before, to whichever router.
+    nothing); others may call theirs the same. `num_sent_before` is how often the caller has sent
+    it before, by its own count, to any router.
     """
 
     request_id: str
@@ -52,7 +52,7 @@ class RequestedSampling:
     bad_words: tuple[str, ...] = ()
 
     def sample(self, index: int) -> RequestedSampling:
-        """Of several answers to one prompt this one's: each has a seed of its own."""
+        """The sampling of one of several answers to a prompt: each has a seed of its own."""
         seed = self.params.seed + index
         seed -= 2**64 if seed >= 2**63 else 0
         params = replace(self.params, seed=seed)
@@ -63,7 +63,7 @@ class RequestedSampling:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How tokens become text: the control tokens in `shown` are part of it, and the stop string
+    """The options of a text: the control tokens in `shown` are part of it, and the stop string
     that ends it if it `includes_stop`."""
 
     shown: frozenset[str] = frozenset()
@@ -75,9 +75,9 @@ PLAIN_TEXT = TextOptions()
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options of a prompt. `truncate` is how many are kept of the end: 0 all, -1 as
-    many as fit. Requests of different salts share no cached state, those of a tenant neither.
-    Those of a tenant with a lower `priority` number are placed first."""
+    """Options of a prompt. `truncate` is how many of its last tokens are kept: 0 all, -1 as many
+    as fit. Requests with different salts never share cached state, even within one tenant. Of one
+    tenant, requests with a lower `priority` number are placed first."""
 
     truncate: int = 0
     cache_salt: str = ""
@@ -89,8 +89,8 @@ WHOLE_PROMPT = PromptOptions()
 
 @dataclass(frozen=True, slots=True)
 class PromptSharing:
-    """How a request shares its prompt with other answers to it. `num_siblings` will follow it;
-    `decode` is the worker that has the whole prompt from one before it."""
+    """The other answers to a request's prompt. `num_siblings` will follow it; `decode` is the
+    worker that has the whole prompt from an earlier one."""
 
     num_siblings: int = 0
     decode: WorkerName | None = None
@@ -118,7 +118,7 @@ NO_PAST = PastLife("", 0, "", ())
 class GenerateRequest:
     """One prompt, ready to be tokenized. `model` may be empty: the one that is served.
 
-    `arrived` are the monotonic seconds at which the whole of it was here: deadlines count from it.
+    `arrived` is the monotonic time at which all of it was received: deadlines count from it.
     """
 
     caller: Caller
@@ -184,11 +184,11 @@ class TokenizedRequest:
     @property
     def key_salt(self) -> bytes:
         """The salt of the prompt's page keys: the tenant's, and the caller's own under it."""
-        salt, own = self.tenant.salt, self.request.options.cache_salt
-        if not own:
+        salt, caller_salt = self.tenant.salt, self.request.options.cache_salt
+        if not caller_salt:
             return salt
         # Hashed with the tenant's as the key: no caller can name another tenant's salt.
-        digest = blake2b(own.encode(), key=salt[:KEY_CHARS], digest_size=SALT_BYTES)
+        digest = blake2b(caller_salt.encode(), key=salt[:KEY_CHARS], digest_size=SALT_BYTES)
         return digest.digest()
 
 
@@ -205,17 +205,17 @@ class PageKeyCache:
 
     def of(self, state: ServedState) -> tuple[PageKey, ...]:
         """The keys of all full pages; usually the whole fleet has one state."""
-        found = self._known.get(state)
-        if found is None:
+        keys = self._known.get(state)
+        if keys is None:
             root = root_key(state, self._salt, self._adapter)
-            found = extend_keys(root, (), self._token_ids, state.page_size)
-            self._known[state] = found
-        return found
+            keys = extend_keys(root, (), self._token_ids, state.page_size)
+            self._known[state] = keys
+        return keys
 
     def extended(self, token_ids: TokenIds) -> PageKeyCache:
         """The chains of a longer list that begins with this one's tokens."""
         longer = PageKeyCache(token_ids, self._salt, self._adapter)
-        for state, known in self._known.items():
+        for state, keys in self._known.items():
             root = root_key(state, self._salt, self._adapter)
-            longer._known[state] = extend_keys(root, known, token_ids, state.page_size)
+            longer._known[state] = extend_keys(root, keys, token_ids, state.page_size)
         return longer

@@ -1,7 +1,7 @@
-"""Where a prompt's prefix is: on a worker's device, by its own account, and on other tiers. Pure.
+"""Finds a prompt's prefix: on a worker's device, by its own reports, and on other tiers. Pure.
 
-Cache events are numbered. One that is missing makes everything behind it a guess, so the events
-that follow are kept aside until a snapshot has said what there is.
+Cache events are numbered. After a missing one nothing is certain, so later events are kept aside
+until a snapshot has shown what there is.
 
     usable prefix = deepest position that every kind can resume from:
         full       every page before it       (evicted leaf first: presence is prefix-closed)
@@ -67,7 +67,7 @@ class WorkerCacheIndex:
         return had_gap or not self._waiting
 
     def replace(self, snapshot: CacheSnapshotUpdate) -> bool:
-        """Starts over from a snapshot; False when events behind it are missing as well."""
+        """Starts over from a snapshot; False when events after it are missing as well."""
         if self._sequence is not None and snapshot.sequence < self._sequence:
             return True
         for kind, keys in self._keys.items():
@@ -123,9 +123,9 @@ class WorkerCacheIndex:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReach:
-    """How far a prefix can be resumed, in tokens: with the device alone, with the node's host tier
-    too, with its storage too, with other nodes too. `matched` are full pages on the device, which
-    never need a load."""
+    """The tokens of a prefix that can be resumed: with the device alone, with the node's host
+    tier too, with its storage too, with other nodes too. `matched` are full pages on the device,
+    which never need a load."""
 
     device: int
     matched: int
@@ -134,7 +134,8 @@ class PrefixReach:
     peer: int
 
     def fetching(self, threshold: int) -> PrefixReach:
-        """As far as a host-cache brings it that brings nothing for a gain below `threshold`."""
+        """The reach if the host-cache skips prefetches that gain fewer than `threshold`
+        tokens."""
         is_worth_it = self.peer - self.host >= threshold
         return self if is_worth_it else replace(self, storage=self.host, peer=self.host)
 
@@ -175,7 +176,7 @@ def best_prefix_fetch(reach: PrefixReach, rates: FetchRates) -> PrefixFetch:
 
 
 def _seconds_more(arrival: PrefixFetch) -> float:
-    """Than with what is on the device alone; less than nothing where it is worth it."""
+    """The time added to that of the device alone; below 0 if the fetch is worth it."""
     return arrival.fetch_seconds + arrival.load_seconds - arrival.recompute_seconds
 
 

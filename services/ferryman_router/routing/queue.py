@@ -1,4 +1,4 @@
-"""Where requests wait for a worker: bounded, in order of arrival, and fair between tenants. Pure.
+"""Requests that wait for a worker: bounded, in order of arrival, fair between tenants. Pure.
 
 Fairness is counted in tokens (fair queueing by start tags, a deficit round robin without a round):
 each tenant has a line of its own, and a tag that grows by the cost of each request taken from it.
@@ -38,8 +38,8 @@ class Ticket:
 
 
 class QueuePosition(Enum):
-    """How a request comes to the queue. One that was turned away has been nowhere yet, so it is
-    where it was before; one that is under way is before all that are not."""
+    """The place at which a request joins the queue. One that was turned away gets its old place,
+    for no worker has begun it; one that is under way goes before all that are not."""
 
     NEW = "new"
     TURNED_AWAY = "turned_away"
@@ -83,7 +83,7 @@ class WaitQueue:
             raise QueueFull(message, retry_seconds)
 
     def join(self, ticket: Ticket) -> None:
-        """At the end of the tenant's line, before all of a higher number; there must be room."""
+        """Adds it at the end of the tenant's line, before higher numbers; there must be room."""
         line = self._line_of(ticket.tenant)
         at = len(line.tickets)
         while at and line.tickets[at - 1].priority > ticket.priority:
@@ -92,14 +92,15 @@ class WaitQueue:
         line.cost += ticket.cost
 
     def put_back(self, ticket: Ticket) -> None:
-        """At the head of the tenant's line, which gets back what was charged for it."""
+        """Puts it at the head of the tenant's line, which gets back what was charged for it."""
         line = self._line_of(ticket.tenant)
         line.tickets.appendleft(ticket)
         line.cost += ticket.cost
         line.tag -= ticket.weighted_cost
 
     def rejoin(self, ticket: Ticket) -> None:
-        """Before all lines: it was taken, and charged for, before; its client may be reading."""
+        """Puts it before all lines: it was taken and charged before, and its client may be
+        reading."""
         self._returned.append(ticket)
 
     def _line_of(self, tenant: str) -> _TenantQueue:
@@ -124,12 +125,12 @@ class WaitQueue:
 
     def cost_before(self, tenant: str) -> float:
         """Tokens that would be served before a request that joins now."""
-        own = self._lines.get(tenant)
-        mine = own.cost if own is not None else 0
-        start = max(self._tag, self._ends.get(tenant, 0.0)) if own is None else own.tag
-        others = (line for line in self._lines.values() if line is not own)
+        own_line = self._lines.get(tenant)
+        mine = own_line.cost if own_line is not None else 0
+        start = max(self._tag, self._ends.get(tenant, 0.0)) if own_line is None else own_line.tag
+        others = (line for line in self._lines.values() if line is not own_line)
         returned = sum(ticket.cost for ticket in self._returned)
-        end = start + (mine / own.share if own is not None else 0)
+        end = start + (mine / own_line.share if own_line is not None else 0)
         return returned + mine + sum(_cost_until(line, end) for line in others)
 
     @property

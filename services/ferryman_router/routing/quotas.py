@@ -2,8 +2,8 @@
 
 Requests and tokens are counted by token buckets (RFC 2697 calls them so): a full one holds what a
 minute allows, and fills evenly. A request takes its prompt's tokens when it comes and its answer's
-when it ends, since nobody knows them before; so a bucket may be in debt, and waits that out. Each
-router counts for itself: behind two routers a tenant has twice its limits.
+when it ends, since they are not known before; so a bucket may be in debt, and waits that out. Each
+router counts for itself: with two routers a tenant has twice its limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Of one tenant; 0: no limit. `share` is its weight against other tenants where all wait."""
+    """The limits of one tenant; 0: no limit. `share` is its weight against other waiting
+    tenants."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -38,8 +39,7 @@ class _Bucket:
     since: float
 
     def seconds_until(self, amount: int, now: float) -> float:
-        """How long until it holds `amount`, or all that it can hold. At once where there is no
-        limit."""
+        """The time until it holds `amount`, or all that it can hold; 0 without a limit."""
         if not self.per_minute:
             return 0.0
         self._fill(now)
@@ -107,9 +107,9 @@ class Quotas:
     def _use(self, tenant: str, now: float) -> _Use:
         """Its use so far. With other limits than before it starts with full buckets."""
         limits = self.limits.get(tenant, NO_LIMITS)
-        known = self._uses.get(tenant)
-        if known is None or known.limits != limits:
+        use = self._uses.get(tenant)
+        if use is None or use.limits != limits:
             fresh = _Use.of(limits, now)
-            fresh.num_in_flight = known.num_in_flight if known else 0
-            self._uses[tenant] = known = fresh
-        return known
+            fresh.num_in_flight = use.num_in_flight if use else 0
+            self._uses[tenant] = use = fresh
+        return use

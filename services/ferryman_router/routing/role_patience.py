@@ -1,4 +1,4 @@
-"""The wait of requests for a role without a worker, and what refused ones hear. Pure."""
+"""The wait of requests for a role without a worker, and the errors of refused ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ferryman_router.routing.fleet import SERVING, Fleet
 class RolePatience:
     """Counts from when a role became empty, or from when a start of it last advanced.
 
-    It does not count from a request's arrival, so every request hears of it in time: one that waits
-    for its first worker, and one whose worker died in mid-stream and whose tries begin anew.
-    `seconds` are for a new process to begin its start; the start may take as long again as the last
-    one of its role, and longer while it advances.
+    It does not count from a request's arrival, so every request gets the error in time: one that
+    waits for its first worker, and one whose worker died in mid-stream and whose tries begin
+    again. `seconds` are for a new process to begin its start; the start may take as long again as
+    the last one of its role, and longer while it advances.
     """
 
     def __init__(self, fleet: Fleet, seconds: float) -> None:
@@ -46,12 +46,12 @@ class RolePatience:
         return self._seconds + self._starts.usual_seconds(role)
 
     def remaining_seconds(self, now: float) -> float:
-        """The expected time until every role has a worker; 0 where each has one."""
+        """The expected time until every role has a worker; 0 if each has one."""
         lacking = (self._starts.remaining_seconds(role, now) for role in self._waits_since)
         return max(lacking, default=0.0)
 
     def refusal(self, now: float) -> NoWorker | None:
-        """The refusal of all that wait, once a role was waited for in vain."""
+        """The refusal of all that wait, once the wait for a role was too long."""
         for role, since in self._waits_since.items():
             if now - since >= self.seconds_for(role):
                 return self._no_worker(role, now)

@@ -7,8 +7,8 @@
                              +  handoff  tokens that decode does not hold x seconds per token
                              +  row      the wait for a row at decode
 
-The numbers of the choice and of what else there was are the explanation; they are never computed
-a second time.
+The numbers of the choice and of its alternatives are the explanation; they are never computed a
+second time.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PLANES = (LOCAL, NIXL, GRPC)  # the fastest first
 
 @dataclass(frozen=True, slots=True)
 class RoutingCosts:
-    """Guesses for what workers and host-caches have not measured, or not said, yet.
+    """Guesses for what workers and host-caches have not measured, or not reported, yet.
 
-    A prefill worker with work for `soon_seconds` gets no more: what waits there waits in the
-    order of its arrival, and only what waits here can still go elsewhere, or let others pass.
+    A prefill worker with work for `soon_seconds` gets no more: requests that wait there keep their
+    order, and only those that wait here can still go elsewhere, or let others pass.
     """
 
     prefill_seconds_per_token: float = 1e-3
@@ -55,14 +55,15 @@ class RoutingCosts:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A request as the policy sees it. `cache_index` says by node how much of it is where, and
-    `max_tokens` how many tokens may still be generated.
+    """A request as the policy sees it. `cache_index` has by node how much of it is on which tier,
+    and `max_tokens` how many tokens may still be generated.
 
-    `excluded` is asked at each try: who failed this request is given another chance in time.
-    `shared_by` is the decode worker that holds the whole prompt, from another answer to it: cache
-    events may not have said so yet, and they never speak of its end. `kept_by` is the decode worker
-    that drains and keeps the state of all tokens but the last: only it can hand them off.
-    A prompt that is to be scored `computes_all` of its tokens at prefill, whatever is cached there.
+    `excluded` is evaluated on every try, so a worker that failed this request becomes eligible
+    again later. `shared_by` is the decode worker that holds the whole prompt, from another answer
+    to it: cache events may not have reported that yet, and they never report its end. `kept_by`
+    is the decode worker that drains and keeps the state of all tokens but the last: only it can
+    hand them off. A prompt that is to be scored `computes_all` of its tokens at prefill, whatever
+    is cached there.
     """
 
     chains: PageKeyCache
@@ -111,7 +112,7 @@ class RouteChoice:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One decision: the choice, and the best of what else there was."""
+    """One decision: the choice, and the best alternatives."""
 
     attempt: int
     chosen: RouteChoice
@@ -124,10 +125,10 @@ def choose(
     """The best pair; None while no ready pair has room and keeps the same kind of state."""
     if asking.kept_by is not None and (source := fleet.get(asking.kept_by)) is not None:
         return _best(attempt, _moves(fleet, source, asking, costs, now))
-    prefills = [one for one in fleet.usable(PREFILL, now) if _starts_soon(one, costs)]
-    decodes = [one for one in fleet.usable(DECODE, now) if _has_row(one)]
+    prefills = [worker for worker in fleet.usable(PREFILL, now) if _starts_soon(worker, costs)]
+    decodes = [worker for worker in fleet.usable(DECODE, now) if _has_row(worker)]
     if not prefills or not decodes:
-        return None  # as a rule while requests wait, so it is seen before anything is reckoned
+        return None  # usual while requests wait, so it is checked before any cost
     excluded = asking.excluded()
     candidates = (
         _candidate(prefill, decode, arrival, asking, costs)
@@ -203,7 +204,7 @@ def least_prefill(
 
 
 def _starts_soon(prefill: FleetWorker, costs: RoutingCosts) -> bool:
-    """Whether a prompt sent there is begun when those before it are, or nearly so.
+    """Whether a prompt sent there would begin at once, or nearly so.
 
     By this router's own claims: until a worker has planned a prompt, its beats count the cached
     part of it, too, and would keep prompts away for which there is nothing to compute.
@@ -253,10 +254,10 @@ def _reach(prefill: FleetWorker, asking: RoutingRequest) -> PrefixReach:
         matched = min(prefill.cache_index.depth(keys) * page_size, asking.prompt_len - 1)
     if not prefill.beat.node:
         return PrefixReach(device, matched, device, device, device)
-    own = asking.cache_index.get(prefill.beat.node)
-    host = max(device, own.host_pages * page_size if own else 0)
+    node_prefix = asking.cache_index.get(prefill.beat.node)
+    host = max(device, node_prefix.host_pages * page_size if node_prefix else 0)
     # Its host-cache reads other nodes' objects as its own storage, at the same pace.
-    in_storage = max(own.usable_pages, own.shared_pages) if own else 0
+    in_storage = max(node_prefix.usable_pages, node_prefix.shared_pages) if node_prefix else 0
     storage = max(host, in_storage * page_size)
     others = (
         holding.usable_pages * page_size
@@ -311,8 +312,8 @@ def _plane(prefill: Heartbeat, decode: Heartbeat) -> str:
 
 
 def _held_at_decode(prefill: FleetWorker, decode: FleetWorker, asking: RoutingRequest) -> int:
-    """Tokens whose pages need not travel; a recurrent state does, but for siblings and within one
-    worker."""
+    """Tokens whose pages need not travel; a recurrent state does, except for siblings and within
+    one worker."""
     if decode.name == asking.shared_by or decode.name == prefill.name:
         return asking.prompt_len
     depth = min(
@@ -327,6 +328,6 @@ def _page_size(worker: FleetWorker) -> int:
 
 
 def _row_wait(decode: FleetWorker, costs: RoutingCosts) -> float:
-    """A fuller batch makes every step of everyone longer; beyond its rows there is a queue."""
+    """A fuller batch makes every request's steps longer; beyond its rows there is a queue."""
     step = decode.beat.step_seconds or costs.step_seconds
     return step * decode.num_requests / max(1, decode.beat.max_running)

@@ -14,9 +14,9 @@ from ferryman.wire.nats.start_beat import StartBeat
 
 # Starts of a role that may fail, without one that ends well, before later ones are not waited for.
 MAX_FAILED_STARTS = 3
-# As long a start is taken to last while none of its role was heard to end.
+# The expected length of a start while none of its role has ended.
 FIRST_START_SECONDS = 30.0
-# The longest wait that a refused caller is told, and the least.
+# The longest wait that a refused caller is asked for, and the least.
 MAX_RETRY_SECONDS, MIN_RETRY_SECONDS = 600.0, 1.0
 # One loop may take long to compile on a busy machine, and one step its graphs.
 STANDSTILL_SECONDS = 120.0
@@ -24,7 +24,7 @@ STANDSTILL_SECONDS = 120.0
 
 @dataclass(slots=True)
 class _Start:
-    """A start as last heard of, and when its progress last changed."""
+    """A start at its last beat, and when its progress last changed."""
 
     beat: StartBeat
     last_heard: float
@@ -78,7 +78,7 @@ class WorkerStarts:
                     failed.add(name)
 
     def reset_timeouts(self, now: float) -> None:
-        """No beat could be heard, so neither silence nor standstill counts."""
+        """No beat could arrive, so neither silence nor standstill counts."""
         for start in self._starts.values():
             start.last_heard = start.advanced = now
 
@@ -98,7 +98,7 @@ class WorkerStarts:
         )
 
     def last_seconds(self, role: str) -> float | None:
-        """The length of the role's last start; None while none was heard to end."""
+        """The length of the role's last start; None while none has ended."""
         return self._seconds.get(role)
 
     def usual_seconds(self, role: str) -> float:
