@@ -30,9 +30,9 @@ LAST_LINES = 3
 LINE_BYTES = 1 << 16
 FLUSH_SECONDS = 1.0
 COMPUTING_SECONDS = 1.0
-"""The processor time by which a process that says nothing is known to compute."""
+"""The processor time that shows that a process without a report computes."""
 COMPUTING_SPELLS = 5
-"""How often such a process is given as much time again."""
+"""The number of times that such a process gets as much time again."""
 
 
 class ChildEnded(Exception):
@@ -148,7 +148,7 @@ class Child(asyncio.SubprocessProtocol):
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         kept = b""
         for line in lines:
-            # Reports would hide the last words in the log, and say nothing later.
+            # Reports would hide the last lines of the log, and are of no use later.
             if self._is_ready.is_set() or not self._hear(line.decode(errors="replace")):
                 kept += line + b"\n"
         if len(self._unfinished) > LINE_BYTES:
@@ -168,8 +168,8 @@ class Child(asyncio.SubprocessProtocol):
 
     def _hear(self, line: str) -> bool:
         """Whether the line was a report."""
-        if (said := self.job.ready_event_of(line)) is not None:
-            self._ready_event = said
+        if (event := self.job.ready_event_of(line)) is not None:
+            self._ready_event = event
             self._end_wait()
             return False
         report = start_report(line)
@@ -251,7 +251,7 @@ async def spawn(
     Must be called on the main thread, or the child would end with the thread.
     """
     child = Child(job, log, on_load)
-    # Servers of other projects have one stream for all they say.
+    # Servers of other projects have one stream for all their output.
     errors = log.fileno() if job.ready_event_of is ready_event else STDOUT
     try:
         await launch(child, job.argv, job.environment_from(environment), errors)

@@ -25,8 +25,8 @@ class ClusterFileWriter:
         self._is_due = asyncio.Event()
 
     def write_first(self) -> None:
-        """Writes it before anybody is told of the cluster. Raises ConfigError: a cluster that no
-        command can find is of little use, and nobody depends on it yet."""
+        """Writes it before the cluster is announced. Raises ConfigError: a cluster that no command
+        can find is of little use, and no client depends on it yet."""
         try:
             self._folder.write(self._cluster())
         except OSError as error:

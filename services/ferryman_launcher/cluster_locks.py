@@ -51,7 +51,7 @@ class LockedCluster:
 
     @property
     def nats_scheme(self) -> str:
-        """Of the URL of our own NATS."""
+        """The scheme of the URL of our own NATS."""
         return "tls" if self.tls_dir else "nats"
 
     async def watch_broker(self, renew: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class LockedCluster:
                 renew()
 
     def access(self, role: ClusterRole) -> GrpcAccess:
-        """The way of the launcher itself to call services in a role."""
+        """The access by which the launcher itself calls services, in a role."""
         tls = TlsFolder(self.tls_dir, role.value) if self.tls_dir else None
         return GrpcAccess(credentials_of(self.key, role), tls)
 
@@ -82,15 +82,16 @@ class LockedCluster:
         return urlunsplit(parts._replace(netloc=f"{REDIS_DEFAULT_USER}@{parts.netloc}"))
 
     def own_redis(self, directory: Path, port: int) -> ServerCommand:
-        """Starts our own Redis, at `port` where it needs one. Raises ConfigError."""
+        """Starts our own Redis, at `port` if it needs one. Raises ConfigError."""
         if self.tls_dir:
             return redis_socket_command(directory, self.redis_acl)
         return redis_command(directory, port, acl=self.redis_acl)
 
     def observer_nats(self, url: str) -> str:
-        """The URL, or several with commas, by which people and their tools may hear the broker."""
+        """The URL, or several with commas, by which people and their tools may listen to the
+        broker."""
         login = credentials_of(self.key, ClusterRole.OBSERVER).nats
-        return ",".join(with_login(one.strip(), login) for one in url.split(","))
+        return ",".join(with_login(server.strip(), login) for server in url.split(","))
 
     def observer_redis(self, url: str) -> str:
         """The URL by which people and their tools may read our own Redis."""
@@ -99,7 +100,8 @@ class LockedCluster:
 
 @dataclass(frozen=True, slots=True)
 class OpenCluster:
-    """Nobody is asked who it is. `credentials` are there for tools that show them everywhere."""
+    """No process has to show who it is. `credentials` are there for tools that always show
+    them."""
 
     credentials: Mapping[ClusterRole, Path]
     nats_config: None = None
@@ -107,14 +109,14 @@ class OpenCluster:
     nats_scheme: str = "nats"
 
     def settings_of(self, role: str) -> Mapping[str, object]:
-        """None: it has no credentials, whatever the environment says."""
+        """None: it has no credentials, whatever the environment has."""
         return {"credentials_file": "", "tls_dir": ""}
 
     async def watch_broker(self, renew: Callable[[], None]) -> None:
         """It has no certificate."""
 
     def access(self, role: ClusterRole) -> GrpcAccess:
-        """Nobody asks who calls."""
+        """No service asks who calls."""
         return OPEN_TO_ALL
 
     def foreign_redis(self, url: str) -> str:
@@ -157,10 +159,10 @@ def locked_cluster(
 def nats_context(url: str, description: str, ca: str = "") -> str:
     """The content of a context file. `url` may be several with commas; the login in the first is
     that of all. `ca` is the file of their authorities, if they have TLS."""
-    parts = [urlsplit(one.strip()) for one in url.split(",")]
-    bare = [urlunsplit(each._replace(netloc=each.netloc.rpartition("@")[2])) for each in parts]
+    parts = [urlsplit(server.strip()) for server in url.split(",")]
+    bare = [urlunsplit(part._replace(netloc=part.netloc.rpartition("@")[2])) for part in parts]
     user, password = unquote(parts[0].username or ""), unquote(parts[0].password or "")
-    said = {
+    fields = {
         "description": description,
         "url": ",".join(bare),
         "user": user,
@@ -168,8 +170,8 @@ def nats_context(url: str, description: str, ca: str = "") -> str:
         "inbox_prefix": inbox_of(user),
     }
     if ca:
-        said["ca"] = ca
-    return json.dumps(said, indent=1) + "\n"
+        fields["ca"] = ca
+    return json.dumps(fields, indent=1) + "\n"
 
 
 def write_nats_context(folder: Path, url: str, description: str, ca: str = "") -> None:

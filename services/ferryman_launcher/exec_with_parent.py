@@ -15,7 +15,7 @@ from ferryman.runtime.parent import end_with_parent, prctl
 
 _PR_SET_TIMERSLACK = 29
 # NATS' Go looks every 20 µs, as long as anything runs, whether a goroutine takes too long; at each
-# message and ten times a second beside. No timer of a broker needs to be better than this.
+# message and ten times a second besides. No timer of a broker needs to be better than this.
 TIMER_SLACK_NANOSECONDS = 1_000_000
 
 

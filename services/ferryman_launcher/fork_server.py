@@ -1,8 +1,8 @@
 """Services forked from one process that has imported what they share.
 
 They start sooner and share its memory, and are processes like others all the same: children of this
-one, with a session, a log and an environment of their own, killed and started again alone. Where
-that process cannot be had, or may not fork, a service is started in the ordinary way.
+one, with a session, a log and an environment of their own, killed and started again alone. If that
+process cannot be started, or may not fork, a service is started in the ordinary way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _ForkPipes:
     @classmethod
     @contextmanager
     def opened(cls) -> Iterator[_ForkPipes]:
-        """For the length of a block. A gate that was not opened is closed for good."""
+        """Two pipes for the length of a block. A gate that was not opened is closed for good."""
         files = cls()
         try:
             yield files
@@ -60,7 +60,7 @@ class _ForkPipes:
     def open_gate(self, environment: Mapping[str, str]) -> None:
         """Lets the process run with these variables."""
         self._open.remove(self._opener)
-        # A process that was killed meanwhile has started, and its end is heard as any other.
+        # A process that was killed meanwhile has started, and its end is reported as any other.
         with suppress(BrokenPipeError), os.fdopen(self._opener, "wb") as opener:
             opener.write(json.dumps(dict(environment)).encode())
 
@@ -86,7 +86,7 @@ class ForkServer:
         environment: Mapping[str, str],
         errors: int,
     ) -> None:
-        """Forks our own programs; executes others, and all of them where it cannot fork."""
+        """Forks our own programs; executes others, and all of them if it cannot fork."""
         module = own_module(argv)
         if module is not None:
             async with self._turn:
@@ -139,10 +139,10 @@ class ForkServer:
             raise ForkRefused(f"it did not answer within {ANSWER_SECONDS:g} s") from None
         if not content:
             raise ForkRefused("it has ended")
-        said: Mapping[str, Any] = json.loads(content)
-        if "refused" in said:
-            raise ForkRefused(said["refused"])
-        return int(said["pid"])
+        answer: Mapping[str, Any] = json.loads(content)
+        if "refused" in answer:
+            raise ForkRefused(answer["refused"])
+        return int(answer["pid"])
 
 
 def own_module(argv: tuple[str, ...]) -> str | None:
@@ -154,7 +154,7 @@ def own_module(argv: tuple[str, ...]) -> str | None:
 
 
 def can_fork() -> bool:
-    """Whether this system has what it takes: Linux, 5.3 or later."""
+    """Whether this system can do it: Linux, 5.3 or later."""
     if sys.platform != "linux":
         return False
     try:
@@ -169,7 +169,7 @@ def fork_server(
     environment: Mapping[str, str], say: Callable[[str], None], shared: str = SHARED
 ) -> Iterator[ForkServer | None]:
     """A server for the length of a block, which begins at once to import the module `shared`; None
-    where the system has none.
+    if the system has none.
 
     Libraries read their part of `environment` when they are imported, so it must be what services
     will have; settings are left out. Must be called on the main thread, or it ends with the thread.

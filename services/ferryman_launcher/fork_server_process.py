@@ -2,16 +2,16 @@
 
 It imports MODULE, and with it what services share (torch, numba, gRPC; three quarters of a worker's
 start), once, and forks each service that it is asked for: those pages are then in memory once, too.
-Standard input is a socket to the launcher, and its life ends with that.
+Standard input is a socket to the launcher, and this process ends when that closes.
 
-A message of the launcher names a service's module and brings three files: the service's standard
+A message of the launcher names a service's module and passes three files: the service's standard
 output, its standard error, and a gate. The answer is the new process's id, or why there is none.
 Through the gate the new process reads its environment, when the launcher knows its id. So this
 process, and those forked from it later, never see another one's secrets; and a launcher that gave
 up closes the gate, which ends the new process.
 
 A fork copies the thread that forks and no other, so whatever holds threads or a device cannot be
-forked: a service is refused where imports have made a thread or touched a card.
+forked: a service is refused if imports have made a thread or touched a card.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def receive_request(launcher: socket.socket) -> ForkRequest | None:
 
 def _fork_for(request: ForkRequest) -> Mapping[str, Any] | None:
     """The answer to the launcher; None in the new process."""
-    if "." not in request.module:  # a service, which is started again and may have brothers
+    if "." not in request.module:  # a service, which may be started again, and more than once
         with importing():
             import_module(f"{request.module}.service")
     if (reason := why_not_fork(sys.modules)) is not None:
@@ -98,8 +98,8 @@ def fork_apart() -> int | None:
     """The id of a new process that is no child of this one; None in the new process.
 
     A process between the two ends at once, which gives the new one to the nearest ancestor that
-    adopts (`ferryman.runtime.parent.adopting`): the launcher, which so hears of its end itself, and
-    which it outlives no more than a child does. Raises OSError.
+    adopts (`ferryman.runtime.parent.adopting`): the launcher, which is then notified of its end,
+    and which it outlives no more than a child does. Raises OSError.
     """
     reader, writer = os.pipe()
     between = os.fork()
@@ -109,12 +109,12 @@ def fork_apart() -> int | None:
         return None
     os.close(writer)
     with open(reader, "rb") as answer:
-        said = answer.read()
+        content = answer.read()
     # The new process has its new parent only when the one between has ended.
     os.waitpid(between, 0)
-    if not said:
+    if not content:
         raise OSError("the process between could not fork")
-    return int(said)
+    return int(content)
 
 
 def _fork_again(writer: int) -> None:

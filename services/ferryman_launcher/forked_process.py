@@ -12,10 +12,10 @@ OUTPUT = 1
 
 
 class ForkedProcess(asyncio.SubprocessTransport):
-    """Tells `protocol` of a process's output and end, as the loop's own transport does.
+    """Reports a process's output and end to `protocol`, as the loop's own transport does.
 
     The process must be a child of this one by now. Until its end is seen its id stays taken, so a
-    signal reaches it or nothing. Raises OSError when no descriptor of it can be had.
+    signal reaches it or nothing. Raises OSError when no descriptor of it can be opened.
     """
 
     def __init__(self, pid: int, protocol: asyncio.SubprocessProtocol) -> None:
@@ -37,7 +37,7 @@ class ForkedProcess(asyncio.SubprocessTransport):
         return self._pid
 
     def get_returncode(self) -> int | None:
-        """Below 0 it is a signal's; None while it runs."""
+        """The exit status, below 0 that of a signal; None while it runs."""
         return self._returncode
 
     def send_signal(self, number: int) -> None:

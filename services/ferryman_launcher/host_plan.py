@@ -45,29 +45,29 @@ async def host_plans(
     """
     async with Channels(access) as channels:
         stubs = [HostCacheServiceStub(channels.to(address)) for address in addresses]
-        found = [await _split(stub) for stub in stubs]
-    return tuple(_plan(said, storage_bytes) for said in found if said.node_id)
+        answers = [await _split(stub) for stub in stubs]
+    return tuple(_plan(stats, storage_bytes) for stats in answers if stats.node_id)
 
 
 async def _split(stub: HostCacheServiceStub) -> hostcache_pb2.StatsResponse:
-    said = hostcache_pb2.StatsResponse()
+    stats = hostcache_pb2.StatsResponse()
     with suppress(TimeoutError, FerrymanError):
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not said.budget.pools:
+            while not stats.budget.pools:
                 with typed_errors():
                     asked = hostcache_pb2.StatsRequest()
-                    said = await stub.Stats(asked, timeout=CALL_SECONDS)
+                    stats = await stub.Stats(asked, timeout=CALL_SECONDS)
                 await asyncio.sleep(PAUSE_SECONDS)
-    return said
+    return stats
 
 
-def _plan(said: hostcache_pb2.StatsResponse, storage_bytes: int) -> HostPlan:
+def _plan(stats: hostcache_pb2.StatsResponse, storage_bytes: int) -> HostPlan:
     return HostPlan(
-        node=said.node_id,
-        arena_bytes=said.arena_bytes,
-        pools={str(kind_from_wire(pool.kind)): pool.num_bytes for pool in said.budget.pools},
-        num_tokens=said.budget.tokens,
-        num_snapshots=said.budget.snapshots,
+        node=stats.node_id,
+        arena_bytes=stats.arena_bytes,
+        pools={str(kind_from_wire(pool.kind)): pool.num_bytes for pool in stats.budget.pools},
+        num_tokens=stats.budget.tokens,
+        num_snapshots=stats.budget.snapshots,
         storage_bytes=storage_bytes,
     )
 

@@ -1,4 +1,5 @@
-"""From flags, environment and file to the options of a cluster. Imports no module that is slow."""
+"""Makes the options of a cluster from flags, environment and file. Imports no module that is
+slow."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def up_sources(
     """All settings given for a cluster; of `flags`, by parameter, those that have a value."""
     defaults = {**UP_DEFAULTS, "model": demo_model()}
     lowest = {("", name): GivenValue(value, Origin.DEFAULT, "") for name, value in defaults.items()}
-    found = Sources.of(environment, flag_source(UpOptions, flags), config=config)
-    return Sources((*found.sources, Source(lowest)))
+    settings = Sources.of(environment, flag_source(UpOptions, flags), config=config)
+    return Sources((*settings.sources, Source(lowest)))
 
 
 def _joined(value: object) -> object:
@@ -70,10 +71,10 @@ def up_options(sources: Sources) -> UpOptions:
     if idle := options.idle_flags:
         raise ConfigError(f"--worker {options.worker} has no {', '.join(idle)}")
     services_settings(sources)
-    told = {role: _told(service_sources(sources), role) for role in SERVICES}
+    settings = {role: _told(service_sources(sources), role) for role in SERVICES}
     folder = options.engine.model
     name = DEMO_NAME if folder == demo_model() else folder.resolve().name
-    named = {"served_name": options.served_name or name, "told": told}
+    named = {"served_name": options.served_name or name, "told": settings}
     return options.model_copy(update=named)
 
 
@@ -92,21 +93,21 @@ def service_sources(sources: Sources) -> Sources:
     return Sources(
         tuple(
             Source(
-                {key: given for key, given in each.values.items() if key not in _NOT_FOR_ALL},
-                each.mistakes,
+                {key: value for key, value in source.values.items() if key not in _NOT_FOR_ALL},
+                source.mistakes,
             )
-            for each in sources.sources
+            for source in sources.sources
         )
     )
 
 
 def _told(sources: Sources, role: str) -> Mapping[str, Any]:
     """The given values that apply to each process of a role, without derived ones."""
-    found = {leaf.name: sources.find(role, leaf.name) for leaf in leaves(SERVICES[role])}
-    told = {name: given.value for name, given in found.items() if given is not None}
-    if told.get("num_threads") in NOTHING:
-        del told["num_threads"]
-    return told
+    of_role = {leaf.name: sources.find(role, leaf.name) for leaf in leaves(SERVICES[role])}
+    settings = {name: setting.value for name, setting in of_role.items() if setting is not None}
+    if settings.get("num_threads") in NOTHING:
+        del settings["num_threads"]
+    return settings
 
 
 def parameter_of(flag: str) -> str:

@@ -46,7 +46,8 @@ ABSENCES = {
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
     """All processes of a cluster: the servers are ready before any service starts. `credentials`
-    are the files of all roles, which nobody asks for in an open cluster; `locks` has the rest."""
+    are the files of all roles, which no process asks for in an open cluster; `locks` has the
+    rest."""
 
     servers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...]
@@ -135,10 +136,10 @@ class _Services:
             *self._routers(),
         )
 
-    def _workers(self, each: WorkerRole) -> Iterator[ChildSpec]:
+    def _workers(self, workers: WorkerRole) -> Iterator[ChildSpec]:
         """Distributes the workers over the nodes."""
-        for i, name in enumerate(names(each.role, each.number)):
-            yield self._worker(each.role, name, self.nodes[i % len(self.nodes)], each.tp_size)
+        for i, name in enumerate(names(workers.role, workers.number)):
+            yield self._worker(workers.role, name, self.nodes[i % len(self.nodes)], workers.tp_size)
 
     def _worker(self, role: str, name: str, node: _Node, tp_size: int) -> ChildSpec:
         choices, engine = self.choices, self.choices.engine
@@ -148,18 +149,18 @@ class _Services:
             "num_threads": choices.threads,
             "planes": choices.planes,
         }
-        own = {
+        fixed = {
             "model": engine.model.absolute(),
             "draft": choices.draft_model or engine.draft,
             "tp_size": tp_size,
             "hostcache_address": node.address,
         }
-        return self._job(name, role, WORKERS, chosen, own)
+        return self._job(name, role, WORKERS, chosen, fixed)
 
     def _host_cache(self, name: str, node: _Node) -> ChildSpec:
         tiers = self.choices.tiers
         host, _, port = node.address.rpartition(":")
-        own = {
+        fixed = {
             "host": host,
             "port": port,
             "node": node.name,
@@ -168,9 +169,9 @@ class _Services:
             "redis_url": self.redis_url,
         }
         if tiers.has_storage:
-            own["storage_dir"] = tiers.storage_folder(self.folder.path, node.name)
-            own["storage_bytes"] = tiers.node_storage_bytes
-        return self._job(name, "hostcache", HOST_CACHE, self._policies(), own)
+            fixed["storage_dir"] = tiers.storage_folder(self.folder.path, node.name)
+            fixed["storage_bytes"] = tiers.node_storage_bytes
+        return self._job(name, "hostcache", HOST_CACHE, self._policies(), fixed)
 
     def _routers(self) -> Iterator[ChildSpec]:
         doors = self.choices.doors
@@ -179,7 +180,7 @@ class _Services:
 
     def _router(self, name: str, ports: DoorPorts) -> ChildSpec:
         doors = self.choices.doors
-        own = {
+        fixed = {
             "model": self.choices.engine.model.absolute(),
             "served_name": self.choices.served_name,
             "lora": self.choices.engine.lora,
@@ -192,7 +193,7 @@ class _Services:
             "grpc_port": ports.grpc,
             "redis_url": self.redis_url,
         }
-        return self._job(name, "router", ROUTER, {}, own)
+        return self._job(name, "router", ROUTER, {}, fixed)
 
     def _policies(self) -> Mapping[str, Any]:
         values = flat_values(self.choices.tiers)
@@ -204,9 +205,9 @@ class _Services:
         role: str,
         drain_rank: int,
         chosen: Mapping[str, Any],
-        own: Mapping[str, Any],
+        fixed: Mapping[str, Any],
     ) -> ChildSpec:
-        """A setting given for a role replaces one in `chosen`, but not one in `own`."""
+        """A setting given for a role replaces one in `chosen`, but not one in `fixed`."""
         choices = self.choices
         # A later value replaces an earlier one, so the launcher's own come last.
         settings = {
@@ -215,7 +216,7 @@ class _Services:
             "log_level": choices.log_level,
             **chosen,
             **choices.told.get(role, {}),
-            **own,
+            **fixed,
             **self.locks.settings_of(role),
             "nats_url": self.nats_url,
             "parent_pid": os.getpid(),
@@ -239,7 +240,7 @@ class _Services:
 
 
 def waiting(choices: UpOptions) -> Mapping[str, str]:
-    """How a worker's idle threads wait, where all workers have more threads than cores.
+    """The way in which a worker's idle threads wait, if all workers have more threads than cores.
 
     OpenMP's threads spin between two products, for milliseconds, and take the core from a thread
     that has work: docs/operating.md has the figures. A library reads this when loaded.

@@ -1,4 +1,5 @@
-"""When a process is ready: a router says it when asked, others say it, and how far they are."""
+"""Reads when a process is ready: a router is asked for it, others report it and their
+progress."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def start_report(line: str) -> StartReport | None:
 
 def ready_event(line: str) -> ReadyEvent | None:
     """The event in the line by which a service reports that it is ready."""
-    said = _event(line)
-    return said if said is not None and said.get("event") == "ready" else None
+    event = _event(line)
+    return event if event is not None and event.get("event") == "ready" else None
 
 
 def ready_words(pattern: re.Pattern[str]) -> Callable[[str], ReadyEvent | None]:
@@ -69,8 +70,8 @@ def ready_words(pattern: re.Pattern[str]) -> Callable[[str], ReadyEvent | None]:
 def _event(line: str) -> ReadyEvent | None:
     if line.startswith("{"):
         with suppress(ValueError):
-            said = json.loads(line)
-            return said if isinstance(said, dict) else None
+            event = json.loads(line)
+            return event if isinstance(event, dict) else None
     return None
 
 
@@ -87,7 +88,7 @@ def _asked(address: str, ca: str) -> bool:
     connection = http.client.HTTPConnection(address, timeout=ASK_SECONDS)
     if ca:
         context = ssl.create_default_context(cafile=ca)
-        context.check_hostname = False  # it may listen on an address that nobody calls it by
+        context.check_hostname = False  # it may listen on an address that no certificate names
         connection = http.client.HTTPSConnection(address, timeout=ASK_SECONDS, context=context)
     try:
         connection.request("GET", "/ready")

@@ -14,8 +14,8 @@ class RestartLimits:
     """The back-off: a pause doubles with each death in a row, from `first_seconds` up to
     `most_seconds`.
 
-    After a process that says that its settings are wrong the pause is `refused_seconds` or more. A
-    process that was ready for `calm_seconds` begins a new row. A process is in a crash loop from
+    After a process that refuses its settings the pause is `refused_seconds` or more. A process
+    that was ready for `calm_seconds` begins a new row. A process is in a crash loop from
     `loop_deaths` deaths in a row on. A start has failed if it makes no progress for
     `standstill_seconds`.
     """

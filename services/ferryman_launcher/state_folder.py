@@ -6,7 +6,7 @@
 <state-dir>/credentials    made from the key: those of each role, ROLE.json, and the servers' files
 <state-dir>/nats.url       by which people and their tools may listen; redis.url: may read
 <state-dir>/metrics.token  by which Prometheus and people may read `/metrics`
-<state-dir>/logs/NAME.log   what each process says
+<state-dir>/logs/NAME.log   the output of each process
 <state-dir>/nats, redis     what the embedded servers keep; nats/context: for `nats --context`
 
 A state folder that is made here, and all its contents, are private to its owner.
@@ -39,7 +39,7 @@ class RunningCluster:
     they have all, with commas between. `up_pid` supervises it.
 
     `name` is the word in its NATS subjects. With TLS `ca` is the file of its authorities. `down`
-    says of each process that has ended, and waits for its next start, how it ended.
+    has each process that has ended and waits for its next start, with how it ended.
     """
 
     http: str
@@ -55,7 +55,7 @@ class RunningCluster:
 
     @property
     def http_urls(self) -> tuple[str, ...]:
-        """Of each router."""
+        """The URL of each router."""
         return tuple(self.http.split(","))
 
 
@@ -143,7 +143,7 @@ def running_cluster(state_dir: Path) -> RunningCluster:
 
 
 def down_processes(state_dir: Path) -> Mapping[str, str]:
-    """The processes there that wait for their next start, each with how it ended; none where no
+    """The processes there that wait for their next start, each with how it ended; none if no
     cluster runs."""
     try:
         return running_cluster(state_dir).down
@@ -160,7 +160,7 @@ def observer_nats_url(state_dir: Path, cluster: RunningCluster) -> str:
 
 
 def credentials_path(state_dir: Path, role: ClusterRole) -> Path:
-    """The file with the credentials of a role, where there are any."""
+    """The file with the credentials of a role, if there are any."""
     return state_dir / CREDENTIALS / f"{role.value}.json"
 
 

@@ -1,8 +1,8 @@
 """Keeps the processes of a cluster running, and ends them in order.
 
 The first start ends with an error if all processes of a role fail in it. From then on no death ends
-the cluster: a process that dies is started again after a pause, for ever, and each death is said.
-No process outlives the supervisor: every block that starts one ends with `drain`.
+the cluster: a process that dies is started again after a pause, for ever, and each death is
+reported. No process outlives the supervisor: every block that starts one ends with `drain`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Supervisor:
 
     @property
     def ready_events(self) -> Mapping[str, ReadyEvent]:
-        """The latest of each process that was ready at least once."""
+        """The latest event of each process that was ready at least once."""
         return self._ready_events
 
     async def start(self, jobs: Iterable[ChildSpec]) -> dict[str, ReadyEvent]:
@@ -79,7 +79,7 @@ class Supervisor:
         self._jobs |= starting
         async with asyncio.TaskGroup() as group:
             tasks = {name: group.create_task(self._start_first(name)) for name in starting}
-        return {name: said for name, task in tasks.items() if (said := task.result()) is not None}
+        return {name: event for name, task in tasks.items() if (event := task.result()) is not None}
 
     def pin(self, job: ChildSpec) -> None:
         """Restarts use this spec from now on, in place of the one with its name."""
@@ -134,14 +134,14 @@ class Supervisor:
             raise ChildEnded(f"{name} could not be started: {error}") from error
         self._children[name] = child
         try:
-            said = await child.ready(self._limits.standstill_seconds)
+            event = await child.ready(self._limits.standstill_seconds)
         except ChildEnded:
             child.kill()
             raise
         self._ready_since[name] = _now()
-        self._ready_events[name] = said
+        self._ready_events[name] = event
         self._down.pop(name, None)
-        return said
+        return event
 
     async def _keep_alive(self, name: str) -> None:
         failure = self._first_failures.get(name)
@@ -181,7 +181,9 @@ class Supervisor:
         pause = f"{restart.pause_seconds:.3g} s"
         text = f"{name} {end.reason}; starting it again in {pause}"
         if restart.is_crash_loop:
-            serving = ", ".join(one for one in self._stand_ins(name) if one in self._ready_since)
+            serving = ", ".join(
+                other for other in self._stand_ins(name) if other in self._ready_since
+            )
             meanwhile = f"{serving} serves" if serving else self._jobs[name].absence
             text = (
                 f"WARNING: {name} {end.reason}, death {restart.num_deaths} in a row (see "
@@ -192,7 +194,7 @@ class Supervisor:
     def _stand_ins(self, name: str) -> list[str]:
         """The other processes of its role."""
         role = self._jobs[name].role or name
-        return [one for one, job in self._jobs.items() if one != name and job.role == role]
+        return [other for other, job in self._jobs.items() if other != name and job.role == role]
 
 
 def _now() -> float:

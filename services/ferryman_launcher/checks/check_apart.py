@@ -32,7 +32,7 @@ STANDARD_ERROR = 2
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
     """The memory of a cluster that can work: `derived` are values of settings by role and name;
-    `lines` say for people, and `objects` for programs, how the memory of each kind of worker is
+    `lines` for people and `objects` for programs show how the memory of each kind of worker is
     divided."""
 
     notes: tuple[str, ...]
@@ -43,23 +43,23 @@ class CheckedCluster:
     @property
     def is_on_cpu(self) -> bool:
         """Whether no worker has a card."""
-        return all(each["device"] == "cpu" for each in self.objects)
+        return all(worker["device"] == "cpu" for worker in self.objects)
 
     def completed(self, choices: UpOptions) -> UpOptions:
-        """The same cluster, its workers told what was derived."""
-        told = {
+        """The same cluster, with the derived values for its workers."""
+        settings = {
             role: {**choices.told.get(role, {}), **self.derived.get(role, {})}
             for role in {**choices.told, **self.derived}
         }
-        return choices.model_copy(update={"told": told})
+        return choices.model_copy(update={"told": settings})
 
 
 def check_apart(choices: UpOptions, places: ModelPlaces, launch: Launch) -> CheckedCluster:
     """The memory of a cluster that can work. Raises ConfigError for options that cannot."""
     request = {REQUEST: request_text(choices, places, os.getpid())}
-    said = asyncio.run(answer_of(ARGV, {**without_settings(os.environ), **request}, launch))
+    answer = asyncio.run(answer_of(ARGV, {**without_settings(os.environ), **request}, launch))
     return CheckedCluster(
-        tuple(said["notes"]), said["derived"], tuple(said["lines"]), tuple(said["objects"])
+        tuple(answer["notes"]), answer["derived"], tuple(answer["lines"]), tuple(answer["objects"])
     )
 
 
@@ -75,10 +75,10 @@ async def answer_of(
         collected.close()
     if status:
         raise FerrymanError(f"the check of the options ended with status {status}")
-    said: Mapping[str, Any] = json.loads(collected.output)
-    if "mistake" in said:
-        raise ConfigError(said["mistake"])
-    return said
+    answer: Mapping[str, Any] = json.loads(collected.output)
+    if "mistake" in answer:
+        raise ConfigError(answer["mistake"])
+    return answer
 
 
 class _Collected(asyncio.SubprocessProtocol):
@@ -108,11 +108,11 @@ class _Collected(asyncio.SubprocessProtocol):
 
 def request_text(choices: UpOptions, places: ModelPlaces, parent_pid: int) -> str:
     """The options as text that `main` reads. The router's secrets are nothing to check."""
-    told = {role: values for role, values in choices.told.items() if role != "router"}
+    settings = {role: values for role, values in choices.told.items() if role != "router"}
     snapshots = {str(folder): asdict(model) for folder, model in places.snapshots.items()}
     content = {
-        # A default may stand for what nobody may say.
-        "choices": choices.model_copy(update={"told": told}).model_dump(
+        # A default may be a value that no caller may set.
+        "choices": choices.model_copy(update={"told": settings}).model_dump(
             mode="json", exclude_unset=True
         ),
         "snapshots": snapshots,

@@ -41,32 +41,34 @@ def plan_memory(
 
 
 def worker_groups(choices: UpOptions) -> tuple[WorkerGroup, ...]:
-    """The workers as they were asked for, with what was said for one role alone."""
+    """The workers as they were asked for, with what was set for one role alone."""
     return tuple(
-        WorkerGroup(each.role, _settings_of(choices, each).engine, each.number)
-        for each in choices.roles
+        WorkerGroup(workers.role, _settings_of(choices, workers).engine, workers.number)
+        for workers in choices.roles
     )
 
 
 def _settings_of(
-    choices: UpOptions, each: WorkerRole
+    choices: UpOptions, workers: WorkerRole
 ) -> PrefillSettings | DecodeSettings | BothSettings:
-    engine = _engine_of(choices, each.role, each.tp_size)
-    if each.role == "prefill":
+    engine = _engine_of(choices, workers.role, workers.tp_size)
+    if workers.role == "prefill":
         return PrefillSettings(worker=engine)
-    if each.role == "both":
+    if workers.role == "both":
         return BothSettings(worker=engine)
-    told = choices.told.get("decode", {})
-    own = {name: told[name] for name in ("max_reserved",) if name in told}
-    return DecodeSettings.model_validate({"worker": engine, **own})
+    settings = choices.told.get("decode", {})
+    reserved = {name: settings[name] for name in ("max_reserved",) if name in settings}
+    return DecodeSettings.model_validate({"worker": engine, **reserved})
 
 
 def _engine_of(choices: UpOptions, role: str, tp_size: int) -> EngineOptions:
-    told = choices.told.get(role, {})
+    settings = choices.told.get(role, {})
     names = [leaf.name for leaf in leaves(EngineOptions)]
-    values = choices.engine.model_dump() | {name: told[name] for name in names if name in told}
-    own = {"model": choices.engine.model, "draft": choices.engine.draft, "tp_size": tp_size}
-    return engine_options(**{name: values[name] for name in names} | own)
+    values = choices.engine.model_dump() | {
+        name: settings[name] for name in names if name in settings
+    }
+    fixed = {"model": choices.engine.model, "draft": choices.engine.draft, "tp_size": tp_size}
+    return engine_options(**{name: values[name] for name in names} | fixed)
 
 
 def derived_values(plan: MemoryPlan) -> Mapping[str, Mapping[str, Any]]:
@@ -105,7 +107,7 @@ def worker_object(worker: WorkerPlan) -> Mapping[str, Any]:
         "step_bytes": worker.step_bytes,
         "state_bytes": worker.capacity.num_bytes,
         "num_bytes": worker.num_bytes,
-        "slot_bytes": {str(each.kind): each.slot_bytes for each in worker.manifest.layouts},
+        "slot_bytes": {str(layout.kind): layout.slot_bytes for layout in worker.manifest.layouts},
         "slots": {str(kind): count for kind, count in worker.capacity.slots.items()},
         "slots_per_request": options.concurrency.slots_per_request,
         "page_size": options.page_size,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlaces:
-    """The folders of snapshots by what they are of; other folders are here already."""
+    """The models of snapshots by their folders; other folders are here already."""
 
     snapshots: Mapping[Path, HubModel] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -56,15 +56,15 @@ EVERYTHING_HERE = ModelPlaces()
 def locate(sources: Sources) -> tuple[Sources, ModelPlaces]:
     """The same sources with folders in place of ids, whose descriptions are downloaded.
 
-    A served model is called by its id, unless somebody says otherwise. Raises ConfigError.
+    A served model is called by its id, unless another name is given. Raises ConfigError.
     """
     snapshots: dict[Path, HubModel] = {}
     folders, names, notes = {}, {}, []
-    given = {name: sources.find("", name) for name in ("model", "draft", "revision")}
-    revision = str(given["revision"].value) if given["revision"] else ""
+    settings = {name: sources.find("", name) for name in ("model", "draft", "revision")}
+    revision = str(settings["revision"].value) if settings["revision"] else ""
     for name in ("model", "draft"):
-        found = given[name]
-        asked = str(found.value) if found else ""
+        setting = settings[name]
+        asked = str(setting.value) if setting else ""
         if not asked:
             continue
         if is_hub_id(asked) and Path(asked).is_dir():

@@ -42,8 +42,8 @@ def check(choices: UpOptions, places: ModelPlaces = EVERYTHING_HERE) -> MemoryPl
         config = join_configs(config, _draft_config(Path(choices.draft_model)))
     elif choices.engine.draft == MTP:
         config = mtp_config(choices.engine.model)
-    for each in choices.roles:
-        _check_ranks(each.flag, config, each.tp_size)
+    for workers in choices.roles:
+        _check_ranks(workers.flag, config, workers.tp_size)
     _check_weights_agree(choices)
     _check_adapters(choices)
     check_shared_memory(choices.tiers)
@@ -65,12 +65,12 @@ def _check_weights_agree(choices: UpOptions) -> None:
     """Raises ConfigError for roles whose models or pages would differ: no hand-off would be
     accepted."""
     for name, what in (("quantize", "models"), ("kv_dtype", "pages")):
-        chosen = {each.role: getattr(each.options, name) for each in worker_groups(choices)}
+        chosen = {group.role: getattr(group.options, name) for group in worker_groups(choices)}
         if len(set(chosen.values())) > 1:
-            said = " and ".join(f"{value} for {role} workers" for role, value in chosen.items())
+            values = " and ".join(f"{value} for {role} workers" for role, value in chosen.items())
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{name} is {said}, whose {what} would differ; set it for both, as with {flag}"
+                f"{name} is {values}, whose {what} would differ; set it for both, as with {flag}"
             )
 
 
@@ -79,7 +79,7 @@ def _check_adapters(choices: UpOptions) -> None:
     texts = {group.options.lora for group in worker_groups(choices)}
     if len(texts) > 1:
         raise ConfigError("prefill and decode workers have other adapters; set --lora for both")
-    if choices.engine.lora and max(each.tp_size for each in choices.roles) > 1:
+    if choices.engine.lora and max(workers.tp_size for workers in choices.roles) > 1:
         raise ConfigError("--lora: adapters are not divided among ranks; leave out the ranks")
     adapter_names(choices.engine.lora_folders)
 
@@ -106,7 +106,7 @@ def _check_answers(flag: str, url: str) -> None:
     commas."""
     if not url:
         return
-    wheres = [urlsplit(one.strip()) for one in url.split(",")]
+    wheres = [urlsplit(part.strip()) for part in url.split(",")]
     try:
         targets = [(where.hostname or "", where.port or PORTS[where.scheme]) for where in wheres]
     except (KeyError, ValueError):
@@ -125,7 +125,7 @@ def _answers(host: str, port: int) -> bool:
 
 def _check_doors(doors: DoorOptions) -> None:
     """Raises ConfigError unless each router can listen at two ports of its own."""
-    http, grpc = [each.http for each in doors.ports], [each.grpc for each in doors.ports]
+    http, grpc = [router.http for router in doors.ports], [router.grpc for router in doors.ports]
     if shared := sorted({*http} & {*grpc} - {0}):
         raise ConfigError(_shared_port(doors, shared[0]))
     for flag, ports in (("--http-port", http), ("--grpc-port", grpc)):

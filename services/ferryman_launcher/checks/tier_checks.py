@@ -59,7 +59,9 @@ def _check_capacity(tiers: TierOptions, manifest: StateManifest) -> None:
 def _units(manifest: StateManifest) -> str:
     """`page (1M) and one snapshot (107.3K)`."""
     words = {Kind.RECURRENT: "snapshot", Kind.FULL: "page", Kind.WINDOW: "window page"}
-    sizes = (f"{words[each.kind]} ({size_text(each.slot_bytes)})" for each in manifest.layouts)
+    sizes = (
+        f"{words[layout.kind]} ({size_text(layout.slot_bytes)})" for layout in manifest.layouts
+    )
     return " and one ".join(sizes)
 
 
