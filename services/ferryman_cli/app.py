@@ -70,7 +70,7 @@ def run_app(application: typer.Typer, name: str, arguments: Sequence[str]) -> in
 
 
 def _tell(message: str, status: int) -> int:
-    # Of several mistakes each has a line, as a service tells them.
+    # Of several mistakes each has a line, as a service prints them.
     for mistake in message.split("\nerror: "):
         print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
     return status

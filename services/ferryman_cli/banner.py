@@ -82,7 +82,7 @@ def text_announcer(folder: StateFolder, checked: CheckedCluster) -> Announce:
     """Prints the banner, for people."""
 
     def announce(cluster: RunningCluster, plans: Sequence[HostPlan]) -> None:
-        said = banner(cluster, folder.path, sys.argv[0], plans, checked.lines)
-        print(said, flush=True)
+        text = banner(cluster, folder.path, sys.argv[0], plans, checked.lines)
+        print(text, flush=True)
 
     return announce

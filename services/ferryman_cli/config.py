@@ -1,4 +1,4 @@
-"""`ferryman config`: every setting of a cluster as a file would say it, and where it comes from."""
+"""`ferryman config`: every setting of a cluster as a line of a file, and where it comes from."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ BY_PROCESS = frozenset(
 
 
 def shown(sources: Sources, planned: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of TOML, the origin of each value behind it. Raises ConfigError for a mistake.
+    """Lines of TOML, the origin of each value after it. Raises ConfigError for a mistake.
 
-    `planned` are values that follow from model and machine, by role and name; empty where they
-    cannot be known. Where roles differ, each has a line of its own.
+    `planned` are values that follow from model and machine, by role and name; empty if they cannot
+    be known. If roles differ, each has a line of its own.
     """
     options = up_options(sources)
     of_all = _equal_in_all(planned)
@@ -56,10 +56,10 @@ def shown(sources: Sources, planned: Mapping[str, Mapping[str, Any]]) -> Iterato
     of_services = service_sources(sources)
     for role, settings in services_settings(sources).items():
         yield f"\n[{role}]"
-        own = [leaf for leaf in of_cluster if leaf.role == role]
-        for leaf in own:
+        role_leaves = [leaf for leaf in of_cluster if leaf.role == role]
+        for leaf in role_leaves:
             yield _line(leaf, _value(options, leaf), sources)
-        hidden = BY_PROCESS | {leaf.name for leaf in own}
+        hidden = BY_PROCESS | {leaf.name for leaf in role_leaves}
         once = {leaf.name: leaf for leaf in leaves(SERVICES[role]) if leaf.name not in hidden}
         of_role = {k: v for k, v in planned.get(role, {}).items() if k not in of_all}
         for leaf in once.values():
@@ -73,8 +73,8 @@ def shown(sources: Sources, planned: Mapping[str, Mapping[str, Any]]) -> Iterato
 
 
 def planned_values(options: UpOptions, places: ModelPlaces) -> Mapping[str, Mapping[str, Any]]:
-    """The values that follow from model and machine; empty where none is left open, or the model
-    does not fit."""
+    """The values that follow from model and machine; empty if none is left open, or the model does
+    not fit."""
     if options.engine.is_complete:
         return {}
     from ferryman_launcher.checks.cluster_memory import derived_values, plan_memory
@@ -88,7 +88,7 @@ def planned_values(options: UpOptions, places: ModelPlaces) -> Mapping[str, Mapp
 def _equal_in_all(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     roles = list(planned.values())
     names = roles[0] if roles else ()
-    return {name: roles[0][name] for name in names if len({each[name] for each in roles}) == 1}
+    return {name: roles[0][name] for name in names if len({values[name] for values in roles}) == 1}
 
 
 def _value(settings: BaseModel, leaf: Leaf) -> Any:
@@ -101,11 +101,11 @@ def _value(settings: BaseModel, leaf: Leaf) -> Any:
 def _line(
     leaf: Leaf, value: Any, sources: Sources, is_derived: bool = False, role: str = ""
 ) -> str:
-    given = sources.find(leaf.role or role, leaf.name)
-    if is_derived and (given is None or given.value in (*NOTHING, AUTO)):
+    setting = sources.find(leaf.role or role, leaf.name)
+    if is_derived and (setting is None or setting.value in (*NOTHING, AUTO)):
         origin: str = Origin.DERIVED
     else:
-        origin = f"{given.origin} {given.spelled}".strip() if given else Origin.DEFAULT
+        origin = f"{setting.origin} {setting.spelled}".strip() if setting else Origin.DEFAULT
     return f"{leaf.name} = {_toml(value)}  # {origin}"
 
 

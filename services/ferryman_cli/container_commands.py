@@ -49,13 +49,13 @@ def container_credentials(
     compose.yaml and compose.tls.yaml do all this by themselves.
     """
     check_name(cluster, "cluster")
-    given = given_key(os.environ, secret)
-    with suppress(OSError):  # writing the key says it better
+    cluster_key = given_key(os.environ, secret)
+    with suppress(OSError):  # writing the key gives a better error
         key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if given is None:
+    if cluster_key is None:
         make_key_file(key_file)
     else:
-        take_key(key_file, given)
+        take_key(key_file, cluster_key)
     certificate = _certificate(folder, tls_host) if tls_host else None
     servers = ServerUrls(nats_url, redis_url, cluster)
     write_credential_folders(folder, read_key_file(key_file), servers, certificate)
@@ -74,13 +74,13 @@ def given_key(environ: Mapping[str, str], secret: Path | None) -> ClusterKey | N
 
     Raises ConfigError, which repeats nothing of it, when either is no key, or both are given.
     """
-    said = {GIVEN_KEY: environ.get(GIVEN_KEY, "")}
+    texts = {GIVEN_KEY: environ.get(GIVEN_KEY, "")}
     if secret is not None:
-        said[f"--secret {secret}"] = _text_of(secret)
-    found = {place: text for place, text in said.items() if text.strip()}
-    if len(found) > 1:
-        raise ConfigError(f"a cluster key is given by {' and by '.join(found)}: give it once")
-    for place, text in found.items():
+        texts[f"--secret {secret}"] = _text_of(secret)
+    keys = {place: text for place, text in texts.items() if text.strip()}
+    if len(keys) > 1:
+        raise ConfigError(f"a cluster key is given by {' and by '.join(keys)}: give it once")
+    for place, text in keys.items():
         try:
             return cluster_key_from_text(text)
         except ConfigError as error:

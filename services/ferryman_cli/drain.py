@@ -38,7 +38,7 @@ from ferryman_launcher.state_folder import credentials_path, running_cluster
 
 # A worker that is there has sent a heartbeat in this time.
 LISTEN_SECONDS = 2.0 * HEARTBEAT_SECONDS
-# Before the first one is heard we may be late ourselves, on a busy machine.
+# Before the first one comes this process may itself be late, on a busy machine.
 FIRST_BEAT_SECONDS = 3 * LISTEN_SECONDS
 ORDER_SECONDS = 5.0
 # After an outage of the broker a worker may listen again later than we do.
@@ -47,7 +47,7 @@ MAX_UNANSWERED = 2
 
 @dataclass(frozen=True, slots=True)
 class OrderAccess:
-    """The way to the workers of a cluster for somebody who gives orders."""
+    """The way to the workers of a cluster for a caller who gives orders."""
 
     options: NatsOptions
     cluster: str
@@ -73,29 +73,30 @@ def order_access(
 
 
 def _router_login(path: Path) -> Login:
-    found = read_credentials(path)
-    if found.role is not ClusterRole.ROUTER:
+    credentials = read_credentials(path)
+    if credentials.role is not ClusterRole.ROUTER:
         raise ConfigError(
-            f"--credentials {path}: orders need a router's, these are of role {found.role}"
+            f"--credentials {path}: orders need a router's, these are of role {credentials.role}"
         )
-    return found.nats
+    return credentials.nats
 
 
 @dataclass(frozen=True, slots=True)
 class DrainChoice:
-    """The worker that shall go. `takes_last`: even when nobody is left to do its work."""
+    """The worker to drain. `takes_last`: even when no other is left to do its work."""
 
     worker_id: str
     takes_last: bool
 
 
 def check_drain(choice: DrainChoice, heard: Collection[Heartbeat]) -> None:
-    """Whether the workers heard of let it go. Raises NotFound or InvalidRequest, which later
-    heartbeats may overcome, and Unavailable for one that drains already."""
+    """Checks that the workers whose beats came can do without it. Raises NotFound or
+    InvalidRequest, which later heartbeats may overcome, and Unavailable for one that drains
+    already."""
     beat = next((beat for beat in heard if beat.worker_id == choice.worker_id), None)
     if beat is None:
-        known = ", ".join(sorted(beat.worker_id for beat in heard)) or "none"
-        raise NotFound(f"no worker {choice.worker_id} was heard; there are: {known}")
+        names = ", ".join(sorted(beat.worker_id for beat in heard)) or "none"
+        raise NotFound(f"no worker {choice.worker_id} was heard; there are: {names}")
     if beat.role == HOSTCACHE:
         raise InvalidRequest(
             f"{beat.worker_id} is a {beat.role}: only workers and routers drain", "worker"
@@ -114,15 +115,16 @@ def _last_of_its_kind(leaving: Heartbeat, heard: Collection[Heartbeat]) -> str:
     """The work of the leaving process that no other ready one does, or ""."""
     others = [beat for beat in heard if beat.worker_id != leaving.worker_id and beat.is_ready]
     if leaving.role == ROUTER:
-        return "" if any(one.role == ROUTER for one in others) else ROUTER
+        return "" if any(other.role == ROUTER for other in others) else ROUTER
     others = [beat for beat in others if beat.state == leaving.state]
     roles = [role for role in (DECODE, PREFILL) if leaving.serves(role)]
-    orphaned = (role for role in roles if not any(one.serves(role) for one in others))
+    orphaned = (role for role in roles if not any(other.serves(role) for other in others))
     return next((f"{role} worker for its state" for role in orphaned), "")
 
 
 def _unready_text(beat: Heartbeat) -> str:
-    # A router that has just started hears of no workers yet; it does not say which of the two.
+    # A router that has just started knows no workers yet; its beat does not show which of the
+    # two.
     return "drains already, or hears of no workers" if beat.role == ROUTER else "drains already"
 
 
@@ -130,13 +132,13 @@ def load_text(beat: Heartbeat) -> str:
     return f"{beat.num_running} running, {beat.num_queued} queued"
 
 
-def tell(said: Mapping[str, object], text: str, *, as_json: bool) -> None:
+def tell(facts: Mapping[str, object], text: str, *, as_json: bool) -> None:
     """A line on stdout, at once: the facts, or the words for a person."""
-    print(json.dumps(said) if as_json else text, flush=True)
+    print(json.dumps(facts) if as_json else text, flush=True)
 
 
 class DrainReport:
-    """Tells of a drain on stdout: a line for each change."""
+    """Reports a drain on stdout: a line for each change."""
 
     def __init__(self, worker_id: str, *, as_json: bool) -> None:
         self.worker_id, self._as_json = worker_id, as_json
@@ -157,8 +159,8 @@ class DrainReport:
         self._say("ended", f"{self.worker_id} has ended")
 
     def _say(self, state: str, text: str, **counts: int) -> None:
-        said = {"worker_id": self.worker_id, "state": state, **counts}
-        tell(said, text, as_json=self._as_json)
+        facts = {"worker_id": self.worker_id, "state": state, **counts}
+        tell(facts, text, as_json=self._as_json)
 
 
 def run_drain(access: OrderAccess, choice: DrainChoice, *, waits: bool, as_json: bool) -> int:
@@ -234,8 +236,8 @@ class DrainOrder:
             raise
 
     async def is_answered(self, bus: NatsBus) -> bool:
-        """Whether the worker is there, or may be: while the broker is away nobody can tell, and one
-        that is late with its answer is there."""
+        """Whether the worker is there, or may be: while the broker is away that is unknown, and
+        one that is late with its answer is there."""
         try:
             await self.give(bus)
         except DeadlineExceeded:
@@ -252,7 +254,7 @@ async def until_ended(
     worker_id: str,
     goes_on: Callable[[Heartbeat], None],
 ) -> None:
-    """Tells of the worker's heartbeats, until it neither beats nor answers. `hear` waits for the
+    """Passes on the worker's heartbeats, until it neither beats nor answers. `hear` waits for the
     next heartbeat of any process."""
     unanswered = 0
     while unanswered < MAX_UNANSWERED:

@@ -62,19 +62,19 @@ if TYPE_CHECKING:
 STATE_DIR = DEFAULT
 
 
-def grpc_address(given: str, state_dir: Path) -> str:
+def grpc_address(flag: str, state_dir: Path) -> str:
     """host:port of the router, or of several with commas between. Raises ConfigError when none is
     given and no cluster runs there."""
-    if not given:
+    if not flag:
         return running_cluster(state_dir).grpc
-    return ",".join(map(_router_address, given.split(",")))
+    return ",".join(map(_router_address, flag.split(",")))
 
 
-def _router_address(given: str) -> str:
-    address = given.strip().removeprefix("grpc://").removesuffix("/")
+def _router_address(flag: str) -> str:
+    address = flag.strip().removeprefix("grpc://").removesuffix("/")
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal():
-        raise ConfigError(f"--grpc {given}: it should be HOST:PORT of a router's gRPC door")
+        raise ConfigError(f"--grpc {flag}: it should be HOST:PORT of a router's gRPC door")
     return address
 
 
@@ -114,7 +114,7 @@ class DoorPlace:
         return DoorTls.of_file(self.ca)
 
 
-def door_place(given: str, ca: str, state_dir: Path) -> DoorPlace:
+def door_place(flag: str, ca: str, state_dir: Path) -> DoorPlace:
     """The address as `grpc_address` has it, and errors, too."""
-    address = grpc_address(given, state_dir)
-    return DoorPlace(address, ca or ("" if given else running_cluster(state_dir).ca))
+    address = grpc_address(flag, state_dir)
+    return DoorPlace(address, ca or ("" if flag else running_cluster(state_dir).ca))

@@ -1,5 +1,5 @@
-"""`ferryman explain ID`: the reasons for the routing of a request, the alternatives, and the places
-from which its state was brought."""
+"""`ferryman explain ID`: the reasons for the routing of a request, the alternatives, and the
+places from which its state was fetched."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ferryman.runtime.lifecycle import decode_event
 from ferryman.wire.nats.heartbeat import HOSTCACHE
 from ferryman_cli.endpoints import DoorPlace
 
-MAX_OTHERS = 3  # fit beside the choice in 80 columns; --json prints all
+MAX_OTHERS = 3  # fit next to the choice in 80 columns; --json prints all
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedUnits:
-    """Units that a host-cache brought for an attempt. `origin` is storage or peer; `folder` names
+    """Units that a host-cache fetched for an attempt. `origin` is storage or peer; `folder` names
     the node in whose folder of the bucket they lay, if another's."""
 
     attempt: int
@@ -39,44 +39,45 @@ class FetchedUnits:
 
 
 def fetched_units(events: Iterable[LifecycleEvent]) -> list[FetchedUnits]:
-    """As the lifecycle log has them: routes are predictions, this is what came."""
-    stored = [one for one in events if (one.role, one.event) == (HOSTCACHE, "stored")]
-    said = [decode_event(one.json.encode()) for one in stored]
+    """The units that the lifecycle log has: routes are predictions, this is what came."""
+    stored = [event for event in events if (event.role, event.event) == (HOSTCACHE, "stored")]
+    entries = [decode_event(event.json.encode()) for event in stored]
     return [
         FetchedUnits(
-            one.attempt,
-            one.worker_id,
-            int(str(one.facts["units"])),
-            str(one.facts["origin"]),
-            str(one.facts.get("folder", "")),
+            event.attempt,
+            event.worker_id,
+            int(str(event.facts["units"])),
+            str(event.facts["origin"]),
+            str(event.facts.get("folder", "")),
         )
-        for one in said
-        if "origin" in one.facts  # others were written back by a worker
+        for event in entries
+        if "origin" in event.facts  # others were written back by a worker
     ]
 
 
 def run_explain(door: DoorPlace, request_id: str, *, api_key: str, as_json: bool) -> int:
     routes, fetched = asyncio.run(_explained(door, request_id, api_key))
     if as_json:
-        said = {
+        fields = {
             "request_id": request_id,
-            "routes": [asdict(one) for one in routes],
-            "fetched": [asdict(one) for one in fetched],
+            "routes": [asdict(route) for route in routes],
+            "fetched": [asdict(units) for units in fetched],
         }
-        print(json.dumps(said))
+        print(json.dumps(fields))
     elif not routes:
         print(f"{request_id} was never routed: it is waiting, or was rejected before")
     for route in () if as_json else routes:
         print_route(Console(), request_id, route)
-    for one in () if as_json else fetched:
-        print(one.text)
+    for units in () if as_json else fetched:
+        print(units.text)
     return 0
 
 
 async def _explained(
     door: DoorPlace, request_id: str, api_key: str
 ) -> tuple[tuple[RouteExplanation, ...], list[FetchedUnits]]:
-    """Without the log, because the broker is away or has none, the routes alone."""
+    """The routes and the units; without the log, because the broker is away or has none, the
+    routes alone."""
     async with Client(door.address, api_key=api_key, tls=door.tls()) as client:
         routes = await client.explain(request_id)
         try:
@@ -90,13 +91,13 @@ def print_route(console: Console, request_id: str, route: RouteExplanation) -> N
 
     The cost of recomputing is not part of the total: it is the cost without any loads.
     """
-    shown = (route.chosen, *route.others[:MAX_OTHERS])
+    candidates = (route.chosen, *route.others[:MAX_OTHERS])
     title = f"{request_id}, attempt {route.attempt} (predicted milliseconds)"
     table = Table(title=Text(title), box=None, pad_edge=False, title_justify="left")
     table.add_column("")
-    for index, _ in enumerate(shown):
+    for index, _ in enumerate(candidates):
         table.add_column(("chosen", "next")[index] if index < 2 else "", justify="right")
-    for row in zip(*(_lines(candidate) for candidate in shown), strict=True):
+    for row in zip(*(_lines(candidate) for candidate in candidates), strict=True):
         table.add_row(row[0][0], *(value for _, value in row))
     console.print(table)
     if len(route.others) > MAX_OTHERS:

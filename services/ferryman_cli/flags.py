@@ -24,20 +24,19 @@ def with_flags(
     """A command that takes its `**flags` as flags of the settings in `kind`.
 
     `defaults`, by name, are shown in place of those of the declaration. A command may have several
-    kinds.
-    A flag that is not given is None. Values are text as the person wrote it: the declaration says
-    what is wrong with one, in the same words as of the environment and the file.
+    kinds. A flag that is not given is None. Values are text as the person wrote it: the
+    declaration checks them, with the same errors as for the environment and the file.
     """
 
     def decorated(command: Command) -> Command:
-        own = [
+        parameters = [
             parameter
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         named = {leaf.flag: leaf for leaf in leaves(kind)}
         flags = [_parameter(flag, leaf, defaults) for flag, leaf in named.items()]
-        command.__signature__ = inspect.Signature([*flags, *own], return_annotation=int)  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature([*flags, *parameters], return_annotation=int)  # type: ignore[attr-defined]
         return command
 
     return decorated
@@ -75,6 +74,6 @@ def _metavar(leaf: Leaf) -> str:
 
 
 def _default(leaf: Leaf, defaults: Mapping[str, object]) -> Any:
-    """As the help shows it; nothing where leaving it out is the default."""
+    """The default as the help shows it; nothing if leaving it out is the default."""
     default = defaults.get(leaf.name, leaf.default)
     return False if default is ... or default == {} or str(default) == "" else str(default)

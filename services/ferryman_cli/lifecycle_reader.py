@@ -92,7 +92,7 @@ async def read_events(place: BrokerPlace, request_id: str) -> list[LifecycleEntr
     check_correlation_id(request_id)
     async with connected_bus(place) as bus:
         *gone, last = await _request_ids(bus, subjects, request_id)
-        before = [event for one in gone for event in await _life_of(bus, subjects, one)]
+        before = [event for earlier in gone for event in await _life_of(bus, subjects, earlier)]
         deadline = asyncio.get_running_loop().time() + LAST_WORDS_SECONDS
         while True:
             events = await _life_of(bus, subjects, last)
@@ -137,18 +137,18 @@ def _name_of(begun: LifecycleEntry) -> object:
 
 async def _request_ids(bus: NatsBus, subjects: Subjects, name: str) -> tuple[str, ...]:
     begun = _events(await bus.history(subjects.all_received, max_events=MAX_SEARCHED), subjects)
-    if found := ids_of_call(begun, name):
-        return found
+    if ids := ids_of_call(begun, name):
+        return ids
     if is_request_id(name) and await bus.history(subjects.all_life_of(name), max_events=1):
         return (name,)  # its first event was lost
     raise NotFound(f"the lifecycle log has nothing of {name}")
 
 
 async def _life_of(bus: NatsBus, subjects: Subjects, request_id: str) -> list[LifecycleEntry]:
-    found = await bus.history(subjects.all_life_of(request_id), max_events=MAX_EVENTS)
-    return _events(found, subjects)
+    recorded = await bus.history(subjects.all_life_of(request_id), max_events=MAX_EVENTS)
+    return _events(recorded, subjects)
 
 
 def _events(recorded: tuple[RecordedMessage, ...], subjects: Subjects) -> list[LifecycleEntry]:
-    found = (credible_event(one.subject, one.payload, subjects) for one in recorded)
-    return [event for event in found if event is not None]
+    events = (credible_event(message.subject, message.payload, subjects) for message in recorded)
+    return [event for event in events if event is not None]

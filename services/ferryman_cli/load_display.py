@@ -85,7 +85,7 @@ class LoadLines:
         step = STEPS * done // total if total else STEPS
         stage = name, report.model, report.stage
         before = self._shown.get(stage, 0)
-        self._shown[stage] = step  # a worker that is started again begins anew
+        self._shown[stage] = step  # a worker that is started again begins at 0
         if step > before:
             self._say(
                 f"{name} loads {report.model} ({report.stage}): "

@@ -37,8 +37,8 @@ from ferryman_cli.drain import (
 )
 from ferryman_cli.lifecycle_reader import next_beat
 
-# Host-caches behind workers: one that came back has attached to the one that stays. Routers last:
-# each starts beside workers that stay.
+# Host-caches after workers: one that came back has attached to the one that stays. Routers last:
+# each starts while the workers stay.
 ORDER = (DECODE, BOTH, PREFILL, HOSTCACHE, ROUTER)
 AGAIN_SECONDS = 0.2
 
@@ -61,14 +61,14 @@ class RollPlan:
 
 
 def roll_plan(heard: Collection[Heartbeat], choice: RollChoice) -> RollPlan:
-    """Raises NotFound when nobody was heard, and InvalidRequest where a worker is the last of its
-    role. The only router stays: a cluster with one has all else restarted."""
-    found = [beat for role in ORDER for beat in heard if beat.role == role]
-    if not found:
+    """Raises NotFound when no beat came, and InvalidRequest if a worker is the last of its role.
+    The only router stays: a cluster with one has all else restarted."""
+    ordered = [beat for role in ORDER for beat in heard if beat.role == role]
+    if not ordered:
         raise NotFound("no worker was heard")
-    routers = [beat for beat in found if beat.role == ROUTER]
+    routers = [beat for beat in ordered if beat.role == ROUTER]
     stays = tuple(routers) if len(routers) == 1 and not choice.takes_last else ()
-    goes = tuple(beat for beat in found if beat not in stays)
+    goes = tuple(beat for beat in ordered if beat not in stays)
     for beat in goes:
         check_next(beat, heard, choice)
     return RollPlan(goes, stays)
@@ -95,7 +95,7 @@ class RecentBeats:
         return beat
 
     async def listened(self) -> Mapping[str, Heartbeat]:
-        """The processes that are there, by id: each says so once a second."""
+        """The processes that are there, by id: each sends a beat once a second."""
         clock = asyncio.get_running_loop().time
         begin = clock()
         with suppress(TimeoutError):
@@ -108,17 +108,17 @@ class RecentBeats:
 
     @property
     def known(self) -> frozenset[str]:
-        """All that were ever heard."""
+        """The ids of all that ever sent a beat."""
         return frozenset(self._latest)
 
     def recent(self) -> Mapping[str, Heartbeat]:
-        """Those heard of in the last moments of reading."""
+        """The processes that sent a beat in the last moments of reading."""
         begin = asyncio.get_running_loop().time() - LISTEN_SECONDS
         return {beat.worker_id: beat for beat, at in self._latest.values() if at >= begin}
 
 
 class RollReport:
-    """Tells of a rolling restart on stdout: a line for each process that goes or is back."""
+    """Reports a rolling restart on stdout: a line for each process that goes or is back."""
 
     def __init__(self, num_processes: int, *, as_json: bool) -> None:
         self._num_processes, self._as_json = num_processes, as_json
@@ -145,8 +145,8 @@ class RollReport:
 
 
 def run_roll(access: OrderAccess, choice: RollChoice, *, as_json: bool) -> int:
-    """Restarts all, one after the other. Raises Unavailable where one does not come back: the
-    others are left as they are."""
+    """Restarts all, one after the other. Raises Unavailable if one does not come back: the others
+    are left as they are."""
     asyncio.run(_roll(access, choice, as_json))
     return 0
 
@@ -170,11 +170,11 @@ async def _roll(access: OrderAccess, choice: RollChoice, as_json: bool) -> None:
 async def may_go(
     beats: RecentBeats, beat: Heartbeat, choice: RollChoice, report: RollReport
 ) -> Heartbeat | None:
-    """Its latest heartbeat, once the others can do without it; None where it has gone meanwhile, by
-    other hands.
+    """Its latest heartbeat, once the others can do without it; None if it has gone meanwhile, by
+    another's order.
 
-    Others may be out of sight for a while, as behind an outage of the broker or on a busy machine.
-    Raises `check_next`'s errors where that outlasts the choice's patience.
+    Others may be out of sight for a while, as after an outage of the broker or on a busy machine.
+    Raises `check_next`'s errors if that outlasts the choice's patience.
     """
     clock = asyncio.get_running_loop().time
     until, has_waited = clock() + choice.patience, False
@@ -204,14 +204,14 @@ async def _restart(
     choice: RollChoice,
     report: RollReport,
 ) -> None:
-    known = beats.known
+    known_ids = beats.known
     try:
         async with asyncio.timeout(choice.patience):
             await _order(bus, order)
             await until_ended(bus, beats.next, order, beat.worker_id, _say_nothing)
             while True:
                 new = await beats.next()
-                if new.role == beat.role and new.is_ready and new.worker_id not in known:
+                if new.role == beat.role and new.is_ready and new.worker_id not in known_ids:
                     return report.came(new, beat.worker_id)
     except TimeoutError:
         raise Unavailable(
@@ -221,8 +221,8 @@ async def _restart(
 
 
 async def _order(bus: NatsBus, order: DrainOrder) -> None:
-    """Until the order was heard: the broker may be away for a while, or its answer late. Giving it
-    twice changes nothing."""
+    """Gives the order until it was received: the broker may be away for a while, or its answer
+    late. Giving it twice changes nothing."""
     while True:
         try:
             return await order.give(bus)
@@ -230,9 +230,9 @@ async def _order(bus: NatsBus, order: DrainOrder) -> None:
             continue
         except Unavailable:
             if bus.is_connected:
-                return  # the process has ended: an order before was heard
+                return  # the process has ended: an earlier order was received
             await asyncio.sleep(AGAIN_SECONDS)
 
 
 def _say_nothing(_beat: Heartbeat) -> None:
-    """The roll tells when it is over."""
+    """Prints nothing: the roll reports when it is over."""

@@ -72,7 +72,7 @@ def _given(kind: type[BaseModel], flags: Mapping[str, object]) -> Sources:
 
 
 def _with_model(choices: SimulateOptions) -> SimulateOptions:
-    """With the folder of the model whose state it is; the demo model's if nothing says whose."""
+    """The choices with the folder of the model whose state it is; by default the demo model's."""
     from ferryman_launcher.checks.model_places import described
     from ferryman_launcher.options import demo_model
 
@@ -83,16 +83,16 @@ def _with_model(choices: SimulateOptions) -> SimulateOptions:
     return choices.model_copy(update={"state": state.model_copy(update={"model": str(folder)})})
 
 
-def _costs(given: Sequence[str]) -> dict[str, float]:
+def _costs(texts: Sequence[str]) -> dict[str, float]:
     """Seconds by name, in place of the cost model's guesses."""
-    known = [each.name for each in fields(CostModel)]
+    names = [field.name for field in fields(CostModel)]
     changed: dict[str, float] = {}
-    for text in given:
+    for text in texts:
         name, _, value = text.partition("=")
         try:
             changed[name] = float(value)
         except ValueError:
             raise ConfigError(f"--cost {text}: it should be NAME=SECONDS") from None
-        if name not in known:
-            raise ConfigError(f"--cost {name}: names are {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"--cost {name}: names are {', '.join(names)}")
     return changed

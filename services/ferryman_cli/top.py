@@ -58,8 +58,12 @@ class SeenWorkers:
 
     def workers(self, now: float) -> list[Seen]:
         """The workers by role and id; those silent for too long are dropped."""
-        self._seen = {k: one for k, one in self._seen.items() if now - one.at < GONE_SECONDS}
-        return sorted(self._seen.values(), key=lambda one: (one.beat.role, one.beat.worker_id))
+        self._seen = {
+            k: worker for k, worker in self._seen.items() if now - worker.at < GONE_SECONDS
+        }
+        return sorted(
+            self._seen.values(), key=lambda worker: (worker.beat.role, worker.beat.worker_id)
+        )
 
 
 DownProcesses = Callable[[], Mapping[str, str]]
@@ -87,7 +91,11 @@ async def _once(place: BrokerPlace, down: DownProcesses, *, as_json: bool) -> in
         text = f"no worker of cluster {place.cluster} was heard within {ONCE_SECONDS:g} s"
         raise NotFound("; ".join((text, *_down_lines(ended))))
     if as_json:
-        print(json.dumps({"workers": [asdict(one.beat) for one in workers], "down": dict(ended)}))
+        print(
+            json.dumps(
+                {"workers": [asdict(worker.beat) for worker in workers], "down": dict(ended)}
+            )
+        )
     else:
         Console().print(fleet_view(workers, ended, monotonic()))
     return 0
@@ -126,8 +134,8 @@ def fleet_table(workers: Iterable[Seen], now: float) -> Table:
         table.add_column(name)
     for name in _RIGHT:
         table.add_column(name, justify="right")
-    for one in workers:
-        table.add_row(*_cells(one.beat, now - one.at))
+    for worker in workers:
+        table.add_row(*_cells(worker.beat, now - worker.at))
     return table
 
 
@@ -173,5 +181,5 @@ def _speeds(beat: Heartbeat) -> str:
         "storage": beat.storage_seconds_per_byte,
         "peer": beat.peer_seconds_per_byte,
     }
-    known = [f"{tier}:{1e-6 / seconds:.0f}MB/s" for tier, seconds in tiers.items() if seconds]
-    return " ".join(known) or "-"
+    speeds = [f"{tier}:{1e-6 / seconds:.0f}MB/s" for tier, seconds in tiers.items() if seconds]
+    return " ".join(speeds) or "-"

@@ -85,8 +85,8 @@ def as_object(
 
 
 def _print_verdict(events: Sequence[LifecycleEntry], violations: Sequence[Violation]) -> None:
-    for found in violations:
-        print(f"violation: {found.rule}: {found.detail} (attempt {found.attempt})")
+    for violation in violations:
+        print(f"violation: {violation.rule}: {violation.detail} (attempt {violation.attempt})")
     if not violations:
         end = "" if _is_over(events) else "; it is not over yet"
         lives = _request_ids(events)

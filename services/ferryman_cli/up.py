@@ -128,41 +128,47 @@ class _Up:
             _say("starting")
         await self._supervisor.start(self._process_plan.servers)
         try:
-            said = await self._supervisor.start(self._process_plan.services)
+            ready_events = await self._supervisor.start(self._process_plan.services)
         finally:
             self._display.close()
         self._pin_doors()
         async with asyncio.timeout(READY_SECONDS):
             for address in self._doors("http"):
                 await serving(address, self._process_plan.locks.ca)
-        caches = [said[name]["address"] for name in sorted(said) if name.startswith("hostcache")]
+        caches = [
+            ready_events[name]["address"]
+            for name in sorted(ready_events)
+            if name.startswith("hostcache")
+        ]
         observer = self._process_plan.locks.access(ClusterRole.OBSERVER)
         self._plans = await host_plans(caches, self._choices.tiers.node_storage_bytes, observer)
         self._file.write_first()
 
     def _pin_doors(self) -> None:
         """Fixes the ports, so that a restarted router listens where its clients know it."""
-        for job, said in self._routers():
+        for job, event in self._routers():
             ports = {
-                variable(f"{door}_port", "router"): said[door].rpartition(":")[2]
+                variable(f"{door}_port", "router"): event[door].rpartition(":")[2]
                 for door in ("http", "grpc")
             }
             self._supervisor.pin(with_environment(job, ports))
 
     def _routers(self) -> Iterator[tuple[ChildSpec, ReadyEvent]]:
-        """Those that were ready at least once."""
+        """The routers that were ready at least once."""
         for job in self._process_plan.services:
             if job.role == "router" and job.name in self._supervisor.ready_events:
                 yield job, self._supervisor.ready_events[job.name]
 
     def _doors(self, kind: str) -> list[str]:
         """host:port of each router's door of that kind: `http` or `grpc`."""
-        return [said[kind] for _, said in self._routers()]
+        return [event[kind] for _, event in self._routers()]
 
     def _cluster(self) -> RunningCluster:
         scheme = "https" if self._process_plan.locks.ca else "http"
         return RunningCluster(
-            http=",".join(f"{scheme}://{self._reached(one)}" for one in self._doors("http")),
+            http=",".join(
+                f"{scheme}://{self._reached(address)}" for address in self._doors("http")
+            ),
             grpc=",".join(map(self._reached, self._doors("grpc"))),
             nats=self._process_plan.nats_url,
             redis=self._process_plan.redis_url,
@@ -213,11 +219,11 @@ def _status_of(group: BaseExceptionGroup[BaseException]) -> int:
     if mistakes := _messages(group, ConfigError):
         _error(mistakes[0])
         return EXIT_MISCONFIGURED
-    known = _messages(group, ChildEnded)
+    ended = _messages(group, ChildEnded)
     late = _messages(group, TimeoutError)
-    if not known and not late:
+    if not ended and not late:
         raise group
-    _error(known[0] if known else f"a router was not ready within {READY_SECONDS:g} s")
+    _error(ended[0] if ended else f"a router was not ready within {READY_SECONDS:g} s")
     return EXIT_FAILED
 
 
@@ -225,13 +231,13 @@ def _messages(
     group: BaseExceptionGroup[BaseException],
     kinds: type[BaseException] | tuple[type[BaseException], ...],
 ) -> list[str]:
-    found: list[str] = []
+    messages: list[str] = []
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            found += _messages(error, kinds)
+            messages += _messages(error, kinds)
         elif isinstance(error, kinds):
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 
 
 def _say(line: str) -> None:

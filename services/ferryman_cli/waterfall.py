@@ -30,11 +30,11 @@ def rows(events: Iterable[LifecycleEntry]) -> list[WaterfallRow]:
     """Rows in order of time, from 0 ms on."""
     times = _times(list(events))
     ordered = sorted(times, key=lambda timed: (timed[0], timed[1].publisher, timed[1].seq))
-    found: list[WaterfallRow] = []
+    lines: list[WaterfallRow] = []
     for index, (begin, event) in enumerate(ordered):
         later = (t for t, e in ordered[index + 1 :] if _is_same_line(event, e))
-        found.append(WaterfallRow(begin, next(later, begin), event))
-    return found
+        lines.append(WaterfallRow(begin, next(later, begin), event))
+    return lines
 
 
 def bar(row: WaterfallRow, total_ms: float, width: int) -> str:
